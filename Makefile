@@ -1,0 +1,72 @@
+# Every target sets up what it needs: a virtual environment in .venv, made from requirements.lock.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.driftline-stamp
+# The first of these that is Python 3.11 or newer; set PYTHON to choose another.
+PYTHON ?= $(shell for p in python3.11 python3 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+ARGS ?=
+
+.PHONY: help setup demo test readme lint format types layers check lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) .dev ## the virtual environment, with all that development needs
+
+demo: $(STAMP) ## index a real tree of more than 1,000 files and search it
+	@bash tests/demo.sh "$(abspath $(BIN))"
+
+test: $(STAMP) .dev ## all tests (ARGS="-k name" for some)
+	@command -v git >/dev/null || { echo "make: the tests need git (Debian: apt-get install git)" >&2; exit 1; }
+	$(BIN)/pytest $(ARGS)
+
+readme: $(STAMP) ## every command of README.md
+	$(BIN)/pytest tests/readme $(ARGS)
+
+lint: $(STAMP) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP) .dev ## mypy, strict
+	$(BIN)/mypy
+
+layers: $(STAMP) .dev ## import-linter: which room may import what
+	PYTHONPATH=.dev $(BIN)/lint-imports
+
+check: lint types layers readme test ## all that CI runs
+
+lock: $(STAMP) ## refresh requirements.lock to the newest versions that pyproject.toml allows
+	$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 \
+		--annotation-style line --custom-compile-command "make lock" pyproject.toml -o requirements.lock
+	@! grep -n '://' requirements.lock
+
+clean: ## remove everything that was built
+	rm -rf $(VENV) .dev .demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer was not found; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || \
+		{ echo "make: $(PYTHON) cannot make a virtual environment (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "make: installing into $(VENV)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+# The rooms under their import names, for tools that read source and do not know the mapping in pyproject.toml.
+.PHONY: .dev
+.dev:
+	@mkdir -p .dev/driftline
+	@ln -sfn ../../flows ../../tasks ../../storage .dev/driftline/
+	@for file in flows/api/*.*; do ln -sfn "../../$$file" .dev/driftline/; done
+	@for link in .dev/driftline/*; do [ -e "$$link" ] || rm -f "$$link"; done

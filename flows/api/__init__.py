@@ -1,0 +1,67 @@
+"""Driftline: a semantic index of every line in your repositories and buckets, kept in step with what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from driftline.storage.errors import DriftlineError
+from driftline.storage.model import (
+    CURRENT_EMBEDDING_VERSION,
+    DocMeta,
+    DocumentState,
+    LineEmbedding,
+    WorkspaceStats,
+)
+from driftline.storage.workspace import Workspace, WorkspaceConfig
+
+if TYPE_CHECKING:
+    from driftline.flows.report import IndexReport
+    from driftline.storage.queries import LineFilter
+    from driftline.tasks.search import SearchReport
+
+__all__ = [
+    "CURRENT_EMBEDDING_VERSION",
+    "DocMeta",
+    "DocumentState",
+    "DriftlineError",
+    "LineEmbedding",
+    "Workspace",
+    "WorkspaceConfig",
+    "WorkspaceStats",
+    "analyze_document_states",
+    "index",
+    "open",
+    "search",
+]
+
+
+def open(uri: str, storage_options: Mapping[str, Any] | None = None) -> Workspace:
+    """Open the workspace at a path or URI for reading; see ``Workspace`` for what it offers."""
+    return Workspace.open(uri, storage_options)
+
+
+def index(
+    *sources: str, workspace: str, storage_options: Mapping[str, Any] | None = None, **options: Any
+) -> IndexReport:
+    """Bring the index in step with ``sources``; ``options`` are those of ``flows.plan.IndexRequest``."""
+    from driftline.flows.pipeline import IndexRequest, index_sources
+
+    return index_sources(IndexRequest(sources=sources, workspace=workspace, storage_options=storage_options, **options))
+
+
+def search(workspace: Workspace | str, query: str, *, where: LineFilter | None = None, **options: Any) -> SearchReport:
+    """The windows of lines nearest to ``query``; ``options`` are those of ``tasks.search.search``."""
+    from driftline.tasks import search as searching
+
+    opened = open(workspace) if isinstance(workspace, str) else workspace
+    return searching.search(opened, query, where=where, **options)
+
+
+def analyze_document_states(
+    workspace: Workspace | str, entity: str, paths: Sequence[str]
+) -> list[tuple[str, DocumentState]]:
+    """What has become of these documents of a source since they were indexed, in the order given."""
+    from driftline.tasks.states import analyze_document_states as analyze
+
+    return analyze(open(workspace) if isinstance(workspace, str) else workspace, entity, paths)

@@ -1,0 +1,135 @@
+"""Prints results: JSON for programs, and the same dictionaries as text for people.
+
+Names and lines of files are untrusted: their control characters are shown, never sent to the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Result = Mapping[str, Any]
+
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(10, 32), *range(127, 160))}
+_STATES = ("new", "changed", "touched", "unchanged", "deleted")
+_SOURCE_COLUMNS = ("entity", "uri", "documents", "lines")
+_UNFOLDED = 1000  # columns, where no terminal sets a width
+
+
+def print_json(result: Result) -> None:
+    """One JSON object on one line; all non-ASCII is escaped, so that any name survives any terminal."""
+    _emit(json.dumps(result) + "\n")
+
+
+def print_index(result: Result, dry_run: bool) -> None:
+    """What a run did: a paragraph for each source."""
+    lines: list[Text | Table] = []
+    for source in result["sources"]:
+        counts = ", ".join(f"{source[state]:,} {state}" for state in _STATES)
+        lines.append(Text.assemble((printable(source["entity"]), "bold"), f"  {printable(source['uri'])}"))
+        lines.append(Text(f"  documents: {counts}"))
+        lines.append(Text(f"  lines: {source['lines_embedded']:,} embedded, {source['lines_total']:,} in the index"))
+        reasons = Counter(str(skip["reason"]) for skip in source["skipped"])
+        if reasons:
+            listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+            lines.append(Text(f"  not indexed: {listed}", style="yellow"))
+    verb = "would change" if dry_run else "in step"
+    lines.append(Text(f"{printable(result['workspace'])} {verb} after {result['seconds']:.1f} s", style="dim"))
+    _print(lines)
+
+
+def print_search(result: Result) -> None:
+    """Each result as ``path:line`` and its lines, numbered from 1, the best one marked with a colon as grep does."""
+    results: Sequence[Result] = result["results"]
+    many = len({hit["source"] for hit in results}) > 1
+    lines: list[Text | Table] = []
+    for hit in results:
+        if lines:
+            lines.append(Text())
+        header = Text.assemble(
+            (f"{printable(hit['path'])}:{hit['line']}", "bold cyan"), (f"  {hit['score']:.2f}", "dim")
+        )
+        if many:
+            header.append(f"  {printable(hit['source'])}", style="dim")
+        lines.append(header)
+        lines.extend(_window(hit))
+    _print(lines)
+
+
+def print_status(result: Result) -> None:
+    """The figures of a workspace and its sources."""
+    index = result["index_type"] if result["has_index"] else "none"
+    last_run = result["last_run"] or {}
+    facts = {
+        "workspace": printable(str(result["workspace"])),
+        "documents": f"{result['total_documents']:,}",
+        "lines": f"{result['total_lines']:,}",
+        "vector index": index,
+        "model": printable(str(result["model"])),
+        "deltas": f"{result['deltas']:,}",
+        "last run": printable(str(last_run.get("run_id", "none"))),
+    }
+    lines: list[Text | Table] = [Text.assemble((f"{name:<13}", "dim"), str(value)) for name, value in facts.items()]
+    _print([*lines, *_sources(result["sources"])])
+
+
+def print_sources(result: Result) -> None:
+    """The sources of a workspace."""
+    _print(_sources(result["sources"]) or [Text(f"No sources in {printable(str(result['workspace']))}")])
+
+
+def printable(text: str) -> str:
+    """``text`` with its control characters written out, tabs kept."""
+    return text.translate(_CONTROL)
+
+
+def _window(hit: Result) -> Iterable[Text]:
+    context = hit["context"] or [hit["text"]]
+    first = hit["start_line"] if hit["context"] else hit["line"]
+    width = len(str(first + len(context) - 1))
+    for number, text in enumerate(context, start=first):
+        best = number == hit["line"]
+        mark, style = (":", "bold") if best else ("-", "dim")
+        yield Text.assemble((f"  {number:>{width}}{mark} ", "dim"), (printable(text).expandtabs(4), style))
+
+
+def _sources(sources: Sequence[Result]) -> list[Text | Table]:
+    if not sources:
+        return []
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in _SOURCE_COLUMNS:
+        numeric = column in ("documents", "lines")
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for source in sources:
+        table.add_row(*(Text(_cell(source.get(column, ""))) for column in _SOURCE_COLUMNS))
+    return [table]
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else printable(str(value))
+
+
+def _print(parts: Iterable[Text | Table]) -> None:
+    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _UNFOLDED)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, Text))
+    _emit(captured.get())
+
+
+def _emit(text: str) -> None:
+    """Write ``text`` to standard output; a reader that has gone away (``| head``) is no error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the buffer would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,219 @@
+"""Where tasks run: in this process, on local processes, or on an existing Dask cluster.
+
+The same specs go in and the same results come out. A task may run more than once; only its result counts.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+from driftline.storage.errors import DriftlineError, ExecutorError, SourceNotFound, UsageError
+from driftline.storage.sources import Source, open_source
+from driftline.storage.workspace import Workspace
+from driftline.tasks.context import TaskContext
+
+if TYPE_CHECKING:
+    from distributed import Client, Worker
+
+DEFAULT_WORKERS = 2
+IN_FLIGHT_PER_SLOT = 2
+"""Batches handed out per worker: one that runs and one that waits, so that memory is bounded and no worker idles."""
+CONNECT_TIMEOUT_SECONDS = 10
+
+Spec = TypeVar("Spec")
+Result = TypeVar("Result")
+Task = Callable[[Spec, TaskContext], Result]
+
+
+class Executor(Protocol):
+    """Runs tasks. ``slots`` is how many run at once; ``remote`` tells whether in other processes."""
+
+    slots: int
+    remote: bool
+
+    def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
+        """The results of ``task(spec, context)`` as they come, in no order; specs are taken as slots become free."""
+        ...
+
+
+class InlineExecutor(AbstractContextManager["InlineExecutor"]):
+    """Threads of this process: Arrow, the tokenizer and Lance release the interpreter while they work."""
+
+    remote = False
+
+    def __init__(self, context: TaskContext, slots: int) -> None:
+        self.slots = slots
+        self._context = context
+        self._pool = ThreadPoolExecutor(slots, thread_name_prefix="driftline")
+
+    def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
+        if self.slots == 1:
+            yield from (task(spec, self._context) for spec in specs)
+            return
+        rest = iter(specs)
+        pending: set[Future[Result]] = set()
+        try:
+            while True:
+                for spec in islice(rest, self.slots * IN_FLIGHT_PER_SLOT - len(pending)):
+                    pending.add(self._pool.submit(task, spec, self._context))
+                if not pending:
+                    return
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class DaskExecutor(AbstractContextManager["DaskExecutor"]):
+    """A Dask cluster: one of local processes that lives as long as the run, or an existing one by its address."""
+
+    remote = True
+
+    def __init__(self, context: TaskContext, address: str | None, slots: int | None) -> None:
+        self._context = context
+        self._address = address
+        self._wanted = slots or DEFAULT_WORKERS
+        self._stack = ExitStack()
+        self._key = f"driftline-{context.workspace.config.workspace_id}-{os.getpid()}-{id(self)}"
+
+    def __enter__(self) -> Self:
+        import dask
+        from distributed import Client, LocalCluster
+        from distributed.diagnostics.plugin import WorkerPlugin
+
+        class ContextPlugin(WorkerPlugin):
+            """Opens the workspace once in each worker, also in those that replace a dead one."""
+
+            def __init__(self, context: TaskContext) -> None:
+                self.context = context
+
+        with ExitStack() as stack:
+            stack.enter_context(dask.config.set({"distributed.comm.timeouts.connect": f"{CONNECT_TIMEOUT_SECONDS}s"}))
+            if self._address is None:
+                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="driftline-dask-"))
+                cluster = stack.enter_context(
+                    LocalCluster(
+                        n_workers=self._wanted,
+                        threads_per_worker=1,
+                        host="127.0.0.1",
+                        dashboard_address=None,
+                        local_directory=scratch,
+                        silence_logs=50,
+                    )
+                )
+                self._client: Client = stack.enter_context(Client(cluster))
+            else:
+                try:
+                    self._client = stack.enter_context(Client(self._address, timeout=CONNECT_TIMEOUT_SECONDS))
+                except (OSError, ValueError) as error:
+                    raise UsageError(
+                        "No Dask scheduler answers", self._address, "Start one, or use --executor local."
+                    ) from error
+            self._client.register_plugin(ContextPlugin(self._context), name=self._key)
+            stack.callback(self._forget)
+            self.slots = max(1, sum(self._client.nthreads().values()))
+            self._stack = stack.pop_all()
+        return self
+
+    def probe(self, sources: Iterable[Source]) -> None:
+        """Check that every worker reaches the workspace and the sources. Raises ExecutorError."""
+        from distributed import get_worker
+
+        workspace = self._context.workspace
+        if not self._client.nthreads():
+            raise ExecutorError("The Dask scheduler has no workers", self._address or "local", "Start some.")
+        key, uris = self._key, [(source.uri, dict(source.storage_options)) for source in sources]
+
+        def reach() -> str:
+            context: TaskContext = get_worker().plugins[key].context
+            return reachable(context.workspace, uris)
+
+        for worker, problem in self._client.run(reach).items():
+            if problem:
+                raise ExecutorError(
+                    f"Worker {worker} cannot reach what it shall work on: {problem}",
+                    workspace.objects.uri,
+                    "Workers on other hosts need a shared disk or a bucket, and the same credentials.",
+                )
+
+    def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
+        from distributed import as_completed
+        from distributed.scheduler import KilledWorker
+
+        rest = iter(specs)
+        limit = self.slots * IN_FLIGHT_PER_SLOT
+        first = [self._submit(task, spec) for spec in islice(rest, limit)]
+        running = as_completed(first)
+        for future in running:
+            try:
+                result: Result = future.result()
+            except KilledWorker as error:
+                raise ExecutorError(
+                    "A batch has killed several workers one after another",
+                    str(error.last_worker),
+                    "Give the workers more memory, or exclude what they choke on.",
+                ) from error
+            # A finished task whose future is still held runs again when its worker dies.
+            future.release()
+            for spec in islice(rest, 1):
+                running.add(self._submit(task, spec))
+            yield result
+
+    def _submit(self, task: Task[Spec, Result], spec: Spec) -> Any:
+        return self._client.submit(_run_on_worker, task, spec, self._key, pure=False)
+
+    def _forget(self) -> None:
+        if self._address is not None:
+            self._client.unregister_worker_plugin(self._key)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> Result:
+    from distributed import get_worker
+
+    worker: Worker = get_worker()
+    return task(spec, worker.plugins[key].context)
+
+
+def reachable(workspace: Workspace, sources: Iterable[tuple[str, dict[str, Any]]]) -> str:
+    """Why this process cannot reach ``workspace`` or one of ``sources``; "" if it can."""
+    try:
+        found = Workspace.open(workspace.objects.uri)
+        if found.config.workspace_id != workspace.config.workspace_id:
+            return f"it finds another workspace at {workspace.objects.uri}"
+        for uri, options in sources:
+            if open_source(uri, options).is_local and not Path(uri).is_dir():
+                raise SourceNotFound("There is no such directory", uri)
+    except DriftlineError as error:
+        return str(error)
+    return ""
+
+
+def open_executor(
+    name: str, context: TaskContext, workers: int | None
+) -> AbstractContextManager[InlineExecutor] | AbstractContextManager[DaskExecutor]:
+    """The executor that ``inline``, ``local`` or ``tcp://host:port`` names. Raises UsageError."""
+    if name == "inline":
+        return InlineExecutor(context, workers or min(DEFAULT_WORKERS, os.cpu_count() or 1))
+    if name == "local" or "://" in name:
+        return DaskExecutor(context, None if name == "local" else name, workers)
+    raise UsageError("Unknown executor", name, "Use inline, local, or tcp://HOST:PORT of a Dask scheduler.")

@@ -1,0 +1,134 @@
+"""An index run: plan, map, commit (DESIGN, "Index run").
+
+The same code serves the command line, Python and the Prefect flow; only ``Executor`` and
+``Progress`` differ.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from driftline.flows.executors import DaskExecutor, open_executor
+from driftline.flows.plan import IndexPlan, IndexRequest, make_plan
+from driftline.flows.progress import NullProgress, Progress
+from driftline.flows.report import IndexReport, RemoveReport
+from driftline.flows.source_run import SourceRun
+from driftline.storage.documents import SCHEMA, totals
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity, DriftlineError, LeaseHeld, UsageError
+from driftline.storage.ids import new_ulid
+from driftline.storage.indexes import maintain
+from driftline.storage.leases import acquire
+from driftline.storage.runs import RunRecord, Runs
+from driftline.storage.workspace import Workspace, lease_path
+from driftline.tasks.commit import Changes, Committer, settle
+from driftline.tasks.context import TaskContext
+from driftline.tasks.reembed import complete_reembedding
+
+__all__ = ["IndexRequest", "index_sources", "remove_source"]
+
+
+def index_sources(request: IndexRequest, progress: Progress | None = None) -> IndexReport:
+    """Bring the index in step with its sources.
+
+    Raises UsageError and its kin before anything is written; DeletionRefused, LeaseHeld, StorageError
+    and ExecutorError later, when what was committed stays and the next run goes on from there.
+    """
+    started, clock = datetime.now(UTC), time.monotonic()
+    told = progress or NullProgress()
+    plan = make_plan(request)
+    if not request.dry_run:
+        plan = _claim(plan)
+    report = IndexReport(new_ulid(), plan.workspace.objects.uri)
+    failure: DriftlineError | None = None
+    outcome = "failed"
+    try:
+        with open_executor(request.executor, TaskContext(plan.workspace, plan.model), request.workers) as executor:
+            if isinstance(executor, DaskExecutor):
+                executor.probe([source.source for source in plan.sources])
+            stale = set[Entity]()
+            for source in plan.sources:
+                run = SourceRun(plan, source, executor, told, report.run_id)
+                report.sources.append(run.report)
+                try:
+                    run.execute()
+                except UsageError:
+                    raise
+                except DriftlineError as error:
+                    told.message(str(error))
+                    failure = failure or error
+                if run.indexes_lag:
+                    stale.add(source.entity.tenant)
+        if not request.dry_run:
+            if plan.replaces is not None and failure is None:
+                complete_reembedding(plan.workspace, plan.model, plan.replaces, told.message)
+            for tenant in sorted(stale):
+                told.phase(f"building indexes of {tenant}")
+                report.indexes += _maintain(plan, tenant, report.run_id, told)
+        outcome = failure.kind if failure else "done"
+    finally:
+        report.seconds = time.monotonic() - clock
+        if not request.dry_run:
+            _record(plan, report, started, outcome)
+    if failure is not None:
+        raise failure
+    return report
+
+
+def _claim(plan: IndexPlan) -> IndexPlan:
+    """Create the workspace where there is none, and give it its model."""
+    request = plan.request
+    workspace = Workspace.open_for_writing(request.workspace, request.storage_options)
+    if plan.replaces is None:
+        workspace = workspace.bind_model(plan.model.name, plan.model.fingerprint, plan.model.dim)
+    return replace(plan, workspace=workspace)
+
+
+def _maintain(plan: IndexPlan, tenant: Entity, run_id: str, progress: Progress) -> list[str]:
+    workspace = plan.workspace
+    table = workspace.lines(tenant, plan.model.fingerprint)
+    try:
+        with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
+            return maintain(table, plan.request.indexes)
+    except LeaseHeld as error:
+        progress.message(f"Indexes are left to the run that maintains them now: {error.what}")
+        return []
+
+
+def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: str) -> None:
+    for tenant in sorted({source.entity.tenant for source in plan.sources}):
+        record = RunRecord(
+            run_id=report.run_id,
+            kind="index",
+            started=started.isoformat(),
+            seconds=report.seconds,
+            outcome=outcome,
+            report=report.to_dict(),
+        )
+        Runs(plan.workspace.objects, tenant).record(record)
+
+
+def remove_source(workspace_uri: str, entity_path: str, *, wait_seconds: float = 0.0) -> RemoveReport:
+    """Take a source, its documents and its lines out of the index; its files are not touched.
+
+    Raises BadEntity for a source that is not there, LeaseHeld while a run works on it.
+    """
+    known = Workspace.open(workspace_uri)
+    entity = Entity.parse(entity_path, known.config.hierarchy)
+    if known.source(entity) is None:
+        names = ", ".join(str(name) for name, _ in known.sources()) or "none"
+        raise BadEntity("There is no such source", str(entity), f"Sources: {names}.")
+    workspace = Workspace.open_for_writing(workspace_uri)
+    run_id = new_ulid()
+    with acquire(workspace.objects, lease_path(entity), run_id, wait_seconds=wait_seconds) as lease:
+        settle(workspace, entity, lease)
+        manifest = workspace.documents(entity).read(columns=["path", "lines", "reason"])
+        documents, lines = totals(manifest)
+        if len(manifest):
+            table, dim = workspace.lines(entity), workspace.config.dim or 0
+            committer = Committer(workspace, entity, lease, run_id, table, dim)
+            committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
+        workspace.unbind_source(entity)
+    return RemoveReport(run_id, str(entity), documents, lines)

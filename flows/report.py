@@ -1,0 +1,70 @@
+"""What a run reports: the JSON shapes of ``driftline index`` and ``driftline remove``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from driftline.storage.model import DocumentState
+
+
+@dataclass(slots=True)
+class SourceReport:
+    """One source's part of a run. ``skipped`` are all files left out, as ``(path, reason)``, whenever that was found."""
+
+    entity: str
+    uri: str
+    states: dict[DocumentState, int] = field(default_factory=lambda: dict.fromkeys(DocumentState, 0))
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    lines_embedded: int = 0
+    lines_total: int = 0
+    bytes_read: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``index --json`` prints it; ``phases`` are in seconds."""
+        return {
+            "entity": self.entity,
+            "uri": self.uri,
+            **{str(state): count for state, count in self.states.items()},
+            "skipped": [{"path": path, "reason": str(reason)} for path, reason in sorted(self.skipped)],
+            "lines_embedded": self.lines_embedded,
+            "lines_total": self.lines_total,
+            "bytes_read": self.bytes_read,
+            "phases": {name: round(seconds, 3) for name, seconds in self.phases.items()},
+        }
+
+
+@dataclass(slots=True)
+class IndexReport:
+    """One run over all its sources. ``indexes`` names the search indexes that were built or extended."""
+
+    run_id: str
+    workspace: str
+    sources: list[SourceReport] = field(default_factory=list)
+    indexes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``index --json`` prints it."""
+        return {
+            "run_id": self.run_id,
+            "workspace": self.workspace,
+            "sources": [source.to_dict() for source in self.sources],
+            "indexes": self.indexes,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveReport:
+    """What ``driftline remove`` took out of the index."""
+
+    run_id: str
+    entity: str
+    documents: int
+    lines: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``remove --json`` prints it."""
+        return {"run_id": self.run_id, "entity": self.entity, "documents": self.documents, "lines": self.lines}

@@ -1,0 +1,243 @@
+"""The run over one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.flows.executors import Executor
+from driftline.flows.plan import IndexPlan, SourcePlan
+from driftline.flows.progress import Progress
+from driftline.flows.report import SourceReport
+from driftline.storage.documents import SCHEMA, totals
+from driftline.storage.errors import DeletionRefused, LeaseLost, StorageError
+from driftline.storage.leases import acquire
+from driftline.storage.model import DocumentState
+from driftline.storage.workspace import lease_path
+from driftline.tasks.batch import BatchResult, BatchSpec, embed_batch
+from driftline.tasks.commit import Changes, Committer, settle
+from driftline.tasks.partition import PartitionSpec, scan_partition
+from driftline.tasks.scan import ScanResult, ScanSpec, plan_partitions
+from driftline.tasks.walk import Subtree
+
+BATCH_BYTES = 4 * 1024 * 1024
+"""Text per batch: some 100,000 lines, whose vectors take 100 MB while they are embedded."""
+BATCH_DOCUMENTS = 2_000
+BATCHES_PER_COMMIT = 8
+COMMIT_SECONDS = 15.0
+"""A commit is made when so many batches, or seconds of work, would be lost by a crash."""
+GUARDED_DELETIONS = 100
+"""So few deletions are never refused."""
+
+
+class SourceRun:
+    """One execution over one source. ``report`` fills as it goes; ``indexes_lag`` tells that lines have changed."""
+
+    def __init__(
+        self, plan: IndexPlan, source: SourcePlan, executor: Executor, progress: Progress, run_id: str
+    ) -> None:
+        self.report = SourceReport(str(source.entity), source.source.uri)
+        self.indexes_lag = False
+        self._plan = plan
+        self._source = source
+        self._executor = executor
+        self._progress = progress
+        self._run_id = run_id
+        self._new_hashes: set[str] = set()
+
+    def execute(self) -> None:
+        """Bring the source in step. Raises LeaseHeld, LeaseLost, DeletionRefused, StorageError, ExecutorError."""
+        workspace, entity, request = self._plan.workspace, self._source.entity, self._plan.request
+        if request.dry_run:
+            self._dry_run()
+            return
+        lease = acquire(workspace.objects, lease_path(entity), self._run_id, wait_seconds=request.wait_seconds)
+        with lease:
+            try:
+                with self._timed("settle"):
+                    workspace.bind_source(entity, self._source.record)
+                    self.indexes_lag = lease.taken_over
+                    self.indexes_lag |= settle(workspace, entity, lease) > 0
+                committer = Committer(
+                    workspace,
+                    entity,
+                    lease,
+                    self._run_id,
+                    workspace.lines(entity, self._plan.model.fingerprint),
+                    self._plan.model.dim,
+                )
+                scans = self._scan()
+                self._embed(scans, committer)
+                refused = self._delete(scans, committer)
+                with self._timed("totals"):
+                    self._count_totals()
+            except LeaseLost:
+                raise
+            except StorageError:
+                lease.abandon()  # what happened last is unknown: the next run has to settle it
+                raise
+        if refused:
+            raise refused
+
+    # -- scan --------------------------------------------------------------------------------
+
+    def _scan(self) -> list[ScanResult]:
+        self._progress.phase(f"scanning {self._source.source.uri}")
+        parallel = self._executor.remote or not self._source.source.is_local
+        now_ns = time.time_ns()
+        with self._timed("scan"):
+            parts = plan_partitions(self._source.source, self._executor.slots if parallel else 1, self._source.rules)
+            specs = [PartitionSpec(self._scan_spec(part), self._source.entity, now_ns) for part in parts]
+            scans = list(self._executor.map(scan_partition, specs))
+        for scan in scans:
+            self.report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
+            self.report.skipped += zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
+        return scans
+
+    def _scan_spec(self, subtrees: tuple[Subtree, ...]) -> ScanSpec:
+        request = self._plan.request
+        return ScanSpec(
+            self._source.source,
+            self._plan.model.fingerprint,
+            subtrees,
+            self._source.rules,
+            request.max_file_bytes,
+            request.full,
+        )
+
+    # -- embed and commit --------------------------------------------------------------------
+
+    def _embed(self, scans: Iterable[ScanResult], committer: Committer) -> None:
+        changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)]).sort_by("path")
+        retouched = pa.concat_tables([scan.diff.retouched for scan in scans])
+        with self._timed("embed"):
+            if len(retouched):
+                self._count_retouched(retouched)
+                committer.commit(Changes(_as_manifest(retouched)))
+            self._progress.phase("embedding", total=len(changes))
+            pending: list[BatchResult] = []
+            since = time.monotonic()
+            for result in self._executor.map(embed_batch, self._batches(changes)):
+                self._count(result)
+                self._progress.advance(result.documents, result.lines)
+                pending.append(result)
+                if len(pending) >= BATCHES_PER_COMMIT or time.monotonic() - since > COMMIT_SECONDS:
+                    self._commit(committer, pending)
+                    pending, since = [], time.monotonic()
+            self._commit(committer, pending)
+
+    def _batches(self, changes: pa.Table, *, dry_run: bool = False) -> Iterator[BatchSpec]:
+        sizes = changes["size_bytes"].to_pylist()
+        start, size = 0, 0
+        for row, size_bytes in enumerate(sizes):
+            if row > start and (size + size_bytes > BATCH_BYTES or row - start == BATCH_DOCUMENTS):
+                yield self._batch(changes[start:row], dry_run)
+                start, size = row, 0
+            size += size_bytes
+        if start < len(sizes):
+            yield self._batch(changes[start:], dry_run)
+
+    def _batch(self, changes: pa.Table, dry_run: bool) -> BatchSpec:
+        return BatchSpec(self._source.source, self._source.entity, changes.combine_chunks(), dry_run)
+
+    def _commit(self, committer: Committer, results: list[BatchResult]) -> None:
+        rows = [result.rows for result in results if len(result.rows)]
+        if not rows:
+            return
+        changes = Changes(
+            rows=pa.concat_tables(rows),
+            fragments=tuple(f for result in results for f in result.fragments),
+            replaced=tuple(path for result in results for path in result.replaced),
+        )
+        with self._timed("commit"):
+            committer.commit(changes)
+        self.indexes_lag |= changes.touches_lines
+
+    # -- delete ------------------------------------------------------------------------------
+
+    def _delete(self, scans: list[ScanResult], committer: Committer) -> DeletionRefused | None:
+        """Remove the documents that are gone; returns the refusal if they are suspiciously many."""
+        gone = pa.concat_tables([scan.diff.deleted for scan in scans])
+        if not len(gone):
+            return None
+        if not all(scan.complete for scan in scans):
+            self._progress.message("Parts of the source could not be listed: nothing is deleted in this run.")
+            return None
+        refused = self._refusal(gone)
+        if refused is None:
+            with self._timed("delete"):
+                had_lines = pc.greater(gone["lines"], 0)
+                removed = gone.filter(had_lines)["path"].to_pylist()
+                committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(gone["path"].to_pylist())))
+            self.indexes_lag |= bool(removed)
+            self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(gone["reason"])).as_py()
+        return refused
+
+    def _refusal(self, gone: pa.Table) -> DeletionRefused | None:
+        documents = gone.filter(pc.is_null(gone["reason"]))
+        renamed = pc.sum(pc.is_in(documents["hash"], pa.array(list(self._new_hashes), pa.string()))).as_py() or 0
+        lost = len(documents) - renamed
+        states = self.report.states
+        before = len(documents) + sum(
+            states[s] for s in (DocumentState.UNCHANGED, DocumentState.TOUCHED, DocumentState.CHANGED)
+        )
+        limit = self._plan.request.max_delete_fraction
+        if lost <= GUARDED_DELETIONS or lost <= limit * before:
+            return None
+        return DeletionRefused(
+            f"{lost:,} of {before:,} documents are gone, more than the fraction {limit:g}; they are kept",
+            str(self._source.entity),
+            "If that is right, run again with --max-delete-fraction 1.",
+        )
+
+    # -- counting ----------------------------------------------------------------------------
+
+    def _count(self, result: BatchResult) -> None:
+        for state, count in result.states.items():
+            self.report.states[state] += count
+        self.report.skipped += result.skipped
+        self.report.lines_embedded += result.lines
+        self.report.bytes_read += result.bytes_read
+        self._new_hashes.update(result.rows["hash"].to_pylist())
+
+    def _count_retouched(self, retouched: pa.Table) -> None:
+        indexed = pc.is_null(retouched["reason"])
+        self.report.states[DocumentState.TOUCHED] += pc.sum(indexed).as_py()
+        skipped = retouched.filter(pc.invert(indexed))
+        self.report.skipped += zip(*(skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
+
+    def _count_totals(self) -> None:
+        manifest = self._plan.workspace.documents(self._source.entity).read(columns=["lines", "reason"])
+        self.report.lines_total = totals(manifest)[1]
+
+    def _dry_run(self) -> None:
+        scans = self._scan()
+        changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)])
+        for result in self._executor.map(embed_batch, self._batches(changes, dry_run=True)):
+            self._count(result)
+        for scan in scans:
+            self._count_retouched(scan.diff.retouched)
+            if scan.complete:
+                self.report.states[DocumentState.DELETED] += (
+                    pc.sum(pc.is_null(scan.diff.deleted["reason"])).as_py() or 0
+                )
+        self._count_totals()
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.report.phases[phase] = self.report.phases.get(phase, 0.0) + time.monotonic() - started
+
+
+def _as_manifest(retouched: pa.Table) -> pa.Table:
+    """Rows of ``diff.CHANGE_SCHEMA`` whose content is known to be the same, as manifest rows."""
+    return (
+        retouched.append_column("racy", pa.repeat(pa.scalar(False), len(retouched))).select(SCHEMA.names).cast(SCHEMA)
+    )

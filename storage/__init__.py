@@ -1,0 +1,7 @@
+"""Nouns: what lasts. LanceDB, DuckDB, SQLAlchemy, obstore and fsspec live in this room alone."""
+
+import os
+
+# Read by Lance when it is first imported: no warnings about what is meant, no centroids in the statistics.
+os.environ.setdefault("LANCE_LOG", "error")
+os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")

@@ -1,0 +1,107 @@
+"""Storage options of buckets, in the spelling of the object_store crate, which obstore and Lance share."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+CONNECT_TIMEOUT = "3s"
+MAX_RETRIES = 5
+RETRY_SECONDS = 8
+LANCE_RETRY_SECONDS = 30  # its writes are large and its commits are worth more patience
+
+_ENDPOINTS = {
+    "s3": ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
+    "gs": ("google_base_url", "base_url"),
+    "az": ("azure_storage_endpoint", "azure_endpoint", "endpoint"),
+}
+_REGIONS = ("aws_region", "region", "aws_default_region", "default_region")
+_DEFAULT_REGION = "us-east-1"
+_CLIENT_KEYS = {
+    "allow_http",
+    "allow_invalid_certificates",
+    "connect_timeout",
+    "proxy_ca_certificate",
+    "proxy_excludes",
+    "proxy_url",
+    "read_timeout",
+    "root_certificate",
+    "timeout",
+    "user_agent",
+}
+_RETRY_KEYS = {"client_max_retries", "client_retry_timeout"}
+_SECRET_KEY = re.compile("key|secret|token|sas|signature|password|credential|account", re.IGNORECASE)
+_SECRET_ENVIRONMENT = re.compile("^(AWS|AZURE|GOOGLE)_.*(KEY|SECRET|TOKEN|SAS)", re.IGNORECASE)
+_SHORTEST_SECRET = 6
+
+
+@dataclass(frozen=True, slots=True)
+class BucketOptions:
+    """What the user gave, and what follows from it and from the environment: endpoint, region, plain HTTP."""
+
+    config: Mapping[str, str] = field(repr=False)
+    client: Mapping[str, str] = field(repr=False)
+    retry: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, scheme: str, storage_options: Mapping[str, str]) -> BucketOptions:
+        """Options given win over the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``), which the clients read."""
+        given = {key.lower(): str(value) for key, value in storage_options.items()}
+        config = {key: value for key, value in given.items() if key not in _CLIENT_KEYS | _RETRY_KEYS}
+        client = {"connect_timeout": CONNECT_TIMEOUT, **{k: v for k, v in given.items() if k in _CLIENT_KEYS}}
+        endpoint = _pop_first(config, _ENDPOINTS[scheme]) or _from_environment(_ENDPOINTS[scheme])
+        if endpoint:
+            config[_ENDPOINTS[scheme][0]] = endpoint
+            if endpoint.startswith("http://"):
+                client.setdefault("allow_http", "true")
+        if scheme == "s3":
+            config["aws_region"] = _pop_first(config, _REGIONS) or _from_environment(_REGIONS) or _DEFAULT_REGION
+        return cls(config, client, {key: value for key, value in given.items() if key in _RETRY_KEYS})
+
+    def for_obstore(self, **client_defaults: str) -> dict[str, Any]:
+        """The keyword arguments of an obstore store."""
+        seconds = int(self.retry.get("client_retry_timeout", RETRY_SECONDS))
+        retry = {
+            "max_retries": int(self.retry.get("client_max_retries", MAX_RETRIES)),
+            "retry_timeout": timedelta(seconds=seconds),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=200),
+                "max_backoff": timedelta(seconds=3),
+                "base": 2,
+            },
+        }
+        return {
+            "config": dict(self.config),
+            "client_options": {**client_defaults, **self.client},
+            "retry_config": retry,
+        }
+
+    def for_lance(self) -> dict[str, str]:
+        """The ``storage_options`` of Lance."""
+        retry = {"client_max_retries": str(MAX_RETRIES), "client_retry_timeout": str(LANCE_RETRY_SECONDS)}
+        options = {**self.config, **self.client, **retry, **self.retry}
+        if "aws_endpoint_url_s3" in options:  # Lance itself looks for the other spelling
+            options["aws_endpoint"] = options["aws_endpoint_url_s3"]
+        return options
+
+    def without_secrets(self, text: str) -> str:
+        """``text`` with every value masked that may be a credential."""
+        secrets = [value for key, value in self.config.items() if _SECRET_KEY.search(key)]
+        secrets += [value for key, value in os.environ.items() if _SECRET_ENVIRONMENT.search(key)]
+        for secret in sorted(secrets, key=len, reverse=True):
+            if len(secret) >= _SHORTEST_SECRET:
+                text = text.replace(secret, "***")
+        return re.sub(r"(?i)(sig|signature)=[^&\s]+", r"\1=***", text)
+
+
+def _pop_first(options: dict[str, str], names: tuple[str, ...]) -> str:
+    values = [options.pop(name, "") for name in names]
+    return next((value for value in values if value), "")
+
+
+def _from_environment(names: tuple[str, ...]) -> str:
+    return next((value for name in names if "_" in name and (value := os.environ.get(name.upper()))), "")

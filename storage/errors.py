@@ -1,0 +1,190 @@
+"""The errors of Driftline: one tree, each with a stable ``kind`` and an exit code.
+
+    DriftlineError
+    ├── UsageError                exit 2: the caller can mend it; nothing was written
+    │   ├── BadEntity             an entity id that cannot be used
+    │   ├── SourceNotFound        a source that is missing or cannot be read
+    │   ├── SourceConflict        an entity that is bound to another URI
+    │   ├── UnknownScheme         a URI that no installed file system serves
+    │   ├── MissingExtra          an optional dependency that is not installed
+    │   ├── ModelNotFound         an embedding model that cannot be loaded
+    │   ├── AccessDenied          wrong or missing credentials
+    │   ├── WorkspaceNotFound     nothing at the given URI
+    │   ├── WorkspaceTooNew       written by a newer version of Driftline
+    │   ├── FingerprintMismatch   embedded by another model
+    │   ├── UnsafeStore           a store that ignores conditional writes
+    │   └── CorruptFile           a damaged or foreign file where ours should be
+    ├── StorageError              exit 3: the store failed; trying again may help
+    │   ├── ObjectNotFound        the object is not there
+    │   ├── AlreadyExists         create-only: somebody else was first
+    │   ├── PreconditionFailed    replace-if-unchanged: it changed meanwhile
+    │   └── CommitConflict        every attempt to commit met another writer
+    ├── LeaseHeld                 exit 3: another run works on it
+    ├── LeaseLost                 exit 3: another run has taken over
+    ├── DeletionRefused           exit 3: a run would delete suspiciously much
+    └── ExecutorError             exit 3: the workers failed, or cannot reach the data
+
+Every message says what happened, where, and what to do. ``kind`` is stable and meant for
+programs. All errors survive pickling, because they cross process boundaries.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class DriftlineError(Exception):
+    """Base of all errors.
+
+    ``what`` is the failure, ``where`` the path, URI or entity, ``fix`` the next step for the reader.
+    """
+
+    kind: ClassVar[str] = "driftline_error"
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, what: str, where: str = "", fix: str = "") -> None:
+        super().__init__(what, where, fix)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        text = f"{self.what}: {self.where}" if self.where else self.what
+        return f"{text}. {self.fix}" if self.fix else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The shape in which ``--json`` prints an error."""
+        return {"error": self.kind, "message": str(self), "where": self.where, "fix": self.fix}
+
+
+class UsageError(DriftlineError):
+    """Wrong use or bad input; nothing was written."""
+
+    kind = "usage"
+    exit_code = 2
+
+
+class BadEntity(UsageError):
+    """An entity path or id that cannot be used."""
+
+    kind = "bad_entity"
+
+
+class SourceNotFound(UsageError):
+    """A source that is missing or cannot be read."""
+
+    kind = "source_not_found"
+
+
+class SourceConflict(UsageError):
+    """An entity that is already bound to another URI."""
+
+    kind = "source_conflict"
+
+
+class UnknownScheme(UsageError):
+    """A URI whose scheme no file system serves."""
+
+    kind = "unknown_scheme"
+
+
+class MissingExtra(UsageError):
+    """An optional dependency that is not installed."""
+
+    kind = "missing_extra"
+
+
+class ModelNotFound(UsageError):
+    """An embedding model that cannot be loaded."""
+
+    kind = "model_not_found"
+
+
+class AccessDenied(UsageError):
+    """Wrong or missing credentials or permissions."""
+
+    kind = "access_denied"
+
+
+class WorkspaceNotFound(UsageError):
+    """No workspace at the given URI."""
+
+    kind = "workspace_not_found"
+
+
+class WorkspaceTooNew(UsageError):
+    """A workspace written by a newer version of Driftline."""
+
+    kind = "workspace_too_new"
+
+
+class FingerprintMismatch(UsageError):
+    """A workspace whose vectors were made by another model or text preparation."""
+
+    kind = "fingerprint_mismatch"
+
+
+class UnsafeStore(UsageError):
+    """A store that ignores conditional writes, and so would lose data."""
+
+    kind = "unsafe_store"
+
+
+class CorruptFile(UsageError):
+    """A damaged or foreign file where one of Driftline's own should be."""
+
+    kind = "corrupt_file"
+
+
+class StorageError(DriftlineError):
+    """The store failed in a way that trying again may mend."""
+
+    kind = "storage_error"
+
+
+class ObjectNotFound(StorageError):
+    """The object is not there."""
+
+    kind = "object_not_found"
+
+
+class AlreadyExists(StorageError):
+    """A create-only write found an object in its place."""
+
+    kind = "already_exists"
+
+
+class PreconditionFailed(StorageError):
+    """A replace-if-unchanged write found that the object has changed."""
+
+    kind = "precondition_failed"
+
+
+class CommitConflict(StorageError):
+    """Every attempt to commit met another writer."""
+
+    kind = "commit_conflict"
+
+
+class LeaseHeld(DriftlineError):
+    """Another run holds the lease."""
+
+    kind = "lease_held"
+
+
+class LeaseLost(DriftlineError):
+    """Another run has taken the lease over; this one must not publish."""
+
+    kind = "lease_lost"
+
+
+class DeletionRefused(DriftlineError):
+    """A run would delete suspiciously many documents."""
+
+    kind = "deletion_refused"
+
+
+class ExecutorError(DriftlineError):
+    """The workers failed, or cannot reach the source or the workspace."""
+
+    kind = "executor_error"

@@ -1,0 +1,256 @@
+"""The table of line embeddings: one row per line, kept in Lance (DESIGN, "Index run").
+
+Workers write fragments; one place commits. A commit removes the old rows of the replaced
+documents, adds the new fragments and rewrites the source's ledger row, in one version. Since
+every commit of a source rewrites the same row, two of them conflict, and a lost acknowledgement
+is found by looking at it. Ledger rows have neither vector nor text, so no search returns them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from driftline.storage.documents import BatchId
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CommitConflict, CorruptFile, LeaseLost, StorageError
+from driftline.storage.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from lance import FragmentMetadata, LanceDataset, Transaction
+
+VECTOR_TYPE = pa.float16()
+"""Half the bytes of float32 and the same top ten (storage/adr/0002)."""
+LEDGER_LINE = -1
+"""``line_number`` of a ledger row."""
+COMMIT_ATTEMPTS = 20
+PATHS_PER_LOOKUP = 2_000
+UNKNOWN_OUTCOMES = 3
+"""So many transactions may fail without a word on whether they happened, before a commit gives up."""
+_ADDRESS_BITS = 32
+
+
+def schema(dim: int) -> pa.Schema:
+    """The columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``, ``parent_dirs`` ends each name with a slash."""
+    return pa.schema(
+        [
+            pa.field("id", pa.int64()),
+            pa.field("entity", pa.string()),
+            pa.field("path", pa.string()),
+            pa.field("line_number", pa.int32()),
+            pa.field("text", pa.string()),
+            pa.field("vector", pa.list_(VECTOR_TYPE, dim)),
+            pa.field("parent_dirs", pa.list_(pa.string())),
+            pa.field("ext", pa.string()),
+            pa.field("hash", pa.string()),
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A source's ledger row: the newest fencing token, and the last batch that was committed."""
+
+    token: int
+    run_id: str = ""
+    batch: int = 0
+
+    def holds(self, batch: BatchId) -> bool:
+        """Whether ``batch`` is committed: batches of a run are committed in their order."""
+        return self.run_id == batch.run_id and self.batch >= batch.batch
+
+
+class LineTable:
+    """``line_embeddings`` of one tenant and one embedding fingerprint."""
+
+    def __init__(self, objects: ObjectStore, tenant: Entity, fingerprint: str) -> None:
+        self.path = f"{tenant.directory}/_tables/line_embeddings-{fingerprint}.lance"
+        self.uri = objects.lance_uri(self.path)
+        self.options = objects.lance_options
+        self._objects = objects
+
+    # -- opening -----------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        """Whether any version of the table has been committed."""
+        return any(True for _ in self._objects.list(f"{self.path}/_versions"))
+
+    def open(self) -> LanceDataset:
+        """The newest version. Raises CorruptFile when Lance cannot read it."""
+        import lance
+
+        try:
+            return lance.dataset(self.uri, storage_options=self.options)
+        except (ValueError, OSError) as error:
+            if not self.exists():
+                raise StorageError("The table of lines does not exist", self.uri, "Index a source first.") from error
+            raise CorruptFile(
+                f"The table of lines cannot be read ({_first_line(error)})", self.uri, "Restore it, or index anew."
+            ) from error
+
+    def create(self, dim: int) -> LanceDataset:
+        """Create the table for vectors of ``dim`` numbers, or open the one that another run has just created."""
+        import lance
+
+        if not self.exists():
+            try:
+                return lance.write_dataset(
+                    schema(dim).empty_table(),
+                    self.uri,
+                    mode="create",
+                    enable_stable_row_ids=True,
+                    storage_options=self.options,
+                )
+            except (OSError, lance.commit.CommitConflictError) as error:
+                if not self.exists():
+                    raise StorageError(f"Cannot create a table ({_first_line(error)})", self.uri) from error
+        return self.open()
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def write_fragments(self, rows: pa.Table) -> list[str]:
+        """Write ``rows``, of ``schema(dim)``, as fragments that no reader sees until they are committed; returns them as JSON.
+
+        Safe on any worker, at any time: the files have unique names.
+        """
+        from lance.fragment import write_fragments
+
+        fragments = write_fragments(
+            rows,
+            self.uri,
+            schema=rows.schema,
+            enable_stable_row_ids=True,
+            storage_options=self.options,
+        )
+        return [json.dumps(fragment.to_json()) for fragment in fragments]
+
+    def ledger(self, entity: Entity, dataset: LanceDataset | None = None) -> Ledger:
+        """The ledger row of ``entity``; token 0 if it has none yet."""
+        at = dataset if dataset is not None else self.open()
+        found = at.to_table(columns=["hash"], filter=_ledger_filter(entity))["hash"].to_pylist()
+        if len(found) > 1:
+            raise CorruptFile(f"{entity} has {len(found)} ledger rows", self.uri, "Run: driftline index --full")
+        return Ledger(**json.loads(found[0])) if found else Ledger(token=0)
+
+    def fence(self, entity: Entity, token: int) -> Ledger:
+        """Write ``token`` into the ledger row, so that the commit of an older holder conflicts; returns what stood there."""
+        before = self.ledger(entity)
+        self._commit(entity, Ledger(token, before.run_id, before.batch), (), ())
+        return before
+
+    def commit(
+        self, entity: Entity, token: int, batch: BatchId, replaced: Sequence[str], fragments: Sequence[str]
+    ) -> None:
+        """Remove the rows of the ``replaced`` paths, add ``fragments`` and record ``batch``, in one version.
+
+        Exactly once: a batch that the ledger holds already is left alone. Raises LeaseLost when a
+        newer token is found, CommitConflict after ``COMMIT_ATTEMPTS``.
+        """
+        self._commit(entity, Ledger(token, batch.run_id, batch.batch), replaced, fragments)
+
+    def _commit(self, entity: Entity, entry: Ledger, replaced: Sequence[str], fragments: Sequence[str]) -> None:
+        import lance
+
+        dataset = self.open()
+        row = _ledger_row(dataset.schema, entity, entry)
+        new = [lance.FragmentMetadata.from_json(text) for text in (*fragments, *self.write_fragments(row))]
+        unknown_outcomes = 0
+        for _ in range(COMMIT_ATTEMPTS):
+            current = self.ledger(entity, dataset)
+            if current == entry:
+                return  # an earlier attempt succeeded, and its acknowledgement was lost
+            if current.token > entry.token:
+                raise LeaseLost(
+                    f"Another run has taken {entity} over (token {current.token}, ours is {entry.token})", self.uri
+                )
+            removed, updated = _without_rows(dataset, [_ledger_filter(entity), *_path_filters(entity, replaced)])
+            operation = lance.LanceOperation.Update(
+                removed_fragment_ids=removed, updated_fragments=updated, new_fragments=new
+            )
+            try:
+                self._transact(lance.Transaction(dataset.version, operation))
+                return
+            except lance.commit.CommitConflictError:
+                pass  # plan the deletes again on the newest version; the new fragments stay as they are
+            except OSError as error:
+                unknown_outcomes += 1
+                if unknown_outcomes == UNKNOWN_OUTCOMES:
+                    raise StorageError(f"A commit failed ({_first_line(error)})", self.uri, "Run it again.") from error
+            dataset = self.open()
+        raise CommitConflict(
+            f"{COMMIT_ATTEMPTS} attempts to commit to the table met other writers", self.uri, "Run it again."
+        )
+
+    def _transact(self, transaction: Transaction) -> None:
+        import lance
+
+        lance.LanceDataset.commit(self.uri, transaction, storage_options=self.options)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def count(self, where: str | None = None) -> int:
+        """How many lines there are, or how many match the filter ``where``."""
+        return int(self.open().count_rows(_lines_only(where)))
+
+    def rows(self, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
+        """The lines in batches, unordered."""
+        yield from self.open().to_batches(columns=list(columns), filter=_lines_only(where))
+
+
+def _ledger_row(columns: pa.Schema, entity: Entity, entry: Ledger) -> pa.Table:
+    row = {"id": 0, "entity": str(entity), "path": "", "line_number": LEDGER_LINE, "hash": json.dumps(asdict(entry))}
+    return pa.Table.from_pylist([{name: row.get(name) for name in columns.names}], schema=columns)
+
+
+def quote(text: str) -> str:
+    """``text`` as a string literal of a Lance filter: data, never syntax."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def is_one_of(column: str, values: Sequence[str]) -> str:
+    """The filter ``column IN (values)``."""
+    return f"{column} IN ({', '.join(quote(value) for value in values)})" if values else "false"
+
+
+def _lines_only(where: str | None) -> str:
+    only = f"line_number > {LEDGER_LINE}"
+    return f"({where}) AND {only}" if where else only
+
+
+def _ledger_filter(entity: Entity) -> str:
+    return f"path = '' AND line_number = {LEDGER_LINE} AND entity = {quote(str(entity))}"
+
+
+def _path_filters(entity: Entity, paths: Sequence[str]) -> list[str]:
+    chunks = [paths[i : i + PATHS_PER_LOOKUP] for i in range(0, len(paths), PATHS_PER_LOOKUP)]
+    return [f"{is_one_of('path', chunk)} AND entity = {quote(str(entity))}" for chunk in chunks]
+
+
+def _without_rows(dataset: LanceDataset, filters: Sequence[str]) -> tuple[list[int], list[FragmentMetadata]]:
+    """Fragments of ``dataset`` without the rows that match: ``(ids of emptied ones, the others that change)``."""
+    found = [
+        dataset.scanner(columns=[], filter=where, with_row_address=True).to_table()["_rowaddr"].to_numpy()
+        for where in filters
+    ]
+    addresses = np.unique(np.concatenate(found))
+    fragments = addresses >> np.uint64(_ADDRESS_BITS)
+    offsets = addresses & np.uint64((1 << _ADDRESS_BITS) - 1)
+    removed: list[int] = []
+    updated: list[FragmentMetadata] = []
+    for fragment_id in np.unique(fragments):
+        fragment: Any = dataset.get_fragment(int(fragment_id))
+        rest = fragment.delete_rows(offsets[fragments == fragment_id].tolist())
+        if rest is None:
+            removed.append(int(fragment_id))
+        else:
+            updated.append(rest)
+    return removed, updated
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:300]

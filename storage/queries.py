@@ -1,0 +1,98 @@
+"""Searches over a table of lines, with filters pushed down (DESIGN, "Search")."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
+from driftline.storage.indexes import VECTOR, coverage
+from driftline.storage.lines import LineTable, is_one_of, quote
+
+EXACT_SEARCH_ROWS = 100_000
+"""Up to so many matching lines are compared one by one: faster than an index, and exact."""
+RESULT_COLUMNS = ("entity", "path", "line_number", "text", "hash")
+
+
+@dataclass(frozen=True, slots=True)
+class LineFilter:
+    """Which lines a search may return; ``None`` does not filter, an empty tuple allows nothing.
+
+    Paths and directories are relative to their source; directories mean everything below them.
+    """
+
+    entities: tuple[Entity, ...] | None = None
+    paths: tuple[str, ...] | None = None
+    dirs: tuple[str, ...] | None = None
+    exts: tuple[str, ...] | None = None
+
+    def to_sql(self) -> str | None:
+        """The filter in Lance's language, every name quoted, or None for no filter."""
+        parts: list[str] = []
+        if self.entities is not None:
+            parts.append(is_one_of("entity", [str(entity) for entity in self.entities]))
+        if self.paths is not None:
+            parts.append(is_one_of("path", [normalise(path) for path in self.paths]))
+        if self.dirs is not None:
+            names = [normalise(name) for name in self.dirs]
+            if "" not in names:  # the root holds every line
+                wanted = ", ".join(quote(name + "/") for name in names)
+                parts.append(f"array_has_any(parent_dirs, [{wanted}])" if names else "false")
+        if self.exts is not None:
+            parts.append(is_one_of("ext", [ext.removeprefix(".").lower() for ext in self.exts]))
+        return " AND ".join(f"({part})" for part in parts) or None
+
+
+def normalise(path: str) -> str:
+    """One spelling for ``a/b``, ``a/b/`` and ``./a/b``; the root is "". Raises UsageError for a path that leaves it."""
+    clean = posixpath.normpath(path.strip("/") or ".")
+    if clean == ".." or clean.startswith("../"):
+        raise UsageError("A path leads out of its source", path, "Give a path relative to the source.")
+    return "" if clean == "." else clean
+
+
+def nearest_lines(
+    table: LineTable,
+    query: NDArray[np.float32],
+    top_k: int,
+    where: LineFilter | None = None,
+    max_distance: float | None = None,
+) -> pa.Table:
+    """The ``top_k`` lines nearest to ``query``, ``(dim,) float32``, best first, with a ``distance`` column (float32).
+
+    ``distance`` is 1 - cosine. Ties are broken by path and line number. Exact where the filter leaves
+    few lines, or without an index; otherwise all partitions of the index are probed.
+    """
+    if top_k < 0:
+        raise UsageError("top_k must not be negative", str(top_k))
+    dataset = table.open()
+    if top_k == 0:
+        return _empty()
+    sql = where.to_sql() if where else None
+    matches = dataset.count_rows(sql)
+    index = coverage(dataset).get(VECTOR) if matches > EXACT_SEARCH_ROWS else None
+    nearest = {"column": "vector", "q": query.astype(np.float16), "k": top_k, "metric": "cosine"}
+    if index is None:
+        nearest["use_index"] = False
+    else:
+        nearest["nprobes"] = max(1, index.indexed_rows)  # capped by the number of partitions
+    scanner = dataset.scanner(
+        columns=[*RESULT_COLUMNS, "_distance"], nearest=nearest, filter=sql, prefilter=True, limit=top_k
+    )
+    found = scanner.to_table().rename_columns([*RESULT_COLUMNS, "distance"])
+    if max_distance is not None:
+        found = found.filter(pc.less_equal(found["distance"], max_distance))
+    order: Sequence[tuple[str, str]] = [("distance", "ascending"), ("path", "ascending"), ("line_number", "ascending")]
+    return found.sort_by(list(order))
+
+
+def _empty() -> pa.Table:
+    strings = [(name, pa.string()) for name in RESULT_COLUMNS if name != "line_number"]
+    return pa.schema([*strings, ("line_number", pa.int32()), ("distance", pa.float32())]).empty_table()

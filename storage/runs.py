@@ -1,0 +1,51 @@
+"""The run ledger: what each run did, one JSON file a run, never changed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from driftline.storage.entities import Entity
+from driftline.storage.objects import ObjectStore
+from driftline.storage.workspace import FORMAT_VERSION, read_record
+
+_RUN = re.compile(r"([0-9A-HJKMNP-TV-Z]{26})\.json")
+
+
+class RunRecord(BaseModel):
+    """One execution. ``report`` is its JSON report, with every file that was skipped and why."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    run_id: str
+    kind: str
+    started: str
+    seconds: float
+    outcome: str
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The ledgers of one tenant."""
+
+    objects: ObjectStore
+    tenant: Entity
+
+    def record(self, run: RunRecord) -> None:
+        """Write the ledger of a finished run."""
+        self.objects.create(f"{self._directory}/{run.run_id}.json", run.model_dump_json(indent=1).encode())
+
+    def last(self) -> RunRecord | None:
+        """The newest run, by the time at which it started."""
+        names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self._directory, recursive=False))
+        ids = [match[1] for match in map(_RUN.fullmatch, names) if match]
+        return read_record(self.objects, f"{self._directory}/{max(ids)}.json", RunRecord) if ids else None
+
+    @property
+    def _directory(self) -> str:
+        return f"{self.tenant.directory}/_runs"

@@ -1,0 +1,231 @@
+"""Embed one batch of documents: read, hash, decode, split, embed, write fragments (DESIGN, "Index run", step 4)."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from driftline.storage import documents
+from driftline.storage.entities import Entity
+from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
+from driftline.storage.lines import schema as line_schema
+from driftline.storage.model import DocMeta, DocumentState, SkipReason
+from driftline.storage.sources import FileInfo, Source
+from driftline.tasks.context import TaskContext
+from driftline.tasks.diff import classify
+from driftline.tasks.text import decode, split_documents
+
+RACY_NS = 2_000_000_000
+"""A file modified this shortly before it was read may have been changed again within the same tick of its clock."""
+READ_ATTEMPTS = 3
+HASH_BYTES = 16
+_MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """Some documents of one source, as rows of ``diff.CHANGE_SCHEMA``; with ``dry_run`` they are only read and classified."""
+
+    source: Source
+    entity: Entity
+    changes: pa.Table
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What came of a batch; nothing of it is visible before it is committed.
+
+    ``rows`` (documents.SCHEMA) belong into the manifest; ``replaced`` are the paths whose old lines
+    have to go; ``fragments`` are references to what was written.
+    """
+
+    rows: pa.Table
+    replaced: tuple[str, ...]
+    fragments: tuple[str, ...]
+    states: dict[DocumentState, int]
+    skipped: tuple[tuple[str, str], ...]
+    documents: int
+    lines: int
+    bytes_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A file that was read: its metadata at that moment, its bytes, and whether it may have changed in the same tick."""
+
+    info: FileInfo
+    data: bytes
+    racy: bool
+
+
+def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
+    """Read the documents of ``spec``, embed those whose content is new, and write their lines as fragments."""
+    fingerprint = context.model.fingerprint
+    kept: list[DocMeta] = []
+    texts: list[str] = []
+    text_of: list[DocMeta] = []
+    replaced: list[str] = []
+    skipped: list[tuple[str, str]] = []
+    states = dict.fromkeys(DocumentState, 0)
+    bytes_read = 0
+    for change, read in _read_all(spec):
+        path = change["path"]
+        if isinstance(read, SkipReason):
+            skipped.append((path, read))
+            continue
+        bytes_read += len(read.data)
+        digest = hashlib.blake2b(read.data, digest_size=HASH_BYTES).hexdigest()
+        info = read.info
+        meta = DocMeta(
+            path, info.size_bytes, info.mtime_ns, info.etag, digest, fingerprint,
+            lines=change["lines"] or 0, reason=change["reason"], racy=read.racy,
+        )  # fmt: skip
+        state = classify(change, digest)
+        was_indexed = change["hash"] is not None and change["reason"] is None
+        if state in (DocumentState.TOUCHED, DocumentState.UNCHANGED):
+            if meta.reason is None:
+                states[state] += 1
+            else:
+                skipped.append((path, meta.reason))
+            if state is DocumentState.TOUCHED or not read.racy:
+                kept.append(meta)
+            continue
+        if was_indexed:
+            replaced.append(path)
+        text, reason = decode(read.data)
+        if reason is not None:
+            kept.append(replace(meta, lines=0, reason=reason))
+            skipped.append((path, reason))
+            states[DocumentState.DELETED] += was_indexed
+            continue
+        states[state if was_indexed else DocumentState.NEW] += 1
+        texts.append(text)
+        text_of.append(replace(meta, lines=0, reason=None))
+    fragments: list[str] = []
+    lines = 0
+    if texts and not spec.dry_run:
+        table, counts = _embedded(spec.entity, text_of, texts, context)
+        text_of = [replace(meta, lines=int(count)) for meta, count in zip(text_of, counts, strict=True)]
+        lines = len(table)
+        if lines:
+            fragments = context.workspace.lines(spec.entity, fingerprint).write_fragments(table)
+    return BatchResult(
+        rows=documents.to_table([*kept, *text_of]),
+        replaced=tuple(replaced),
+        fragments=tuple(fragments),
+        states=states,
+        skipped=tuple(skipped),
+        documents=len(spec.changes),
+        lines=lines,
+        bytes_read=bytes_read,
+    )
+
+
+def _embedded(
+    entity: Entity, metas: Sequence[DocMeta], texts: Sequence[str], context: TaskContext
+) -> tuple[pa.Table, NDArray[np.int64]]:
+    """The rows of ``line_embeddings`` of some documents, and how many each document has."""
+    lines = split_documents(texts)
+    embedder = context.embedder
+    vectors = embedder.embed(lines.text, np.float16)
+    meaningless = ~vectors.any(axis=1)  # no token of the line is known: no direction, no distance
+    doc = lines.doc_index.to_numpy()
+    number = lines.line_number.to_numpy()
+    paths = pa.array([meta.path for meta in metas], pa.string())
+    columns = {
+        "id": pa.array(_row_ids(entity, metas, doc, number)),
+        "entity": pa.repeat(pa.scalar(str(entity)), len(lines)),
+        "path": paths.take(lines.doc_index),
+        "line_number": lines.line_number,
+        "text": lines.text,
+        "vector": pa.FixedSizeListArray.from_arrays(
+            pa.array(vectors.reshape(-1)), embedder.dim, mask=pa.array(meaningless)
+        ),
+        "parent_dirs": pa.array([parent_dirs(m.path) for m in metas], pa.list_(pa.string())).take(lines.doc_index),
+        "ext": pa.array([extension(m.path) for m in metas], pa.string()).take(lines.doc_index),
+        "hash": pa.array([m.hash for m in metas], pa.string()).take(lines.doc_index),
+    }
+    return pa.table(columns, schema=line_schema(embedder.dim)), np.bincount(doc, minlength=len(metas))
+
+
+def parent_dirs(path: str) -> list[str]:
+    """Every ancestor directory of ``path`` below the source, outermost first, each with a trailing slash."""
+    return [path[: i + 1] for i, character in enumerate(path) if character == "/"]
+
+
+def extension(path: str) -> str:
+    """The extension of ``path`` in lower case, without its dot; "" if it has none."""
+    return posixpath.splitext(path)[1][1:].lower()
+
+
+def _row_ids(
+    entity: Entity, metas: Sequence[DocMeta], doc: NDArray[np.int32], number: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """``(n,) int64`` ids from entity, path and line number: the same at every attempt, on every worker."""
+    seeds = [hashlib.blake2b(f"{entity}\0{m.path}".encode("utf-8", "surrogatepass"), digest_size=8).digest() for m in metas]
+    mixed = np.frombuffer(b"".join(seeds), np.uint64)[doc] + number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
+
+
+# -- reading ---------------------------------------------------------------------------------
+
+
+def _read_all(spec: BatchSpec) -> Iterator[tuple[dict[str, Any], _Read | SkipReason]]:
+    changes = spec.changes.to_pylist()
+    if spec.source.is_local:
+        for change in changes:
+            yield change, _read_local(spec.source, change)
+        return
+    for change, data in zip(changes, spec.source.read_many([c["path"] for c in changes]), strict=True):
+        if isinstance(data, (ObjectNotFound, SourceNotFound)):
+            yield change, SkipReason.UNSTABLE
+        elif isinstance(data, AccessDenied):
+            yield change, SkipReason.UNREADABLE
+        elif isinstance(data, DriftlineError):
+            raise data
+        else:
+            yield change, _as_listed(change, data)
+
+
+def _read_local(source: Source, change: dict[str, Any]) -> _Read | SkipReason:
+    """Read a local file between two equal stats."""
+    path = change["path"]
+    for _ in range(READ_ATTEMPTS):
+        started_ns = time.time_ns()
+        try:
+            before = source.stat(path)
+            data = source.read(path)
+            after = source.stat(path)
+        except ObjectNotFound:
+            return SkipReason.UNSTABLE
+        except (AccessDenied, SourceNotFound, StorageError):
+            return SkipReason.UNREADABLE
+        if before is None or after is None:
+            return SkipReason.UNSTABLE
+        if before == after and len(data) == after.size_bytes:
+            as_listed = (after.size_bytes, after.mtime_ns) == (change["size_bytes"], change["mtime_ns"])
+            info = replace(after, path=path, etag=change["etag"] if as_listed else "")
+            return _Read(info, data, racy=not info.etag and after.mtime_ns > started_ns - RACY_NS)
+    return SkipReason.UNSTABLE
+
+
+def _as_listed(change: dict[str, Any], data: bytes) -> _Read:
+    """What a store returned, under the etag of the listing unless it is seen to be another version."""
+    digest = _MD5_ETAG.fullmatch(change["etag"])
+    same = len(data) == change["size_bytes"] and (
+        digest is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]
+    )
+    info = FileInfo(change["path"], len(data), change["mtime_ns"], change["etag"] if same else "")
+    return _Read(info, data, racy=not info.etag)

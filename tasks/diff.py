@@ -1,0 +1,156 @@
+"""What differs between a listing and the manifest: a pure function over Arrow tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.model import DocumentState
+
+LISTING_SCHEMA = pa.schema(
+    [("path", pa.string()), ("size_bytes", pa.int64()), ("mtime_ns", pa.int64()), ("etag", pa.string())]
+)
+_KEPT = [
+    ("hash", pa.string()),
+    ("fingerprint", pa.string()),
+    ("lines", pa.int32()),
+    ("reason", pa.string()),
+]
+MANIFEST_SCHEMA = pa.schema([*LISTING_SCHEMA, *_KEPT, ("racy", pa.bool_())])
+"""The columns of a manifest row; ``reason`` is null for an indexed document."""
+
+CHANGE_SCHEMA = pa.schema(
+    [*MANIFEST_SCHEMA, ("metadata_differs", pa.bool_()), ("must_embed", pa.bool_())],
+)
+"""A listed file beside what the manifest says of it: ``hash`` to ``reason`` are the manifest's, null for a new file;
+the rest is of the listing, so that the columns of MANIFEST_SCHEMA are the next row of a file with the same content."""
+
+RACY_NS = 2_000_000_000
+"""A file this young may change again within the same tick of its clock."""
+
+DELETED_SCHEMA = pa.schema([("path", pa.string()), *_KEPT])
+SKIPPED_SCHEMA = pa.schema([("path", pa.string()), ("reason", pa.string())])
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """The differences of one listing.
+
+    ``new`` and ``candidates`` (CHANGE_SCHEMA) have to be read, and classified by their content. ``retouched``
+    (CHANGE_SCHEMA) has other metadata and the same content, known from its etag. ``deleted`` (DELETED_SCHEMA) is gone.
+    ``skipped`` (SKIPPED_SCHEMA) did not change and was not indexed, as the manifest says. ``unchanged`` counts the
+    other rows that stay as they are. All keep the order of the listing, ``deleted`` that of the manifest.
+    """
+
+    new: pa.Table
+    candidates: pa.Table
+    retouched: pa.Table
+    deleted: pa.Table
+    skipped: pa.Table
+    unchanged: int
+
+
+def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int, full: bool = False) -> Diff:
+    """Compare ``listing`` (LISTING_SCHEMA) with ``manifest`` (MANIFEST_SCHEMA); paths are unique in each.
+
+    Equal content is known without reading from equal sizes and equal etags or, where one of them has no etag,
+    equal mtimes. An unknown mtime (0), a racy row, another fingerprint and ``full`` make a candidate; the last
+    two must be embedded again even if the content is the same. ``now_ns`` is the start of the listing: files
+    that may have changed since are marked racy. Fastest when both are sorted by path.
+    """
+    listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
+    manifest = manifest.combine_chunks()
+    row = _align(listing["path"], manifest["path"])
+    known = row >= 0
+    seen = np.zeros(len(manifest), dtype=bool)
+    seen[row[known]] = True
+
+    if not known.all() or not np.array_equal(row, np.arange(len(manifest))):
+        old = manifest.take(pa.array(row[known]))
+        now = listing.filter(pa.array(known))
+    else:
+        old, now = manifest, listing
+    same_size = _numpy(pc.equal(now["size_bytes"], old["size_bytes"]))
+    same_mtime = _numpy(pc.equal(now["mtime_ns"], old["mtime_ns"]))
+    same_etag = _numpy(pc.equal(now["etag"], old["etag"]))
+    comparable = _numpy(pc.and_(pc.not_equal(now["etag"], ""), pc.not_equal(old["etag"], "")))
+    dated = _numpy(pc.not_equal(now["mtime_ns"], 0))
+    same_content = same_size & np.where(comparable, same_etag, same_mtime & dated)
+    metadata_differs = ~(same_size & same_mtime & (same_etag | ~comparable))
+
+    other_fingerprint = _numpy(pc.not_equal(old["fingerprint"], fingerprint))
+    # A skipped file has no vectors that could be of another model.
+    unmarked_skip = _numpy(pc.and_(pc.is_valid(old["reason"]), pc.equal(old["fingerprint"], "")))
+    must_embed = (other_fingerprint & ~unmarked_skip) | full
+    candidate = ~same_content | _numpy(old["racy"]) | must_embed
+    retouched = ~candidate & metadata_differs
+    skipped = ~candidate & _numpy(pc.is_valid(old["reason"]))
+
+    return Diff(
+        new=_new(listing.filter(pa.array(~known))),
+        candidates=_changes(now, old, candidate, metadata_differs, must_embed),
+        retouched=_changes(now, old, retouched, metadata_differs, must_embed),
+        deleted=manifest.select(DELETED_SCHEMA.names).filter(pa.array(~seen)).cast(DELETED_SCHEMA),
+        skipped=old.select(SKIPPED_SCHEMA.names).filter(pa.array(skipped)).cast(SKIPPED_SCHEMA),
+        unchanged=int(np.count_nonzero(~candidate & ~retouched & ~skipped)),
+    )
+
+
+def classify(candidate: Mapping[str, Any], content_hash: str) -> DocumentState:
+    """The state of a row of CHANGE_SCHEMA (as a mapping) once its content is known.
+
+    ``UNCHANGED`` is a racy row that turned out to be the same in all respects. A file that must be embedded again
+    is ``CHANGED``, whatever its content.
+    """
+    if candidate["hash"] is None:
+        return DocumentState.NEW
+    if candidate["must_embed"] or candidate["hash"] != content_hash:
+        return DocumentState.CHANGED
+    return DocumentState.TOUCHED if candidate["metadata_differs"] else DocumentState.UNCHANGED
+
+
+def _align(wanted: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:
+    """For each wanted path its row in ``known``, or -1."""
+    if wanted.equals(known):
+        return np.arange(len(known), dtype=np.int64)
+    rows = pc.fill_null(pc.index_in(wanted, value_set=known), -1)
+    return np.asarray(rows.to_numpy(), dtype=np.int64)
+
+
+def _racy(listing: pa.Table, now_ns: int) -> pa.ChunkedArray:
+    """A store's own etag tells a later change; git's is of a moment before the file is read."""
+    young = pc.greater(listing["mtime_ns"], now_ns - RACY_NS)
+    unsure = pc.or_(pc.equal(listing["etag"], ""), pc.starts_with(listing["etag"], "git:"))
+    return pc.and_(young, unsure)
+
+
+def _new(listing: pa.Table) -> pa.Table:
+    kept = [pa.nulls(len(listing), kind) for _, kind in _KEPT]
+    flags = [pa.array(np.ones(len(listing), dtype=bool))] * 2
+    columns = [listing[name] for name in LISTING_SCHEMA.names]
+    return pa.Table.from_arrays([*columns, *kept, listing["racy"], *flags], schema=CHANGE_SCHEMA)
+
+
+def _changes(
+    now: pa.Table,
+    old: pa.Table,
+    chosen: NDArray[np.bool_],
+    metadata_differs: NDArray[np.bool_],
+    must_embed: NDArray[np.bool_],
+) -> pa.Table:
+    rows = pa.array(np.flatnonzero(chosen))
+    columns = [now[name].take(rows) for name in LISTING_SCHEMA.names]
+    columns += [old[name].take(rows) for name, _ in _KEPT]
+    columns.append(now["racy"].take(rows))
+    flags = [pa.array(metadata_differs[chosen]), pa.array(must_embed[chosen])]
+    return pa.Table.from_arrays([*columns, *flags], schema=CHANGE_SCHEMA)
+
+
+def _numpy(mask: pa.ChunkedArray) -> NDArray[np.bool_]:
+    return np.asarray(mask.to_numpy(), dtype=bool)

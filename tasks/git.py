@@ -1,0 +1,182 @@
+"""Git work trees: which files are clean, and their blob ids, without reading them.
+
+A blob id stands for the bytes that git would store. Filters (line ends, LFS) may put other bytes on
+disk for the same id; sizes are compared, too, so that an LFS pointer is not taken for its file.
+Whatever goes wrong with git, the tree is scanned as a plain one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+log = logging.getLogger(__name__)
+
+BLOB_SCHEMA = pa.schema([("path", pa.binary()), ("etag", pa.binary())])
+
+_MAX_PATHSPECS = 100
+_TIMEOUT_SECONDS = 600
+_ID_START = len("H 100644 ")
+_PATH_END = 1 << 30  # "to the end"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTree:
+    """A source inside a git work tree.
+
+    ``root`` is the source and ``top`` the top of the work tree, both absolute; ``prefix`` leads from top to root
+    ("" or with a trailing slash); ``index`` and ``exclude`` are git's index and ``info/exclude``.
+    """
+
+    root: str
+    top: str
+    prefix: str
+    index: str
+    exclude: str
+
+
+@dataclass(frozen=True, slots=True)
+class GitOrigin:
+    """Where a work tree comes from: ``url`` has no credentials; ``subpath`` is "" or has a trailing slash."""
+
+    url: str | None
+    subpath: str
+    commit: str | None
+
+
+def find_work_tree(root: str) -> WorkTree | None:
+    """The work tree that ``root`` (absolute) lies in; None if there is none, if git is missing or refuses to read
+    it, or if it ignores ``root`` (a project below a home folder that is itself under git).
+    """
+    if not _has_git_above(root):
+        return None
+    asked = ("--show-toplevel", "--show-prefix", "--git-path", "index", "--git-path", "info/exclude")
+    answer = _git(root, "rev-parse", *asked)
+    lines = answer.decode("utf-8", "surrogateescape").split("\n") if answer is not None else []
+    if len(lines) != 5:
+        return None
+    top, prefix, index, exclude, _ = lines
+    if prefix and _git(top, "check-ignore", "--quiet", "--", f"./{prefix}") is not None:
+        return None
+    return WorkTree(root, top, prefix, os.path.join(root, index), os.path.join(root, exclude))
+
+
+def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = ()) -> pa.Table:
+    """The tracked files that git reports clean now: ``path`` (binary, relative to the source), ``etag`` (``git:id``).
+
+    Call it after the files were stat'ed: a file that changes in between is then dirty, or has another id.
+    ``prefixes`` (folders with a trailing slash) narrow it down; more than asked for may come back. Files with
+    skip-worktree or assume-unchanged, in conflict, or only intended to be added are left out. Empty if git fails.
+    """
+    narrowed = [] if "" in prefixes or len(prefixes) > _MAX_PATHSPECS else [f":(literal){p}" for p in prefixes]
+    for _ in range(2):
+        before = _signature(tree.index)
+        options = ("--name-only", "--relative", "--no-renames", "--ignore-submodules=all", "-z")
+        comparison = _start(tree.root, "diff-files", *options, "--", *narrowed)
+        tracked = _git(tree.root, "ls-files", "--stage", "-v", "-z", "--", *narrowed)
+        dirty = _finish(comparison)
+        if dirty is None or tracked is None:
+            break
+        # The two commands agree only if nobody wrote the index between them.
+        if before == _signature(tree.index):
+            return _parse(tracked, dirty)
+    log.debug("git could not say which files of %s are clean", tree.root)
+    return BLOB_SCHEMA.empty_table()
+
+
+def git_origin(root: str) -> GitOrigin | None:
+    """Origin, subpath and commit of the work tree that ``root`` lies in, or None."""
+    tree = find_work_tree(root)
+    if tree is None:
+        return None
+    url = _git(root, "config", "--get", "remote.origin.url")
+    commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    return GitOrigin(
+        _without_credentials(url.decode("utf-8", "replace").strip()) if url else None,
+        tree.prefix,
+        commit.decode().strip() if commit else None,
+    )
+
+
+def _parse(tracked: bytes, dirty: bytes) -> pa.Table:
+    """Entries ``H 100644 <id> 0\\t<path>``: cached, no flag, a regular file, no conflict."""
+    end = tracked.find(b" ", _ID_START)  # SHA-1 and SHA-256 ids differ in width
+    entries = pa.array(tracked.split(b"\0")[:-1], pa.binary())
+    merged = pc.equal(pc.binary_slice(entries, end, end + 3), pa.scalar(b" 0\t", pa.binary()))
+    clean = pc.and_(pc.starts_with(entries, b"H 100"), merged)
+    ids = pc.binary_slice(entries, _ID_START, end)
+    etags = pc.binary_join_element_wise(pa.scalar(b"git", pa.binary()), ids, pa.scalar(b":", pa.binary()))
+    paths = pc.binary_slice(entries, end + 3, _PATH_END)
+    if dirty:
+        clean = pc.and_not(clean, pc.is_in(paths, pa.array(dirty.split(b"\0")[:-1], pa.binary())))
+    return pa.Table.from_arrays([paths, etags], schema=BLOB_SCHEMA).filter(clean)
+
+
+def _without_credentials(url: str) -> str:
+    return re.sub(r"^([a-z][a-z0-9+.-]*://)[^/@]*@", r"\1", url, flags=re.IGNORECASE)
+
+
+def _has_git_above(root: str) -> bool:
+    folder = root
+    while True:
+        if os.path.lexists(os.path.join(folder, ".git")):
+            return True
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return False
+        folder = parent
+
+
+def _signature(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _git(folder: str, *arguments: str) -> bytes | None:
+    return _finish(_start(folder, *arguments))
+
+
+def _start(folder: str, *arguments: str) -> subprocess.Popen[bytes] | None:
+    # Inside a hook git sets GIT_DIR and the like, which would point to another repository. A file system
+    # monitor is a command that the repository names: it is not run.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", *arguments]
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        log.debug("git cannot be run: %s", error)
+        return None
+
+
+def _finish(process: subprocess.Popen[bytes] | None) -> bytes | None:
+    if process is None:
+        return None
+    try:
+        output, _ = process.communicate(timeout=_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        log.debug("%s took too long", process.args)
+        return None
+    if process.returncode != 0:
+        log.debug("%s failed with %d", process.args, process.returncode)
+        return None
+    return output

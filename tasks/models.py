@@ -1,0 +1,184 @@
+"""Find an embedding model, fingerprint it without loading it, load it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from driftline.storage.errors import ModelNotFound
+from driftline.storage.model import CURRENT_EMBEDDING_VERSION
+
+if TYPE_CHECKING:
+    from model2vec import StaticModel
+
+DEFAULT_MODEL = "wordllama:l2_supercat_256"
+"""256 dimensions, 32,000 tokens, 18 MB; installed by pip, so the first run needs no download."""
+
+DEFAULT_MAX_TOKENS = 512
+"""What model2vec assumes of a model whose config.json does not say."""
+
+_EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # model2vec's name of the tensor, and sentence-transformers'
+_MAX_HEADER_BYTES = 100 * 2**20  # safetensors' own limit
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+# (weights, tokenizer, config) in a model's folder: model2vec's own layout and those of sentence-transformers.
+_LAYOUTS = (
+    ("model.safetensors", "tokenizer.json", "config.json"),
+    ("model.safetensors", "tokenizer.json", "config_sentence_transformers.json"),
+    ("0_StaticEmbedding/model.safetensors", "0_StaticEmbedding/tokenizer.json", "config_sentence_transformers.json"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model lies on this host. ``name`` is what the user gave; ``config`` may be missing."""
+
+    name: str
+    weights: Path
+    tokenizer: Path
+    config: Path | None = None
+
+
+def resolve_model(name: str | None = None) -> ModelFiles:
+    """The files of DEFAULT_MODEL, of a local model2vec directory, or of a name on the Hugging Face hub.
+
+    Only a hub name that is not in the local cache yet touches the network. Raises ModelNotFound.
+    """
+    if name is None or name == DEFAULT_MODEL:
+        return _default_files()
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():  # "" would be the current directory
+        return _files_in(folder, name)
+    if not _HUB_NAME.fullmatch(name) or folder.exists():
+        raise ModelNotFound(
+            "No such embedding model", name, "Give a model2vec directory, a hub name like owner/model, or nothing."
+        )
+    return _files_in(_hub_folder(name), name)
+
+
+def fingerprint(files: ModelFiles) -> str:
+    """20 hex digits over weights, tokenizer, text preparation and CURRENT_EMBEDDING_VERSION; loads nothing.
+
+    Names, paths and the config's ``normalize`` do not matter: vectors are always unit vectors.
+    """
+    digest = hashlib.sha256()
+    digest.update(json.dumps([CURRENT_EMBEDDING_VERSION, _max_tokens(files)]).encode())
+    try:
+        for path in (files.weights, files.tokenizer):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    except OSError as error:
+        raise _unreadable(files, error) from error
+    return digest.hexdigest()[:20]
+
+
+def dimension(files: ModelFiles) -> int:
+    """The length of the model's vectors, from the header of its weights."""
+    try:
+        with files.weights.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size)) if size <= _MAX_HEADER_BYTES else {}
+        return int(next(header[key]["shape"][1] for key in _EMBEDDING_KEYS if key in header))
+    except (OSError, ValueError, LookupError, TypeError, StopIteration) as error:
+        raise _unreadable(files, error) from error
+
+
+def load(files: ModelFiles) -> StaticModel:
+    """The model with ``float32`` vectors and ``normalize=True``. Raises ModelNotFound when a file is damaged.
+
+    Reads the three files and nothing else: ``StaticModel.from_pretrained`` may ask the hub.
+    """
+    from model2vec import StaticModel
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+    from tokenizers import Tokenizer
+
+    max_tokens = _max_tokens(files)
+    try:
+        tensors = load_file(files.weights)
+        vectors = next(tensors[key] for key in _EMBEDDING_KEYS if key in tensors)
+        tokenizer = Tokenizer.from_str(files.tokenizer.read_text("utf-8"))
+        return StaticModel(
+            vectors=vectors.astype(np.float32, copy=False),
+            tokenizer=tokenizer,
+            normalize=True,
+            weights=tensors.get("weights"),
+            token_mapping=tensors.get("mapping"),
+            max_length=max_tokens,
+        )
+    except (OSError, ValueError, StopIteration, SafetensorError) as error:
+        raise _unreadable(files, error) from error
+    except Exception as error:
+        if type(error) is not Exception:  # tokenizers raises bare Exceptions for files that it cannot parse
+            raise
+        raise _unreadable(files, error) from error
+
+
+def _max_tokens(files: ModelFiles) -> int | None:
+    """How many tokens of a text the model reads; None means all."""
+    if files.config is None:
+        return DEFAULT_MAX_TOKENS
+    try:
+        config: dict[str, Any] = json.loads(files.config.read_text("utf-8"))
+        value = config.get("max_length", DEFAULT_MAX_TOKENS)
+        return None if value is None else int(value)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise _unreadable(files, error) from error
+
+
+def _default_files() -> ModelFiles:
+    spec = importlib.util.find_spec("wordllama")  # importing it would take a second
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelNotFound("The default embedding model is not installed", DEFAULT_MODEL, "Run: pip install wordllama")
+    package = Path(spec.submodule_search_locations[0])
+    weights = package / "weights" / "l2_supercat_256.safetensors"
+    tokenizer = package / "tokenizers" / "l2_supercat_tokenizer_config.json"
+    if not (weights.is_file() and tokenizer.is_file()):
+        raise ModelNotFound(
+            "The installed wordllama lacks its default weights",
+            str(package),
+            "Run: pip install --force-reinstall wordllama",
+        )
+    return ModelFiles(DEFAULT_MODEL, weights, tokenizer)
+
+
+def _files_in(folder: Path, name: str) -> ModelFiles:
+    for weights, tokenizer, config in _LAYOUTS:
+        files = ModelFiles(name, folder / weights, folder / tokenizer, folder / config)
+        if files.weights.is_file() and files.tokenizer.is_file() and (folder / config).is_file():
+            return files
+    raise ModelNotFound("Not a model2vec model", str(folder), f"It must hold {', '.join(_LAYOUTS[0])}.")
+
+
+def _hub_folder(name: str) -> Path:
+    """The cached snapshot of a hub model, downloaded if it is not there yet."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    patterns = sorted({path for layout in _LAYOUTS for path in layout})
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
+    except LocalEntryNotFoundError:
+        pass  # not cached yet
+    except HFValidationError as error:
+        raise ModelNotFound("Not a name on the hub", name, "It is written owner/model.") from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # the hub's client raises errors of whichever HTTP library it uses
+        raise ModelNotFound(
+            "The hub does not have this model or cannot be reached",
+            name,
+            "Check the name and the network, or give a local model2vec directory.",
+        ) from error
+
+
+def _unreadable(files: ModelFiles, error: BaseException) -> ModelNotFound:
+    detail = str(error) or type(error).__name__
+    return ModelNotFound(f"An embedding model cannot be read ({detail})", str(files.weights.parent), "Replace it.")

@@ -1,0 +1,167 @@
+"""From bytes to lines: decode documents, split them, keep the lines that say something."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.model import SkipReason
+
+MAX_LINE_CHARACTERS = 4_096
+"""A stored line is cut here. A static model reads 512 tokens of about 5 characters: what is cut, it would not see."""
+
+_BINARY_WINDOW = 8 * 1024
+_SAMPLE_BYTES = 64 * 1024
+_MAX_CONTROL_FRACTION = 0.02
+
+# Longest first: the UTF-32 mark begins with the UTF-16 one.
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+# Text may hold tab, newline, form feed, carriage return, backspace and escape (coloured logs).
+_ODD_ASCII = bytes(byte for byte in range(32) if byte not in b"\t\n\f\r\b\x1b") + b"\x7f"
+_ODD_CHARACTERS = dict.fromkeys((*_ODD_ASCII, *range(0x80, 0xA0)))
+
+
+def decode(data: bytes) -> tuple[str, SkipReason | None]:
+    """The text of a file, or why it has none: ``(text, None)`` or ``("", reason)``.
+
+    UTF-8 first, then UTF-16 and UTF-32 by their byte order mark, then what charset-normalizer makes
+    of the beginning; decoding is strict. A NUL byte in the first 8 KiB, or many control characters,
+    mean BINARY. The text never begins with a byte order mark and can always be encoded as UTF-8.
+    """
+    for mark, marked in _BYTE_ORDER_MARKS:
+        if data.startswith(mark):
+            return _decode_as(data, marked)
+    if b"\0" in data[:_BINARY_WINDOW]:
+        return "", SkipReason.BINARY
+    sample = data[:_SAMPLE_BYTES]
+    if len(sample) - len(sample.translate(None, _ODD_ASCII)) > _MAX_CONTROL_FRACTION * len(sample):
+        return "", SkipReason.BINARY
+    try:
+        return data.decode("utf-8-sig"), None
+    except UnicodeDecodeError:
+        encoding = _detect(sample)
+    return _decode_as(data, encoding) if encoding else ("", SkipReason.UNDECODABLE)
+
+
+def _detect(sample: bytes) -> str | None:
+    """The legacy encoding of ``sample``, as a Python codec name."""
+    from charset_normalizer import from_bytes  # its tables take 50 ms to load, and few trees need them
+
+    if len(sample) == _SAMPLE_BYTES:
+        # The cut may have split a multibyte character, which would rule its encoding out.
+        sample = sample[: sample.rfind(b"\n") + 1] or sample
+    best = from_bytes(sample).best()
+    return best.encoding if best else None
+
+
+def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
+    try:
+        text = data.decode(encoding).removeprefix("\ufeff")
+        text.encode()  # some legacy codecs yield lone surrogates
+    except UnicodeError:
+        return "", SkipReason.UNDECODABLE
+    sample = text[:_SAMPLE_BYTES]
+    if len(sample) - len(sample.translate(_ODD_CHARACTERS)) > _MAX_CONTROL_FRACTION * len(sample):
+        return "", SkipReason.BINARY
+    return text, None
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The lines of some documents, in order: three arrays of one length.
+
+    ``text`` is ``string``; ``doc_index`` is ``int32`` into the documents; ``line_number`` is ``int32``, 0-based.
+    """
+
+    text: pa.StringArray
+    doc_index: pa.Int32Array
+    line_number: pa.Int32Array
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+def split_documents(texts: Sequence[str]) -> Lines:
+    """The lines of ``texts`` that hold a letter or a digit (Unicode categories L and N), numbered as editors do.
+
+    ``\\n`` ends a line and one ``\\r`` before it is dropped; in a text without any ``\\n``, ``\\r`` ends a
+    line. Other separators that ``str.splitlines`` knows do not. Text is otherwise as in the file, cut at
+    MAX_LINE_CHARACTERS. All texts together must stay below 2 GiB of UTF-8 (ArrowInvalid).
+    """
+    documents = pa.array([_unix_line_ends(text) for text in texts], pa.string())
+    offsets = np.frombuffer(documents.buffers()[1], np.int32)[: len(documents) + 1]
+    data = np.frombuffer(documents.buffers()[2] or b"", np.uint8)[: offsets[-1]]
+
+    newlines = np.flatnonzero(data == ord("\n")).astype(np.int32)
+    before = np.searchsorted(newlines, offsets).astype(np.int32)
+    # A document of k newlines has k + 1 lines: a last one that is empty is dropped with all empty lines.
+    ends = np.insert(newlines, before[1:], offsets[1:])
+    first_line = before[:-1] + np.arange(len(documents), dtype=np.int32)
+    starts = np.empty_like(ends)
+    starts[1:] = ends[:-1] + 1
+    starts[first_line] = offsets[:-1]
+    doc_index = np.repeat(np.arange(len(documents), dtype=np.int32), np.diff(before) + 1)
+    line_number = np.arange(len(ends), dtype=np.int32) - first_line[doc_index]
+
+    filled = np.flatnonzero(starts < ends)
+    kept = filled[_has_word(documents, data, starts[filled], ends[filled])]
+    starts, ends = starts[kept], ends[kept]
+    text = _cut(_slices(documents, starts, ends - (data[ends - 1] == ord("\r"))))
+    return Lines(text, pa.array(doc_index[kept]), pa.array(line_number[kept]))
+
+
+def split_lines(text: str) -> list[str]:
+    """Every line of one text, uncut, numbered as by ``split_documents``."""
+    lines = [line.removesuffix("\r") for line in _unix_line_ends(text).split("\n")]
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _unix_line_ends(text: str) -> str:
+    return text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
+
+
+def _has_word(
+    documents: pa.StringArray, data: NDArray[np.uint8], starts: NDArray[np.int32], ends: NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    """Whether each of these lines, none of them empty, holds a letter or digit.
+
+    ASCII is decided by arithmetic; the regular expression, far slower, sees only what that leaves open.
+    """
+    if not len(starts):
+        return np.empty(0, np.bool_)
+    is_digit = data - np.uint8(ord("0")) < 10  # unsigned: what lies below wraps around
+    is_letter = (data | np.uint8(0x20)) - np.uint8(ord("a")) < 26
+    # Each segment also holds what lies between two of the lines: newlines, which decide nothing.
+    found = np.logical_or.reduceat(is_digit | is_letter, starts)
+    unsure = np.flatnonzero(~found)
+    lines = _slices(documents, starts[unsure], ends[unsure])
+    found[unsure] = pc.match_substring_regex(lines, r"\pL|\pN").to_numpy(zero_copy_only=False)
+    return found
+
+
+def _slices(strings: pa.StringArray, starts: NDArray[np.int32], ends: NDArray[np.int32]) -> pa.StringArray:
+    """The substrings ``[starts[i], ends[i])`` of the data of ``strings``, which are in order and do not overlap."""
+    offsets = np.empty(2 * len(starts) + 1, np.int32)
+    offsets[:-1:2] = starts
+    offsets[1::2] = ends
+    offsets[-1] = ends[-1] if len(ends) else 0
+    with_gaps = pa.StringArray.from_buffers(2 * len(starts), pa.py_buffer(offsets), strings.buffers()[2])
+    return with_gaps.take(pa.array(np.arange(0, 2 * len(starts), 2, dtype=np.int32)))
+
+
+def _cut(lines: pa.StringArray) -> pa.StringArray:
+    long = pc.greater(pc.binary_length(lines), MAX_LINE_CHARACTERS)
+    if not pc.any(long).as_py():
+        return lines
+    return pc.if_else(long, pc.utf8_slice_codeunits(lines, 0, MAX_LINE_CHARACTERS), lines)

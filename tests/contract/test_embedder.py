@@ -1,0 +1,149 @@
+"""What every embedder promises, over every tokenizer family: the vectors of StaticModel.encode."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from driftline.storage.model import Embedder
+from driftline.tasks import embedding
+from driftline.tasks.embedding import WordTableEmbedder
+from driftline.tasks.models import dimension, fingerprint, resolve_model
+from model2vec import StaticModel
+from numpy.typing import NDArray
+
+CODE = [line for line in inspect.getsource(inspect).splitlines() if line.strip()][:1500]
+BLANKS = [
+    *("", " ", "    ", "\t", "\u00a0", "\u3000", "x", " x", "  x", "x ", "x  ", " x  y   z ", "\tif x:\ty", "x\t y"),
+    *("x \ty", "x\u00a0 y", "x \u00a0y", "a\u3000b", "\u3000 a", "a\u200b b", "\ufeffa", "a\r", "a\r\n b", "a\nb\n", "a\x0bb"),
+    *("\u2003 a", "a\u2028 b", "a\x85 b", "                                        deep"),
+]
+UNICODE = [
+    *("e\u0301te\u0301 naïve", "a \u0301b", "漢字 と かな、カナ。", "한국어 12개", "שלום עולם (2)", "مرحبا بالعالم", "ΟΔΟΣ ΟΔΟΣ2"),
+    *("👩\u200d👩\u200d👧 family", "🇫🇷 flag", "ok👍 👍 👍", "ﬁ ① ½ ＡＢＣ１２３", "Быстрая лиса", "\x00a\x07 b\x7f", "— “x” …"),
+]
+SPECIAL = ["a <s> b</s>", "<unk>", "x [MASK] y [UNK]", "a<|endoftext|> b", "<mask>", "<0x41> <0x0A>", "some two words here"]
+LONG = [
+    *("word " * 3000, "x" * 5000, "漢" * 3000, "a b " * 256, "a b " * 255 + "c", "(" * 600, " " * 700 + "x", "1" * 600),
+    *("self.value = other(value) + " * 40, "naïve café " * 200),
+]
+UNKNOWN = ["\U00010480\U00010481", "\U00010480 \U00010481"]
+LINES = [*BLANKS, *UNICODE, *SPECIAL, *LONG, *UNKNOWN, *CODE]
+
+
+@pytest.fixture(scope="module")
+def model(model_directory: Path) -> StaticModel:
+    return StaticModel.from_pretrained(model_directory)
+
+
+@pytest.fixture(scope="module")
+def expected(model: StaticModel) -> NDArray[np.float32]:
+    return model.encode(LINES, normalize=True, use_multiprocessing=False)
+
+
+@pytest.fixture(scope="module")
+def embedder(model_directory: Path) -> WordTableEmbedder:
+    return WordTableEmbedder.open(str(model_directory))
+
+
+@pytest.fixture(autouse=True)
+def no_numerical_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def assert_same(actual: NDArray[np.floating], expected: NDArray[np.floating], lines: list[str], atol: float) -> None:
+    assert actual.shape == expected.shape
+    worst = np.abs(actual - expected).max(axis=1)
+    assert not np.isnan(actual).any()
+    assert (worst <= atol).all(), [lines[i][:80] for i in np.flatnonzero(worst > atol)[:10]]
+
+
+def test_it_is_an_embedder(embedder: WordTableEmbedder, model_directory: Path) -> None:
+    files = resolve_model(str(model_directory))
+    typed: Embedder = embedder
+    assert typed.dim == dimension(files)
+    assert typed.fingerprint == fingerprint(files)
+
+
+def test_lines_equal_encode_cold_and_warm(embedder: WordTableEmbedder, expected: NDArray[np.float32]) -> None:
+    for _ in range(2):
+        rows = embedder.embed(LINES)
+        assert rows.dtype == np.float32
+        assert_same(rows, expected, LINES, 1e-5)
+
+
+def test_each_line_alone_equals_encode(embedder: WordTableEmbedder, expected: NDArray[np.float32]) -> None:
+    lines = LINES[:80]
+    assert_same(np.concatenate([embedder.embed([line]) for line in lines]), expected[:80], lines, 1e-5)
+
+
+def test_queries_equal_encode(embedder: WordTableEmbedder, expected: NDArray[np.float32]) -> None:
+    lines = LINES[:80]
+    assert_same(np.stack([embedder.embed_query(line) for line in lines]), expected[:80], lines, 1e-5)
+
+
+def test_rows_are_unit_vectors_or_zero(embedder: WordTableEmbedder, expected: NDArray[np.float32]) -> None:
+    norms = np.linalg.norm(embedder.embed(LINES), axis=1)
+    known = np.abs(expected).max(axis=1) > 0
+    np.testing.assert_allclose(norms[known], 1, atol=1e-5)
+    assert (norms[~known] == 0).all()
+    assert not known[LINES.index("")]
+
+
+def test_no_lines_have_no_rows(embedder: WordTableEmbedder) -> None:
+    assert embedder.embed([]).shape == (0, embedder.dim)
+
+
+def test_arrow_arrays_are_read_as_they_come(embedder: WordTableEmbedder, expected: NDArray[np.float32]) -> None:
+    whole = pa.array(["before", *LINES, "after"])
+    chunked = pa.chunked_array([LINES[:100], LINES[100:]])
+    for lines in (whole[1:-1], whole.cast(pa.large_string())[1:-1], chunked):
+        assert_same(embedder.embed(lines), expected, LINES, 1e-5)
+
+
+def test_float16_rows_are_rounded_float32_rows(embedder: WordTableEmbedder) -> None:
+    rows = embedder.embed(LINES, np.float16)
+    np.testing.assert_array_equal(rows, embedder.embed(LINES).astype(np.float16))
+
+
+def test_blocks_do_not_show(
+    embedder: WordTableEmbedder, expected: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "_BLOCK_LINES", 100)
+    monkeypatch.setattr(embedding, "_BLOCK_BYTES", 999)
+    monkeypatch.setattr(embedding, "_TOKENIZED_AT_ONCE", 7)
+    assert_same(embedder.embed(LINES), expected, LINES, 1e-5)
+
+
+def test_a_tiny_table_gives_the_same_vectors(model_directory: Path, expected: NDArray[np.float32]) -> None:
+    embedder = WordTableEmbedder.open(str(model_directory), table_size=5)
+    for _ in range(2):
+        assert_same(embedder.embed(LINES), expected, LINES, 1e-5)
+
+
+def test_threads_may_share_one_embedder_whose_table_overflows(
+    model_directory: Path, expected: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "_BLOCK_LINES", 64)
+    embedder = WordTableEmbedder.open(str(model_directory), table_size=200)
+    results: dict[int, NDArray[np.float32]] = {}
+
+    def work(shift: int) -> None:
+        rolled = [*LINES[shift:], *LINES[:shift]]
+        results[shift] = np.roll(embedder.embed(rolled), shift, axis=0)
+
+    threads = [threading.Thread(target=work, args=(shift,)) for shift in (0, 200, 400, 600)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for shift in (0, 200, 400, 600):
+        assert_same(results[shift], expected, LINES, 1e-5)

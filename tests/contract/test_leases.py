@@ -1,0 +1,332 @@
+"""One holder at a time, tokens that grow, and take-over of the dead, over every kind of store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.storage import processes
+from driftline.storage.errors import CorruptFile, LeaseHeld, LeaseLost, StorageError, WorkspaceTooNew
+from driftline.storage.leases import Lease, acquire
+from driftline.storage.objects import ObjectStore
+
+PATH = "org:acme/_leases/source.json"
+
+HOLDER = f"""
+import sys, time
+from driftline.storage.leases import acquire
+from driftline.storage.objects import ObjectStore
+lease = acquire(ObjectStore.open(sys.argv[1]), {PATH!r}, "run-child", ttl_seconds=float(sys.argv[2]))
+print(lease.token, flush=True)
+while True:
+    sys.stdin.readline()
+    try:
+        lease.check()
+        print("held", flush=True)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+"""
+
+RACER = f"""
+import sys
+from driftline.storage.errors import LeaseHeld
+from driftline.storage.leases import acquire
+from driftline.storage.objects import ObjectStore
+store = ObjectStore.open(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    lease = acquire(store, {PATH!r}, "run-" + sys.argv[2])
+    print("won", flush=True)
+except LeaseHeld:
+    print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def store(store_uri: str) -> ObjectStore:
+    return ObjectStore.open(store_uri)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> ObjectStore:
+    return ObjectStore.open(str(tmp_path / "workspace"))
+
+
+class Child:
+    """A Python process that is told to go on by a line, and answers by a line."""
+
+    def __init__(self, code: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Clock:
+    """A clock that moves only when somebody sleeps; ``each_second`` happens meanwhile."""
+
+    def __init__(self, each_second: Callable[[], None] = lambda: None) -> None:
+        self.now = 1000.0
+        self._each_second = each_second
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self._each_second()
+
+
+def lease_file(store: ObjectStore) -> dict[str, Any]:
+    return dict(json.loads(store.get(PATH)))
+
+
+def rewrite(store: ObjectStore, **owner: object) -> None:
+    """Change the owner in the lease file, as if another process had written it."""
+    data, version = store.get_versioned(PATH)
+    record = json.loads(data)
+    record["owner"].update(owner)
+    store.replace(PATH, json.dumps(record).encode(), version)
+
+
+def held_by_another_host(store: ObjectStore, ttl_seconds: float = 60.0) -> None:
+    acquire(store, PATH, "run-far", ttl_seconds=ttl_seconds).abandon()
+    rewrite(store, host="far-away", boot_id="another boot", pid=1)
+
+
+def test_a_lease_is_written_held_and_released_with_its_token_kept(store: ObjectStore) -> None:
+    with acquire(store, PATH, "run-1") as lease:
+        assert (lease.token, lease.taken_over) == (1, False)
+        lease.check()
+        record = lease_file(store)
+        assert (record["state"], record["token"], record["ttl_seconds"]) == ("held", 1, 60.0)
+        assert (record["owner"]["pid"], record["owner"]["run_id"]) == (os.getpid(), "run-1")
+    assert (lease_file(store)["state"], lease_file(store)["token"]) == ("released", 1)
+    with acquire(store, PATH, "run-2") as lease:
+        assert (lease.token, lease.taken_over) == (2, False)
+
+
+def test_a_held_lease_says_who_holds_it(store: ObjectStore) -> None:
+    with acquire(store, PATH, "run-1"):
+        with pytest.raises(LeaseHeld) as caught:
+            acquire(store, PATH, "run-2")
+        for part in ("run-1", f"process {os.getpid()}", PATH, "until 20"):
+            assert part in str(caught.value)
+        assert lease_file(store)["token"] == 1
+
+
+def test_a_released_lease_can_be_waited_for(store: ObjectStore) -> None:
+    first = acquire(store, PATH, "run-1")
+    threading.Timer(0.3, first.release).start()
+    with acquire(store, PATH, "run-2", wait_seconds=30) as second:
+        assert (second.token, second.taken_over) == (2, False)
+
+
+def test_a_lease_unchanged_for_one_ttl_is_taken_over_and_not_before(store: ObjectStore) -> None:
+    held_by_another_host(store)
+    with pytest.raises(LeaseHeld, match="far-away"):
+        acquire(store, PATH, "run-2")
+    clock = Clock()
+    with pytest.raises(LeaseHeld):
+        acquire(store, PATH, "run-2", wait_seconds=59, clock=clock, sleep=clock.sleep)
+    with acquire(store, PATH, "run-2", wait_seconds=120, clock=clock, sleep=clock.sleep) as lease:
+        assert (lease.token, lease.taken_over) == (2, True)
+        assert 60 <= clock.now - 1059 < 63
+
+
+def test_a_renewing_holder_on_another_host_is_never_taken_over(disk: ObjectStore) -> None:
+    held_by_another_host(disk)
+    renewals = iter(range(1000))
+    clock = Clock(each_second=lambda: rewrite(disk, run_id=f"run-far-{next(renewals)}"))
+    with pytest.raises(LeaseHeld, match="run-far-"):
+        acquire(disk, PATH, "run-2", wait_seconds=300, clock=clock, sleep=clock.sleep)
+
+
+def test_a_killed_holder_on_this_host_is_taken_over_at_once(disk: ObjectStore) -> None:
+    with Child(HOLDER, disk.uri, "60") as holder:
+        assert holder.answer() == "1"
+        with pytest.raises(LeaseHeld, match="run-child"):
+            acquire(disk, PATH, "run-2")
+        holder.process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, holder.process.pid, os.WEXITED | os.WNOWAIT)  # dead, though not reaped
+        with acquire(disk, PATH, "run-2") as lease:
+            assert (lease.token, lease.taken_over) == (2, True)
+
+
+def test_a_pid_that_was_given_to_another_process_does_not_hold_a_lease(disk: ObjectStore) -> None:
+    acquire(disk, PATH, "run-1").abandon()
+    rewrite(disk, start_time="1")
+    assert acquire(disk, PATH, "run-2").taken_over
+
+
+def test_a_pid_of_another_boot_or_container_proves_nothing(disk: ObjectStore) -> None:
+    acquire(disk, PATH, "run-1").abandon()
+    rewrite(disk, boot_id="another boot", pid=2**22 + 1)
+    with pytest.raises(LeaseHeld):
+        acquire(disk, PATH, "run-2")
+
+
+def test_without_proc_a_missing_pid_is_dead_and_a_living_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_start_time", lambda _: "")
+    mine = processes.ProcessIdentity.current()
+    assert not mine.is_provably_dead()
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    assert processes.ProcessIdentity(mine.host, mine.boot_id, gone.pid, "").is_provably_dead()
+
+
+def test_a_paused_holder_that_wakes_up_sees_that_it_lost(disk: ObjectStore) -> None:
+    with Child(HOLDER, disk.uri, "0.6") as holder:
+        assert holder.answer() == "1"
+        holder.tell()
+        assert holder.answer() == "held"
+        holder.process.send_signal(signal.SIGSTOP)
+        with acquire(disk, PATH, "run-2", wait_seconds=30) as lease:
+            assert (lease.token, lease.taken_over) == (2, True)
+            holder.process.send_signal(signal.SIGCONT)
+            holder.tell()
+            assert holder.answer() == "LeaseLost"
+            time.sleep(0.5)  # it would have renewed by now
+            lease.check()
+            assert lease_file(disk)["token"] == 2
+
+
+def test_a_holder_renews_for_longer_than_its_ttl(store: ObjectStore) -> None:
+    with acquire(store, PATH, "run-1", ttl_seconds=1.0) as lease:
+        first = lease_file(store)["renewed"]
+        with pytest.raises(LeaseHeld):
+            acquire(store, PATH, "run-2", wait_seconds=2.5)
+        lease.check()
+        record = lease_file(store)
+        assert record["renewed"] > first
+        assert record["acquired"] < record["renewed"]
+
+
+def test_an_abandoned_lease_stays_held_and_its_next_holder_is_warned(disk: ObjectStore) -> None:
+    with acquire(disk, PATH, "run-1", ttl_seconds=0.4) as first:
+        first.abandon()
+    assert lease_file(disk)["state"] == "held"
+    with pytest.raises(LeaseLost):
+        first.check()
+    with acquire(disk, PATH, "run-2", wait_seconds=10) as lease:
+        assert (lease.token, lease.taken_over) == (2, True)
+
+
+def test_check_and_release_after_a_take_over_leave_the_new_holder_alone(store: ObjectStore) -> None:
+    first = acquire(store, PATH, "run-1")
+    rewrite(store, boot_id="another boot")
+    data, version = store.get_versioned(PATH)
+    store.replace(PATH, json.dumps({**json.loads(data), "token": 2, "nonce": "other"}).encode(), version)
+    with pytest.raises(LeaseLost, match="taken the lease over"):
+        first.check()
+    first.release()
+    assert (lease_file(store)["token"], lease_file(store)["state"]) == (2, "held")
+
+
+def test_a_renewal_whose_acknowledgement_is_lost_does_not_lose_the_lease(disk: ObjectStore) -> None:
+    with acquire(disk, PATH, "run-1", ttl_seconds=0.9) as lease:
+        rewrite(disk, run_id="run-1")  # the same lease under a version that the holder does not know
+        time.sleep(0.7)
+        lease.check()
+    assert lease_file(disk)["state"] == "released"
+
+
+def test_a_store_that_fails_for_a_while_does_not_lose_the_lease(
+    disk: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise StorageError("no connection")
+
+    with acquire(disk, PATH, "run-1", ttl_seconds=0.3) as lease:
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "replace", fail)
+            time.sleep(0.3)
+        before = lease_file(disk)["renewed"]
+        time.sleep(0.3)
+        lease.check()
+        assert lease_file(disk)["renewed"] > before
+
+
+def test_of_two_racing_processes_one_wins(disk: ObjectStore) -> None:
+    with Child(RACER, disk.uri, "1") as one, Child(RACER, disk.uri, "2") as two:
+        assert one.answer() == two.answer() == "ready"
+        one.tell()
+        two.tell()
+        assert sorted([one.answer(), two.answer()]) == ["held", "won"]
+
+
+def test_of_six_racing_for_a_dead_lease_one_wins(store: ObjectStore) -> None:
+    held_by_another_host(store, ttl_seconds=0.5)
+    barrier = threading.Barrier(6)
+
+    def contend(i: int) -> Lease | None:
+        barrier.wait()
+        try:
+            return acquire(store, PATH, f"run-{i}", wait_seconds=3)
+        except LeaseHeld:
+            return None
+
+    with ThreadPoolExecutor(6) as pool:
+        leases = [lease for lease in pool.map(contend, range(6)) if lease]
+    assert [lease.token for lease in leases] == [2]
+    leases[0].check()
+    leases[0].release()
+
+
+def test_a_forked_process_neither_renews_nor_releases(disk: ObjectStore) -> None:
+    with acquire(disk, PATH, "run-1") as lease:
+        child = os.fork()
+        if child == 0:
+            lease.release()
+            try:
+                lease.check()
+            except LeaseLost:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        lease.check()
+        assert lease_file(disk)["state"] == "held"
+
+
+@pytest.mark.parametrize("content", [b"", b"not json", b"{}", b'{"token": 1}', b"[]", b"\xff\xfe"])
+def test_a_damaged_lease_file_is_named_and_never_overwritten(disk: ObjectStore, content: bytes) -> None:
+    disk.create(PATH, content)
+    with pytest.raises(CorruptFile, match=PATH):
+        acquire(disk, PATH, "run-1", wait_seconds=5)
+    assert disk.get(PATH) == content
+
+
+def test_a_lease_of_a_newer_format_is_left_alone(disk: ObjectStore) -> None:
+    acquire(disk, PATH, "run-1").release()
+    data, version = disk.get_versioned(PATH)
+    disk.replace(PATH, data.replace(b'"format_version": 1', b'"format_version": 2'), version)
+    with pytest.raises(WorkspaceTooNew, match=PATH):
+        acquire(disk, PATH, "run-2")

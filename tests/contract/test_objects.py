@@ -1,0 +1,587 @@
+"""What every store of a workspace must do, on a local disk, in memory, and on a real S3 server."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import lance
+import pyarrow as pa
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from driftline.storage.errors import (
+    AccessDenied,
+    AlreadyExists,
+    DriftlineError,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageError,
+    UnknownScheme,
+    UnsafeStore,
+    UsageError,
+)
+from driftline.storage.objects import TEMPORARY_PREFIX, ObjectStore
+
+ODD_NAMES = ["a%2Fb", "with space", "~20", "org:acme", "é/日本", "a+b&c=d", "a?b#c", 'it\'s "it"', "[x]{y}^`<>*|"]
+
+
+@pytest.fixture
+def store(store_uri: str) -> ObjectStore:
+    return ObjectStore.open(store_uri)
+
+
+def names(store: ObjectStore, prefix: str = "", *, recursive: bool = True) -> list[str]:
+    return sorted(info.path for info in store.list(prefix, recursive=recursive))
+
+
+def race(writers: list[Callable[[], str]]) -> list[str | DriftlineError]:
+    """What each of the writers got, all started at the same moment."""
+    barrier = threading.Barrier(len(writers))
+
+    def run(writer: Callable[[], str]) -> str | DriftlineError:
+        barrier.wait()
+        try:
+            return writer()
+        except DriftlineError as error:
+            return error
+
+    with ThreadPoolExecutor(len(writers)) as pool:
+        return list(pool.map(run, writers))
+
+
+def test_what_is_created_can_be_read_and_looked_up(store: ObjectStore) -> None:
+    version = store.create("org:acme/_index.parquet", b"some bytes")
+    assert store.get("org:acme/_index.parquet") == b"some bytes"
+    assert store.get_versioned("org:acme/_index.parquet") == (b"some bytes", version)
+    info = store.head("org:acme/_index.parquet")
+    assert info is not None
+    assert (info.path, info.size_bytes, info.version) == ("org:acme/_index.parquet", 10, version)
+    assert abs(info.modified - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
+    store.create("empty", b"")
+    assert store.get("empty") == b""
+    assert names(store) == ["empty"]
+
+
+def test_what_is_missing_is_not_found(store: ObjectStore) -> None:
+    store.create("a/b", b"1")
+    for path in ("nope", "a", "a/b/c", "x/y/z"):
+        assert store.head(path) is None
+        with pytest.raises(ObjectNotFound, match=path):
+            store.get(path)
+
+
+def test_create_refuses_an_existing_object_and_leaves_it_alone(store: ObjectStore) -> None:
+    store.create("a", b"first")
+    with pytest.raises(AlreadyExists, match="/a"):
+        store.create("a", b"other")
+    assert store.get("a") == b"first"
+
+
+def test_create_of_the_same_bytes_is_the_same_write(store: ObjectStore) -> None:
+    assert store.create("a", b"first") == store.create("a", b"first")
+
+
+def test_replace_gives_a_new_version_and_refuses_the_old_one(store: ObjectStore) -> None:
+    first = store.create("a", b"1")
+    second = store.replace("a", b"2", first)
+    assert second != first
+    assert store.get_versioned("a") == (b"2", second)
+    with pytest.raises(PreconditionFailed, match="/a"):
+        store.replace("a", b"3", first)
+    assert store.get("a") == b"2"
+
+
+def test_replace_refuses_a_missing_object(store: ObjectStore) -> None:
+    version = store.create("a", b"1")
+    store.delete(["a"])
+    with pytest.raises(PreconditionFailed):
+        store.replace("a", b"2", version)
+    assert store.head("a") is None
+
+
+def test_of_eight_racing_creators_exactly_one_wins(store: ObjectStore) -> None:
+    for attempt in range(10 if store.is_local else 2):  # the S3 server lets some contenders wait for seconds
+        path = f"race/{attempt}"
+        results = race([lambda i=i, path=path: store.create(path, f"{i}".encode()) for i in range(8)])  # type: ignore[misc]
+        winners = [i for i, result in enumerate(results) if isinstance(result, str)]
+        assert len(winners) == 1
+        assert all(isinstance(result, AlreadyExists) for i, result in enumerate(results) if i not in winners)
+        assert store.get(path) == f"{winners[0]}".encode()
+
+
+def test_of_eight_racing_replacements_exactly_one_wins(store: ObjectStore) -> None:
+    version = store.create("race", b"start")
+    for attempt in range(10 if store.is_local else 2):  # the S3 server lets some contenders wait for seconds
+        results = race(
+            [lambda i=i, v=version, a=attempt: store.replace("race", f"{a}-{i}".encode(), v) for i in range(8)]  # type: ignore[misc]
+        )
+        winners = [i for i, result in enumerate(results) if isinstance(result, str)]
+        assert len(winners) == 1
+        assert all(isinstance(result, PreconditionFailed) for i, result in enumerate(results) if i not in winners)
+        data, version = store.get_versioned("race")
+        assert data == f"{attempt}-{winners[0]}".encode()
+
+
+INCREMENT = """
+import pickle, sys
+from driftline.storage.errors import PreconditionFailed
+store = pickle.load(sys.stdin.buffer)
+done = 0
+while done < 20:
+    data, version = store.get_versioned("counter")
+    try:
+        store.replace("counter", b"%d %s" % (int(data.split()[0]) + 1, sys.argv[1].encode()), version)
+        done += 1
+    except PreconditionFailed:
+        pass
+"""
+
+
+def test_processes_that_increment_a_counter_lose_no_increment(store: ObjectStore) -> None:
+    store.create("counter", b"0")
+    processes = [
+        subprocess.Popen([sys.executable, "-c", INCREMENT, f"process-{i}"], stdin=subprocess.PIPE) for i in range(2)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(pickle.dumps(store))
+        process.stdin.close()
+    assert [process.wait(60) for process in processes] == [0, 0]
+    assert store.get("counter").split()[0] == b"40"
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_odd_names_are_kept_as_they_are(store: ObjectStore, name: str) -> None:
+    store.create(f"odd/{name}/x", b"1")
+    assert store.get(f"odd/{name}/x") == b"1"
+    assert names(store, f"odd/{name}") == [f"odd/{name}/x"]
+    assert store.list_dirs("odd") == [name.partition("/")[0]]
+    store.delete([f"odd/{name}/x"])
+    assert names(store) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a/", "a\\b", "a\nb", "a\udc80"]
+)
+def test_paths_that_leave_the_workspace_or_differ_between_stores_are_refused(tmp_path: Path, path: str) -> None:
+    store = ObjectStore.open(str(tmp_path))
+    for operation in (
+        store.get,
+        store.head,
+        store.lance_uri,
+        lambda p: store.create(p, b""),
+        lambda p: store.delete([p]),
+    ):
+        with pytest.raises(UsageError):
+            operation(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_listing_knows_directories(store: ObjectStore) -> None:
+    for path in ("top", "a/1", "a/b/2", "a/b/c/3", "ab/4"):
+        store.create(path, path.encode())
+    assert names(store) == ["a/1", "a/b/2", "a/b/c/3", "ab/4", "top"]
+    assert names(store, "a") == names(store, "a/") == ["a/1", "a/b/2", "a/b/c/3"]
+    assert names(store, "a", recursive=False) == ["a/1"]
+    assert names(store, recursive=False) == ["top"]
+    assert store.list_dirs() == ["a", "ab"]
+    assert store.list_dirs("a") == ["b"]
+    assert names(store, "nothing") == names(store, "top") == store.list_dirs("nothing") == []
+    for info in store.list():
+        assert info == store.head(info.path)
+
+
+def test_listing_more_than_one_page_is_complete(store: ObjectStore) -> None:
+    paths = [f"many/{i:04}" for i in range(1100)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda path: store.create(path, b"x"), paths))
+    assert names(store, "many") == paths
+    store.delete(paths)
+    assert names(store) == []
+
+
+def test_delete_accepts_missing_objects_and_nothing_at_all(store: ObjectStore) -> None:
+    store.delete([])
+    store.delete(["never/was"])
+    store.create("a/b", b"1")
+    store.delete(["a/x", "a/b", "a/b", "a"])
+    assert names(store) == store.list_dirs() == []
+
+
+def test_a_listing_does_not_show_temporary_files(store: ObjectStore) -> None:
+    store.create(f"a/{TEMPORARY_PREFIX}left-by-a-crash", b"1")
+    store.create("a/b", b"1")
+    assert names(store) == ["a/b"]
+
+
+class Forgetful:
+    """A backend whose writes happen, but whose acknowledgement is lost: the caller gets ``error`` instead."""
+
+    def __init__(self, backend: Any, error: DriftlineError, *, write: bool = True) -> None:
+        self._backend, self._error, self._write = backend, error, write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def create(self, path: str, data: bytes) -> str:
+        if self._write:
+            self._backend.create(path, data)
+        raise self._error
+
+    def replace(self, path: str, data: bytes, version: str) -> str:
+        if self._write:
+            self._backend.replace(path, data, version)
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [AlreadyExists("412"), StorageError("reset")])
+def test_a_creation_whose_acknowledgement_is_lost_succeeds(store: ObjectStore, error: DriftlineError) -> None:
+    forgetful = ObjectStore(store.uri, Forgetful(store._backend, error), {})
+    assert forgetful.create("a", b"mine") == store.get_versioned("a")[1]
+
+
+@pytest.mark.parametrize("error", [PreconditionFailed("412"), StorageError("reset")])
+def test_a_replacement_whose_acknowledgement_is_lost_succeeds(store: ObjectStore, error: DriftlineError) -> None:
+    first = store.create("a", b"1")
+    forgetful = ObjectStore(store.uri, Forgetful(store._backend, error), {})
+    assert forgetful.replace("a", b"2", first) == store.get_versioned("a")[1]
+
+
+def test_a_write_that_did_not_happen_raises_what_the_store_said(store: ObjectStore) -> None:
+    failing = ObjectStore(store.uri, Forgetful(store._backend, StorageError("reset"), write=False), {})
+    with pytest.raises(StorageError, match="reset"):
+        failing.create("a", b"1")
+    version = store.create("a", b"1")
+    with pytest.raises(StorageError, match="reset"):
+        failing.replace("a", b"2", version)
+
+
+def test_the_probe_accepts_a_safe_store_and_cleans_up(store: ObjectStore) -> None:
+    store.probe_conditional_writes()
+    assert [info.path for info in store._backend.walk("", recursive=True)] == []
+
+
+def test_a_pickled_store_is_the_same_store_and_shows_no_credentials(store_uri: str, s3_server: Any) -> None:
+    options = {"aws_access_key_id": s3_server.access_key, "aws_secret_access_key": s3_server.secret_key}
+    store = ObjectStore.open(store_uri, options)
+    store.create("a", b"1")
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.uri == store.uri
+    assert copy.get("a") == b"1"
+    assert s3_server.secret_key not in repr(copy) + str(copy) + copy.uri
+
+
+# --- local disk -------------------------------------------------------------------------------------------------------
+
+
+def test_a_local_path_may_be_given_in_several_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    root = str(tmp_path / "a b%2F")
+    for uri in ("a b%2F", "~/a b%2F/", root, Path(root).as_uri()):
+        store = ObjectStore.open(uri)
+        assert (store.uri, store.is_local, store.lance_options) == (root, True, None)
+        assert store.lance_uri("org:acme/t.lance") == f"{root}/org:acme/t.lance"
+
+
+def test_memory_is_private_and_gone_at_exit() -> None:
+    code = (
+        "from driftline.storage.objects import ObjectStore\n"
+        "store = ObjectStore.open('memory://')\n"
+        "store.create('a', b'1')\n"
+        "assert ObjectStore.open('memory://').head('a') is None\n"
+        "print(store.uri)"
+    )
+    root = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    assert os.path.isabs(root)
+    assert not os.path.exists(root)
+
+
+def test_replacements_never_bring_a_version_back_however_coarse_the_clock(tmp_path: Path) -> None:
+    store = ObjectStore.open(str(tmp_path))
+    version = store.create("a", b"0")
+    os.utime(tmp_path / "a", ns=(2**62, 2**62))  # a clock that stands still, far ahead
+    version = store.get_versioned("a")[1]
+    seen = {version}
+    for i in range(300):
+        version = store.replace("a", f"{i % 10}".encode(), version)
+        seen.add(version)
+    assert len(seen) == 301
+
+
+def test_delete_removes_the_directories_that_it_empties(tmp_path: Path) -> None:
+    store = ObjectStore.open(str(tmp_path))
+    store.create("a/b/c/1", b"1")
+    store.create("a/2", b"2")
+    store.delete(["a/b/c/1"])
+    assert sorted(os.listdir(tmp_path / "a")) == ["2"]
+
+
+def test_creating_beside_a_delete_that_empties_the_directory_never_fails(tmp_path: Path) -> None:
+    store = ObjectStore.open(str(tmp_path))
+
+    def churn(worker: int) -> None:
+        for i in range(100):
+            path = f"a/b/{worker}-{i}"
+            store.create(path, b"x")
+            store.delete([path])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(churn, range(4)))
+    assert names(store) == []
+
+
+def test_a_file_system_without_hard_links_still_creates_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    store = ObjectStore.open(str(tmp_path))
+    results = race([lambda i=i: store.create("a", f"{i}".encode()) for i in range(8)])  # type: ignore[misc]
+    assert len([result for result in results if isinstance(result, str)]) == 1
+    with pytest.raises(AlreadyExists):
+        store.create("a", b"other")
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = ObjectStore.open(str(tmp_path))
+    version = store.create("a", b"1")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="No space left"):
+        store.create("b", b"2")
+    with pytest.raises(StorageError, match="No space left"):
+        store.replace("a", b"2", version)
+    assert sorted(os.listdir(tmp_path)) == [".lock", "a"]
+    assert store.get("a") == b"1"
+
+
+def test_a_lock_held_by_a_killed_process_is_free(tmp_path: Path) -> None:
+    store = ObjectStore.open(str(tmp_path))
+    version = store.create("a", b"1")
+    code = (
+        "import sys, time\n"
+        "from driftline.storage.objects import ObjectStore\n"
+        "with ObjectStore.open(sys.argv[1])._backend._locked():\n"
+        "    print('locked', flush=True)\n"
+        "    time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        holder.kill()
+    started = time.monotonic()
+    store.replace("a", b"2", version)
+    assert time.monotonic() - started < 5
+
+
+def test_a_directory_without_permission_is_access_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "mkdir", refuse)  # for root, a mode would not do
+    with pytest.raises(AccessDenied, match=r"Permission denied.*a/b"):
+        ObjectStore.open(str(tmp_path)).create("a/b", b"1")
+
+
+@pytest.mark.parametrize("uri", ["http://host/x", "ftp://user:secret@host/x", "s3a://b/x"])
+def test_an_unknown_scheme_is_named(uri: str) -> None:
+    with pytest.raises(UnknownScheme, match=uri.partition(":")[0]) as caught:
+        ObjectStore.open(uri)
+    assert "secret" not in str(caught.value)
+
+
+# --- buckets ----------------------------------------------------------------------------------------------------------
+
+
+def test_bucket_uris_are_normalised_and_cross_to_lance_encoded(s3_environment: Any) -> None:
+    store = ObjectStore.open("s3://bucket//a%2Fb/c d/")
+    assert (store.uri, store.is_local) == ("s3://bucket/a%2Fb/c d", False)
+    assert store.lance_uri("org:acme/t~20.lance") == "s3://bucket/a%252Fb/c%20d/org%3Aacme/t~20.lance"
+    assert ObjectStore.open("s3://bucket").lance_uri("t.lance") == "s3://bucket/t.lance"
+
+
+def test_azure_and_google_uris_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = ObjectStore.open("abfss://box@acme.dfs.core.windows.net/p", {"azure_storage_account_key": "c2VjcmV0"})
+    assert account.uri == "az://box/p"
+    assert account.lance_options is not None
+    assert account.lance_options["azure_storage_account_name"] == "acme"
+    assert ObjectStore.open("gs://box/p", {"google_skip_signature": "true"}).uri == "gs://box/p"
+
+
+@pytest.mark.parametrize(
+    ("uri", "options"),
+    [
+        ("s3://", {}),
+        ("s3://key:hunter22@bucket/x", {}),
+        ("s3://bucket/a/../b", {}),
+        ("s3://bucket", {"aws_nonsense": "hunter22"}),
+        ("s3://bucket", {"connect_timeout": "soon"}),
+    ],
+)
+def test_bad_uris_and_options_are_wrong_use(uri: str, options: dict[str, str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        ObjectStore.open(uri, options)
+    assert "hunter22" not in str(caught.value)
+
+
+def test_lance_and_the_store_see_the_same_bucket_with_only_the_environment(s3_bucket: str) -> None:
+    store = ObjectStore.open(f"{s3_bucket}/a%2Fb é")
+    table = lance.write_dataset(
+        pa.table({"x": [1]}), store.lance_uri("org:acme/t.lance"), storage_options=store.lance_options
+    )
+    assert table.count_rows() == 1
+    assert store.list_dirs("org:acme") == ["t.lance"]
+    assert any(path.startswith("org:acme/t.lance/data/") for path in names(store))
+
+
+def test_options_given_win_over_the_environment(
+    s3_bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    options = {"AWS_SECRET_ACCESS_KEY": s3_server.secret_key, "endpoint": s3_server.endpoint}
+    store = ObjectStore.open(s3_bucket, options)
+    store.create("a", b"1")
+    lance.write_dataset(pa.table({"x": [1]}), store.lance_uri("t.lance"), storage_options=store.lance_options)
+
+
+@pytest.mark.parametrize("variable", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_wrong_credentials_are_access_denied_and_not_shown(
+    s3_bucket: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "wrong-and-private")
+    store = ObjectStore.open(s3_bucket)
+    operations: list[Callable[[], object]] = [
+        lambda: store.get("a"),
+        lambda: store.head("a"),
+        lambda: store.create("a", b"1"),
+        lambda: store.replace("a", b"1", '"x"'),
+        lambda: list(store.list()),
+        store.list_dirs,
+        lambda: store.delete(["a"]),
+        store.probe_conditional_writes,
+    ]
+    for operation in operations:
+        with pytest.raises(AccessDenied, match="AWS_SECRET_ACCESS_KEY") as caught:
+            operation()
+        assert "wrong-and-private" not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+def test_a_missing_bucket_is_named(s3_environment: Any) -> None:
+    store = ObjectStore.open("s3://no-such-bucket/x")
+    for operation in (lambda: store.get("a"), lambda: store.create("a", b"1"), lambda: list(store.list())):
+        with pytest.raises(AccessDenied, match="does not exist: s3://no-such-bucket"):
+            operation()
+
+
+def test_a_wrong_endpoint_fails_soon(s3_environment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    started = time.monotonic()
+    with pytest.raises(StorageError, match="no connection"):
+        ObjectStore.open("s3://bucket/x").get("a")
+    assert time.monotonic() - started < 10
+
+
+class Proxy(ThreadingHTTPServer):
+    """A proxy before the S3 server that drops a header or some answers; it signs what it passes on."""
+
+    daemon_threads = True
+
+    def __init__(self, upstream: Any, *, strip: str = "", lose_answers: int = 0) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = urlsplit(upstream.endpoint).netloc
+        self.signer = S3SigV4Auth(Credentials(upstream.access_key, upstream.secret_key), "s3", "us-east-1")
+        self.strip = strip.lower()
+        self.answers_to_lose = lose_answers
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _forward(self) -> None:
+        proxy = self.server
+        assert isinstance(proxy, Proxy)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        dropped = ("authorization", "host", "x-amz-date", "x-amz-content-sha256", proxy.strip)
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
+        request = AWSRequest(self.command, f"http://{proxy.upstream}{self.path}", headers, body)
+        proxy.signer.add_auth(request)
+        upstream = http.client.HTTPConnection(proxy.upstream)
+        upstream.request(self.command, self.path, body, dict(request.headers.items()))
+        answer = upstream.getresponse()
+        data = answer.read()
+        upstream.close()
+        if self.command == "PUT" and proxy.answers_to_lose:
+            proxy.answers_to_lose -= 1
+            self.close_connection = True
+            return
+        self.send_response_only(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection"):
+                self.send_header(name, value)
+        if answer.getheader("Content-Length") is None:
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _forward
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def proxy(s3_server: Any, request: pytest.FixtureRequest) -> Iterator[Proxy]:
+    server = Proxy(s3_server, **request.param)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("proxy", [{"lose_answers": 1}], indirect=True)
+def test_a_connection_that_breaks_after_the_write_is_no_failure(s3_bucket: str, proxy: Proxy) -> None:
+    store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
+    version = store.create("a", b"1")
+    assert proxy.answers_to_lose == 0
+    proxy.answers_to_lose = 1
+    store.replace("a", b"2", version)
+    assert proxy.answers_to_lose == 0
+    assert store.get("a") == b"2"
+
+
+@pytest.mark.parametrize("proxy", [{"strip": "If-None-Match"}, {"strip": "If-Match"}], indirect=True)
+def test_a_store_that_ignores_conditions_is_refused(s3_bucket: str, proxy: Proxy) -> None:
+    store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
+    with pytest.raises(UnsafeStore, match="If-None-Match"):
+        store.probe_conditional_writes()
+    assert [info.path for info in store._backend.walk("", recursive=True)] == []

@@ -1,0 +1,132 @@
+"""The command line without a workspace: wrong use, help, version, and how failures are told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows import cli
+from driftline.storage.errors import DeletionRefused, UnknownScheme
+
+HEAVY = ("prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "sqlalchemy")
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory without a workspace."""
+    monkeypatch.delenv("DRIFTLINE_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def failing(*_: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(cli, "workspace_for_reading", failing)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["index"], "SOURCE"),
+        (["index", ".", "--no-such-option"], "--no-such-option"),
+        (["index", ".", "--max-delete-fraction", "1.5"], "--max-delete-fraction"),
+        (["index", ".", "--indexes", "some"], "--indexes"),
+        (["index", ".", "--workers", "0"], "--workers"),
+        (["index", "s3://bucket/code"], "--workspace"),
+        (["search"], "QUERY"),
+        (["search", "x", "--top-k", "-1"], "--top-k"),
+        (["search", "x", "--top-k", "many"], "--top-k"),
+        (["search", "x", "-n", "-1"], "--n-lines"),
+        (["status"], "driftline index"),
+        (["sources"], "driftline index"),
+        (["remove", "source:web"], "driftline index"),
+        (["no-such-command"], "no-such-command"),
+    ],
+)
+def test_wrong_use_is_one_line_on_standard_error_and_exit_code_2(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("driftline: ")
+    assert err.count("\n") == 1
+    assert complaint in err
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["search", "x", "--top-k", "-1"], ["index", ".", "--nonsense"]])
+def test_with_json_an_error_is_one_object_on_standard_output(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out)["error"] in {"usage", "workspace_not_found"}
+
+
+def test_json_after_a_double_dash_is_not_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["search", "--", "--json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_no_command_shows_the_help_and_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "Usage: driftline" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["index", "search", "status", "sources", "remove"])
+def test_each_command_has_help_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("driftline 0.")
+
+
+def test_an_error_of_the_tree_sets_its_own_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(monkeypatch, DeletionRefused("Too many deletions", "source:web", "Confirm with 1."))
+    assert cli.main(["status"]) == 3
+    assert capsys.readouterr().err == "driftline: Too many deletions: source:web. Confirm with 1.\n"
+
+
+def test_a_newline_in_an_error_stays_on_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(monkeypatch, UnknownScheme("No file system", "odd\nname://x"))
+    assert cli.main(["status"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_interrupt_exits_with_3_and_says_how_to_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(monkeypatch, KeyboardInterrupt())
+    assert cli.main(["status"]) == 3
+    assert "again" in capsys.readouterr().err
+
+
+def test_an_unexpected_exception_keeps_its_traceback_and_exits_with_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(monkeypatch, ZeroDivisionError("surprise"))
+    assert cli.main(["status", "--json"]) == 3
+    out, err = capsys.readouterr()
+    assert "Traceback" in err
+    assert json.loads(out)["error"] == "unexpected"
+
+
+def test_the_command_line_starts_without_heavy_libraries() -> None:
+    code = f"import sys, driftline.flows.cli; print([m for m in {HEAVY!r} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,107 @@
+"""What people see."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from driftline.flows.display import print_index, print_json, print_search, print_sources, print_status
+from driftline.flows.progress import QuietProgress
+
+
+def hit(**changes: Any) -> dict[str, Any]:
+    values = {"path": "a.py", "source": "org:o/project:p/source:s", "line": 10, "start_line": 9, "end_line": 11}
+    values |= {"score": 0.5, "distance": 0.5, "rank": 1, "text": "ten", "context": ["nine", "ten", "eleven"]}
+    return values | changes
+
+
+def test_a_result_is_path_and_line_and_numbered_context(capsys: pytest.CaptureFixture[str]) -> None:
+    print_search({"query": "q", "results": [hit()]})
+    assert capsys.readouterr().out == "a.py:10  0.50\n   9- nine\n  10: ten\n  11- eleven\n"
+
+
+def test_a_result_without_context_shows_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_search({"query": "q", "results": [hit(context=[])]})
+    assert capsys.readouterr().out == "a.py:10  0.50\n  10: ten\n"
+
+
+def test_results_of_several_sources_name_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    print_search({"query": "q", "results": [hit(), hit(source="org:o/project:p/source:t")]})
+    out = capsys.readouterr().out
+    assert "source:s\n" in out
+    assert "source:t\n" in out
+
+
+def test_control_characters_of_files_never_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_search({"query": "q", "results": [hit(path="a\n\x1b[2J.py", context=["\x1b]0;x\x07", "t\ten", "\x9b1m"])]})
+    out = capsys.readouterr().out
+    assert not set(out) & {"\x1b", "\x07", "\x9b", "\t"}
+    assert out.startswith(r"a\x0a\x1b[2J.py:10")
+
+
+def test_long_lines_and_markup_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "[bold]:smile:[/nonsense] " + "x" * 500
+    print_search({"query": "q", "results": [hit(context=[], text=line)]})
+    assert line in capsys.readouterr().out
+
+
+def test_json_survives_undecodable_names(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"path": "\udcff\u2028é"})
+    assert capsys.readouterr().out == '{"path": "\\udcff\\u2028\\u00e9"}\n'
+
+
+def test_an_index_report_counts_what_was_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    skipped = [
+        {"path": "a", "reason": "binary"},
+        {"path": "b", "reason": "binary"},
+        {"path": ".env", "reason": "secret"},
+    ]
+    counts = {"new": 1200, "changed": 2, "touched": 3, "unchanged": 4, "deleted": 5}
+    source = {"entity": "source:s", "uri": "/s", "skipped": skipped, "lines_embedded": 7, "lines_total": 8, **counts}
+    print_index({"run_id": "r", "workspace": "/w", "sources": [source], "seconds": 1.25}, dry_run=False)
+    out = capsys.readouterr().out
+    assert "1,200 new, 2 changed, 3 touched, 4 unchanged, 5 deleted" in out
+    assert "2 binary, 1 secret" in out
+
+
+def test_the_status_of_an_empty_workspace_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"total_documents": 0, "total_lines": 0, "has_index": False, "index_type": None, "deltas": 0}
+    print_status({"workspace": "/w", "model": None, "sources": (), "last_run": None, **figures})
+    assert "vector index none" in capsys.readouterr().out
+
+
+def test_without_a_terminal_no_source_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    source = {"entity": "org:o/project:p/source:" + "s" * 90, "uri": "/" + "u" * 90, "documents": 1234, "lines": 5}
+    print_sources({"workspace": "/w", "sources": [source]})
+    assert capsys.readouterr().out.splitlines()[1].split() == [source["entity"], source["uri"], "1,234", "5"]
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    code = "from driftline.flows.display import print_json\nfor _ in range(5000): print_json({'x': 'y' * 100})"
+    done = subprocess.run(
+        ["bash", "-c", '"$1" -c "$2" | head -n 1 >/dev/null; echo "${PIPESTATUS[0]}"', "bash", sys.executable, code],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_quiet_progress_tells_a_figure_only_now_and_then() -> None:
+    now = 0.0
+    stream = io.StringIO()
+    progress = QuietProgress(stream, interval=5.0, clock=lambda: now)
+    progress.phase("embed", total=1000)
+    for second in range(12):
+        now = float(second)
+        progress.advance(documents=10, lines=100)
+    progress.message("careful")
+    assert stream.getvalue().splitlines() == [
+        "driftline: embed: 60 of 1,000 documents, 600 lines",
+        "driftline: embed: 110 of 1,000 documents, 1,100 lines",
+        "driftline: careful",
+    ]

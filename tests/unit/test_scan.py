@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from driftline.storage.errors import StorageError
+from driftline.storage.sources import open_source
+from driftline.tasks.diff import CHANGE_SCHEMA, MANIFEST_SCHEMA
+from driftline.tasks.ignore import Rules
+from driftline.tasks.scan import ReadManifest, ScanResult, ScanSpec, plan_partitions, scan, scan_paths
+from driftline.tasks.walk import Subtree
+
+NOW = 4 * 10**18
+"""Long after every file of these tests, so that none is racy."""
+
+ODD_NAMES = [
+    "with space",
+    "per%20cent",
+    "quote'\"",
+    "new\nline",
+    "under_score",
+    "🙂",
+    "é",
+    "*?[a]",
+    "back\\slash",
+    "#x",
+]
+
+
+def spec_of(root: Path, **options: object) -> ScanSpec:
+    return ScanSpec(open_source(root), "fp", **options)  # type: ignore[arg-type]
+
+
+def write(root: Path, *paths: str) -> None:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("x = 1\n")
+
+
+def nothing(prefixes: Sequence[str]) -> pa.Table:
+    return MANIFEST_SCHEMA.empty_table()
+
+
+def indexed(result: ScanResult) -> ReadManifest:
+    """The manifest after a run that indexed all that ``result`` found."""
+    rows = result.diff.new.select(MANIFEST_SCHEMA.names).to_pylist()
+    table = pa.Table.from_pylist(
+        [row | {"hash": "h", "fingerprint": "fp", "lines": 1} for row in rows], schema=MANIFEST_SCHEMA
+    )
+    return lambda prefixes: table.filter(
+        pa.array([row["path"].startswith(tuple(prefixes)) for row in rows], pa.bool_())
+    )
+
+
+def skipped(result: ScanResult) -> dict[str, str]:
+    return dict(zip(result.skipped["path"].to_pylist(), result.skipped["reason"].to_pylist(), strict=True))
+
+
+def paths(table: pa.Table) -> list[str]:
+    found: list[str] = table["path"].to_pylist()
+    return found
+
+
+def test_an_unchanged_tree_has_no_differences(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "b/c.py", "b/d/e.py")
+    first = scan(spec_of(tmp_path), nothing, now_ns=NOW)
+    assert paths(first.diff.new) == ["a.py", "b/c.py", "b/d/e.py"]
+    assert first.diff.new.schema == CHANGE_SCHEMA
+    second = scan(spec_of(tmp_path), indexed(first), now_ns=NOW)
+    assert (second.diff.unchanged, len(second.diff.candidates), second.listed, second.complete) == (3, 0, 3, True)
+
+
+def test_each_kind_of_change_is_seen(tmp_path: Path) -> None:
+    write(tmp_path, "same", "changed", "touched", "gone")
+    before = indexed(scan(spec_of(tmp_path), nothing, now_ns=NOW))
+    (tmp_path / "changed").write_text("longer than before\n")
+    os.utime(tmp_path / "touched", ns=(1, 1))
+    (tmp_path / "gone").rename(tmp_path / "renamed")
+    found = scan(spec_of(tmp_path), before, now_ns=NOW).diff
+    assert (paths(found.candidates), paths(found.new), paths(found.deleted), found.unchanged) == (
+        ["changed", "touched"],
+        ["renamed"],
+        ["gone"],
+        1,
+    )
+
+
+def test_names_may_hold_anything_that_is_utf8(tmp_path: Path) -> None:
+    names = [*ODD_NAMES, *(f"folder {name}/{name}" for name in ODD_NAMES)]
+    write(tmp_path, *names)
+    result = scan(spec_of(tmp_path), nothing, now_ns=NOW)
+    assert paths(result.diff.new) == sorted(names, key=str.encode)
+    assert len(result.skipped) == 0
+    assert scan_paths(spec_of(tmp_path), names, indexed(result), now_ns=NOW).diff.unchanged == len(names)
+
+
+def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
+    write(tmp_path, "good.py")
+    for name in (b"bad\xff.py", b"bad\xfe\xff/x.py"):
+        path = os.path.join(os.fsencode(tmp_path), name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        Path(os.fsdecode(path)).write_text("x")
+    result = scan(spec_of(tmp_path), nothing, now_ns=NOW)
+    assert paths(result.diff.new) == ["good.py"]
+    assert skipped(result) == {"bad\\xff.py": "undecodable name", "bad\\xfe\\xff/": "undecodable name"}
+
+
+def test_links_are_not_followed_and_those_that_lead_astray_are_reported(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    write(root, "a/file.py")
+    write(outside, "secret.py")
+    for name, target in {
+        "inside_file": "a/file.py",
+        "inside_folder": "a",
+        "broken": "nowhere",
+        "a/loop": "..",
+        "self": "self",
+        "out_file": outside / "secret.py",
+        "out_folder": outside,
+    }.items():
+        (root / name).symlink_to(target)
+    result = scan(spec_of(root), nothing, now_ns=NOW)
+    assert paths(result.diff.new) == ["a/file.py"]
+    assert set(skipped(result)) == {"a/loop", "self", "out_file", "out_folder"}
+
+
+def test_a_source_may_be_a_link_itself(tmp_path: Path) -> None:
+    write(tmp_path / "root", "a.py")
+    (tmp_path / "link").symlink_to("root")
+    result = scan(spec_of(tmp_path / "link"), nothing, now_ns=NOW)
+    assert paths(result.diff.new) == ["a.py"]
+
+
+def test_pipes_and_sockets_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a.py")
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        result = scan(spec_of(tmp_path), nothing, now_ns=NOW)
+    assert paths(result.diff.new) == ["a.py"]
+    assert skipped(result) == {"pipe": "unreadable", "socket": "unreadable"}
+
+
+def test_large_files_secrets_and_excluded_files_are_reported_and_no_longer_indexed(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "b.py", "c.py", "key.pem")
+    before = indexed(scan(spec_of(tmp_path, rules=Rules(skip_secrets=False)), nothing, now_ns=NOW))
+    (tmp_path / "b.py").write_text("x" * 101)
+    result = scan(spec_of(tmp_path, rules=Rules(exclude=("c.py",)), max_file_bytes=100), before, now_ns=NOW)
+    assert skipped(result) == {"b.py": "too large", "c.py": "excluded", "key.pem": "secret"}
+    assert paths(result.diff.deleted) == ["b.py", "c.py", "key.pem"]
+    assert result.listed == 1
+
+
+def test_bookkeeping_folders_are_left_out_silently(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", ".git/config", "sub/.hg/x", ".driftline/x", "sub/.svn/x")
+    result = scan(spec_of(tmp_path), nothing, now_ns=NOW)
+    assert (paths(result.diff.new), len(result.skipped)) == (["a.py"], 0)
+
+
+def test_a_file_that_vanishes_after_it_was_listed_is_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "a.py", "b.py")
+    from driftline.tasks.walk import Walk
+
+    keep_files = Walk._keep_files
+
+    def vanish(walk: Walk, level: object) -> object:
+        (tmp_path / "b.py").unlink(missing_ok=True)
+        return keep_files(walk, level)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Walk, "_keep_files", vanish)
+    result = scan(spec_of(tmp_path), nothing, now_ns=NOW)
+    assert (paths(result.diff.new), result.complete) == (["a.py"], True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 20])
+def test_partitions_find_together_what_one_scan_finds(tmp_path: Path, n: int) -> None:
+    files = [f"{a}/{b}/{c}.py" for a in "abc" for b in "de" for c in "fg"] + ["top.py", "a/inner.py", "gone/x/y.py"]
+    write(tmp_path, *files, "build/ignored.py", ".gitignore", "a/d/ignored/x.py", "a/new.log")
+    (tmp_path / ".gitignore").write_text("build/\n*.log\n")
+    (tmp_path / "a" / ".gitignore").write_text("ignored/\n")
+    whole = scan(spec_of(tmp_path), nothing, now_ns=NOW)
+    manifest = indexed(whole)
+    shutil.rmtree(tmp_path / "gone")
+    parts = plan_partitions(open_source(tmp_path), n)
+    assert len(parts) <= n
+    # What changes between planning and scanning belongs to some partition, too.
+    write(tmp_path, "fresh/a.py", "a/fresh/b.py", "b/d/fresh/c.py")
+    shutil.rmtree(tmp_path / "c")
+    results = [scan(spec_of(tmp_path, subtrees=part), manifest, now_ns=NOW) for part in parts]
+    once = scan(spec_of(tmp_path), manifest, now_ns=NOW)
+    for name in ("new", "deleted", "candidates"):
+        together = sorted(path for result in results for path in paths(getattr(result.diff, name)))
+        assert together == sorted(paths(getattr(once.diff, name))), name
+    assert sum(result.diff.unchanged for result in results) == once.diff.unchanged
+    assert sorted(path for result in results for path in skipped(result)) == sorted(skipped(once))
+
+
+def test_a_plan_goes_deep_enough_to_share_out_a_narrow_tree(tmp_path: Path) -> None:
+    write(tmp_path, *(f"only/src/{i}/{j}.py" for i in range(12) for j in range(2)))
+    sizes = []
+    for part in plan_partitions(open_source(tmp_path), 3):
+        result = scan(spec_of(tmp_path, subtrees=part), nothing, now_ns=NOW)
+        sizes.append(len(result.diff.new))
+    assert sizes == [8, 8, 8]
+
+
+def test_specs_and_results_cross_processes(tmp_path: Path) -> None:
+    write(tmp_path, "a.py")
+    spec = pickle.loads(pickle.dumps(spec_of(tmp_path, subtrees=(Subtree("", ("b/",)),))))
+    result = pickle.loads(pickle.dumps(scan(spec, nothing, now_ns=NOW)))
+    assert paths(result.diff.new) == ["a.py"]
+
+
+def test_a_root_that_is_gone_fails_and_deletes_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "root", "a/b.py")
+    spec = spec_of(tmp_path / "root")
+    before = indexed(scan(spec, nothing, now_ns=NOW))
+    shutil.rmtree(tmp_path / "root")
+    for subtrees in ((Subtree(),), (Subtree("a/"),)):
+        with pytest.raises(StorageError, match="cannot be listed"):
+            scan(ScanSpec(spec.source, "fp", subtrees), before, now_ns=NOW)
+
+
+def test_what_cannot_be_read_is_reported_and_not_deleted(tmp_path: Path) -> None:
+    """Runs as an ordinary user: permissions do not hold back root."""
+    write(tmp_path, "a.py", "closed/b.py", "closed/deep/c.py", "gone.py")
+    program = textwrap.dedent(
+        """
+        import os, sys
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+        sys.path.insert(0, sys.argv[2])
+        from pathlib import Path
+        import test_scan as t
+        root = Path(sys.argv[1])
+        before = t.indexed(t.scan(t.spec_of(root), t.nothing, now_ns=t.NOW))
+        (root / "closed").chmod(0)
+        (root / "gone.py").unlink()
+        try:
+            result = t.scan(t.spec_of(root), before, now_ns=t.NOW)
+        finally:
+            (root / "closed").chmod(0o755)
+        print(t.paths(result.diff.deleted), t.skipped(result), result.complete, result.diff.unchanged)
+        """
+    )
+    if os.geteuid() == 0:
+        for folder in (tmp_path, tmp_path / "closed", tmp_path / "closed" / "deep"):
+            os.chown(folder, 65534, 65534)
+        for parent in tmp_path.parents:
+            if parent.stat().st_mode & 0o005 != 0o005:
+                parent.chmod(parent.stat().st_mode | 0o005)
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout.strip() == "['gone.py'] {'closed/': 'unreadable'} False 1", run.stderr
+
+
+def test_some_paths_are_scanned_as_in_a_whole_scan(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "b/c.py", "b/d.log", "build/e.py", "b/other.py", ".gitignore", "b/key.pem")
+    (tmp_path / ".gitignore").write_text("build/\n*.log\n")
+    before = indexed(scan(spec_of(tmp_path), nothing, now_ns=NOW))
+    (tmp_path / "a.py").unlink()
+    (tmp_path / "b" / "other.py").unlink()
+    asked = ["a.py", "b/c.py", "b/d.log", "build/e.py", "never.py", "b/key.pem", "../x", "b"]
+    result = scan_paths(spec_of(tmp_path), asked, before, now_ns=NOW)
+    assert (paths(result.diff.deleted), result.diff.unchanged) == (["a.py"], 1)
+    assert skipped(result) == {"b/d.log": "excluded", "build/": "excluded", "b/key.pem": "secret"}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "repository"
+    write(root, "a.py", "b.py", "sub/c.py", "sub/d.tmp", "sub/private/e.py", "sub/deep/f.py")
+    (root / ".gitignore").write_text("*.tmp\n/sub/private/\n")
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *identity, *command], cwd=root, check=True)
+    return root
+
+
+def test_a_fresh_clone_is_known_without_reading(repository: Path, tmp_path: Path) -> None:
+    first = scan(spec_of(repository), nothing, now_ns=NOW)
+    assert all(etag.startswith("git:") for etag in first.diff.new["etag"].to_pylist())
+    subprocess.run(["git", "clone", "-q", repository, tmp_path / "clone"], check=True)
+    for path in ("a.py", "b.py", ".gitignore", "sub/c.py", "sub/deep/f.py"):
+        os.utime(tmp_path / "clone" / path, ns=(10**18, 10**18))
+    subprocess.run(["git", "-C", tmp_path / "clone", "update-index", "-q", "--refresh"], check=True)
+    found = scan(spec_of(tmp_path / "clone"), indexed(first), now_ns=NOW).diff
+    assert (len(found.retouched), len(found.candidates), len(found.new), len(found.deleted)) == (5, 0, 0, 0)
+
+
+def test_a_part_of_a_work_tree_heeds_the_ignore_files_above_it(repository: Path) -> None:
+    (repository / ".git" / "info" / "exclude").write_text("deep/\n")
+    result = scan(spec_of(repository / "sub"), nothing, now_ns=NOW)
+    assert paths(result.diff.new) == ["c.py"]
+    assert skipped(result) == {"d.tmp": "excluded", "private/": "excluded", "deep/": "excluded"}
+    assert result.diff.new["etag"][0].as_py().startswith("git:")
+
+
+def test_partitions_of_a_work_tree_have_etags_too(repository: Path) -> None:
+    subtrees = (Subtree("sub/", ("sub/deep/",)), Subtree("sub/deep/"))
+    result = scan(spec_of(repository, subtrees=subtrees), nothing, now_ns=NOW)
+    assert paths(result.diff.new) == ["sub/c.py", "sub/deep/f.py"]
+    assert all(result.diff.new["etag"].to_pylist())
+    found = scan_paths(spec_of(repository), ["sub/c.py"], nothing, now_ns=NOW)
+    assert found.diff.new["etag"].to_pylist() == result.diff.new["etag"].to_pylist()[:1]

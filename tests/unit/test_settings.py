@@ -1,0 +1,98 @@
+"""Which workspace a command uses when none is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from driftline.flows.settings import local_path, workspace_for_indexing, workspace_for_reading
+from driftline.storage.errors import UsageError, WorkspaceNotFound
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a nested source and no workspace."""
+    (tmp_path / "project" / "src" / "deep").mkdir(parents=True)
+    return tmp_path / "project"
+
+
+def test_the_option_wins_over_the_environment(project: Path) -> None:
+    environ = {"DRIFTLINE_WORKSPACE": "s3://bucket/environment"}
+    assert workspace_for_reading("s3://bucket/option", environ, project) == "s3://bucket/option"
+    assert workspace_for_indexing("s3://bucket/option", ["src"], environ, project) == "s3://bucket/option"
+
+
+def test_the_environment_wins_over_a_folder(project: Path) -> None:
+    (project / ".driftline").mkdir()
+    environ = {"DRIFTLINE_WORKSPACE": "gs://bucket/x"}
+    assert workspace_for_reading(None, environ, project) == "gs://bucket/x"
+    assert workspace_for_indexing(None, ["s3://remote/source"], environ, project) == "gs://bucket/x"
+
+
+def test_reading_finds_the_nearest_folder_upward(project: Path) -> None:
+    (project.parent / ".driftline").mkdir()
+    assert workspace_for_reading(None, {}, project / "src" / "deep") == str(project.parent / ".driftline")
+    (project / ".driftline").mkdir()
+    assert workspace_for_reading(None, {}, project / "src" / "deep") == str(project / ".driftline")
+
+
+def test_a_file_named_like_the_folder_is_no_workspace(project: Path) -> None:
+    (project / "src" / ".driftline").write_text("")
+    (project / ".driftline").mkdir()
+    assert workspace_for_reading(None, {}, project / "src") == str(project / ".driftline")
+
+
+def test_reading_without_any_workspace_says_what_to_do(project: Path) -> None:
+    with pytest.raises(WorkspaceNotFound, match="driftline index"):
+        workspace_for_reading(None, {}, project)
+
+
+def test_indexing_makes_a_workspace_at_the_root_of_the_source(project: Path) -> None:
+    assert workspace_for_indexing(None, ["project/src"], {}, project.parent) == str(project / "src" / ".driftline")
+    assert not (project / "src" / ".driftline").exists()
+
+
+def test_indexing_prefers_a_folder_above_the_source_over_a_new_one(project: Path) -> None:
+    (project / ".driftline").mkdir()
+    assert workspace_for_indexing(None, [str(project / "src")], {}, Path("/")) == str(project / ".driftline")
+
+
+def test_sources_below_one_workspace_share_it(project: Path) -> None:
+    (project / "other").mkdir()
+    (project / ".driftline").mkdir()
+    assert workspace_for_indexing(None, ["src", "other"], {}, project) == str(project / ".driftline")
+
+
+def test_sources_with_different_default_workspaces_are_refused(project: Path) -> None:
+    (project / "other").mkdir()
+    with pytest.raises(UsageError, match="--workspace"):
+        workspace_for_indexing(None, ["src", "other"], {}, project)
+
+
+@pytest.mark.parametrize("sources", [["s3://bucket/code"], ["src", "memory://x"], []])
+def test_a_remote_source_or_none_needs_a_named_workspace(project: Path, sources: list[str]) -> None:
+    with pytest.raises(UsageError):
+        workspace_for_indexing(None, sources, {}, project)
+
+
+def test_a_bare_workspace_becomes_absolute_and_a_uri_stays_as_it_is(project: Path) -> None:
+    assert workspace_for_reading("ws", {}, project) == str(project / "ws")
+    assert workspace_for_reading("file:///x/a%20b", {}, project) == "file:///x/a%20b"
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("a/b", Path("a/b")),
+        ("file:///a%20b", Path("/a%20b")),
+        ("odd:name", Path("odd:name")),
+        ("s3://b/k", None),
+        ("zip://a::s3://b/k.zip", None),
+        ("simplecache::s3://b/k", None),
+        ("memory://x", None),
+        ("nosuch+scheme://x", None),
+    ],
+)
+def test_local_path_knows_paths_from_uris(uri: str, path: Path | None) -> None:
+    assert local_path(uri) == path
