@@ -132,16 +132,13 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 
     def probe(self, sources: Iterable[Source]) -> None:
         """Check that every worker reaches the workspace and the sources. Raises ExecutorError."""
-        from distributed import get_worker
-
         workspace = self._context.workspace
         if not self._client.nthreads():
             raise ExecutorError("The Dask scheduler has no workers", self._address or "local", "Start some.")
         key, uris = self._key, [(source.uri, dict(source.storage_options)) for source in sources]
 
-        def reach() -> str:
-            context: TaskContext = get_worker().plugins[key].context
-            return reachable(context.workspace, uris)
+        def reach(dask_worker: Worker) -> str:
+            return reachable(_context_of(dask_worker, key).workspace, uris)
 
         for worker, problem in self._client.run(reach).items():
             if problem:
@@ -190,8 +187,13 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> Result:
     from distributed import get_worker
 
-    worker: Worker = get_worker()
-    return task(spec, worker.plugins[key].context)
+    return task(spec, _context_of(get_worker(), key))
+
+
+def _context_of(worker: Worker, key: str) -> TaskContext:
+    plugin: Any = worker.plugins[key]
+    context: TaskContext = plugin.context
+    return context
 
 
 def reachable(workspace: Workspace, sources: Iterable[tuple[str, dict[str, Any]]]) -> str:

@@ -71,7 +71,7 @@ class IndexPlan:
 
 
 def make_plan(request: IndexRequest) -> IndexPlan:
-    """Check ``request`` against the sources, the model and the workspace; writes nothing. Raises UsageError and its kin."""
+    """Check ``request`` against sources, model and workspace; writes nothing. Raises UsageError and its kin."""
     if not request.sources:
         raise UsageError("No source was given", fix="Name at least one folder or bucket.")
     if request.entity and len(request.sources) > 1:

@@ -10,7 +10,7 @@ from driftline.storage.model import DocumentState
 
 @dataclass(slots=True)
 class SourceReport:
-    """One source's part of a run. ``skipped`` are all files left out, as ``(path, reason)``, whenever that was found."""
+    """One source's part of a run. ``skipped`` are all files left out, as ``(path, reason)``, newly or not."""
 
     entity: str
     uri: str

@@ -7,11 +7,13 @@ idempotent and the order of files does not matter.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -97,16 +99,15 @@ class DeltaIndex:
         return pa.table([*heads, *columns], names=self.file_schema.names).cast(self.file_schema)
 
     def append(self, ulid: str, rows: pa.Table) -> str:
-        """Publish ``rows`` as one immutable delta; publishing the same delta again changes nothing. Returns its name."""
+        """Publish ``rows`` as one immutable delta; doing so again changes nothing. Returns its name."""
         return self.publish(ulid, self.encode(rows))
 
     def publish(self, ulid: str, data: bytes) -> str:
         """Create the delta ``ulid`` from the bytes of ``encode``."""
         name = delta_name(ulid)
-        try:
+        # A ulid is derived from its run and batch: one that exists is our own, from an earlier attempt.
+        with contextlib.suppress(AlreadyExists):
             self.objects.create(self._path(name), data)
-        except AlreadyExists:
-            pass  # a ulid is derived from its run and batch: this is our own, from an earlier attempt
         return name
 
     # -- reading -----------------------------------------------------------------------------
@@ -168,11 +169,11 @@ class DeltaIndex:
             table = table.filter(_starts_with_any(table[self.key], prefixes))
         return table, frozenset(footer["folded"])
 
-    def _footer(self, file: pq.ParquetFile, path: str) -> dict[str, list[str]]:
+    def _footer(self, file: pq.ParquetFile, path: str) -> dict[str, Any]:
         raw = (file.schema_arrow.metadata or {}).get(_FOOTER)
         if raw is None:
             raise self._damaged(path, "it was not written by Driftline")
-        footer: dict[str, list[str]] = json.loads(raw)
+        footer: dict[str, Any] = json.loads(raw)
         if footer.get("kind") != self.kind or footer.get("format_version") != FORMAT_VERSION:
             raise self._damaged(path, f"its footer says {raw.decode()[:200]}")
         return footer

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from lance import LanceDataset
 
 VECTOR, TEXT, PATH, PARENT_DIRS = "vector_idx", "text_idx", "path_idx", "parent_dirs_idx"
-SCALAR_INDEXES = {PATH: ("path", "BTREE"), PARENT_DIRS: ("parent_dirs", "LABEL_LIST")}
+SCALAR_INDEXES: dict[str, tuple[str, Literal["BTREE", "LABEL_LIST"]]] = {
+    PATH: ("path", "BTREE"),
+    PARENT_DIRS: ("parent_dirs", "LABEL_LIST"),
+}
 
 VECTOR_INDEX = "IVF_SQ"
 """The quickest to build of those that reach recall .95 when all partitions are probed."""

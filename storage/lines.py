@@ -36,7 +36,7 @@ _ADDRESS_BITS = 32
 
 
 def schema(dim: int) -> pa.Schema:
-    """The columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``, ``parent_dirs`` ends each name with a slash."""
+    """The columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``; ``parent_dirs`` end with a slash."""
     return pa.schema(
         [
             pa.field("id", pa.int64()),
@@ -114,7 +114,7 @@ class LineTable:
     # -- writing -----------------------------------------------------------------------------
 
     def write_fragments(self, rows: pa.Table) -> list[str]:
-        """Write ``rows``, of ``schema(dim)``, as fragments that no reader sees until they are committed; returns them as JSON.
+        """Write ``rows``, of ``schema(dim)``, as fragments that no reader sees before a commit; returns them as JSON.
 
         Safe on any worker, at any time: the files have unique names.
         """
@@ -138,7 +138,7 @@ class LineTable:
         return Ledger(**json.loads(found[0])) if found else Ledger(token=0)
 
     def fence(self, entity: Entity, token: int) -> Ledger:
-        """Write ``token`` into the ledger row, so that the commit of an older holder conflicts; returns what stood there."""
+        """Write ``token`` into the ledger row, so that an older holder's commit conflicts; returns what stood there."""
         before = self.ledger(entity)
         self._commit(entity, Ledger(token, before.run_id, before.batch), (), ())
         return before

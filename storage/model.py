@@ -94,7 +94,7 @@ class Embedder(Protocol):
         """Hash of weights, tokenizer, text preparation and CURRENT_EMBEDDING_VERSION."""
         ...
 
-    def embed(self, lines: Any, dtype: Any = np.float32) -> NDArray[Any]:
+    def embed(self, lines: Any, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
         """``(n, dim)`` unit rows of ``dtype``, float32 or float16, of a sequence or Arrow array of strings.
 
         A row is zero where no token of its line is known.

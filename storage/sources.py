@@ -231,7 +231,7 @@ class Source:
         return bool(self._fs.exists(self._root.partition("/")[0]))
 
     def _relative(self, entry: Mapping[str, Any]) -> str | None:
-        name, base = str(entry["name"]).removeprefix("/"), self._root.removeprefix("/")
+        name, base = str(entry["name"]).removeprefix("/"), self._root.strip("/")
         if not base:
             return name
         return name[len(base) + 1 :] if name.startswith(base + "/") else None
@@ -250,7 +250,7 @@ class Source:
         return f"{self.uri.rstrip('/')}/{path}"
 
     def _key(self, path: str) -> str:
-        return f"{self._root}/{path}"
+        return f"{self._root.rstrip('/')}/{path}" if self._root else path
 
 
 def open_source(
@@ -287,8 +287,9 @@ def open_source(
 
 
 def _open_local(text: str) -> Source:
-    path = os.path.realpath(Path(text).expanduser())
+    path = text
     try:
+        path = os.path.realpath(Path(text).expanduser())
         os.scandir(path).close()
     except FileNotFoundError as error:
         raise SourceNotFound("No such folder", path, "Check the spelling.") from error
@@ -333,7 +334,7 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         fs, root = url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **options)
     except Exception as error:
         raise _translate(error, uri, "The source cannot be opened") from error
-    return fs, str(root).rstrip("/")
+    return fs, str(root).rstrip("/") or str(root)[:1]
 
 
 def _read_local(path: str) -> bytes:
@@ -392,4 +393,4 @@ def _nanoseconds(moment: Any) -> int:
         # Exact to the microsecond, which a float of seconds is not.
         microseconds: int = (moment - _EPOCH) // datetime.timedelta(microseconds=1)
         return microseconds * 1000
-    return int(moment * 1_000_000_000) if isinstance(moment, (int, float)) else 0
+    return round(moment * 1_000_000) * 1000 if isinstance(moment, (int, float)) else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from driftline.storage.documents import totals
 from driftline.storage.indexes import VECTOR, coverage
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def collect(workspace: Workspace) -> WorkspaceStats:
     """Read the figures from the manifests, the tables and the ledgers; read access is enough."""
-    sources = []
+    sources: list[dict[str, Any]] = []
     deltas = 0
     for entity, record in workspace.sources():
         documents = workspace.documents(entity)

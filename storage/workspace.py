@@ -37,7 +37,7 @@ _Record = TypeVar("_Record", bound=BaseModel)
 
 
 class WorkspaceConfig(BaseModel):
-    """``_workspace.json``. ``fingerprint`` names the table that serves; it is None until a first run chose a model."""
+    """``_workspace.json``. ``fingerprint`` names the table that serves; None until a first run chose a model."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -51,7 +51,7 @@ class WorkspaceConfig(BaseModel):
 
 
 class SourceRecord(BaseModel):
-    """``_source.json``: what a source scans. For a git work tree ``origin`` and ``subpath`` identify it, not its place."""
+    """``_source.json``: what a source scans. A git work tree is known by ``origin`` and ``subpath``, not by place."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import posixpath
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -17,11 +16,11 @@ from numpy.typing import NDArray
 from driftline.storage import documents
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
-from driftline.storage.lines import schema as line_schema
 from driftline.storage.model import DocMeta, DocumentState, SkipReason
 from driftline.storage.sources import FileInfo, Source
 from driftline.tasks.context import TaskContext
 from driftline.tasks.diff import classify
+from driftline.tasks.rows import line_rows
 from driftline.tasks.text import decode, split_documents
 
 RACY_NS = 2_000_000_000
@@ -33,7 +32,7 @@ _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """Some documents of one source, as rows of ``diff.CHANGE_SCHEMA``; with ``dry_run`` they are only read and classified."""
+    """Some documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run`` only read and classified."""
 
     source: Source
     entity: Entity
@@ -61,7 +60,7 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A file that was read: its metadata at that moment, its bytes, and whether it may have changed in the same tick."""
+    """A file that was read: its metadata and bytes, and whether it may change again in the same tick of its clock."""
 
     info: FileInfo
     data: bytes
@@ -136,47 +135,9 @@ def _embedded(
 ) -> tuple[pa.Table, NDArray[np.int64]]:
     """The rows of ``line_embeddings`` of some documents, and how many each document has."""
     lines = split_documents(texts)
-    embedder = context.embedder
-    vectors = embedder.embed(lines.text, np.float16)
-    meaningless = ~vectors.any(axis=1)  # no token of the line is known: no direction, no distance
-    doc = lines.doc_index.to_numpy()
-    number = lines.line_number.to_numpy()
-    paths = pa.array([meta.path for meta in metas], pa.string())
-    columns = {
-        "id": pa.array(_row_ids(entity, metas, doc, number)),
-        "entity": pa.repeat(pa.scalar(str(entity)), len(lines)),
-        "path": paths.take(lines.doc_index),
-        "line_number": lines.line_number,
-        "text": lines.text,
-        "vector": pa.FixedSizeListArray.from_arrays(
-            pa.array(vectors.reshape(-1)), embedder.dim, mask=pa.array(meaningless)
-        ),
-        "parent_dirs": pa.array([parent_dirs(m.path) for m in metas], pa.list_(pa.string())).take(lines.doc_index),
-        "ext": pa.array([extension(m.path) for m in metas], pa.string()).take(lines.doc_index),
-        "hash": pa.array([m.hash for m in metas], pa.string()).take(lines.doc_index),
-    }
-    return pa.table(columns, schema=line_schema(embedder.dim)), np.bincount(doc, minlength=len(metas))
-
-
-def parent_dirs(path: str) -> list[str]:
-    """Every ancestor directory of ``path`` below the source, outermost first, each with a trailing slash."""
-    return [path[: i + 1] for i, character in enumerate(path) if character == "/"]
-
-
-def extension(path: str) -> str:
-    """The extension of ``path`` in lower case, without its dot; "" if it has none."""
-    return posixpath.splitext(path)[1][1:].lower()
-
-
-def _row_ids(
-    entity: Entity, metas: Sequence[DocMeta], doc: NDArray[np.int32], number: NDArray[np.int32]
-) -> NDArray[np.int64]:
-    """``(n,) int64`` ids from entity, path and line number: the same at every attempt, on every worker."""
-    seeds = [hashlib.blake2b(f"{entity}\0{m.path}".encode("utf-8", "surrogatepass"), digest_size=8).digest() for m in metas]
-    mixed = np.frombuffer(b"".join(seeds), np.uint64)[doc] + number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
+    vectors = context.embedder.embed(lines.text, np.float16)
+    rows = line_rows(entity, metas, lines.doc_index, lines.line_number, lines.text, vectors)
+    return rows, np.bincount(lines.doc_index.to_numpy(), minlength=len(metas))
 
 
 # -- reading ---------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class Committer:
 
 
 def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
-    """Finish or forget the commits that earlier runs left staged, and fence those runs off; returns how many it finished.
+    """Finish or forget the commits that earlier runs left staged, and fence those runs off; returns those finished.
 
     A staged delta is published if the table holds its batch, and dropped if not. A holder that
     released its lease commits no more, so only one that was taken over has to be fenced.

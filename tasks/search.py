@@ -159,10 +159,7 @@ def _with_context(workspace: Workspace, windows: Sequence[_Window], n_lines: int
             documents[key] = _document_lines(workspace, window)
         lines = documents[key]
         start, end = max(0, window.first - n_lines), window.last + n_lines
-        if lines is None:
-            context = _indexed_lines(workspace, window, start, end)
-        else:
-            context = lines[start : end + 1]
+        context = _indexed_lines(workspace, window, start, end) if lines is None else lines[start : end + 1]
         yield Hit(
             path=window.path,
             source=window.entity,

@@ -111,7 +111,7 @@ def plan_words(tokenizer: Tokenizer) -> WordPlan | None:
     special = f"(?i){'|'.join(specials)}" if specials else None
 
     vocabulary = _vocabulary(spec, tokenizer, added)
-    chunk_cuts, word_cuts = _sound_cuts(vocabulary)
+    chunk_cuts, word_cuts = _sound_cuts(vocabulary, spec["model"]["type"] in ("BPE", "Unigram"))
     probes = [*_PROBES, *_vocabulary_probes(vocabulary)]
     untruncated = Tokenizer.from_str(json.dumps(spec))
     expected = [encoding.ids for encoding in untruncated.encode_batch_fast(probes, add_special_tokens=False)]
@@ -136,8 +136,12 @@ def _vocabulary(spec: dict[str, Any], tokenizer: Tokenizer, added: Sequence[str]
     return [token.removeprefix(continuing).translate(_BLANKS) for token in sorted(ids, key=ids.__getitem__)]
 
 
-def _sound_cuts(vocabulary: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """The cut tables of chunks and of words: true between kinds of characters that no token holds in that order."""
+def _sound_cuts(vocabulary: Sequence[str], anywhere: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """The cut tables of chunks and of words: true between kinds of characters that no token holds in that order.
+
+    Not ``anywhere`` means only beside punctuation: the tokens of a WordPiece vocabulary depend on
+    where in its word a piece stands, so letters must stay with the digits beside them.
+    """
     text = np.frombuffer("\n".join(vocabulary).encode(), np.uint8)
     kinds = np.where(text == ord("\n"), _END, _KIND_OF_BYTE[text]).astype(np.intp)
     spanned = np.bincount(kinds[:-1] * _KINDS + kinds[1:], minlength=_KINDS**2).reshape(_KINDS, _KINDS) > 0
@@ -146,6 +150,8 @@ def _sound_cuts(vocabulary: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[n
     visible = [_LETTER, _DIGIT, _PUNCTUATION]
     chunks[[*visible, _WIDE], _SPACE] = ~spanned[[*visible, _WIDE], _SPACE]
     words[np.ix_(visible, visible)] = ~spanned[np.ix_(visible, visible)]
+    if not anywhere:
+        words[np.ix_([_LETTER, _DIGIT], [_LETTER, _DIGIT])] = False
     of_bytes = np.ix_(_KIND_OF_BYTE, _KIND_OF_BYTE)
     return chunks[of_bytes].ravel(), words[of_bytes].ravel()
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from driftline.tasks.models import load, resolve_model
 from model2vec import StaticModel
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from driftline.tasks.models import load, resolve_model
 
 TEXT = inspect.getsource(argparse).splitlines() + [
     "Быстрая коричневая лиса прыгает через ленивую собаку",
@@ -24,7 +25,7 @@ def wordpiece() -> Tokenizer:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer.train_from_iterable(
+    tokenizer.train_from_iterator(
         TEXT, trainers.WordPieceTrainer(vocab_size=1500, special_tokens=special, show_progress=False)
     )
     return tokenizer
@@ -39,7 +40,7 @@ def byte_level(add_prefix_space: bool = False) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterable(TEXT, trainer)
+    tokenizer.train_from_iterator(TEXT, trainer)
     return tokenizer
 
 
@@ -50,7 +51,7 @@ def unigram() -> Tokenizer:
     trainer = trainers.UnigramTrainer(
         vocab_size=1000, special_tokens=["<unk>", "<mask>"], unk_token="<unk>", show_progress=False
     )
-    tokenizer.train_from_iterable(TEXT, trainer)
+    tokenizer.train_from_iterator(TEXT, trainer)
     return tokenizer
 
 
@@ -58,7 +59,7 @@ def sentencepiece_bpe() -> Tokenizer:
     """As in Llama: no pre-tokenizer, so that merges may run across any boundary, spaces included."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.train_from_iterable(
+    tokenizer.train_from_iterator(
         TEXT, trainers.BpeTrainer(vocab_size=1500, special_tokens=["<unk>", "<s>"], show_progress=False)
     )
     return tokenizer
@@ -68,7 +69,7 @@ def word_level(phrase: str | None = None) -> Tokenizer:
     """With a phrase as a token, which no word can hold, lines can't be cut."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.train_from_iterable(
+    tokenizer.train_from_iterator(
         TEXT, trainers.WordLevelTrainer(vocab_size=1500, special_tokens=["[UNK]"], show_progress=False)
     )
     if phrase is not None:

@@ -11,24 +11,61 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from model2vec import StaticModel
+from numpy.typing import NDArray
+
 from driftline.storage.model import Embedder
 from driftline.tasks import embedding
 from driftline.tasks.embedding import WordTableEmbedder
 from driftline.tasks.models import dimension, fingerprint, resolve_model
-from model2vec import StaticModel
-from numpy.typing import NDArray
 
 CODE = [line for line in inspect.getsource(inspect).splitlines() if line.strip()][:1500]
 BLANKS = [
     *("", " ", "    ", "\t", "\u00a0", "\u3000", "x", " x", "  x", "x ", "x  ", " x  y   z ", "\tif x:\ty", "x\t y"),
-    *("x \ty", "x\u00a0 y", "x \u00a0y", "a\u3000b", "\u3000 a", "a\u200b b", "\ufeffa", "a\r", "a\r\n b", "a\nb\n", "a\x0bb"),
+    *(
+        "x \ty",
+        "x\u00a0 y",
+        "x \u00a0y",
+        "a\u3000b",
+        "\u3000 a",
+        "a\u200b b",
+        "\ufeffa",
+        "a\r",
+        "a\r\n b",
+        "a\nb\n",
+        "a\x0bb",
+    ),
     *("\u2003 a", "a\u2028 b", "a\x85 b", "                                        deep"),
 ]
 UNICODE = [
-    *("e\u0301te\u0301 naïve", "a \u0301b", "漢字 と かな、カナ。", "한국어 12개", "שלום עולם (2)", "مرحبا بالعالم", "ΟΔΟΣ ΟΔΟΣ2"),
-    *("👩\u200d👩\u200d👧 family", "🇫🇷 flag", "ok👍 👍 👍", "ﬁ ① ½ ＡＢＣ１２３", "Быстрая лиса", "\x00a\x07 b\x7f", "— “x” …"),
+    *(
+        "e\u0301te\u0301 naïve",
+        "a \u0301b",
+        "漢字 と かな、カナ。",
+        "한국어 12개",
+        "שלום עולם (2)",
+        "مرحبا بالعالم",
+        "ΟΔΟΣ ΟΔΟΣ2",
+    ),
+    *(
+        "👩\u200d👩\u200d👧 family",
+        "🇫🇷 flag",
+        "ok👍 👍 👍",
+        "ﬁ ① ½ ＡＢＣ１２３",
+        "Быстрая лиса",
+        "\x00a\x07 b\x7f",
+        "— “x” …",
+    ),
 ]
-SPECIAL = ["a <s> b</s>", "<unk>", "x [MASK] y [UNK]", "a<|endoftext|> b", "<mask>", "<0x41> <0x0A>", "some two words here"]
+SPECIAL = [
+    "a <s> b</s>",
+    "<unk>",
+    "x [MASK] y [UNK]",
+    "a<|endoftext|> b",
+    "<mask>",
+    "<0x41> <0x0A>",
+    "some two words here",
+]
 LONG = [
     *("word " * 3000, "x" * 5000, "漢" * 3000, "a b " * 256, "a b " * 255 + "c", "(" * 600, " " * 700 + "x", "1" * 600),
     *("self.value = other(value) + " * 40, "naïve café " * 200),
@@ -59,11 +96,13 @@ def no_numerical_warnings() -> Iterator[None]:
         yield
 
 
-def assert_same(actual: NDArray[np.floating], expected: NDArray[np.floating], lines: list[str], atol: float) -> None:
+def assert_same(actual: NDArray[np.floating], expected: NDArray[np.floating], lines: list[str]) -> None:
     assert actual.shape == expected.shape
-    worst = np.abs(actual - expected).max(axis=1)
     assert not np.isnan(actual).any()
-    assert (worst <= atol).all(), [lines[i][:80] for i in np.flatnonzero(worst > atol)[:10]]
+    # Sums of thousands of float32 vectors differ by their order.
+    bound = np.array([1e-4 if len(line) > 1000 else 1e-6 for line in lines])
+    wrong = np.flatnonzero(np.abs(actual - expected).max(axis=1) > bound)
+    assert not len(wrong), [lines[i][:80] for i in wrong[:10]]
 
 
 def test_it_is_an_embedder(embedder: WordTableEmbedder, model_directory: Path) -> None:
@@ -77,17 +116,17 @@ def test_lines_equal_encode_cold_and_warm(embedder: WordTableEmbedder, expected:
     for _ in range(2):
         rows = embedder.embed(LINES)
         assert rows.dtype == np.float32
-        assert_same(rows, expected, LINES, 1e-5)
+        assert_same(rows, expected, LINES)
 
 
 def test_each_line_alone_equals_encode(embedder: WordTableEmbedder, expected: NDArray[np.float32]) -> None:
     lines = LINES[:80]
-    assert_same(np.concatenate([embedder.embed([line]) for line in lines]), expected[:80], lines, 1e-5)
+    assert_same(np.concatenate([embedder.embed([line]) for line in lines]), expected[:80], lines)
 
 
 def test_queries_equal_encode(embedder: WordTableEmbedder, expected: NDArray[np.float32]) -> None:
     lines = LINES[:80]
-    assert_same(np.stack([embedder.embed_query(line) for line in lines]), expected[:80], lines, 1e-5)
+    assert_same(np.stack([embedder.embed_query(line) for line in lines]), expected[:80], lines)
 
 
 def test_rows_are_unit_vectors_or_zero(embedder: WordTableEmbedder, expected: NDArray[np.float32]) -> None:
@@ -106,7 +145,7 @@ def test_arrow_arrays_are_read_as_they_come(embedder: WordTableEmbedder, expecte
     whole = pa.array(["before", *LINES, "after"])
     chunked = pa.chunked_array([LINES[:100], LINES[100:]])
     for lines in (whole[1:-1], whole.cast(pa.large_string())[1:-1], chunked):
-        assert_same(embedder.embed(lines), expected, LINES, 1e-5)
+        assert_same(embedder.embed(lines), expected, LINES)
 
 
 def test_float16_rows_are_rounded_float32_rows(embedder: WordTableEmbedder) -> None:
@@ -120,13 +159,13 @@ def test_blocks_do_not_show(
     monkeypatch.setattr(embedding, "_BLOCK_LINES", 100)
     monkeypatch.setattr(embedding, "_BLOCK_BYTES", 999)
     monkeypatch.setattr(embedding, "_TOKENIZED_AT_ONCE", 7)
-    assert_same(embedder.embed(LINES), expected, LINES, 1e-5)
+    assert_same(embedder.embed(LINES), expected, LINES)
 
 
 def test_a_tiny_table_gives_the_same_vectors(model_directory: Path, expected: NDArray[np.float32]) -> None:
     embedder = WordTableEmbedder.open(str(model_directory), table_size=5)
     for _ in range(2):
-        assert_same(embedder.embed(LINES), expected, LINES, 1e-5)
+        assert_same(embedder.embed(LINES), expected, LINES)
 
 
 def test_threads_may_share_one_embedder_whose_table_overflows(
@@ -146,4 +185,4 @@ def test_threads_may_share_one_embedder_whose_table_overflows(
     for thread in threads:
         thread.join()
     for shift in (0, 200, 400, 600):
-        assert_same(results[shift], expected, LINES, 1e-5)
+        assert_same(results[shift], expected, LINES)

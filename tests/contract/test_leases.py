@@ -194,6 +194,15 @@ def test_a_pid_of_another_boot_or_container_proves_nothing(disk: ObjectStore) ->
         acquire(disk, PATH, "run-2")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="pid namespaces are a matter of Linux")
+def test_a_process_is_known_by_its_boot_and_its_pid_namespace(disk: ObjectStore) -> None:
+    with acquire(disk, PATH, "run-1"):
+        boot_id = lease_file(disk)["owner"]["boot_id"]
+    assert (
+        boot_id == f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    )
+
+
 def test_without_proc_a_missing_pid_is_dead_and_a_living_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_start_time", lambda _: "")
     mine = processes.ProcessIdentity.current()

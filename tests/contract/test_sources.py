@@ -6,13 +6,22 @@ import os
 import pickle
 import socket
 import uuid
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-from driftline.storage.errors import AccessDenied, MissingExtra, ObjectNotFound, SourceNotFound, UnknownScheme
+
+from driftline.storage.errors import (
+    AccessDenied,
+    MissingExtra,
+    ObjectNotFound,
+    SourceNotFound,
+    StorageError,
+    UnknownScheme,
+)
 from driftline.storage.sources import Source, open_source
 from driftline.tasks.diff import MANIFEST_SCHEMA
 from driftline.tasks.ignore import Rules
@@ -146,6 +155,32 @@ def test_a_scan_finds_changes_in_partitions(place: tuple[str, Put]) -> None:
 def test_a_source_that_was_emptied_can_still_be_opened(place: tuple[str, Put]) -> None:
     uri, _ = place
     assert listed(open_source(uri, allow_empty=True)) == []
+
+
+def test_a_listing_that_fails_part_way_yields_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = uuid.uuid4().hex
+    fs = fsspec.filesystem("memory")
+    fs.pipe({f"/{name}/a": b"1", f"/{name}/b/c": b"1"})
+    source = open_source(f"memory://{name}")
+    list_folder = type(fs).ls
+
+    def fail(self: Any, path: str, *arguments: Any, **options: Any) -> Any:
+        if path.endswith("/b"):
+            raise OSError("connection reset")
+        return list_folder(self, path, *arguments, **options)
+
+    monkeypatch.setattr(type(fs), "ls", fail)
+    with pytest.raises(StorageError, match="Listing failed"):
+        next(source.list())
+
+
+def test_an_archive_is_a_source(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("folder/a b.txt", "1")
+        archive.writestr("c.txt", "22")
+    source = open_source(f"zip://::{tmp_path}/x.zip")
+    assert listed(source) == ["c.txt", "folder/a b.txt"]
+    assert source.read_many(["folder/a b.txt", "c.txt"]) == [b"1", b"22"]
 
 
 def test_etags_of_s3_tell_content_apart(s3_bucket: str, s3_environment: Any) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from driftline.tasks.diff import LISTING_SCHEMA, MANIFEST_SCHEMA, diff
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from driftline.tasks.diff import LISTING_SCHEMA, MANIFEST_SCHEMA, diff
 
 PATHS = st.sampled_from(["a", "b", "a/b", "ä", "a\nb", "z z", "%", "A"])
 META = {"size_bytes": st.integers(0, 1), "mtime_ns": st.integers(0, 2), "etag": st.sampled_from(["", "x", "y"])}
@@ -30,10 +31,8 @@ def fate(now: dict[str, Any] | None, old: dict[str, Any] | None, full: bool) -> 
     if now is None:
         return "deleted"
     stale = old["fingerprint"] != "fp" and not (old["reason"] and not old["fingerprint"])
-    if now["etag"] and old["etag"]:
-        same = now["etag"] == old["etag"]
-    else:
-        same = now["mtime_ns"] == old["mtime_ns"] != 0
+    by_etag = now["etag"] and old["etag"]
+    same = now["etag"] == old["etag"] if by_etag else now["mtime_ns"] == old["mtime_ns"] != 0
     if full or stale or old["racy"] or not same or now["size_bytes"] != old["size_bytes"]:
         return "candidates"
     if now["mtime_ns"] != old["mtime_ns"]:

@@ -6,17 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from driftline.tasks.embedding import WordTableEmbedder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model2vec import StaticModel
+
+from driftline.tasks.embedding import WordTableEmbedder
 
 LINES = st.lists(
     st.one_of(
         st.text(),
         st.text(st.sampled_from("aA1_(.'\"`<> \t\u00a0\u3000\u0301é漢\u200b👍")),
         st.lists(
-            st.sampled_from(["def", "self", "foo(", ")", "  ", " ", "\t", "x1", "1", "==", "'s", "<s>", "[UNK]", "é", "漢"])
+            st.sampled_from(
+                ["def", "self", "foo(", ")", "  ", " ", "\t", "x1", "1", "==", "'s", "<s>", "[UNK]", "é", "漢"]
+            )
         ).map("".join),
     ),
     min_size=1,

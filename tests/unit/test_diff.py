@@ -4,6 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+
 from driftline.storage.model import DocumentState
 from driftline.tasks.diff import LISTING_SCHEMA, MANIFEST_SCHEMA, classify, diff
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from driftline.tasks.git import clean_blobs, find_work_tree, git_origin
 
 
@@ -75,8 +76,6 @@ def test_files_that_git_is_told_not_to_look_at_have_no_id(repository: Path, flag
 
 
 def test_conflicts_and_intended_files_have_no_id(repository: Path) -> None:
-    (repository / "later.py").write_text("later")
-    git(repository, "add", "-N", "later.py")
     git(repository, "switch", "-qc", "other")
     (repository / "a.py").write_text("theirs")
     git(repository, "commit", "-qam", "theirs")
@@ -85,6 +84,8 @@ def test_conflicts_and_intended_files_have_no_id(repository: Path) -> None:
     git(repository, "commit", "-qam", "ours")
     with pytest.raises(subprocess.CalledProcessError):
         git(repository, "merge", "other")
+    (repository / "later.py").write_text("")
+    git(repository, "add", "-N", "later.py")
     assert set(etags(repository)) == {"b.py", "sub/c.py", "sub/deep/d d.py", "sub/é\n.py"}
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from driftline.storage.errors import UsageError
 from driftline.tasks.ignore import Matcher, PatternList, Rules, read_ignore_file
 from driftline.tasks.walk import Subtree, Walk
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 NAMES = ("a", "b", "foo", "bar.py", "x.log", "build", "données", "two words")
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from model2vec import StaticModel
+
 from driftline.storage.errors import ModelNotFound
 from driftline.tasks import models
 from driftline.tasks.models import DEFAULT_MODEL, ModelFiles, dimension, fingerprint, load, resolve_model
-from model2vec import StaticModel
 
 
 @pytest.fixture(scope="module")

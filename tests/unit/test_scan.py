@@ -6,12 +6,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+
 from driftline.storage.errors import StorageError
 from driftline.storage.sources import open_source
 from driftline.tasks.diff import CHANGE_SCHEMA, MANIFEST_SCHEMA
@@ -118,7 +120,7 @@ def test_links_are_not_followed_and_those_that_lead_astray_are_reported(tmp_path
     root, outside = tmp_path / "root", tmp_path / "outside"
     write(root, "a/file.py")
     write(outside, "secret.py")
-    for name, target in {
+    links: dict[str, str | Path] = {
         "inside_file": "a/file.py",
         "inside_folder": "a",
         "broken": "nowhere",
@@ -126,7 +128,8 @@ def test_links_are_not_followed_and_those_that_lead_astray_are_reported(tmp_path
         "self": "self",
         "out_file": outside / "secret.py",
         "out_folder": outside,
-    }.items():
+    }
+    for name, target in links.items():
         (root / name).symlink_to(target)
     result = scan(spec_of(root), nothing, now_ns=NOW)
     assert paths(result.diff.new) == ["a/file.py"]
@@ -233,41 +236,54 @@ def test_a_root_that_is_gone_fails_and_deletes_nothing(tmp_path: Path) -> None:
             scan(ScanSpec(spec.source, "fp", subtrees), before, now_ns=NOW)
 
 
-def test_what_cannot_be_read_is_reported_and_not_deleted(tmp_path: Path) -> None:
-    """Runs as an ordinary user: permissions do not hold back root."""
-    write(tmp_path, "a.py", "closed/b.py", "closed/deep/c.py", "gone.py")
+def test_what_cannot_be_read_is_reported_and_not_deleted() -> None:
+    """As an ordinary user, and outside tmp_path, which only its owner may enter: permissions do not hold back root."""
     program = textwrap.dedent(
         """
         import os, sys
-        if os.geteuid() == 0:
-            os.seteuid(65534)
         sys.path.insert(0, sys.argv[2])
         from pathlib import Path
         import test_scan as t
         root = Path(sys.argv[1])
         before = t.indexed(t.scan(t.spec_of(root), t.nothing, now_ns=t.NOW))
-        (root / "closed").chmod(0)
         (root / "gone.py").unlink()
-        try:
-            result = t.scan(t.spec_of(root), before, now_ns=t.NOW)
-        finally:
-            (root / "closed").chmod(0o755)
+        (root / "closed").chmod(0)
+        if os.geteuid() == 0:  # after the imports: another user may not be allowed to read the libraries
+            os.setgroups([])
+            os.setegid(65534)
+            os.seteuid(65534)
+        result = t.scan(t.spec_of(root), before, now_ns=t.NOW)
         print(t.paths(result.diff.deleted), t.skipped(result), result.complete, result.diff.unchanged)
         """
     )
-    if os.geteuid() == 0:
-        for folder in (tmp_path, tmp_path / "closed", tmp_path / "closed" / "deep"):
-            os.chown(folder, 65534, 65534)
-        for parent in tmp_path.parents:
-            if parent.stat().st_mode & 0o005 != 0o005:
-                parent.chmod(parent.stat().st_mode | 0o005)
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), str(Path(__file__).parent)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        write(root, "a.py", "closed/b.py", "closed/deep/c.py", "gone.py")
+        root.chmod(0o755)
+        command = [sys.executable, "-c", program, name, str(Path(__file__).parent)]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+        finally:
+            (root / "closed").chmod(0o755)
     assert run.stdout.strip() == "['gone.py'] {'closed/': 'unreadable'} False 1", run.stderr
+
+
+def test_a_folder_too_deep_to_open_is_reported_and_nothing_of_it_is_deleted(tmp_path: Path) -> None:
+    write(tmp_path, "a.py")
+    part = "d" * 250
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir(part, dir_fd=folder)
+        inner = os.open(part, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    lost = "/".join([part] * 20) + "/x.py"
+    row = {"path": lost, "size_bytes": 1, "mtime_ns": 1, "etag": "", "hash": "h", "fingerprint": "fp", "racy": False}
+    manifest = pa.Table.from_pylist([row, row | {"path": "gone.py"}], schema=MANIFEST_SCHEMA)
+    result = scan(spec_of(tmp_path), lambda prefixes: manifest, now_ns=NOW)
+    assert (paths(result.diff.new), paths(result.diff.deleted), result.complete) == (["a.py"], ["gone.py"], False)
+    assert set(skipped(result).values()) == {"unreadable"}
 
 
 def test_some_paths_are_scanned_as_in_a_whole_scan(tmp_path: Path) -> None:

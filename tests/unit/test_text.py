@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 
 import pytest
-from driftline.storage.model import SkipReason
-from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, split_documents
 from hypothesis import given
 from hypothesis import strategies as st
+
+from driftline.storage.model import SkipReason
+from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, split_documents
 
 RUSSIAN = "Съешь же ещё этих мягких французских булок, да выпей чаю.\n" * 20
 
 
 def rows(*texts: str) -> list[tuple[int, int, str]]:
     lines = split_documents(texts)
-    return list(
-        zip(lines.doc_index.to_pylist(), lines.line_number.to_pylist(), lines.text.to_pylist(), strict=True)
-    )
+    return list(zip(lines.doc_index.to_pylist(), lines.line_number.to_pylist(), lines.text.to_pylist(), strict=True))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
