@@ -15,7 +15,6 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from driftline.storage.backends import Backend, ObjectInfo
-from driftline.storage.buckets import Bucket
 from driftline.storage.errors import (
     AlreadyExists,
     PreconditionFailed,
@@ -82,6 +81,8 @@ class ObjectStore:
                     raise UsageError("The URI names no bucket", uri, f"Write {scheme}://bucket/prefix.")
                 if prefix:
                     _checked(prefix)
+                from driftline.storage.buckets import Bucket  # a local workspace need not load obstore
+
                 location = f"{scheme}://{name}/{prefix}".rstrip("/")
                 return cls(location, Bucket(scheme, name, prefix, options), options)
         raise UnknownScheme(

@@ -17,9 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import fsspec
-from fsspec.core import url_to_fs
-
 from driftline.storage.errors import (
     AccessDenied,
     DriftlineError,
@@ -316,6 +313,8 @@ def _split_credentials(scheme: str, rest: str) -> tuple[str, dict[str, Any]]:
 
 
 def _file_system_class(uri: str, scheme: str) -> Any:
+    import fsspec  # 0.2 s that a local source need not pay
+
     try:
         return fsspec.get_filesystem_class(scheme)
     except ValueError as error:
@@ -330,6 +329,8 @@ def _file_system_class(uri: str, scheme: str) -> Any:
 def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     if "::" not in uri:
         _file_system_class(uri, uri.partition("://")[0])
+    from fsspec.core import url_to_fs
+
     try:
         fs, root = url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **options)
     except Exception as error:

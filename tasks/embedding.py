@@ -63,7 +63,7 @@ class WordTableEmbedder:
 
     @cached_property
     def _plan(self) -> WordPlan | None:
-        return plan_words(self._tokenizer)  # 0.3 s that a search need not pay
+        return plan_words(self._tokenizer, self._unknown_token)  # 0.3 s that a search need not pay
 
     @property
     def dim(self) -> int:

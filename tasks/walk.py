@@ -137,11 +137,15 @@ class Walk:
             for entry in entries:
                 name = entry.name
                 path = folder + name
-                if name in IGNORE_FILES and entry.is_file(follow_symlinks=False):
-                    found.add(name)
                 if name in NEVER_ENTERED:
                     continue
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_file(follow_symlinks=False):
+                    if name in IGNORE_FILES:
+                        found.add(name)
+                    if only is None or path in only:
+                        level.files.append(entry)
+                        level.file_paths.append(path)
+                elif entry.is_dir(follow_symlinks=False):
                     path += "/"
                     if path not in without and (only is None or path in only):
                         level.folders.append(path)
@@ -150,9 +154,6 @@ class Walk:
                 elif entry.is_symlink():
                     if self._leads_astray(entry, folder):
                         self.listing.skip(SkipReason.OUTSIDE, _printable(path))
-                elif entry.is_file(follow_symlinks=False):
-                    level.files.append(entry)
-                    level.file_paths.append(path)
                 else:
                     self.listing.skip(SkipReason.UNREADABLE, _printable(path))  # a pipe, a socket, a device
         return [name for name in IGNORE_FILES if name in found]

@@ -15,7 +15,7 @@ import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -98,8 +98,11 @@ class WordPlan:
         return _cut(chunks, self.word_cuts)
 
 
-def plan_words(tokenizer: Tokenizer) -> WordPlan | None:
-    """The finest sound way to cut lines for ``tokenizer``; None if each line has to be tokenized whole."""
+def plan_words(tokenizer: Tokenizer, unknown_token: int | None = None) -> WordPlan | None:
+    """The finest sound way to cut lines for ``tokenizer``; None if each line has to be tokenized whole.
+
+    The unknown token does not count: a cut may double it, since tokenizers fuse runs of it.
+    """
     spec: dict[str, Any] = json.loads(tokenizer.to_str())
     spec["truncation"] = spec["padding"] = None
     added = [token["content"] for token in spec["added_tokens"]]
@@ -114,7 +117,7 @@ def plan_words(tokenizer: Tokenizer) -> WordPlan | None:
     chunk_cuts, word_cuts = _sound_cuts(vocabulary, spec["model"]["type"] in ("BPE", "Unigram"))
     probes = [*_PROBES, *_vocabulary_probes(vocabulary)]
     untruncated = Tokenizer.from_str(json.dumps(spec))
-    expected = [encoding.ids for encoding in untruncated.encode_batch_fast(probes, add_special_tokens=False)]
+    expected = _token_ids(WordPlan(untruncated, "", None, *np.zeros((2, 256 * 256), np.bool_)), probes, unknown_token)
     candidates = [
         WordPlan(untruncated, "", special, chunk_cuts, word_cuts),
         WordPlan(untruncated, "", special, chunk_cuts, None),
@@ -122,7 +125,7 @@ def plan_words(tokenizer: Tokenizer) -> WordPlan | None:
     unprefixed = _without_prefix(spec)
     if unprefixed is not None:
         candidates.insert(0, WordPlan(unprefixed, " ", special, chunk_cuts, word_cuts))
-    return next((plan for plan in candidates if _token_ids(plan, probes) == expected), None)
+    return next((plan for plan in candidates if _token_ids(plan, probes, unknown_token) == expected), None)
 
 
 def _vocabulary(spec: dict[str, Any], tokenizer: Tokenizer, added: Sequence[str]) -> list[str]:
@@ -174,12 +177,13 @@ def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
     return lines
 
 
-def _token_ids(plan: WordPlan, lines: Sequence[str]) -> list[list[int]]:
+def _token_ids(plan: WordPlan, lines: Sequence[str], unknown_token: int | None) -> list[list[int]]:
+    """The known tokens of each line, when it is cut as planned."""
     chunks = plan.chunks(pa.array(lines, pa.string()))
     words = plan.words(chunks.pieces)
     encodings = plan.tokenizer.encode_batch_fast(words.pieces.to_pylist(), add_special_tokens=False)
-    bounds = words.bounds[chunks.bounds]
-    return [[i for encoding in encodings[a:b] for i in encoding.ids] for a, b in pairwise(bounds)]
+    known = [[i for i in encoding.ids if i != unknown_token] for encoding in encodings]
+    return [list(chain.from_iterable(known[a:b])) for a, b in pairwise(words.bounds[chunks.bounds])]
 
 
 def _cut(strings: pa.StringArray, cuts: NDArray[np.bool_]) -> Cuts:

@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from driftline.tasks.models import load, resolve_model
 
-TEXT = inspect.getsource(argparse).splitlines() + [
+TEXT = [
+    *inspect.getsource(argparse).splitlines(),
     "Быстрая коричневая лиса прыгает через ленивую собаку",
     "漢字とかなの混じった文です。 naïve café Straße e\u0301",
     "don't we'll I'm it's 12345 67.8e-9 ΟΔΟΣ שלום עולם",

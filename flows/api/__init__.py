@@ -1,24 +1,41 @@
-"""Driftline: a semantic index of every line in your repositories and buckets, kept in step with what changed."""
+"""Driftline: a semantic index of every line in your repositories and buckets, kept in step with what changed.
+
+Names are imported at their first use, so that ``driftline --help`` pays for none of them.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from driftline.storage.errors import DriftlineError
-from driftline.storage.model import (
-    CURRENT_EMBEDDING_VERSION,
-    DocMeta,
-    DocumentState,
-    LineEmbedding,
-    WorkspaceStats,
-)
-from driftline.storage.workspace import Workspace, WorkspaceConfig
-
 if TYPE_CHECKING:
     from driftline.flows.report import IndexReport
+    from driftline.storage.errors import DriftlineError
+    from driftline.storage.model import (
+        CURRENT_EMBEDDING_VERSION,
+        DocMeta,
+        DocumentState,
+        LineEmbedding,
+        WorkspaceStats,
+    )
     from driftline.storage.queries import LineFilter
+    from driftline.storage.workspace import Workspace, WorkspaceConfig
     from driftline.tasks.search import SearchReport
+    from driftline.tasks.store import LineStore
+
+_HOME = {
+    "CURRENT_EMBEDDING_VERSION": "driftline.storage.model",
+    "DocMeta": "driftline.storage.model",
+    "DocumentState": "driftline.storage.model",
+    "DriftlineError": "driftline.storage.errors",
+    "LineEmbedding": "driftline.storage.model",
+    "LineFilter": "driftline.storage.queries",
+    "LineStore": "driftline.tasks.store",
+    "Workspace": "driftline.storage.workspace",
+    "WorkspaceConfig": "driftline.storage.workspace",
+    "WorkspaceStats": "driftline.storage.model",
+}
 
 __all__ = [
     "CURRENT_EMBEDDING_VERSION",
@@ -26,6 +43,8 @@ __all__ = [
     "DocumentState",
     "DriftlineError",
     "LineEmbedding",
+    "LineFilter",
+    "LineStore",
     "Workspace",
     "WorkspaceConfig",
     "WorkspaceStats",
@@ -36,8 +55,18 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
 def open(uri: str, storage_options: Mapping[str, Any] | None = None) -> Workspace:
     """Open the workspace at a path or URI for reading; see ``Workspace`` for what it offers."""
+    from driftline.storage.workspace import Workspace
+
     return Workspace.open(uri, storage_options)
 
 
@@ -47,7 +76,9 @@ def index(
     """Bring the index in step with ``sources``; ``options`` are those of ``flows.plan.IndexRequest``."""
     from driftline.flows.pipeline import IndexRequest, index_sources
 
-    return index_sources(IndexRequest(sources=sources, workspace=workspace, storage_options=storage_options, **options))
+    return index_sources(
+        IndexRequest(sources=sources, workspace=workspace, storage_options=storage_options, **options)
+    )
 
 
 def search(workspace: Workspace | str, query: str, *, where: LineFilter | None = None, **options: Any) -> SearchReport:

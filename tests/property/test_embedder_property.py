@@ -32,7 +32,7 @@ def pair(model_directory: Path) -> tuple[StaticModel, WordTableEmbedder]:
     return StaticModel.from_pretrained(model_directory), WordTableEmbedder.open(str(model_directory), table_size=500)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(lines=LINES)
 def test_any_lines_equal_encode(pair: tuple[StaticModel, WordTableEmbedder], lines: list[str]) -> None:
     model, embedder = pair

@@ -52,7 +52,6 @@ def environment(tree: Path, s3_server: Any) -> dict[str, str]:
         "AWS_ACCESS_KEY_ID": s3_server.access_key,
         "AWS_SECRET_ACCESS_KEY": s3_server.secret_key,
         "AWS_ENDPOINT_URL": s3_server.endpoint,
-        "AWS_ALLOW_HTTP": "true",
         "AWS_REGION": "us-east-1",
         "PATH": f"{bin_directory}{os.pathsep}{variables['PATH']}",
         "PREFECT_HOME": str(tree.parent / "prefect"),

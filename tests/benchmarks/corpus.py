@@ -1,0 +1,149 @@
+"""The trees that the benchmarks index, made once and kept in a cache outside the repository.
+
+Source code comes from the packages installed in this environment, so nothing is downloaded; the figures
+of two hosts compare as far as their packages do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CACHE = Path(tempfile.gettempdir()) / "driftline-bench"
+
+FILES_PER_FOLDER = 100
+MAX_FILE_BYTES = 1_000_000
+"""semble leaves larger files out, so the comparison does."""
+_NEVER = {"__pycache__", "node_modules", "dist", "build", "venv", "site-packages"}
+"""Folders that semble never enters."""
+_SEED = 20261101
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """A tree and how much it holds; ``lines`` counts newlines, blank lines too."""
+
+    path: Path
+    files: int
+    lines: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.lines:,} lines in {self.files:,} files, {self.bytes / 1e6:.0f} MB"
+
+
+def packages(lines: int) -> Corpus:
+    """At least ``lines`` lines of Python: the installed packages in the order of their names, until it is enough."""
+
+    def make(root: Path) -> tuple[int, int, int]:
+        files = found = size = 0
+        for path in _sources():
+            data = path.read_bytes()
+            target = root / path.relative_to(_site())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+            files, found, size = files + 1, found + data.count(b"\n"), size + len(data)
+            if found >= lines:
+                return files, found, size
+        raise SystemExit(f"Only {found:,} lines of Python are installed here, {lines:,} are wanted.")
+
+    return _cached(f"packages-{lines}", make)
+
+
+def small_files(files: int) -> Corpus:
+    """``files`` modules of 3 to 8 lines each, 100 in a folder, 10 folders in a folder."""
+
+    def make(root: Path) -> tuple[int, int, int]:
+        dice = random.Random(_SEED)
+        words = "read write open close table row batch commit lease token vector line path scan".split()
+        lines = size = 0
+        for number in range(files):
+            folder, name = divmod(number, FILES_PER_FOLDER)
+            target = root / f"part_{folder // 10:03}" / f"module_{folder % 10}" / f"file_{name:02}.py"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            body = [f"def {'_'.join(dice.sample(words, 2))}_{number}():", '    """Made up."""']
+            body += [f"    {dice.choice(words)} = {' + '.join(dice.sample(words, 3))}" for _ in range(dice.randint(1, 6))]
+            text = "\n".join(body) + "\n"
+            target.write_text(text)
+            lines, size = lines + len(body), size + len(text)
+        return files, lines, size
+
+    return _cached(f"small-{files}", make)
+
+
+def git_tree(files: int) -> Corpus:
+    """The tree of ``small_files`` as a git work tree with one commit and an origin."""
+
+    def make(root: Path) -> tuple[int, int, int]:
+        plain = small_files(files)
+        shutil.copytree(plain.path, root, dirs_exist_ok=True)
+        _git(root, "init", "-q", "-b", "main")
+        _git(root, "config", "gc.auto", "0")
+        _git(root, "remote", "add", "origin", _origin(files))
+        _git(root, "add", "-A")
+        _git(root, "-c", "user.name=bench", "-c", "user.email=bench@localhost", "commit", "-q", "-m", "All of it")
+        return plain.files, plain.lines, plain.bytes
+
+    return _cached(f"git-{files}", make)
+
+
+def fresh_clone(tree: Corpus, parent: Path) -> Path:
+    """A new clone of ``tree`` below ``parent``, of the same origin and under the same name."""
+    clone = parent / tree.path.name
+    shutil.rmtree(clone, ignore_errors=True)
+    _git(parent, "clone", "-q", "--shared", str(tree.path), str(clone))
+    _git(clone, "remote", "set-url", "origin", _origin(tree.files))
+    return clone
+
+
+def model() -> Path:
+    """The default embedding model as a model2vec directory, which every contender can load."""
+    target = CACHE / "model"
+    if not (target / "config.json").is_file():
+        from driftline.tasks.models import load, resolve_model
+
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            load(resolve_model()).save_pretrained(Path(scratch) / "model")
+            os.replace(Path(scratch) / "model", target)
+    return target
+
+
+def _cached(name: str, make: Callable[[Path], tuple[int, int, int]]) -> Corpus:
+    """The tree ``name``, made now unless it was made completely before."""
+    root, record = CACHE / name / "tree", CACHE / name / "corpus.json"
+    if not record.is_file():
+        shutil.rmtree(CACHE / name, ignore_errors=True)
+        root.mkdir(parents=True)
+        files, lines, size = make(root)
+        record.write_text(json.dumps({"files": files, "lines": lines, "bytes": size}))
+    return Corpus(root, **json.loads(record.read_text()))
+
+
+def _site() -> Path:
+    return Path(sysconfig.get_path("purelib"))
+
+
+def _sources() -> Iterator[Path]:
+    for folder, subfolders, names in os.walk(_site()):
+        subfolders[:] = sorted(name for name in subfolders if name not in _NEVER and not name.startswith("."))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if name.endswith(".py") and not path.is_symlink() and 0 < path.stat().st_size <= MAX_FILE_BYTES:
+                yield path
+
+
+def _origin(files: int) -> str:
+    return f"https://git.invalid/bench/small-{files}.git"
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True)

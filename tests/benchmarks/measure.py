@@ -1,0 +1,143 @@
+"""Run processes and measure them; say what the figures were measured on, and whether they are good enough."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+_POLL_SECONDS = 0.02
+DRIFTLINE = (sys.executable, "-c", "import sys; from driftline.flows.cli import main; sys.exit(main())")
+"""The command ``driftline`` as its console script runs it, whether or not that is installed on the PATH."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of a process. ``own_peak`` is its resident memory in bytes, ``largest_peak`` that of it or any child."""
+
+    seconds: float
+    cpu_seconds: float
+    own_peak: int
+    largest_peak: int
+    output: str
+
+
+def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> Measured:
+    """Run ``command`` to its end. Raises CalledProcessError, with its errors, if that is not 0."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, **(env or {})})
+        peak = _Peak(process.pid)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        peak.stop()
+        out.seek(0)
+        err.seek(0)
+        output, errors = out.read(), err.read()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, output, errors)
+    return Measured(seconds, usage.ru_utime + usage.ru_stime, peak.own, peak.largest, output)
+
+
+class _Peak(threading.Thread):
+    """Watches the resident memory of a process and its children."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.own = self.largest = 0
+        self._pid = pid
+        self._done = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            process = psutil.Process(self._pid)
+        except psutil.NoSuchProcess:
+            return
+        while not self._done.wait(_POLL_SECONDS):
+            try:
+                self.own = max(self.own, process.memory_info().rss)
+                children = [_resident(child) for child in process.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                return
+            self.largest = max(self.largest, self.own, *children)
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join()
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def median(values: Sequence[float]) -> float:
+    """The median of some runs: what others do on the host moves it least."""
+    return statistics.median(values)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The targets of one benchmark; ``exit_code`` is 1 if any was missed. A small run proves nothing and misses nothing."""
+
+    small: bool
+    missed: list[str] = field(default_factory=list)
+
+    def at_least(self, what: str, value: float, target: float, unit: str = "x") -> None:
+        self._judge(what, value, target, unit, "at least", value >= target)
+
+    def at_most(self, what: str, value: float, target: float, unit: str = "x") -> None:
+        self._judge(what, value, target, unit, "at most", value <= target)
+
+    def _judge(self, what: str, value: float, target: float, unit: str, relation: str, fine: bool) -> None:
+        outcome = "small run" if self.small else "ok" if fine else "MISSED"
+        print(f"  {outcome:9} {what}: {value:.3g} {unit} ({relation} {target:.3g})", flush=True)
+        if not fine and not self.small:
+            self.missed.append(what)
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.missed else 0
+
+
+def begin(description: str | None, **defaults: int) -> argparse.Namespace:
+    """Parse ``--small`` and the integer options in ``defaults``, and print the machine."""
+    title = (description or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--small", action="store_true", help="a quick run over little data, whose figures mean nothing")
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"default: {value}")
+    options = parser.parse_args()
+    packages = ("driftline", "pylance", "lancedb", "pyarrow", "model2vec", "semble", "numpy")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    print(title)
+    print(f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, load {os.getloadavg()[0]:.1f}, ", end="")
+    print(f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {versions}", flush=True)
+    return options
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """An empty directory on the disk of the corpora, removed afterwards."""
+    from corpus import CACHE
+
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="run-") as folder:
+        yield Path(folder)

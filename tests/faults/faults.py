@@ -1,0 +1,87 @@
+"""Make the Nth mutating operation of a run go wrong, and pretend that the process died of it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeVar
+
+import lance
+import pytest
+from driftline.storage import leases
+from driftline.storage.buckets import Bucket
+from driftline.storage.errors import StorageError
+from driftline.storage.lines import LineTable
+from driftline.storage.local_disk import LocalDisk
+from driftline.storage.processes import ProcessIdentity
+
+_Result = TypeVar("_Result")
+
+_FIRST_DEAD_PID = 1 << 23  # above every pid that Linux gives
+_dead_pids = count(_FIRST_DEAD_PID)
+
+
+class Crash(BaseException):
+    """The process is gone: nothing may catch this and go on, and nothing more is written."""
+
+
+class Mode(enum.StrEnum):
+    CRASH_BEFORE = "crash before"
+    CRASH_AFTER = "crash after"
+    LOST_ACKNOWLEDGEMENT = "lost acknowledgement"
+    FAIL = "fail"
+
+
+@dataclass
+class Faults:
+    """Counts the mutating operations of a run in ``log``; the one numbered ``at`` goes wrong as ``mode`` says."""
+
+    mode: Mode = Mode.FAIL
+    at: int | None = None
+    dead: bool = False
+    log: list[str] = field(default_factory=list)
+
+    def perform(self, name: str, operation: Callable[[], _Result], error: type[Exception]) -> _Result:
+        if self.dead:
+            raise Crash("a dead process does nothing")
+        self.log.append(name)
+        if len(self.log) - 1 != self.at:
+            return operation()
+        if self.mode in (Mode.CRASH_AFTER, Mode.LOST_ACKNOWLEDGEMENT):
+            operation()
+        if self.mode in (Mode.CRASH_BEFORE, Mode.CRASH_AFTER):
+            self.dead = True
+            raise Crash(f"{self.mode} {name}")
+        raise error(f"{self.mode}: {name}")
+
+
+@contextmanager
+def injected(faults: Faults) -> Iterator[Faults]:
+    """Route every write of this process through ``faults``: objects, leases, fragments, and commits of tables.
+
+    The process counts as dead from its end on, so that the next run takes its leases over.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for backend in (LocalDisk, Bucket):
+            for method in ("create", "replace", "delete"):
+                _wrap(patch, faults, backend, method, StorageError)
+        _wrap(patch, faults, LineTable, "_transact", OSError)
+        _wrap(patch, faults, lance, "write_dataset", OSError)
+        _wrap(patch, faults, lance.fragment, "write_fragments", OSError)
+        found = ProcessIdentity.current()
+        doomed = ProcessIdentity(found.host, found.boot_id, next(_dead_pids), "0")
+        patch.setattr(leases.ProcessIdentity, "current", lambda: doomed)
+        yield faults
+
+
+def _wrap(patch: pytest.MonkeyPatch, faults: Faults, owner: Any, method: str, error: type[Exception]) -> None:
+    original = getattr(owner, method)
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        first = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], str) else ""
+        return faults.perform(f"{method} {first}".strip(), lambda: original(*arguments, **options), error)
+
+    patch.setattr(owner, method, wrapped)

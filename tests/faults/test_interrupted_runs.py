@@ -1,0 +1,121 @@
+"""Every step at which a run can be interrupted, and what the next run makes of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from driftline.flows.pipeline import IndexRequest, index_sources
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError
+from driftline.storage.workspace import Workspace
+
+from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+
+ENTITY = Entity.parse("source:tree")
+OLD_NS = 1_600_000_000_000_000_000
+FIRST = {
+    "changed.txt": "word1 word2\nword3\n",
+    "gone.txt": "word4\nword5\n",
+    "moved.txt": "word6\nword7\n",
+    "same.txt": "word8\n",
+    "sub/touched.txt": "word9\nword10\n",
+    "shrunk.txt": "word11\nword12\nword13\n",
+}
+LATER = {
+    "changed.txt": "word20\nword1 word2\nword21\n",
+    "sub/moved.txt": FIRST["moved.txt"],
+    "same.txt": FIRST["same.txt"],
+    "sub/touched.txt": FIRST["sub/touched.txt"],
+    "shrunk.txt": "",
+    "new.txt": "word22\nword23\n",
+}
+
+
+def write_tree(root: Path, files: dict[str, str], mtime_ns: int) -> None:
+    """Make ``root`` hold exactly ``files``; a file of another content or of another round has another mtime."""
+    shutil.rmtree(root, ignore_errors=True)
+    for path, text in files.items():
+        write_file(root / path, text, mtime_ns)
+
+
+def write_file(target: Path, text: str, mtime_ns: int) -> None:
+    import os
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+    os.utime(target, ns=(mtime_ns, mtime_ns))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("driftline.flows.source_run.BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr("driftline.flows.source_run.BATCHES_PER_COMMIT", 1)
+
+
+def index(tree: Path, workspace: str, model: Path, **options: object) -> None:
+    index_sources(
+        IndexRequest((str(tree),), workspace, "source:tree", model=str(model), workers=1, indexes="none", **options)
+    )
+
+
+def again(tree: Path) -> None:
+    """The next run finds the tree as the interrupted one did."""
+
+
+def back_to_old(tree: Path) -> None:
+    """Before the next run everything is as it was before the interrupted one, down to the mtimes."""
+    write_tree(tree, FIRST, OLD_NS)
+
+
+def vanished(tree: Path) -> None:
+    """Before the next run the files that the interrupted one had to write are gone."""
+    for name in ("changed.txt", "new.txt", "sub/moved.txt"):
+        (tree / name).unlink()
+
+
+@pytest.mark.parametrize("then", [again, back_to_old, vanished])
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.usefixtures("small_batches")
+def test_a_run_that_is_interrupted_anywhere_is_made_good_by_the_next(
+    tmp_path: Path, tiny_model: Path, mode: Mode, then: Callable[[Path], None]
+) -> None:
+    tree, template = tmp_path / "tree", tmp_path / "template"
+    write_tree(tree, FIRST, OLD_NS)
+    index(tree, str(template), tiny_model)
+
+    def attempt(faults: Faults) -> str:
+        workspace = tmp_path / "workspace"
+        shutil.rmtree(workspace, ignore_errors=True)
+        shutil.copytree(template, workspace)
+        write_tree(tree, LATER, OLD_NS + 10**9)
+        with injected(faults):
+            try:
+                index(tree, str(workspace), tiny_model)
+            except (Crash, DriftlineError):
+                pass
+            else:
+                assert_in_step(Workspace.open(str(workspace)), ENTITY, files_below(tree))
+        return str(workspace)
+
+    undisturbed = Faults()
+    attempt(undisturbed)
+    assert len(undisturbed.log) > 20
+    for at, operation in enumerate(undisturbed.log):
+        uri = attempt(Faults(mode, at))
+        then(tree)
+        try:
+            index(tree, uri, tiny_model)
+            assert_in_step(Workspace.open(uri), ENTITY, files_below(tree))
+            assert_nothing_staged(Workspace.open(uri))
+        except (AssertionError, DriftlineError) as error:
+            raise AssertionError(f"after {mode} at operation {at}, {operation}: {error}") from error
