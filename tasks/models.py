@@ -38,7 +38,7 @@ _LAYOUTS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Where a model lies on this host. ``name`` is what the user gave; ``config`` may be missing."""
+    """Where a model lies on this host. ``name`` finds it again from any directory; ``config`` may be missing."""
 
     name: str
     weights: Path
@@ -55,7 +55,7 @@ def resolve_model(name: str | None = None) -> ModelFiles:
         return _default_files()
     folder = Path(name).expanduser()
     if name and folder.is_dir():  # "" would be the current directory
-        return _files_in(folder, name)
+        return _files_in(folder.absolute(), str(folder.absolute()))
     if not _HUB_NAME.fullmatch(name) or folder.exists():
         raise ModelNotFound(
             "No such embedding model", name, "Give a model2vec directory, a hub name like owner/model, or nothing."
