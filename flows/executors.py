@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from driftline.storage.errors import DriftlineError, ExecutorError, SourceNotFound, UsageError
+from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
 from driftline.storage.sources import Source, open_source
 from driftline.storage.workspace import Workspace
 from driftline.tasks.context import TaskContext
@@ -39,6 +39,13 @@ class Executor(Protocol):
     slots: int
     remote: bool
 
+    def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
+        """Give every worker the context, and check that it reaches the workspace and the sources.
+
+        ``new_workspace`` is one that a dry run will not create. Raises ExecutorError.
+        """
+        ...
+
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
         """The results of ``task(spec, context)`` as they come, in no order; specs are taken as slots become free."""
         ...
@@ -49,10 +56,12 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
 
     remote = False
 
-    def __init__(self, context: TaskContext, slots: int) -> None:
+    def __init__(self, slots: int) -> None:
         self.slots = slots
-        self._context = context
         self._pool = ThreadPoolExecutor(slots, thread_name_prefix="driftline")
+
+    def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
+        self._context = context
 
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
         if self.slots == 1:
@@ -84,23 +93,15 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 
     remote = True
 
-    def __init__(self, context: TaskContext, address: str | None, slots: int | None) -> None:
-        self._context = context
+    def __init__(self, address: str | None, slots: int | None) -> None:
         self._address = address
         self._wanted = slots or DEFAULT_WORKERS
         self._stack = ExitStack()
-        self._key = f"driftline-{context.workspace.config.workspace_id}-{os.getpid()}-{id(self)}"
+        self._key = f"driftline-{uuid.uuid4().hex}"
 
     def __enter__(self) -> Self:
         import dask
         from distributed import Client, LocalCluster
-        from distributed.diagnostics.plugin import WorkerPlugin
-
-        class ContextPlugin(WorkerPlugin):
-            """Opens the workspace once in each worker, also in those that replace a dead one."""
-
-            def __init__(self, context: TaskContext) -> None:
-                self.context = context
 
         with ExitStack() as stack:
             stack.enter_context(dask.config.set({"distributed.comm.timeouts.connect": f"{CONNECT_TIMEOUT_SECONDS}s"}))
@@ -124,52 +125,71 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                     raise UsageError(
                         "No Dask scheduler answers", self._address, "Start one, or use --executor local."
                     ) from error
-            self._client.register_plugin(ContextPlugin(self._context), name=self._key)
-            stack.callback(self._forget)
-            self.slots = max(1, sum(self._client.nthreads().values()))
+            self.slots = sum(self._client.nthreads().values())
+            if not self.slots:
+                raise ExecutorError("The Dask scheduler has no workers", self._address or "local", "Start some.")
             self._stack = stack.pop_all()
         return self
 
-    def probe(self, sources: Iterable[Source]) -> None:
-        """Check that every worker reaches the workspace and the sources. Raises ExecutorError."""
-        workspace = self._context.workspace
-        if not self._client.nthreads():
-            raise ExecutorError("The Dask scheduler has no workers", self._address or "local", "Start some.")
-        key, uris = self._key, [(source.uri, dict(source.storage_options)) for source in sources]
+    def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
+        from distributed.diagnostics.plugin import WorkerPlugin
+
+        class ContextPlugin(WorkerPlugin):
+            """Opens the workspace once in each worker, also in those that replace a dead one."""
+
+            def __init__(self, context: TaskContext) -> None:
+                self.context = context
+
+        self._client.register_plugin(ContextPlugin(context), name=self._key)
+        self._stack.callback(self._forget)
+        key, workspace = self._key, context.workspace.objects.uri
 
         def reach(dask_worker: Worker) -> str:
-            return reachable(_context_of(dask_worker, key).workspace, uris)
+            found = _context_of(dask_worker, key).workspace
+            return unreachable(None if new_workspace else found, sources)
 
         for worker, problem in self._client.run(reach).items():
             if problem:
                 raise ExecutorError(
                     f"Worker {worker} cannot reach what it shall work on: {problem}",
-                    workspace.objects.uri,
+                    workspace,
                     "Workers on other hosts need a shared disk or a bucket, and the same credentials.",
                 )
 
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
         from distributed import as_completed
+        from distributed.client import FutureCancelledError
         from distributed.scheduler import KilledWorker
 
         rest = iter(specs)
         limit = self.slots * IN_FLIGHT_PER_SLOT
-        first = [self._submit(task, spec) for spec in islice(rest, limit)]
-        running = as_completed(first)
-        for future in running:
-            try:
-                result: Result = future.result()
-            except KilledWorker as error:
-                raise ExecutorError(
-                    "A batch has killed several workers one after another",
-                    str(error.last_worker),
-                    "Give the workers more memory, or exclude what they choke on.",
-                ) from error
-            # A finished task whose future is still held runs again when its worker dies.
-            future.release()
-            for spec in islice(rest, 1):
-                running.add(self._submit(task, spec))
-            yield result
+        pending = {self._submit(task, spec) for spec in islice(rest, limit)}
+        running = as_completed(pending)
+        try:
+            for future in running:
+                pending.remove(future)
+                try:
+                    result: Result = future.result()
+                except KilledWorker as error:
+                    raise ExecutorError(
+                        "A batch has killed several workers one after another",
+                        str(error.last_worker),
+                        "Give the workers more memory, or exclude what they choke on.",
+                    ) from error
+                except FutureCancelledError as error:
+                    raise ExecutorError(
+                        "The Dask scheduler has gone away", self._address or "local", "Run it again."
+                    ) from error
+                # A finished task whose future is still held runs again when its worker dies.
+                future.release()
+                for spec in islice(rest, 1):
+                    following = self._submit(task, spec)
+                    pending.add(following)
+                    running.add(following)
+                yield result
+        finally:
+            for future in pending:
+                future.cancel()
 
     def _submit(self, task: Task[Spec, Result], spec: Spec) -> Any:
         return self._client.submit(_run_on_worker, task, spec, self._key, pure=False)
@@ -196,26 +216,22 @@ def _context_of(worker: Worker, key: str) -> TaskContext:
     return context
 
 
-def reachable(workspace: Workspace, sources: Iterable[tuple[str, dict[str, Any]]]) -> str:
+def unreachable(workspace: Workspace | None, sources: Iterable[Source]) -> str:
     """Why this process cannot reach ``workspace`` or one of ``sources``; "" if it can."""
     try:
-        found = Workspace.open(workspace.objects.uri)
-        if found.config.workspace_id != workspace.config.workspace_id:
+        if workspace is not None and workspace.reread().config.workspace_id != workspace.config.workspace_id:
             return f"it finds another workspace at {workspace.objects.uri}"
-        for uri, options in sources:
-            if open_source(uri, options).is_local and not Path(uri).is_dir():
-                raise SourceNotFound("There is no such directory", uri)
+        for source in sources:
+            open_source(source.uri, source.storage_options, allow_empty=True)
     except DriftlineError as error:
         return str(error)
     return ""
 
 
-def open_executor(
-    name: str, context: TaskContext, workers: int | None
-) -> AbstractContextManager[InlineExecutor] | AbstractContextManager[DaskExecutor]:
+def open_executor(name: str, workers: int | None) -> InlineExecutor | DaskExecutor:
     """The executor that ``inline``, ``local`` or ``tcp://host:port`` names. Raises UsageError."""
     if name == "inline":
-        return InlineExecutor(context, workers or min(DEFAULT_WORKERS, os.cpu_count() or 1))
+        return InlineExecutor(workers or min(DEFAULT_WORKERS, os.cpu_count() or 1))
     if name == "local" or "://" in name:
-        return DaskExecutor(context, None if name == "local" else name, workers)
+        return DaskExecutor(None if name == "local" else name, workers)
     raise UsageError("Unknown executor", name, "Use inline, local, or tcp://HOST:PORT of a Dask scheduler.")

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from driftline.flows.executors import DaskExecutor, open_executor
+from driftline.flows.executors import Executor, open_executor
 from driftline.flows.plan import IndexPlan, IndexRequest, make_plan
 from driftline.flows.progress import NullProgress, Progress
 from driftline.flows.report import IndexReport, RemoveReport
@@ -37,44 +37,53 @@ def index_sources(request: IndexRequest, progress: Progress | None = None) -> In
     and ExecutorError later, when what was committed stays and the next run goes on from there.
     """
     started, clock = datetime.now(UTC), time.monotonic()
-    told = progress or NullProgress()
     plan = make_plan(request)
-    if not request.dry_run:
-        plan = _claim(plan)
-    report = IndexReport(new_ulid(), plan.workspace.objects.uri)
+    with open_executor(request.executor, request.workers) as executor:
+        if not request.dry_run:
+            plan = _claim(plan)
+        report = IndexReport(new_ulid(), plan.workspace.objects.uri)
+        outcome = "failed"
+        try:
+            _run(plan, executor, progress or NullProgress(), report)
+            outcome = "done"
+        except DriftlineError as error:
+            outcome = error.kind
+            raise
+        finally:
+            report.seconds = time.monotonic() - clock
+            if not request.dry_run:
+                _record(plan, report, started, outcome)
+    return report
+
+
+def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport) -> None:
+    """Fill ``report``. A source that fails does not stop the others; the first failure is raised at the end."""
+    new_workspace = plan.workspace.config.fingerprint is None
+    executor.start(
+        TaskContext(plan.workspace, plan.model), [part.source for part in plan.sources], new_workspace=new_workspace
+    )
     failure: DriftlineError | None = None
-    outcome = "failed"
-    try:
-        with open_executor(request.executor, TaskContext(plan.workspace, plan.model), request.workers) as executor:
-            if isinstance(executor, DaskExecutor):
-                executor.probe([source.source for source in plan.sources])
-            stale = set[Entity]()
-            for source in plan.sources:
-                run = SourceRun(plan, source, executor, told, report.run_id)
-                report.sources.append(run.report)
-                try:
-                    run.execute()
-                except UsageError:
-                    raise
-                except DriftlineError as error:
-                    told.message(str(error))
-                    failure = failure or error
-                if run.indexes_lag:
-                    stale.add(source.entity.tenant)
-        if not request.dry_run:
-            if plan.replaces is not None and failure is None:
-                complete_reembedding(plan.workspace, plan.model, plan.replaces, told.message)
-            for tenant in sorted(stale):
-                told.phase(f"building indexes of {tenant}")
-                report.indexes += _maintain(plan, tenant, report.run_id, told)
-        outcome = failure.kind if failure else "done"
-    finally:
-        report.seconds = time.monotonic() - clock
-        if not request.dry_run:
-            _record(plan, report, started, outcome)
+    stale = set[Entity]()
+    for source in plan.sources:
+        run = SourceRun(plan, source, executor, progress, report.run_id)
+        report.sources.append(run.report)
+        try:
+            run.execute()
+        except UsageError:
+            raise
+        except DriftlineError as error:
+            progress.message(str(error))
+            failure = failure or error
+        if run.indexes_lag:
+            stale.add(source.entity.tenant)
+    if not plan.request.dry_run:
+        if plan.replaces is not None and failure is None:
+            complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
+        for tenant in sorted(stale):
+            progress.phase(f"building indexes of {tenant}")
+            report.indexes += _maintain(plan, tenant, report.run_id, progress)
     if failure is not None:
         raise failure
-    return report
 
 
 def _claim(plan: IndexPlan) -> IndexPlan:

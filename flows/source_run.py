@@ -14,7 +14,7 @@ from driftline.flows.plan import IndexPlan, SourcePlan
 from driftline.flows.progress import Progress
 from driftline.flows.report import SourceReport
 from driftline.storage.documents import SCHEMA, totals
-from driftline.storage.errors import DeletionRefused, LeaseLost, StorageError
+from driftline.storage.errors import DeletionRefused
 from driftline.storage.leases import acquire
 from driftline.storage.model import DocumentState
 from driftline.storage.workspace import lease_path
@@ -57,29 +57,23 @@ class SourceRun:
             return
         lease = acquire(workspace.objects, lease_path(entity), self._run_id, wait_seconds=request.wait_seconds)
         with lease:
-            try:
-                with self._timed("settle"):
-                    workspace.bind_source(entity, self._source.record)
-                    self.indexes_lag = lease.taken_over
-                    self.indexes_lag |= settle(workspace, entity, lease) > 0
-                committer = Committer(
-                    workspace,
-                    entity,
-                    lease,
-                    self._run_id,
-                    workspace.lines(entity, self._plan.model.fingerprint),
-                    self._plan.model.dim,
-                )
-                scans = self._scan()
-                self._embed(scans, committer)
-                refused = self._delete(scans, committer)
-                with self._timed("totals"):
-                    self._count_totals()
-            except LeaseLost:
-                raise
-            except StorageError:
-                lease.abandon()  # what happened last is unknown: the next run has to settle it
-                raise
+            with self._timed("settle"):
+                self.indexes_lag = lease.taken_over
+                self.indexes_lag |= settle(workspace, entity, lease) > 0
+                workspace.bind_source(entity, self._source.record)
+            committer = Committer(
+                workspace,
+                entity,
+                lease,
+                self._run_id,
+                workspace.lines(entity, self._plan.model.fingerprint),
+                self._plan.model.dim,
+            )
+            scans = self._scan()
+            self._embed(scans, committer)
+            refused = self._delete(scans, committer)
+            with self._timed("totals"):
+                self._count_totals()
         if refused:
             raise refused
 
@@ -174,7 +168,7 @@ class SourceRun:
                 removed = gone.filter(had_lines)["path"].to_pylist()
                 committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(gone["path"].to_pylist())))
             self.indexes_lag |= bool(removed)
-            self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(gone["reason"])).as_py()
+            self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(gone["reason"]), min_count=0).as_py()
         return refused
 
     def _refusal(self, gone: pa.Table) -> DeletionRefused | None:
@@ -206,7 +200,7 @@ class SourceRun:
 
     def _count_retouched(self, retouched: pa.Table) -> None:
         indexed = pc.is_null(retouched["reason"])
-        self.report.states[DocumentState.TOUCHED] += pc.sum(indexed).as_py()
+        self.report.states[DocumentState.TOUCHED] += pc.sum(indexed, min_count=0).as_py()
         skipped = retouched.filter(pc.invert(indexed))
         self.report.skipped += zip(*(skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
 

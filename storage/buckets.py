@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from driftline.storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta, PutResult, UpdateVersion
+    from obstore import GetOptions, ObjectMeta, PutResult, UpdateVersion
 
 LIST_CHUNK = 1000
 WHOLE_OBJECT_BYTES = 8 * 1024 * 1024
@@ -83,7 +84,16 @@ class Bucket:
             found = obstore.get(self._reader, self._key(path))
             if found.meta["size"] <= WHOLE_OBJECT_BYTES:
                 return pa.BufferReader(pa.py_buffer(found.bytes()))
-            return pa.PythonFile(obstore.open_reader(self._reader, self._key(path)), mode="r")
+            return pa.PythonFile(_PinnedFile(self, path, found.meta["size"], found.meta["e_tag"]), mode="r")
+
+    def read_range(self, path: str, start: int, end: int, etag: str | None) -> bytes:
+        """Some bytes of an object that still has ``etag``. Raises ObjectNotFound when it has been replaced."""
+        options: GetOptions = {"range": (start, end), "if_match": etag}
+        try:
+            with self._translated("read", path):
+                return bytes(obstore.get(self._reader, self._key(path), options=options).bytes())
+        except PreconditionFailed as error:
+            raise ObjectNotFound("The object was replaced while it was read", error.where) from None
 
     def head(self, path: str) -> ObjectInfo | None:
         try:
@@ -183,6 +193,35 @@ class Bucket:
             case "Timeout":
                 return StorageError(f"Could not {action}: no answer in time", where, "Check the endpoint; run again.")
         return StorageError(f"Could not {action}", where, f"The store says: {reason}")
+
+
+class _PinnedFile(io.RawIOBase):
+    """A large object, read in parts which are all of one version: parts of two would be a file that never was."""
+
+    def __init__(self, bucket: Bucket, path: str, size: int, etag: str | None) -> None:
+        self._bucket, self._path, self._size, self._etag = bucket, path, size, etag
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        end = self._size if size is None or size < 0 else min(self._size, self._position + size)
+        if end <= self._position:
+            return b""
+        data = self._bucket.read_range(self._path, self._position, end, self._etag)
+        self._position += len(data)
+        return data
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:

@@ -106,7 +106,7 @@ class LineTable:
                     enable_stable_row_ids=True,
                     storage_options=self.options,
                 )
-            except (OSError, lance.commit.CommitConflictError) as error:
+            except OSError as error:  # a CommitConflictError is one, too
                 if not self.exists():
                     raise StorageError(f"Cannot create a table ({_first_line(error)})", self.uri) from error
         return self.open()
@@ -116,17 +116,20 @@ class LineTable:
     def write_fragments(self, rows: pa.Table) -> list[str]:
         """Write ``rows``, of ``schema(dim)``, as fragments that no reader sees before a commit; returns them as JSON.
 
-        Safe on any worker, at any time: the files have unique names.
+        Safe on any worker, at any time: the files have unique names. Raises StorageError.
         """
         from lance.fragment import write_fragments
 
-        fragments = write_fragments(
-            rows,
-            self.uri,
-            schema=rows.schema,
-            enable_stable_row_ids=True,
-            storage_options=self.options,
-        )
+        try:
+            fragments = write_fragments(
+                rows,
+                self.uri,
+                schema=rows.schema,
+                enable_stable_row_ids=True,
+                storage_options=self.options,
+            )
+        except OSError as error:
+            raise StorageError(f"Lines cannot be written ({_first_line(error)})", self.uri, "Run it again.") from error
         return [json.dumps(fragment.to_json()) for fragment in fragments]
 
     def ledger(self, entity: Entity, dataset: LanceDataset | None = None) -> Ledger:
@@ -155,6 +158,7 @@ class LineTable:
 
     def _commit(self, entity: Entity, entry: Ledger, replaced: Sequence[str], fragments: Sequence[str]) -> None:
         import lance
+        from lance.commit import CommitConflictError
 
         dataset = self.open()
         row = _ledger_row(dataset.schema, entity, entry)
@@ -175,7 +179,7 @@ class LineTable:
             try:
                 self._transact(lance.Transaction(dataset.version, operation))
                 return
-            except lance.commit.CommitConflictError:
+            except CommitConflictError:
                 pass  # plan the deletes again on the newest version; the new fragments stay as they are
             except OSError as error:
                 unknown_outcomes += 1

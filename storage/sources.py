@@ -283,6 +283,11 @@ def open_source(
     return source
 
 
+def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> Source:
+    """The source that ``open_source`` once returned as ``uri``, without a look at it."""
+    return Source(uri, dict(storage_options or {}), is_local="://" not in uri and "::" not in uri)
+
+
 def _open_local(text: str) -> Source:
     path = text
     try:

@@ -80,11 +80,14 @@ class Workspace:
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> Workspace:
         """Open an existing workspace. Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied."""
-        objects = ObjectStore.open(uri, storage_options)
-        config = read_record(objects, CONFIG, WorkspaceConfig)
+        return cls(ObjectStore.open(uri, storage_options), WorkspaceConfig()).reread()
+
+    def reread(self) -> Workspace:
+        """The workspace as it is now. Raises as ``open`` does."""
+        config = read_record(self.objects, CONFIG, WorkspaceConfig)
         if config is None:
-            raise WorkspaceNotFound("There is no workspace", objects.uri, "Index a source into it first.")
-        return cls(objects, config)
+            raise WorkspaceNotFound("There is no workspace", self.objects.uri, "Index a source into it first.")
+        return replace(self, config=config)
 
     @classmethod
     def open_for_writing(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> Workspace:

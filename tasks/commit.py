@@ -80,16 +80,29 @@ class Committer:
 
 
 def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
-    """Finish or forget the commits that earlier runs left staged, and fence those runs off; returns those finished.
+    """Finish or forget the commits that earlier runs left staged, and fence those runs off; returns how many it finished.
 
     A staged delta is published if the table holds its batch, and dropped if not. A holder that
     released its lease commits no more, so only one that was taken over has to be fenced.
     """
+    try:
+        return _settle(workspace, entity, lease)
+    except BaseException:
+        if lease.taken_over:
+            lease.abandon()  # who was taken over may not be fenced off yet: the next holder has to know
+        raise
+
+
+def _settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
     documents = workspace.documents(entity)
     staged = documents.staged()
     if not staged and not lease.taken_over:
         return 0
-    ledgers = [table.fence(entity, lease.token) for table in workspace.line_tables(entity)]
+    if workspace.config.dim is not None:
+        workspace.lines(entity).create(workspace.config.dim)  # without a table there is no row to fence with
+    # A run that died before its first commit leaves a folder with fragments and no table.
+    tables = [table for table in workspace.line_tables(entity) if table.exists()]
+    ledgers = [table.fence(entity, lease.token) for table in tables]
     staged = documents.staged()  # again: the older holder may have committed until it was fenced
     done = [batch for batch in staged if any(ledger.holds(batch) for ledger in ledgers)]
     for batch in done:

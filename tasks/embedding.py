@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TextLines: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
-_Float = TypeVar("_Float", bound=np.floating[Any])
 
 WORD_TABLE_SIZE = 150_000
 """Words kept; 154 MB at 256 dimensions."""
 
 _BLOCK_LINES = 32_768
-_BLOCK_BYTES = 1 << 20  # of text: bounds the temporaries of a block to about 200 MB, 50 MB in practice
+_BLOCK_BYTES = 1 << 19  # of text: bounds the temporaries of a block to 200 MB even if no word comes twice
 _FINITE = 2**30  # tokens: what is above must be tokenized whole
 _TOKENIZED_AT_ONCE = 4_096  # texts: their Encoding objects take a kilobyte and more each
 
@@ -73,10 +72,6 @@ class WordTableEmbedder:
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    @overload
-    def embed(self, lines: TextLines) -> NDArray[np.float32]: ...
-    @overload
-    def embed(self, lines: TextLines, dtype: type[_Float]) -> NDArray[_Float]: ...
     def embed(self, lines: TextLines, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
         """``(n, dim)`` unit rows of ``dtype`` (float32 or float16), in order; zero rows where no token is known.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, UsageError
 from driftline.storage.lines import LineTable, quote
 from driftline.storage.queries import LineFilter, nearest_lines
-from driftline.storage.sources import open_source
+from driftline.storage.sources import known_source
 from driftline.storage.workspace import Workspace
 from driftline.tasks.batch import HASH_BYTES
 from driftline.tasks.context import ModelRef, load_embedder
@@ -133,33 +134,47 @@ def search(
 
 def merge_windows(rows: Sequence[Mapping[str, Any]], n_lines: int) -> list[_Window]:
     """Rows of ``nearest_lines``, best first, as windows, best first; hits whose contexts touch become one."""
-    windows: list[_Window] = []
-    of_document: dict[tuple[str, str], list[_Window]] = {}
-    for row in rows:
-        line = row["line_number"]
-        neighbours = of_document.setdefault((row["entity"], row["path"]), [])
-        reach = 2 * n_lines + 1
-        near = next((w for w in neighbours if w.first - reach <= line <= w.last + reach), None)
-        if near is None or not n_lines:
-            window = _Window(
-                row["entity"], row["path"], row["hash"], line, row["distance"], row["text"], first=line, last=line
-            )
-            neighbours.append(window)
-            windows.append(window)
-        else:
-            near.first, near.last = min(near.first, line), max(near.last, line)
-    return windows
+    reach = 2 * n_lines + 1 if n_lines else 0
+    of_document: dict[tuple[str, str], list[int]] = {}
+    for rank, row in enumerate(rows):
+        of_document.setdefault((row["entity"], row["path"]), []).append(rank)
+    windows: list[tuple[int, _Window]] = []
+    for ranks in of_document.values():
+        group: list[int] = []
+        for rank in sorted(ranks, key=lambda rank: rows[rank]["line_number"]):
+            if group and rows[rank]["line_number"] - rows[group[-1]]["line_number"] > reach:
+                windows.append((min(group), _window(rows, group)))
+                group = []
+            group.append(rank)
+        windows.append((min(group), _window(rows, group)))
+    return [window for _, window in sorted(windows, key=itemgetter(0))]
+
+
+def _window(rows: Sequence[Mapping[str, Any]], group: Sequence[int]) -> _Window:
+    best = rows[min(group)]
+    return _Window(
+        best["entity"],
+        best["path"],
+        best["hash"],
+        best=best["line_number"],
+        distance=best["distance"],
+        text=best["text"],
+        first=rows[group[0]]["line_number"],
+        last=rows[group[-1]]["line_number"],
+    )
 
 
 def _with_context(workspace: Workspace, windows: Sequence[_Window], n_lines: int) -> Iterator[Hit]:
-    documents: dict[tuple[str, str], list[str] | None] = {}
+    documents = _documents(workspace, windows) if n_lines else {}
     for rank, window in enumerate(windows, start=1):
-        key = (window.entity, window.path)
-        if key not in documents:
-            documents[key] = _document_lines(workspace, window)
-        lines = documents[key]
+        lines = documents.get((window.entity, window.path))
         start, end = max(0, window.first - n_lines), window.last + n_lines
-        context = _indexed_lines(workspace, window, start, end) if lines is None else lines[start : end + 1]
+        if not n_lines:
+            context = [window.text]
+        elif lines is None:
+            context = _indexed_lines(workspace, window, start, end)
+        else:
+            context = lines[start : end + 1]
         yield Hit(
             path=window.path,
             source=window.entity,
@@ -174,19 +189,28 @@ def _with_context(workspace: Workspace, windows: Sequence[_Window], n_lines: int
         )
 
 
-def _document_lines(workspace: Workspace, window: _Window) -> list[str] | None:
-    """The document as it was indexed, from its source; None if it cannot be read or has changed since."""
-    record = workspace.source(Entity.parse(window.entity, workspace.config.hierarchy))
-    if record is None:
-        return None
-    try:
-        data = open_source(record.uri).read(window.path)
-    except DriftlineError:
-        return None  # the index answers where the source cannot be reached
-    if hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest() != window.hash:
-        return None
-    text, reason = decode(data)
-    return None if reason else split_lines(text)
+def _documents(workspace: Workspace, windows: Sequence[_Window]) -> dict[tuple[str, str], list[str]]:
+    """The lines of the documents of ``windows``, from their sources, by ``(entity, path)``.
+
+    One that cannot be read, or has changed since it was indexed, is missing: the index answers for it.
+    """
+    hash_of = {(window.entity, window.path): window.hash for window in windows}
+    found: dict[tuple[str, str], list[str]] = {}
+    for entity in sorted({window.entity for window in windows}):
+        record = workspace.source(Entity.parse(entity, workspace.config.hierarchy))
+        paths = [path for owner, path in hash_of if owner == entity]
+        if record is None:
+            continue
+        try:
+            contents = known_source(record.uri).read_many(paths)
+        except DriftlineError:
+            continue
+        for path, data in zip(paths, contents, strict=True):
+            if isinstance(data, DriftlineError):
+                continue
+            if hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest() == hash_of[entity, path]:
+                found[entity, path] = split_lines(decode(data)[0])
+    return found
 
 
 def _indexed_lines(workspace: Workspace, window: _Window, start: int, end: int) -> list[str]:

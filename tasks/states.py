@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from driftline.storage.documents import SCHEMA
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, DriftlineError, UsageError
 from driftline.storage.model import DocumentState
@@ -38,7 +37,7 @@ def analyze_document_states(
     rules = Rules(include=record.include, exclude=record.exclude)
     spec = ScanSpec(source, workspace.config.fingerprint, rules=rules)
     documents = workspace.documents(entity)
-    manifest = documents.read(paths, columns=SCHEMA.names)
+    manifest = documents.get(paths)
     found = scan_paths(spec, paths, lambda prefixes: manifest, now_ns=time.time_ns()).diff
     states = dict.fromkeys(manifest["path"].to_pylist(), DocumentState.UNCHANGED)
     states |= dict.fromkeys(found.deleted["path"].to_pylist(), DocumentState.DELETED)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage import documents as manifest
@@ -69,8 +68,7 @@ class LineStore:
 
     def delete_documents(self, paths: Sequence[str], *, wait_seconds: float = 0.0) -> int:
         """Remove documents and their lines; returns how many there were. Unknown paths are fine."""
-        known = self.workspace.documents(self.entity).read(list(paths), columns=["path"])["path"]
-        found = known.filter(pc.is_in(known, pa.array(paths, pa.string()))).to_pylist()
+        found = self.workspace.documents(self.entity).get(paths, columns=["path"])["path"].to_pylist()
         if found:
             self._commit(Changes(manifest.SCHEMA.empty_table(), removed=tuple(found)), wait_seconds)
         return len(found)

@@ -22,27 +22,22 @@ from driftline.tasks.models import dimension, fingerprint, resolve_model
 CODE = [line for line in inspect.getsource(inspect).splitlines() if line.strip()][:1500]
 BLANKS = (
     """
- |    |\t|\u00a0|\u3000|x| x|  x|x |x  | x  y   z |\tif x:\ty|x\t y|x \ty|x\u00a0 y|x \u00a0y|a\u3000b|\u3000 a|a\u200b b
-\ufeffa|a\r|a\r b|a\x0bb|\u2003 a|a\u2028 b|a\x85 b|                                        deep
+ |    |\t|\u00a0|\u3000|x| x|  x|x |x  | x  y   z |\tif x:\ty|x\t y|x \ty|x\u00a0 y|x \u00a0y|a\u3000b|\u3000 a
+\ufeffa|a\u200b b|a\r|a\r b|a\x0bb|\u2003 a|a\u2028 b|a\x85 b|                                        deep
 """.strip("\n")
     .replace("\n", "|")
     .split("|")
 )
 UNICODE = (
     """
-e\u0301te\u0301 naïve|a \u0301b|漢字 と かな、カナ。|한국어 12개|שלום עולם (2)|مرحبا بالعالم|ΟΔΟΣ ΟΔΟΣ2|\x00a\x07 b\x7f|— “x” …
-👩\u200d👩\u200d👧 family|🇫🇷 flag|ok👍 👍 👍|\ufb01 \u2460 ½ \uff21\uff22\uff11|Быстрая лиса
+e\u0301te\u0301 naïve|a \u0301b|漢字 と かな、カナ。|한국어 12개|שלום עולם (2)|مرحبا بالعالم|ΟΔΟΣ ΟΔΟΣ2
+\x00a\x07 b\x7f|— “x” …|👩\u200d👩\u200d👧 family|🇫🇷 flag|ok👍 👍 👍|\ufb01 \u2460 ½ \uff21\uff22\uff11|Быстрая лиса
 """.strip("\n")
     .replace("\n", "|")
     .split("|")
 )
 SPECIAL = [
-    "a <s> b</s>",
-    "<unk>",
-    "x [MASK] y [UNK]",
-    "a<|endoftext|> b",
-    "<mask>",
-    "<0x41> <0x0A>",
+    *("a <s> b</s>", "<unk>", "x [MASK] y [UNK]", "a<|endoftext|> b", "<mask>", "<0x41> <0x0A>"),
     "some two words here",
 ]
 LONG = [

@@ -29,10 +29,11 @@ class Crash(BaseException):
 
 
 class Mode(enum.StrEnum):
-    CRASH_BEFORE = "crash before"
-    CRASH_AFTER = "crash after"
-    LOST_ACKNOWLEDGEMENT = "lost acknowledgement"
-    FAIL = "fail"
+    """How an operation goes wrong. A crash before it is the same as a crash after the one before."""
+
+    CRASH_AFTER = "a crash after"
+    LOST_ACKNOWLEDGEMENT = "a lost acknowledgement of"
+    FAIL = "a failure of"
 
 
 @dataclass
@@ -50,12 +51,12 @@ class Faults:
         self.log.append(name)
         if len(self.log) - 1 != self.at:
             return operation()
-        if self.mode in (Mode.CRASH_AFTER, Mode.LOST_ACKNOWLEDGEMENT):
+        if self.mode is not Mode.FAIL:
             operation()
-        if self.mode in (Mode.CRASH_BEFORE, Mode.CRASH_AFTER):
+        if self.mode is Mode.CRASH_AFTER:
             self.dead = True
             raise Crash(f"{self.mode} {name}")
-        raise error(f"{self.mode}: {name}")
+        raise error(f"{self.mode} {name}")
 
 
 @contextmanager

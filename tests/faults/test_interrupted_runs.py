@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace import Workspace
 
 from tests.faults.faults import Crash, Faults, Mode, injected
-from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+from tests.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
 OLD_NS = 1_600_000_000_000_000_000
@@ -44,8 +44,6 @@ def write_tree(root: Path, files: dict[str, str], mtime_ns: int) -> None:
 
 
 def write_file(target: Path, text: str, mtime_ns: int) -> None:
-    import os
-
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text)
     os.utime(target, ns=(mtime_ns, mtime_ns))
@@ -83,39 +81,72 @@ def vanished(tree: Path) -> None:
         (tree / name).unlink()
 
 
-@pytest.mark.parametrize("then", [again, back_to_old, vanished])
-@pytest.mark.parametrize("mode", list(Mode))
+THEN = (again, back_to_old, vanished)
+CASES = [
+    *(pytest.param(Mode.CRASH_AFTER, (then,), id=f"crash, then {then.__name__}") for then in THEN),
+    pytest.param(Mode.LOST_ACKNOWLEDGEMENT, THEN, id="lost acknowledgement"),
+    pytest.param(Mode.FAIL, THEN, id="failure"),
+]
+
+
+@pytest.mark.parametrize(("mode", "then"), CASES)
 @pytest.mark.usefixtures("small_batches")
 def test_a_run_that_is_interrupted_anywhere_is_made_good_by_the_next(
-    tmp_path: Path, tiny_model: Path, mode: Mode, then: Callable[[Path], None]
+    tmp_path: Path, tiny_model: Path, mode: Mode, then: Sequence[Callable[[Path], None]]
 ) -> None:
-    tree, template = tmp_path / "tree", tmp_path / "template"
+    tree, template, workspace = (tmp_path / name for name in ("tree", "template", "workspace"))
     write_tree(tree, FIRST, OLD_NS)
     index(tree, str(template), tiny_model)
 
-    def attempt(faults: Faults) -> str:
-        workspace = tmp_path / "workspace"
+    def prepare() -> str:
         shutil.rmtree(workspace, ignore_errors=True)
         shutil.copytree(template, workspace)
         write_tree(tree, LATER, OLD_NS + 10**9)
+        return str(workspace)
+
+    interrupt_everywhere(tree, tiny_model, prepare, mode, then)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.usefixtures("small_batches")
+def test_a_first_run_that_is_interrupted_anywhere_is_made_good_by_the_next(
+    tmp_path: Path, tiny_model: Path, mode: Mode
+) -> None:
+    tree, workspace = tmp_path / "tree", tmp_path / "workspace"
+
+    def prepare() -> str:
+        shutil.rmtree(workspace, ignore_errors=True)
+        write_tree(tree, LATER, OLD_NS)
+        return str(workspace)
+
+    interrupt_everywhere(tree, tiny_model, prepare, mode, (again, vanished))
+
+
+def interrupt_everywhere(
+    tree: Path, model: Path, prepare: Callable[[], str], mode: Mode, then: Sequence[Callable[[Path], None]]
+) -> None:
+    """Let each operation of a run go wrong in turn; what ``then`` does to the tree takes turns, too."""
+
+    def attempt(faults: Faults) -> str:
+        uri = prepare()
         with injected(faults):
             try:
-                index(tree, str(workspace), tiny_model)
+                index(tree, uri, model)
             except (Crash, DriftlineError):
-                pass
-            else:
-                assert_in_step(Workspace.open(str(workspace)), ENTITY, files_below(tree))
-        return str(workspace)
+                return uri
+        assert_in_step(Workspace.open(uri), ENTITY, files_below(tree))
+        return uri
 
     undisturbed = Faults()
     attempt(undisturbed)
-    assert len(undisturbed.log) > 20
+    assert any("_transact" in operation for operation in undisturbed.log)
     for at, operation in enumerate(undisturbed.log):
-        uri = attempt(Faults(mode, at))
-        then(tree)
+        told = f"{mode} operation {at}, {operation}"
         try:
-            index(tree, uri, tiny_model)
+            uri = attempt(Faults(mode, at))
+            then[at % len(then)](tree)
+            index(tree, uri, model)
             assert_in_step(Workspace.open(uri), ENTITY, files_below(tree))
             assert_nothing_staged(Workspace.open(uri))
-        except (AssertionError, DriftlineError) as error:
-            raise AssertionError(f"after {mode} at operation {at}, {operation}: {error}") from error
+        except Exception as error:
+            raise AssertionError(f"after {told}") from error

@@ -55,6 +55,7 @@ def environment(tree: Path, s3_server: Any) -> dict[str, str]:
         "AWS_REGION": "us-east-1",
         "PATH": f"{bin_directory}{os.pathsep}{variables['PATH']}",
         "PREFECT_HOME": str(tree.parent / "prefect"),
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",  # 20 by default, too few on a busy machine
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
     }

@@ -15,6 +15,7 @@ import pytest
 from model2vec import StaticModel
 
 from driftline.storage.errors import ModelNotFound
+from driftline.storage.model import CURRENT_EMBEDDING_VERSION
 from driftline.tasks import models
 from driftline.tasks.models import DEFAULT_MODEL, ModelFiles, dimension, fingerprint, load, resolve_model
 
@@ -89,7 +90,7 @@ def test_the_fingerprint_changes_with_weights_tokenizer_length_limit_and_version
         seen.add(fingerprint(files))
     (directory / "config.json").write_text(json.dumps({"max_length": 128}))
     seen.add(fingerprint(files))
-    monkeypatch.setattr(models, "CURRENT_EMBEDDING_VERSION", models.CURRENT_EMBEDDING_VERSION + 1)
+    monkeypatch.setattr("driftline.tasks.models.CURRENT_EMBEDDING_VERSION", CURRENT_EMBEDDING_VERSION + 1)
     seen.add(fingerprint(files))
     assert len(seen) == 5
 
@@ -169,7 +170,7 @@ def test_a_cached_hub_model_needs_no_network(saved_default: Path, tmp_path: Path
 
 
 def test_a_missing_default_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ModelNotFound, match="pip install wordllama"):
         resolve_model()
 

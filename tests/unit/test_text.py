@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.model import SkipReason
-from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, split_documents
+from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, split_documents, split_lines
 
 RUSSIAN = "Съешь же ещё этих мягких французских булок, да выпей чаю.\n" * 20
 
@@ -135,3 +135,9 @@ def expected_rows(texts: list[str]) -> list[tuple[int, int, str]]:
 @given(st.lists(st.text(st.sampled_from("ab1_é漢 \t\r\n\n\x0b\u2028(")), max_size=6))
 def test_lines_equal_those_of_a_plain_loop(texts: list[str]) -> None:
     assert rows(*texts) == expected_rows(texts)
+
+
+@given(st.text(st.sampled_from("ab1_é \t\r\n\n\x0b(")))
+def test_every_kept_line_has_the_same_number_among_all_lines(text: str) -> None:
+    lines = split_lines(text)
+    assert all(lines[number] == kept for _, number, kept in rows(text))

@@ -61,7 +61,7 @@ def test_words_that_are_here_already_are_not_doubled() -> None:
 
 def test_overlong_words_are_not_kept() -> None:
     table = WordTable(4, 2)
-    put(table, "1" * (MAX_WORD_CHARACTERS + 1), "1" * 30)
+    put(table, "0" * (MAX_WORD_CHARACTERS + 1), "0" * MAX_WORD_CHARACTERS)
     assert len(table) == 1
 
 
