@@ -10,7 +10,8 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
@@ -230,6 +231,46 @@ def remove(
     else:
         typer.echo(f"removed {result['entity']}: {result['documents']:,} documents, {result['lines']:,} lines")
     return DONE
+
+
+@app.command()
+def cleanup(
+    workspace: WorkspaceOption = None,
+    max_age_seconds: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Keep what is younger, by the clock of the store.")
+    ] = 3600.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Report only, or delete as well.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> int:
+    """Find what crashed or superseded runs left in the workspace; with --delete, delete it."""
+    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.cleaning import CleanupRequest, clean_workspace
+    from driftline.flows.display import print_cleanup, print_json
+    from driftline.flows.progress import open_progress
+
+    with open_progress() as progress, _audit_shown():
+        result = clean_workspace(CleanupRequest(target, max_age_seconds, dry_run), progress).to_dict()
+    if as_json:
+        print_json(result)
+    else:
+        print_cleanup(result)
+    return DONE
+
+
+@contextmanager
+def _audit_shown() -> Iterator[None]:
+    """Send a line for each deletion to standard error."""
+    import logging
+
+    audit, handler = logging.getLogger("driftline.audit"), logging.StreamHandler()
+    audit.setLevel(logging.INFO)
+    audit.addHandler(handler)
+    try:
+        yield
+    finally:
+        audit.removeHandler(handler)
 
 
 def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fix: str = "") -> int:

@@ -86,6 +86,21 @@ def print_sources(result: Result) -> None:
     _print(_sources(result["sources"]) or [Text(f"No sources in {printable(str(result['workspace']))}")])
 
 
+def print_cleanup(result: Result) -> None:
+    """What a cleanup found, by reason, and what it did about it."""
+    lines: list[Text | Table] = []
+    for orphan in result["orphans"]:
+        facts = f"{orphan['size_bytes']:,} bytes, {orphan['age_seconds'] / 3600:,.1f} h old, {orphan['reason']}"
+        lines.append(Text(f"{printable(orphan['path'])}  {facts}"))
+    lines += [Text(f"foreign, left alone: {printable(path)}", style="yellow") for path in result["foreign"]]
+    if result["published"]:
+        lines.append(Text(f"finished {result['published']:,} commits of killed runs"))
+    done = "would be deleted (--delete)" if result["dry_run"] else f"found, {result['deleted_count']:,} deleted"
+    orphans = f"orphans: {result['orphan_count']:,} {done}"
+    lines.append(Text(f"{result['scanned_count']:,} objects scanned, {orphans}", "dim"))
+    _print(lines)
+
+
 def printable(text: str) -> str:
     """``text`` with its control characters written out, tabs kept."""
     return text.translate(_CONTROL)

@@ -80,6 +80,14 @@ class Documents(DeltaIndex):
         return self._path(f"_staged_{batch.run_id}_{batch.batch:06}.parquet")
 
 
+def parse_staged(name: str) -> BatchId:
+    """The batch that a staged delta of this file name belongs to."""
+    match = _STAGED.fullmatch(name)
+    if match is None:
+        raise ValueError(f"not the name of a staged delta: {name!r}")
+    return BatchId(match["run"], int(match["batch"]))
+
+
 def to_table(documents: Sequence[DocMeta]) -> pa.Table:
     """``documents`` as a table of ``SCHEMA``."""
     columns = {name: [getattr(document, name) for document in documents] for name in SCHEMA.names}

@@ -79,6 +79,12 @@ class Entity:
             parts.append((level, ids.get(level) or DEFAULT_IDS[level]))
         return cls(tuple(parts))
 
+    @classmethod
+    def of_directory(cls, directory: str) -> Entity:
+        """The entity that ``directory`` belongs to."""
+        pairs = (segment.partition(":") for segment in directory.split("/"))
+        return cls(tuple((kind, decode_id(name)) for kind, _, name in pairs))
+
     @property
     def type(self) -> str:
         return self.parts[-1][0]

@@ -22,7 +22,8 @@
     ├── LeaseHeld                 exit 3: another run works on it
     ├── LeaseLost                 exit 3: another run has taken over
     ├── DeletionRefused           exit 3: a run would delete suspiciously much
-    └── ExecutorError             exit 3: the workers failed, or cannot reach the data
+    ├── ExecutorError             exit 3: the workers failed, or cannot reach the data
+    └── CleanupAborted            exit 3: something could not be read or listed, so nothing was deleted
 
 Every message says what happened, where, and what to do. ``kind`` is stable and meant for
 programs. All errors survive pickling, because they cross process boundaries.
@@ -188,3 +189,9 @@ class ExecutorError(DriftlineError):
     """The workers failed, or cannot reach the source or the workspace."""
 
     kind = "executor_error"
+
+
+class CleanupAborted(DriftlineError):
+    """A cleanup that could not read or list everything, and so deleted nothing."""
+
+    kind = "cleanup_aborted"

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Literal, Self
@@ -215,6 +216,24 @@ def acquire(
         if remaining <= 0:
             raise _held(found, f"{objects.uri}/{path}")
         sleep(min(remaining, MAX_POLL_SECONDS, found.ttl_seconds / POLLS_PER_TTL))
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What a lease file says: ``is_free`` if ``acquire`` would get it without waiting; ``version`` changes with it."""
+
+    is_free: bool
+    version: str
+    holder: str
+
+
+def look(objects: ObjectStore, path: str) -> Sighting:
+    """Read a lease without taking it. Raises CorruptFile and WorkspaceTooNew; a missing file is free."""
+    try:
+        found, version = _read(objects, path)
+    except ObjectNotFound:
+        return Sighting(True, "", "")
+    return Sighting(found.state == "released" or found.is_provably_dead(), version, _held(found, path).what)
 
 
 def _new_record(run_id: str, token: int, ttl_seconds: float) -> _Record:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from driftline.storage.documents import BatchId
 from driftline.storage.entities import Entity
@@ -69,6 +70,7 @@ class LineTable:
     """``line_embeddings`` of one tenant and one embedding fingerprint."""
 
     def __init__(self, objects: ObjectStore, tenant: Entity, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
         self.path = f"{tenant.directory}/_tables/line_embeddings-{fingerprint}.lance"
         self.uri = objects.lance_uri(self.path)
         self.options = objects.lance_options
@@ -78,14 +80,14 @@ class LineTable:
 
     def exists(self) -> bool:
         """Whether any version of the table has been committed."""
-        return any(True for _ in self._objects.list(f"{self.path}/_versions"))
+        return any(info.path.endswith(".manifest") for info in self._objects.list(f"{self.path}/_versions"))
 
-    def open(self) -> LanceDataset:
-        """The newest version. Raises CorruptFile when Lance cannot read it."""
+    def open(self, version: int | None = None) -> LanceDataset:
+        """The newest version, or the one given. Raises CorruptFile when Lance cannot read it."""
         import lance
 
         try:
-            return lance.dataset(self.uri, storage_options=self.options)
+            return lance.dataset(self.uri, version, storage_options=self.options)
         except (ValueError, OSError) as error:
             if not self.exists():
                 raise StorageError("The table of lines does not exist", self.uri, "Index a source first.") from error
@@ -111,6 +113,18 @@ class LineTable:
                     raise StorageError(f"Cannot create a table ({_first_line(error)})", self.uri) from error
         return self.open()
 
+    def tracked_files(self) -> frozenset[str]:
+        """The files that any version refers to, by their paths within the table. Raises CorruptFile."""
+        found: set[str] = set()
+        try:
+            for batch in self.open().tracked_files():
+                found.update(pc.unique(batch.column("path")).to_pylist())
+        except (ValueError, OSError) as error:
+            raise CorruptFile(
+                f"A version of the table cannot be read ({_first_line(error)})", self.uri, "Restore it."
+            ) from error
+        return frozenset(found)
+
     # -- writing -----------------------------------------------------------------------------
 
     def write_fragments(self, rows: pa.Table) -> list[str]:
@@ -132,19 +146,13 @@ class LineTable:
             raise StorageError(f"Lines cannot be written ({_first_line(error)})", self.uri, "Run it again.") from error
         return [json.dumps(fragment.to_json()) for fragment in fragments]
 
-    def ledger(self, entity: Entity, dataset: LanceDataset | None = None) -> Ledger:
-        """The ledger row of ``entity``; token 0 if it has none yet."""
-        at = dataset if dataset is not None else self.open()
-        found = at.to_table(columns=["hash"], filter=_ledger_filter(entity))["hash"].to_pylist()
-        if len(found) > 1:
-            raise CorruptFile(f"{entity} has {len(found)} ledger rows", self.uri, "Run: driftline index --full")
-        return Ledger(**json.loads(found[0])) if found else Ledger(token=0)
+    def ledger(self, entity: Entity) -> Ledger:
+        """What is written down of ``entity``; token 0 if nothing is."""
+        return _newest(self._ledger_rows(entity, self.open()))
 
     def fence(self, entity: Entity, token: int) -> Ledger:
         """Write ``token`` into the ledger row, so that an older holder's commit conflicts; returns what stood there."""
-        before = self.ledger(entity)
-        self._commit(entity, Ledger(token, before.run_id, before.batch), (), ())
-        return before
+        return self._commit(entity, token, None, (), ())
 
     def commit(
         self, entity: Entity, token: int, batch: BatchId, replaced: Sequence[str], fragments: Sequence[str]
@@ -154,41 +162,60 @@ class LineTable:
         Exactly once: a batch that the ledger holds already is left alone. Raises LeaseLost when a
         newer token is found, CommitConflict after ``COMMIT_ATTEMPTS``.
         """
-        self._commit(entity, Ledger(token, batch.run_id, batch.batch), replaced, fragments)
+        self._commit(entity, token, batch, replaced, fragments)
 
-    def _commit(self, entity: Entity, entry: Ledger, replaced: Sequence[str], fragments: Sequence[str]) -> None:
+    def _commit(
+        self, entity: Entity, token: int, batch: BatchId | None, replaced: Sequence[str], fragments: Sequence[str]
+    ) -> Ledger:
+        """One transaction that removes every ledger row it has seen and writes a new one; returns what stood there.
+
+        Two transactions conflict only if they remove the same row. So where there is no row yet, one is laid down
+        first, with the token alone: of two holders that do so at once, one sees the other's row beside its own.
+        """
         import lance
         from lance.commit import CommitConflictError
 
-        dataset = self.open()
-        row = _ledger_row(dataset.schema, entity, entry)
-        new = [lance.FragmentMetadata.from_json(text) for text in (*fragments, *self.write_fragments(row))]
+        new = [lance.FragmentMetadata.from_json(text) for text in fragments]
+        written: dict[Ledger, list[FragmentMetadata]] = {}
         unknown_outcomes = 0
         for _ in range(COMMIT_ATTEMPTS):
-            current = self.ledger(entity, dataset)
-            if current == entry:
-                return  # an earlier attempt succeeded, and its acknowledgement was lost
-            if current.token > entry.token:
-                raise LeaseLost(
-                    f"Another run has taken {entity} over (token {current.token}, ours is {entry.token})", self.uri
+            dataset = self.open()
+            rows = self._ledger_rows(entity, dataset)
+            before = _newest(rows)
+            if before.token > token:
+                raise LeaseLost(f"Another run has taken {entity} over (token {before.token}, ours is {token})", self.uri)
+            entry = Ledger(token, batch.run_id, batch.batch) if batch else replace(before, token=token)
+            if entry in rows if batch else rows == [entry]:
+                return before  # an earlier attempt succeeded, and its acknowledgement was lost
+            if not rows:
+                entry = Ledger(token)
+            if entry not in written:
+                texts = self.write_fragments(_ledger_row(dataset.schema, entity, entry))
+                written[entry] = [lance.FragmentMetadata.from_json(text) for text in texts]
+            if rows:
+                removed, updated = _without_rows(dataset, [_ledger_filter(entity), *_path_filters(entity, replaced)])
+                operation = lance.LanceOperation.Update(
+                    removed_fragment_ids=removed, updated_fragments=updated, new_fragments=[*new, *written[entry]]
                 )
-            removed, updated = _without_rows(dataset, [_ledger_filter(entity), *_path_filters(entity, replaced)])
-            operation = lance.LanceOperation.Update(
-                removed_fragment_ids=removed, updated_fragments=updated, new_fragments=new
-            )
+            else:
+                operation = lance.LanceOperation.Update(new_fragments=written[entry])
             try:
                 self._transact(lance.Transaction(dataset.version, operation))
-                return
+                if rows:
+                    return before
             except CommitConflictError:
                 pass  # plan the deletes again on the newest version; the new fragments stay as they are
             except OSError as error:
                 unknown_outcomes += 1
                 if unknown_outcomes == UNKNOWN_OUTCOMES:
                     raise StorageError(f"A commit failed ({_first_line(error)})", self.uri, "Run it again.") from error
-            dataset = self.open()
         raise CommitConflict(
             f"{COMMIT_ATTEMPTS} attempts to commit to the table met other writers", self.uri, "Run it again."
         )
+
+    def _ledger_rows(self, entity: Entity, dataset: LanceDataset) -> list[Ledger]:
+        found = dataset.to_table(columns=["hash"], filter=_ledger_filter(entity))["hash"].to_pylist()
+        return [Ledger(**json.loads(text)) for text in found]
 
     def _transact(self, transaction: Transaction) -> None:
         import lance
@@ -209,6 +236,12 @@ class LineTable:
 def _ledger_row(columns: pa.Schema, entity: Entity, entry: Ledger) -> pa.Table:
     row = {"id": 0, "entity": str(entity), "path": "", "line_number": LEDGER_LINE, "hash": json.dumps(asdict(entry))}
     return pa.Table.from_pylist([{name: row.get(name) for name in columns.names}], schema=columns)
+
+
+def _newest(rows: Sequence[Ledger]) -> Ledger:
+    """The highest token, and the last batch: a row that was laid down beside another names none."""
+    batches = max((row for row in rows if row.run_id), key=lambda row: row.token, default=Ledger(0))
+    return replace(batches, token=max((row.token for row in rows), default=0))
 
 
 def quote(text: str) -> str:

@@ -140,13 +140,13 @@ class ObjectStore:
         except StorageError as error:
             return self._version_if_written(path, data, error)
 
-    def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str = "", *, recursive: bool = True, temporary: bool = False) -> Iterator[ObjectInfo]:
         """The objects below a directory, in no order, without unfinished temporary files.
 
-        A failure part-way raises, so a listing that ends is complete.
+        A failure part-way raises, so a listing that ends is complete. Only a cleanup asks for ``temporary`` files, too.
         """
         for info in self._backend.walk(_checked_prefix(prefix), recursive=recursive):
-            if not info.path.rpartition("/")[2].startswith(TEMPORARY_PREFIX):
+            if temporary or not info.path.rpartition("/")[2].startswith(TEMPORARY_PREFIX):
                 yield info
 
     def list_dirs(self, prefix: str = "") -> builtins.list[str]:

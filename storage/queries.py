@@ -64,11 +64,14 @@ def nearest_lines(
     top_k: int,
     where: LineFilter | None = None,
     max_distance: float | None = None,
+    *,
+    exact: bool = False,
+    columns: Sequence[str] = RESULT_COLUMNS,
 ) -> pa.Table:
     """The ``top_k`` lines nearest to ``query``, ``(dim,) float32``, best first, with a ``distance`` column (float32).
 
-    ``distance`` is 1 - cosine. Ties are broken by path and line number. Exact where the filter leaves
-    few lines, or without an index; otherwise all partitions of the index are probed.
+    ``distance`` is 1 - cosine. Ties are broken by path and line number. Exact where the filter leaves few lines,
+    without an index, or if ``exact``; otherwise all partitions of the index are probed.
     """
     if top_k < 0:
         raise UsageError("top_k must not be negative", str(top_k))

@@ -32,6 +32,7 @@ SOURCE = "_source.json"
 GITIGNORE = ".gitignore"
 
 _LINE_TABLE = re.compile(r"line_embeddings-([0-9a-f]+)\.lance")
+_BETWEEN_LEVELS = re.compile(r"~2F(?=[a-z][a-z0-9_]*:)")
 
 _Record = TypeVar("_Record", bound=BaseModel)
 
@@ -209,6 +210,13 @@ def lease_path(entity: Entity, purpose: str = "source") -> str:
     """Where the lease ``{purpose}:{entity}`` of a tenant lies."""
     name = entity.directory.replace("/", "~2F")
     return f"{entity.tenant.directory}/_leases/{purpose}:{name}.json"
+
+
+def leased_entity(path: str) -> tuple[str, Entity]:
+    """``(purpose, entity)`` of a lease file, the inverse of ``lease_path``."""
+    purpose, _, name = path.rpartition("/")[2].removesuffix(".json").partition(":")
+    # An id never holds a bare colon, so that an escaped slash within it is not taken for one between two levels.
+    return purpose, Entity.of_directory(_BETWEEN_LEVELS.sub("/", name))
 
 
 def fingerprint_mismatch(where: str, current: WorkspaceConfig, model: str) -> FingerprintMismatch:

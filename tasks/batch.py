@@ -112,7 +112,9 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
         text_of.append(replace(meta, lines=0, reason=None))
     fragments: list[str] = []
     lines = 0
-    if texts and not spec.dry_run:
+    if spec.dry_run:
+        lines = len(split_documents(texts))
+    elif texts:
         table, counts = _embedded(spec.entity, text_of, texts, context)
         text_of = [replace(meta, lines=int(count)) for meta, count in zip(text_of, counts, strict=True)]
         lines = len(table)

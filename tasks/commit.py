@@ -80,24 +80,31 @@ class Committer:
 
 
 def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
-    """Finish or forget the commits that earlier runs left staged, and fence those runs off; returns how many it finished.
+    """Finish or forget the commits that earlier runs left staged, and fence those runs off; returns those finished.
 
     A staged delta is published if the table holds its batch, and dropped if not. A holder that
     released its lease commits no more, so only one that was taken over has to be fenced.
     """
+    done, dead = finish_staged(workspace, entity, lease)
+    workspace.documents(entity).discard_staged(dead)
+    return done
+
+
+def finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
+    """As ``settle``, but drops nothing: ``(how many it finished, those that nobody can commit any more)``."""
     try:
-        return _settle(workspace, entity, lease)
+        return _finish_staged(workspace, entity, lease)
     except BaseException:
         if lease.taken_over:
             lease.abandon()  # who was taken over may not be fenced off yet: the next holder has to know
         raise
 
 
-def _settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
+def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
     documents = workspace.documents(entity)
     staged = documents.staged()
     if not staged and not lease.taken_over:
-        return 0
+        return 0, []
     if workspace.config.dim is not None:
         workspace.lines(entity).create(workspace.config.dim)  # without a table there is no row to fence with
     # A run that died before its first commit leaves a folder with fragments and no table.
@@ -107,5 +114,4 @@ def _settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
     done = [batch for batch in staged if any(ledger.holds(batch) for ledger in ledgers)]
     for batch in done:
         documents.publish_staged(batch)
-    documents.discard_staged([batch for batch in staged if batch not in done])
-    return len(done)
+    return len(done), [batch for batch in staged if batch not in done]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -61,9 +62,7 @@ class LineStore:
             pa.array([line.text for line in lines], pa.string()),
             unit.astype(np.float16),
         )
-        table = self.workspace.lines(self.entity)
-        fragments = tuple(table.write_fragments(rows)) if len(rows) else ()
-        self._commit(Changes(manifest.to_table(metas), fragments, replaced=tuple(paths)), wait_seconds)
+        self._commit(Changes(manifest.to_table(metas), replaced=tuple(paths)), wait_seconds, rows)
         return len(rows)
 
     def delete_documents(self, paths: Sequence[str], *, wait_seconds: float = 0.0) -> int:
@@ -95,11 +94,14 @@ class LineStore:
             )
         return config.dim, config.fingerprint
 
-    def _commit(self, changes: Changes, wait_seconds: float) -> None:
+    def _commit(self, changes: Changes, wait_seconds: float, rows: pa.Table | None = None) -> None:
         dim, _ = self._embedding()
         workspace, run_id = self.workspace, new_ulid()
         with acquire(workspace.objects, lease_path(self.entity), run_id, wait_seconds=wait_seconds) as lease:
             settle(workspace, self.entity, lease)
             if workspace.source(self.entity) is None:
                 workspace.bind_source(self.entity, SourceRecord(entity=str(self.entity), uri=f"upsert:{self.entity}"))
-            Committer(workspace, self.entity, lease, run_id, workspace.lines(self.entity), dim).commit(changes)
+            table = workspace.lines(self.entity)
+            if rows is not None and len(rows):  # under the lease, because a cleanup deletes what nobody holds
+                changes = replace(changes, fragments=tuple(table.write_fragments(rows)))
+            Committer(workspace, self.entity, lease, run_id, table, dim).commit(changes)

@@ -56,8 +56,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("driftline.flows.source_run.BATCH_DOCUMENTS", 2)
+    """Several commits in a small run; and no fsync, which protects from loss of power alone."""
+    monkeypatch.setattr("driftline.flows.source_run.BATCH_DOCUMENTS", 3)
     monkeypatch.setattr("driftline.flows.source_run.BATCHES_PER_COMMIT", 1)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
 def index(tree: Path, workspace: str, model: Path, **options: object) -> None:

@@ -1,0 +1,82 @@
+"""Keeps a table of lines small: compaction of its fragments, and removal of its old versions (DESIGN, "Compaction").
+
+Optimising indexes, compaction and clean-up conflict with each other, so one place does them in turn, under the
+tenant's maintenance lease. Only rewriting is spread over workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from driftline.storage.errors import CommitConflict, StorageError
+from driftline.storage.lines import LineTable
+
+if TYPE_CHECKING:
+    from lance.optimize import CompactionOptions
+
+_OPTIONS: CompactionOptions = {"target_rows_per_fragment": 1024 * 1024, "num_threads": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """What to rewrite, of which version: each of ``tasks`` is the JSON of one for ``rewrite``, to be run anywhere."""
+
+    version: int
+    tasks: tuple[str, ...]
+
+
+def plan_compaction(table: LineTable) -> CompactionPlan:
+    """Which fragments to merge, and which to rid of their deleted rows."""
+    from lance.optimize import Compaction
+
+    dataset = table.open()
+    plan = Compaction.plan(dataset, _OPTIONS)
+    return CompactionPlan(dataset.version, tuple(task.json() for task in plan.tasks))
+
+
+def rewrite(table: LineTable, task: str) -> str:
+    """Write the fragments of one task anew, under new names, and return the JSON of the result; nobody sees it yet."""
+    from lance.optimize import CompactionTask
+
+    found = CompactionTask.from_json(task)
+    try:
+        return str(found.execute(table.open(found.read_version)).json())
+    except OSError as error:
+        raise StorageError(f"Fragments could not be rewritten ({_reason(error)})", table.uri, "Run again.") from error
+
+
+def commit_compaction(table: LineTable, plan: CompactionPlan, rewritten: Sequence[str]) -> None:
+    """Put the results of all tasks in the place of what they were made of, in one version.
+
+    Raises CommitConflict when a writer has changed one of those fragments since the plan, and StorageError when the
+    outcome is unknown: plan again then, which finds out.
+    """
+    from lance.commit import CommitConflictError
+    from lance.optimize import Compaction, RewriteResult
+
+    results = [RewriteResult.from_json(text) for text in rewritten]
+    try:
+        Compaction.commit(table.open(plan.version), results, _OPTIONS)
+    except CommitConflictError as error:
+        raise CommitConflict("Writers have changed the fragments that were compacted", table.uri) from error
+    except OSError as error:
+        raise StorageError(f"A compaction was not committed ({_reason(error)})", table.uri, "Run again.") from error
+
+
+def remove_old_versions(table: LineTable, older_than: timedelta) -> int:
+    """Delete versions older than this, and the files that only they need; returns how many.
+
+    Files of transactions that are not committed stay, unless they are a week old: a worker may be writing them. The
+    caller has fenced off every writer of the tenant.
+    """
+    stats = table.open().cleanup_old_versions(
+        max(older_than, timedelta(microseconds=1)), delete_unverified=False, error_if_tagged_old_versions=False
+    )
+    return int(stats.old_versions)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:300]

@@ -1,0 +1,175 @@
+"""What a workspace refers to: read whole or not at all, before anything of it is deleted (DESIGN, "Cleanup")."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow.compute as pc
+
+from driftline.storage.delta import BASE
+from driftline.storage.delta_files import FileReader
+from driftline.storage.documents import parse_staged
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CorruptFile, ObjectNotFound
+from driftline.storage.leases import Sighting, look
+from driftline.storage.lines import Ledger, LineTable
+from driftline.storage.objects import ObjectInfo
+from driftline.storage.orphans import Kind, References, parse_name
+from driftline.storage.workspace import CONFIG, SOURCE, Workspace, leased_entity
+
+READ_THREADS = 4
+TABLE_ATTEMPTS = 3
+"""A table that is being written or cleaned is looked at so often before a file counts as missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Everything that lies in a workspace and what it refers to.
+
+    ``committed`` are the paths of staged deltas whose batch a table holds: they wait to be published. ``leases`` were
+    listed after ``listing``, so that the writer of every listed file is among their holders.
+    """
+
+    listing: tuple[ObjectInfo, ...]
+    references: References
+    leases: dict[str, Sighting]
+    committed: frozenset[str]
+
+    def sources_of(self, tenant: str) -> set[Entity]:
+        """Every source of a tenant, given by its directory, that a run has ever worked on."""
+        leased = (leased_entity(path) for path in self.leases if path.startswith(f"{tenant}/"))
+        return {entity for purpose, entity in leased if purpose == "source"}
+
+
+def survey(workspace: Workspace) -> Survey:
+    """List ``workspace`` and read every reference in it.
+
+    Raises CorruptFile, WorkspaceTooNew, AccessDenied and StorageError for whatever cannot be listed or read.
+    """
+    objects = workspace.objects
+    listing = tuple(objects.list(temporary=True))
+    roots = {info.path.partition("/")[0] for info in listing if "/" in info.path}
+    leases = {
+        info.path: look(objects, info.path)
+        for root in sorted(roots)
+        for info in objects.list(f"{root}/_leases", recursive=False)
+        if parse_name(info.path).kind is Kind.PERMANENT
+    }
+    places: dict[Kind, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for info in listing:
+        name = parse_name(info.path)
+        places[name.kind][name.place].append(name.rest)
+        if name.kind is Kind.VERSION and info.size_bytes == 0:  # Lance does not say which one
+            raise CorruptFile("A version of a table is empty", f"{objects.uri}/{info.path}", "Restore it.")
+    for info in listing:
+        if info.path.endswith(f"/{SOURCE}") and parse_name(info.path).kind is Kind.PERMANENT:
+            workspace.source(Entity.of_directory(info.path.removesuffix(f"/{SOURCE}")))
+    level = workspace.config.hierarchy[-1]
+    folded: set[str] = set()
+    dead: set[str] = set()
+    committed: set[str] = set()
+    for directory in sorted({*places[Kind.BASE], *places[Kind.DELTA]}):
+        names = [*places[Kind.BASE][directory], *places[Kind.DELTA][directory]]
+        entity = Entity.of_directory(directory)
+        if entity.type == level:
+            folded.update(f"{directory}/{name}" for name in _folded(workspace, entity, names))
+    for directory, staged in places[Kind.STAGED].items():
+        entity = Entity.of_directory(directory)
+        ledgers = [_ledger(table, entity) for table in workspace.line_tables(entity) if table.exists()]
+        _folded(workspace, entity, staged)
+        held = {name for name in staged if any(ledger.holds(parse_staged(name)) for ledger in ledgers)}
+        committed.update(f"{directory}/{name}" for name in held)
+        dead.update(f"{directory}/{name}" for name in staged if name not in held)
+    tracked: dict[str, frozenset[str]] = {}
+    superseded: dict[str, datetime] = {}
+    bound = next((info.modified for info in listing if info.path == CONFIG), None)
+    for tenant in _tenants(places):
+        tables = {t.path: t for t in workspace.line_tables(tenant)}
+        present = {path: _in_table(places, path) for path in tables}
+        for path, table in tables.items():
+            tracked[path] = _tracked(workspace, table, present[path])
+        others = [path for path, table in tables.items() if table.fingerprint != workspace.config.fingerprint]
+        if others and bound is not None and workspace.config.fingerprint is not None:
+            serving = _fingerprints(workspace, tenant, {*places[Kind.BASE], *places[Kind.DELTA]})
+            superseded |= {path: bound for path in others if tables[path].fingerprint not in serving}
+    references = References(frozenset(folded), frozenset(dead), tracked, superseded)
+    return Survey(listing, references, leases, frozenset(committed))
+
+
+def only(references: References, tenants: Iterable[str], sources: Iterable[str]) -> References:
+    """``references`` without the tables of other tenants and the staged deltas of other sources, by directory."""
+    roots, directories = tuple(f"{tenant}/" for tenant in tenants), frozenset(sources)
+    return replace(
+        references,
+        dead=frozenset(path for path in references.dead if path.rpartition("/")[0] in directories),
+        tracked={path: files for path, files in references.tracked.items() if path.startswith(roots)},
+        superseded={path: since for path, since in references.superseded.items() if path.startswith(roots)},
+    )
+
+
+def _tenants(places: dict[Kind, dict[str, list[str]]]) -> list[Entity]:
+    tables = {place for kind in (Kind.TABLE, Kind.VERSION, Kind.TABLE_HINT) for place in places[kind]}
+    return [Entity.of_directory(tenant) for tenant in sorted({table.partition("/")[0] for table in tables})]
+
+
+def _in_table(places: dict[Kind, dict[str, list[str]]], path: str) -> set[str]:
+    return {*places[Kind.TABLE][path], *places[Kind.VERSION][path]}
+
+
+def _folded(workspace: Workspace, entity: Entity, names: Sequence[str]) -> tuple[str, ...]:
+    """The deltas that the base of ``entity`` names as folded. Reads the footers of all its ``names``, base or not."""
+    documents = workspace.documents(entity)
+
+    def footer(name: str) -> tuple[str, ...]:
+        try:
+            with FileReader(workspace.objects, f"{documents.directory}/{name}", documents.layout) as file:
+                return file.footer.folded if name == BASE else ()
+        except ObjectNotFound:
+            if name == BASE:
+                raise
+            return ()  # a compaction has folded it since the listing, or a run has published it
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        return tuple(name for folded in pool.map(footer, names) for name in folded)
+
+
+def _tracked(workspace: Workspace, table: LineTable, present: set[str]) -> frozenset[str]:
+    """The paths within ``table`` that its versions name; each of them must be ``present`` in the listing.
+
+    That also shows that paths are spelled alike on both sides: if they were not, every file would look like an orphan.
+    """
+    for _ in range(TABLE_ATTEMPTS):
+        tracked = table.tracked_files() if table.exists() else frozenset()
+        missing = tracked - present
+        if not missing:
+            return tracked
+        root = f"{table.path}/"
+        present = {info.path.removeprefix(root) for info in workspace.objects.list(table.path)}
+    raise CorruptFile(
+        f"A table refers to {len(missing)} files that are not there, such as {min(missing)}",
+        table.uri,
+        "See: driftline verify",
+    )
+
+
+def _ledger(table: LineTable, entity: Entity) -> Ledger:
+    try:
+        return table.ledger(entity)
+    except (ValueError, OSError) as error:
+        raise CorruptFile(f"A table cannot be read ({str(error)[:300]})", table.uri, "See: driftline verify") from error
+
+
+def _fingerprints(workspace: Workspace, tenant: Entity, directories: set[str]) -> set[Any]:
+    """The embeddings that documents of ``tenant`` have their lines in."""
+    found: set[Any] = set()
+    for directory in directories:
+        entity = Entity.of_directory(directory)
+        if entity.tenant == tenant and entity.type == workspace.config.hierarchy[-1]:
+            manifest = workspace.documents(entity).read(columns=["fingerprint", "reason"])
+            found.update(pc.unique(manifest.filter(pc.is_null(manifest["reason"]))["fingerprint"]).to_pylist())
+    return found

@@ -1,0 +1,74 @@
+"""Manifests of many simulated documents, for benchmarks of the delta index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.delta import ADD
+from driftline.storage.documents import SCHEMA, Documents, revision
+from driftline.storage.ids import new_ulid
+
+FOLDER_DOCUMENTS = 100_000
+FINGERPRINT = "0123456789abcdef0123456789abcdef"
+OLD_NS = 1_600_000_000_000_000_000
+_APPENDED_AT_ONCE = 500_000
+
+
+def folder(number: int) -> str:
+    """The prefix of the ``number``-th FOLDER_DOCUMENTS documents."""
+    return f"packages-{number:04}/"
+
+
+def documents(ids: NDArray[np.int64], changed: Sequence[int] = ()) -> pa.Table:
+    """Manifest rows of the documents numbered ``ids``, of 64 characters of path and 32 of hash and etag each.
+
+    Those in ``changed`` have another etag and size than they would have otherwise.
+    """
+    other = np.isin(ids, np.asarray(changed, np.int64))
+    names = zip((ids // FOLDER_DOCUMENTS).tolist(), (ids // 50 % 2_000).tolist(), ids.tolist(), strict=True)
+    paths = [f"{folder(top)}module_{middle:04}/some_folder/source_file_{name:09}.py" for top, middle, name in names]
+    columns = {
+        "path": pa.array(paths, pa.string()),
+        "size_bytes": pa.array(ids % 50_000 + other),
+        "mtime_ns": pa.array(OLD_NS + ids * 1_000_000_007),
+        "etag": _digits(ids, 1 + other),
+        "hash": _digits(ids, 3 + other),
+        "fingerprint": pa.repeat(FINGERPRINT, len(ids)),
+        "lines": pa.array(ids % 1_000, pa.int32()),
+        "reason": pa.nulls(len(ids), pa.string()),
+        "racy": pa.repeat(False, len(ids)),
+    }
+    return pa.table(columns, schema=SCHEMA)
+
+
+def fill(manifest: Documents, count: int) -> None:
+    """Give ``manifest`` a base of the first ``count`` documents."""
+    for start in range(0, count, _APPENDED_AT_ONCE):
+        ids = np.arange(start, min(count, start + _APPENDED_AT_ONCE))
+        append(manifest, 0, ids)
+    manifest.compact()
+
+
+def append(manifest: Documents, token: int, ids: NDArray[np.int64]) -> None:
+    """One delta that adds the documents ``ids``."""
+    manifest.append(new_ulid(), manifest.changes(ADD, revision(token, 0), documents(ids), now=datetime.now(UTC)))
+
+
+def _digits(ids: NDArray[np.int64], salt: NDArray[np.int64]) -> pa.Array:
+    """32 digits each that do not compress better than a hash would."""
+    mixed = (
+        (ids.astype(np.uint64) + np.uint64(1))
+        * np.uint64(0x9E3779B97F4A7C15)
+        * (salt.astype(np.uint64) * np.uint64(2) + np.uint64(1))
+    )
+    mixed ^= mixed >> np.uint64(29)
+    high = pc.utf8_lpad(pa.array(mixed % np.uint64(10**16)).cast(pa.string()), 16, "0")
+    mixed = mixed * np.uint64(0xBF58476D1CE4E5B9)
+    low = pc.utf8_lpad(pa.array(mixed % np.uint64(10**16)).cast(pa.string()), 16, "0")
+    return pc.binary_join_element_wise(high, low, "")

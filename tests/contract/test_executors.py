@@ -1,0 +1,421 @@
+"""What every executor must do: the same specs, the same results, and a worker that dies is made good."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows import source_run
+from driftline.flows.executors import Executor, open_executor
+from driftline.flows.pipeline import IndexRequest, index_sources
+from driftline.flows.report import IndexReport
+from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
+from driftline.storage.workspace import Workspace
+from driftline.tasks.context import ModelRef, TaskContext
+
+COLUMNS = ("id", "entity", "path", "line_number", "text", "vector", "parent_dirs", "ext", "hash")
+START_SECONDS = 60
+
+
+def run_python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+SCHEDULER = "from distributed.cli.dask_scheduler import main; main()"
+WORKER = "from distributed.cli.dask_worker import main; main()"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    address: str
+    scheduler: subprocess.Popen[str]
+
+
+@contextmanager
+def cluster(directory: Path, workers: int, worker: str = WORKER) -> Iterator[Cluster]:
+    """A scheduler with workers, each a process of its own, as somebody would start them by hand."""
+    from distributed import Client
+
+    address = f"tcp://127.0.0.1:{free_port()}"
+    common = ("--no-dashboard", "--local-directory", str(directory))
+    processes = [run_python(SCHEDULER, "--host", address, "--no-dashboard", "--no-show")]
+    try:
+        processes += [
+            run_python(worker, address, "--host", "127.0.0.1", "--nthreads", "1", *common) for _ in range(workers)
+        ]
+        with Client(address, timeout=START_SECONDS) as client:
+            client.wait_for_workers(workers, timeout=START_SECONDS)
+        yield Cluster(address, processes[0])
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+        for process in reversed(processes):
+            process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cluster(tmp_path_factory.mktemp("dask"), workers=2) as started:
+        yield started.address
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An executor as a person names it."""
+
+    executor: str
+    workers: int | None
+
+
+@pytest.fixture(params=["one thread", "two threads", "local processes", "scheduler"])
+def choice(request: pytest.FixtureRequest) -> Choice:
+    match request.param:
+        case "one thread":
+            return Choice("inline", 1)
+        case "two threads":
+            return Choice("inline", 2)
+        case "local processes":
+            return Choice("local", 2)
+        case _:
+            return Choice(request.getfixturevalue("scheduler"), None)
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several batches and several commits, although the trees are small."""
+    monkeypatch.setattr(source_run, "BATCH_DOCUMENTS", 10)
+    monkeypatch.setattr(source_run, "BATCHES_PER_COMMIT", 3)
+
+
+def make_tree(root: Path) -> Path:
+    for folder in range(7):
+        for number in range(9):
+            path = root / f"package{folder}" / "deep" / f"module{number}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"def option_{folder}_{i}(parser): return {number} * {i}\n\n" for i in range(12)))
+    (root / "logo.bin").write_bytes(b"\0\1\2")
+    (root / "package1" / ".env").write_text("TOKEN=1\n")
+    return root
+
+
+def change_tree(root: Path) -> None:
+    for path in sorted((root / "package2").rglob("*.py")):
+        path.unlink()
+    (root / "package0" / "deep" / "module0.py").write_text("print('the namespace')\n")
+    (root / "package3" / "deep" / "module8.py").write_text("")
+    (root / "package9").mkdir()
+    (root / "package9" / "new.txt").write_text("usage\n\nhelp\n")
+    os.utime(root / "package4" / "deep" / "module1.py", ns=(1, 1))
+
+
+def rows(workspace: Path) -> list[dict[str, Any]]:
+    """All lines, in one order, with everything that is stored of them."""
+    opened = Workspace.open(str(workspace))
+    table = opened.lines(opened.tenants()[0])
+    found = [row for batch in table.rows(COLUMNS) for row in batch.to_pylist()]
+    return sorted(found, key=lambda row: (row["path"], row["line_number"]))
+
+
+def counts(report: IndexReport) -> dict[str, Any]:
+    (source,) = report.to_dict()["sources"]
+    return {name: value for name, value in source.items() if name not in ("phases", "uri")}
+
+
+@dataclass(frozen=True)
+class Runner:
+    tree: Path
+    workspace: Path
+    model: Path
+
+    def index(self, choice: Choice, **options: Any) -> IndexReport:
+        return index_sources(
+            IndexRequest(
+                sources=(str(self.tree),),
+                workspace=str(self.workspace),
+                model=str(self.model),
+                executor=choice.executor,
+                workers=choice.workers,
+                indexes="none",
+                **options,
+            )
+        )
+
+
+@pytest.fixture
+def runner(tmp_path: Path, tiny_model: Path) -> Runner:
+    return Runner(make_tree(tmp_path / "tree"), tmp_path / "workspace", tiny_model)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> list[tuple[Any, Any]]:
+    """What one thread makes of the tree, and of the changed tree: ``(counts, rows)`` each."""
+    place = tmp_path_factory.mktemp("expected")
+    runner = Runner(make_tree(place / "tree"), place / "workspace", tiny_model)
+    first = counts(runner.index(Choice("inline", 1))), rows(runner.workspace)
+    change_tree(runner.tree)
+    return [first, (counts(runner.index(Choice("inline", 1))), rows(runner.workspace))]
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_every_executor_gives_the_same_rows_and_the_same_report(
+    choice: Choice, runner: Runner, expected: list[tuple[Any, Any]]
+) -> None:
+    (first, first_rows), (second, second_rows) = expected
+    assert (first["new"], first["lines_embedded"]) == (63, 756)
+    assert counts(runner.index(choice, dry_run=True)) == first | {"lines_total": 0}
+    assert not runner.workspace.exists()
+    assert counts(runner.index(choice)) == first
+    assert rows(runner.workspace) == first_rows
+    change_tree(runner.tree)
+    assert second["touched"] == 1
+    assert counts(runner.index(choice, dry_run=True)) == second | {"lines_total": 756}
+    assert counts(runner.index(choice)) == second
+    assert rows(runner.workspace) == second_rows
+    nothing = counts(runner.index(choice))
+    assert (nothing["unchanged"], nothing["lines_embedded"]) == (second["lines_total"] and 55, 0)
+    assert rows(runner.workspace) == second_rows
+
+
+def test_a_remote_executor_scans_in_partitions(runner: Runner, scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_out: list[int] = []
+    original = source_run.plan_partitions
+
+    def counting(*arguments: Any) -> Any:
+        parts = original(*arguments)
+        handed_out.append(len(parts))
+        return parts
+
+    monkeypatch.setattr(source_run, "plan_partitions", counting)
+    runner.index(Choice(scheduler, None))
+    assert handed_out[0] >= 2
+
+
+# Tasks of the tests below; they travel by value, since workers can't import this file.
+
+
+def _fail(spec: int, _: TaskContext) -> int:
+    if spec == 3:
+        raise CorruptFile("Number three is damaged", "here", "Restore it.")
+    return spec * 2
+
+
+def _double(spec: int, context: TaskContext) -> tuple[int, int]:
+    assert context.workspace.config.workspace_id
+    return spec, spec * 2
+
+
+@pytest.fixture
+def context(runner: Runner) -> TaskContext:
+    workspace = Workspace.open_for_writing(str(runner.workspace))
+    return TaskContext(workspace, ModelRef("none", "0" * 20, 1))
+
+
+@pytest.fixture
+def travelling() -> Iterator[None]:
+    import cloudpickle
+
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.mark.usefixtures("travelling")
+def test_each_spec_gives_one_result_and_specs_are_taken_as_slots_become_free(
+    choice: Choice, context: TaskContext
+) -> None:
+    taken: list[int] = []
+
+    def specs() -> Iterator[int]:
+        for number in range(40):
+            taken.append(number)
+            yield number
+
+    with open_executor(choice.executor, choice.workers) as executor:
+        executor.start(context, [])
+        results = executor.map(_double, specs())
+        first = next(results)
+        assert len(taken) <= 2 * executor.slots + 1
+        assert sorted([first, *results]) == [(number, 2 * number) for number in range(40)]
+        assert list(executor.map(_double, [])) == []
+
+
+@pytest.mark.usefixtures("travelling")
+def test_the_error_of_a_task_arrives_as_it_was_raised_and_the_executor_still_works(
+    choice: Choice, context: TaskContext
+) -> None:
+    with open_executor(choice.executor, choice.workers) as executor:
+        executor.start(context, [])
+        with pytest.raises(CorruptFile) as caught:
+            list(executor.map(_fail, range(40)))
+        assert caught.value.to_dict() == {
+            "error": "corrupt_file",
+            "message": "Number three is damaged: here. Restore it.",
+            "where": "here",
+            "fix": "Restore it.",
+        }
+        assert len(list(executor.map(_double, range(5)))) == 5
+
+
+def _kill_once(spec: tuple[int, str], context: TaskContext) -> int:
+    number, mark = spec
+    if number == 5:
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def _kill_always(spec: int, context: TaskContext) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return spec
+
+
+@pytest.fixture
+def local(context: TaskContext) -> Iterator[Executor]:
+    with open_executor("local", 2) as executor:
+        executor.start(context, [])
+        yield executor
+
+
+@pytest.mark.usefixtures("travelling")
+def test_a_worker_that_is_killed_is_made_good(local: Executor, tmp_path: Path) -> None:
+    specs = [(number, str(tmp_path / "killed")) for number in range(30)]
+    assert sorted(local.map(_kill_once, specs)) == list(range(30))
+    assert (tmp_path / "killed").exists()
+
+
+@pytest.mark.usefixtures("travelling")
+def test_a_task_that_kills_every_worker_ends_in_one_clear_error(local: Executor) -> None:
+    with pytest.raises(ExecutorError, match="killed several workers"):
+        list(local.map(_kill_always, [1]))
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
+    runner: Runner, expected: list[tuple[Any, Any]]
+) -> None:
+    import psutil
+
+    killed: list[int] = []
+    over = threading.Event()
+
+    def kill_some() -> None:
+        """Two workers, as soon as there is something that a commit may have put into the table."""
+        versions = runner.workspace / "org:default" / "_tables"
+        while not over.wait(0.002) and len(killed) < 2:
+            if not list(versions.glob(f"*.lance/_versions/*{'*' * len(killed)}")):
+                continue
+            for process in psutil.Process().children(recursive=True):
+                if "spawn_main" in " ".join(process.cmdline()) and process.pid not in killed:
+                    process.kill()
+                    killed.append(process.pid)
+                    break
+
+    killer = threading.Thread(target=kill_some)
+    killer.start()
+    try:
+        report = runner.index(Choice("local", 2))
+    finally:
+        over.set()
+        killer.join()
+    assert killed
+    first, first_rows = expected[0]
+    assert rows(runner.workspace) == first_rows
+    assert counts(report) == first
+
+
+# What can't work says so.
+
+
+@pytest.mark.parametrize("name", ["many", "", "local:2", "//127.0.0.1"])
+def test_an_unknown_executor_is_refused_before_anything_is_written(runner: Runner, name: str) -> None:
+    with pytest.raises(UsageError, match="inline, local"):
+        runner.index(Choice(name, None))
+    assert not runner.workspace.exists()
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "nonsense"])
+def test_an_address_where_nobody_answers_is_wrong_use_within_seconds(
+    runner: Runner, driftline: Callable[..., Any], scheme: str
+) -> None:
+    address = f"{scheme}://127.0.0.1:{free_port()}"
+    started = time.monotonic()
+    outcome = driftline(
+        "index", runner.tree, "--workspace", runner.workspace, "--model", runner.model, "--executor", address
+    )
+    assert time.monotonic() - started < 30
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert address in outcome.err
+    assert not runner.workspace.exists()
+
+
+def test_a_scheduler_without_workers_is_named(runner: Runner, tmp_path: Path) -> None:
+    with cluster(tmp_path, workers=0) as started, pytest.raises(ExecutorError, match="no workers"):
+        runner.index(Choice(started.address, None))
+    assert not runner.workspace.exists()
+
+
+def test_workers_without_driftline_are_named(runner: Runner, tmp_path: Path) -> None:
+    without = "import sys; sys.modules['driftline'] = None; " + WORKER.replace(
+        "main()", "main(['--no-nanny', *sys.argv[1:]])"
+    )
+    with cluster(tmp_path, workers=1, worker=without) as started, pytest.raises(ExecutorError, match="driftline"):
+        runner.index(Choice(started.address, None))
+
+
+def test_a_worker_that_does_not_reach_the_source_is_found_before_the_run(
+    runner: Runner, context: TaskContext, tmp_path: Path, scheduler: str
+) -> None:
+    from driftline.storage.sources import known_source
+
+    with open_executor(scheduler, None) as executor, pytest.raises(ExecutorError, match="shared disk") as caught:
+        executor.start(context, [known_source(str(tmp_path / "only-here"))])
+    assert "only-here" in str(caught.value)
+
+
+def test_a_worker_that_finds_another_workspace_is_found_before_the_run(
+    context: TaskContext, runner: Runner, scheduler: str
+) -> None:
+    config = runner.workspace / "_workspace.json"
+    config.write_text(config.read_text().replace(context.workspace.config.workspace_id, "0" * 32))
+    with open_executor(scheduler, None) as executor, pytest.raises(ExecutorError, match="another workspace"):
+        executor.start(context, [])
+
+
+def _slow(spec: int, context: TaskContext) -> int:
+    time.sleep(0.1)
+    return spec
+
+
+@pytest.mark.usefixtures("travelling")
+def test_a_scheduler_that_goes_away_during_a_run_is_one_clear_error(context: TaskContext, tmp_path: Path) -> None:
+    with cluster(tmp_path, workers=1) as started, open_executor(started.address, None) as executor:
+        executor.start(context, [])
+        results = executor.map(_slow, range(1000))
+        next(results)
+        started.scheduler.kill()
+        with pytest.raises(ExecutorError, match="gone away"):
+            list(results)

@@ -1,0 +1,112 @@
+"""An old holder commits while a new one fences it off: every order in which their looks and transactions can fall."""
+
+from __future__ import annotations
+
+import threading
+from itertools import combinations
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from driftline.storage.documents import BatchId
+from driftline.storage.entities import Entity
+from driftline.storage.errors import LeaseLost
+from driftline.storage.lines import LineTable, schema
+from driftline.storage.objects import ObjectStore
+from lance import LanceDataset, Transaction
+
+ENTITY = Entity.parse("source:one")
+DIM = 4
+OLD, NEW = 1, 2
+OLD_BATCH, NEW_BATCH = BatchId("0" * 25 + "A", 1), BatchId("0" * 25 + "B", 1)
+STEPS = 5
+"""Looks and transactions of each holder that are put in order; what either does beyond comes last."""
+PATIENCE_SECONDS = 30
+
+
+class Stage:
+    """Lets two threads take their steps in a given order: each waits for its turn before every step."""
+
+    def __init__(self, turns: list[int]) -> None:
+        self.turns = turns
+        self.gone: set[int] = set()
+        self.changed = threading.Condition()
+
+    def step(self, actor: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: not self.turns or self.turns[0] == actor, PATIENCE_SECONDS)
+            if self.turns:
+                self.turns.pop(0)
+            self._skip()
+
+    def leave(self, actor: int) -> None:
+        with self.changed:
+            self.gone.add(actor)
+            self._skip()
+
+    def _skip(self) -> None:
+        while self.turns and self.turns[0] in self.gone:
+            self.turns.pop(0)
+        self.changed.notify_all()
+
+
+class StagedTable(LineTable):
+    """A table whose every look at the newest version and every transaction waits for its turn."""
+
+    stage: Stage
+    actor: int
+
+    def open(self) -> LanceDataset:
+        self.stage.step(self.actor)
+        return super().open()
+
+    def _transact(self, transaction: Transaction) -> None:
+        self.stage.step(self.actor)
+        super()._transact(transaction)
+
+
+def line(text: str) -> pa.Table:
+    row = {"id": 1, "entity": str(ENTITY), "path": "x", "line_number": 0, "text": text, "vector": [1.0] * DIM}
+    return pa.Table.from_pylist([{name: row.get(name) for name in schema(DIM).names}], schema=schema(DIM))
+
+
+@pytest.mark.parametrize("has_row", [False, True], ids=["first commit of a source", "later commit"])
+def test_whatever_the_order_the_successor_knows_what_its_predecessor_committed(tmp_path: Path, has_row: bool) -> None:
+    orders = list(combinations(range(2 * STEPS), STEPS))[:: 1 if not has_row else 4]
+    objects = ObjectStore.open(str(tmp_path))
+    for number, places in enumerate(orders):
+        turns = [OLD if place in places else NEW for place in range(2 * STEPS)]
+        fingerprint = f"{number:x}"
+        plain = LineTable(objects, ENTITY.tenant, fingerprint)
+        plain.create(DIM)
+        if has_row:
+            plain.fence(ENTITY, 0)
+        stage = Stage(list(turns))
+        tables = {}
+        for actor in (OLD, NEW):
+            tables[actor] = StagedTable(objects, ENTITY.tenant, fingerprint)
+            tables[actor].stage, tables[actor].actor = stage, actor
+
+        def old_holder(table: StagedTable = tables[OLD]) -> None:
+            try:
+                table.commit(ENTITY, OLD, OLD_BATCH, (), table.write_fragments(line("old")))
+            except LeaseLost:
+                pass
+            finally:
+                table.stage.leave(OLD)
+
+        def new_holder(table: StagedTable = tables[NEW]) -> None:
+            try:
+                known = table.fence(ENTITY, NEW).holds(OLD_BATCH)
+                table.commit(ENTITY, NEW, NEW_BATCH, ("x",) if known else (), table.write_fragments(line("new")))
+            finally:
+                table.stage.leave(NEW)
+
+        threads = [threading.Thread(target=holder) for holder in (old_holder, new_holder)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        texts = [text for batch in plain.rows(["text"]) for text in batch["text"].to_pylist()]
+        assert texts == ["new"], (turns, texts)
+        assert plain.ledger(ENTITY).holds(NEW_BATCH), turns

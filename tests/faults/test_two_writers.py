@@ -1,0 +1,143 @@
+"""Two processes at once: on two sources, on the same source, and one that sleeps through its own replacement."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from driftline.storage.entities import Entity
+from driftline.storage.workspace import Workspace
+
+from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+
+PROGRAM = Path(__file__).with_name("small_run.py")
+PATIENCE_SECONDS = 60
+LEASE_SECONDS = 3
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+class Writers:
+    """Starts runs of ``driftline index`` into one workspace, and ends them with the test."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder, self.model = folder, model
+        self.workspace = folder / "workspace"
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def tree(self, name: str, files: int) -> Path:
+        for number in range(files):
+            target = self.folder / name / f"file{number}.txt"
+            target.parent.mkdir(exist_ok=True)
+            target.write_text("\n".join(WORDS[number : number + 3]))
+        return self.folder / name
+
+    def start(self, tree: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
+        command = [
+            sys.executable, str(PROGRAM), "index", str(tree), "--workspace", str(self.workspace),
+            "--entity", f"source:{tree.name}", "--model", str(self.model), "--indexes", "none", "--json", *more,
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+        )
+        self.processes.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[str]) -> dict[str, object]:
+        """Its JSON, with its exit code as ``exit``."""
+        output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+        answer: dict[str, object] = json.loads(output) if output else {"errors": errors}
+        return answer | {"exit": process.returncode}
+
+    def wait_for_lease(self, tree: Path) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not list(self.workspace.rglob(f"_leases/*source:{tree.name}.json")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def assert_in_step(self, *trees: Path) -> None:
+        opened = Workspace.open(str(self.workspace))
+        for tree in trees:
+            assert_in_step(opened, Entity.parse(f"source:{tree.name}"), files_below(tree))
+        assert_nothing_staged(opened)
+
+
+@pytest.fixture
+def writers(tmp_path: Path, tiny_model: Path) -> Iterator[Writers]:
+    found = Writers(tmp_path, tiny_model)
+    yield found
+    for process in found.processes:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def test_two_sources_of_one_tenant_may_be_indexed_at_once(writers: Writers) -> None:
+    trees = [writers.tree("one", 40), writers.tree("two", 44)]
+    for _ in range(2):  # the first time, both create the workspace and the table, too
+        answers = [writers.finish(process) for process in [writers.start(tree, "--full") for tree in trees]]
+        assert [answer["exit"] for answer in answers] == [0, 0], answers
+        writers.assert_in_step(*trees)
+
+
+def test_a_second_run_of_a_source_says_who_holds_it(writers: Writers) -> None:
+    tree = writers.tree("one", 12)
+    first = writers.start(tree, DELAY_SECONDS="1")
+    writers.wait_for_lease(tree)
+    second = writers.finish(writers.start(tree))
+    assert (second["exit"], second["error"]) == (3, "lease_held")
+    answer = writers.finish(first)
+    assert answer["exit"] == 0
+    for part in (f"Run {answer['run_id']}", f"process {first.pid}", f"host {os.uname().nodename}"):
+        assert part in str(second["message"])
+    writers.assert_in_step(tree)
+
+
+def test_a_second_run_of_a_source_waits_if_it_may(writers: Writers) -> None:
+    tree = writers.tree("one", 12)
+    first = writers.start(tree, DELAY_SECONDS="0.7")
+    writers.wait_for_lease(tree)
+    (tree / "late.txt").write_text("word99")
+    second = writers.finish(writers.start(tree, "--wait", "60"))
+    assert writers.finish(first)["exit"] == 0
+    assert second["exit"] == 0, second
+    writers.assert_in_step(tree)
+
+
+@pytest.mark.parametrize("pause", ["before 1", "before 2", "after 2"])
+def test_a_holder_that_sleeps_through_its_own_replacement_publishes_nothing(writers: Writers, pause: str) -> None:
+    tree = writers.tree("one", 12)
+    sleeper = writers.start(tree, PAUSE=pause, LEASE_SECONDS=str(LEASE_SECONDS))
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while psutil.Process(sleeper.pid).status() != psutil.STATUS_STOPPED:
+        assert sleeper.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for number in range(0, 12, 2):
+        (tree / f"file{number}.txt").unlink()
+    (tree / "file1.txt").write_bytes(b"\0")
+    (tree / "file3.txt").write_text("word77\nword78")
+    successor = writers.finish(writers.start(tree, "--wait", "60", LEASE_SECONDS=str(LEASE_SECONDS)))
+    assert successor["exit"] == 0, successor
+    sleeper.send_signal(signal.SIGCONT)
+    answer = writers.finish(sleeper)
+    assert (answer["exit"], answer["error"]) == (3, "lease_lost"), answer
+
+    opened, entity = Workspace.open(str(writers.workspace)), Entity.parse("source:one")
+    files = files_below(tree)
+    del files["file1.txt"]  # binary
+    assert_in_step(opened, entity, files)
+    last = writers.finish(writers.start(tree))
+    assert last["exit"] == 0
+    assert_in_step(opened, entity, files)
+    assert_nothing_staged(opened)

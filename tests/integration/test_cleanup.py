@@ -1,0 +1,423 @@
+"""Cleanup of real workspaces: on a disk, in memory, in a bucket; beside writers; after crashes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows import cli
+from driftline.flows.cleaning import CleanupReport, CleanupRequest, clean_workspace
+from driftline.flows.pipeline import IndexRequest, index_sources
+from driftline.storage import leases
+from driftline.storage.documents import BatchId
+from driftline.storage.errors import CleanupAborted, LeaseLost, StorageError
+from driftline.storage.ids import new_ulid
+from driftline.storage.leases import acquire
+from driftline.storage.local_disk import LocalDisk
+from driftline.storage.objects import ObjectStore
+from driftline.storage.orphans import Reason
+from driftline.storage.processes import ProcessIdentity
+from driftline.storage.runs import Runs
+from driftline.storage.workspace import CONFIG, lease_path
+from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.leftovers import ENTITY, SUPERSEDED, Corner, make_corner, make_old
+from tests.oracle import assert_nothing_staged, save_tiny_model
+
+RETENTION_DAYS = 90
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture
+def corner(tmp_path: Path, store_uri: str, tiny_model: Path) -> Corner:
+    """An indexed tree with its workspace in a store of each kind."""
+    uri = ObjectStore.open("memory://").uri if store_uri == "memory://" else store_uri
+    return make_corner(tmp_path, uri, tiny_model)
+
+
+@pytest.fixture
+def local(tmp_path: Path, tiny_model: Path) -> Corner:
+    return make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
+
+
+def clean(uri: str, max_age_seconds: float = 0.0, dry_run: bool = False) -> CleanupReport:
+    return clean_workspace(CleanupRequest(uri, max_age_seconds, dry_run))
+
+
+def found(report: CleanupReport) -> dict[str, Reason]:
+    return {orphan.path: orphan.reason for orphan in report.orphans}
+
+
+def test_a_workspace_without_leftovers_has_no_orphans(corner: Corner) -> None:
+    report = clean(corner.uri)
+    assert (report.orphans, report.foreign, report.skipped) == ((), (), [])
+    assert report.scanned > 20
+    corner.assert_alive()
+
+
+def test_a_dry_run_tells_each_orphan_and_writes_nothing(corner: Corner) -> None:
+    planted = corner.plant()
+    before = sorted((info.path, info.version) for info in corner.workspace.objects.list(temporary=True))
+    report = clean(corner.uri, dry_run=True)
+    assert found(report) == planted
+    assert report.to_dict()["deleted_paths"] == []
+    after = sorted((info.path, info.version) for info in corner.workspace.objects.list(temporary=True))
+    assert after == before
+
+
+def test_orphans_go_and_all_that_lives_stays(corner: Corner) -> None:
+    planted = corner.plant()
+    corner.workspace.objects.create("notes.txt", b"mine")
+    corner.workspace.objects.create(f"{ENTITY.directory}/copy of _index.parquet", b"mine")
+    before = corner.paths()
+    report = clean(corner.uri)
+    assert found(report) == planted
+    assert {orphan.path for orphan in report.deleted} == set(planted)
+    assert report.foreign == ("notes.txt", f"{ENTITY.directory}/copy of _index.parquet")
+    assert before - corner.paths() == set(planted)
+    assert clean(corner.uri).orphans == ()
+    corner.assert_alive()
+
+
+def test_a_staged_delta_whose_batch_was_committed_is_published(corner: Corner) -> None:
+    committed = corner.commit_and_crash()
+    dead = corner.stage()
+    assert clean(corner.uri, dry_run=True).published == 0
+    report = clean(corner.uri)
+    assert (found(report), report.published) == ({dead: Reason.DEAD_RUN}, 1)
+    assert committed not in corner.paths()
+    assert_nothing_staged(corner.workspace)
+    assert corner.workspace.documents(ENTITY).read(["extra.txt"])["lines"].to_pylist() == [3]
+    assert corner.table.count("path = 'extra.txt'") == 3
+
+
+def test_only_what_is_old_by_the_clock_of_the_store_goes(local: Corner) -> None:
+    planted = local.plant()
+    assert clean(local.uri, 3_600).orphans == ()
+    old = next(path for path, reason in planted.items() if reason is Reason.UNCOMMITTED)
+    make_old(f"{local.uri}/{old}", 3_700)
+    assert found(clean(local.uri, 3_600)) == {old: Reason.UNCOMMITTED}
+    local.assert_alive()
+
+
+def test_run_ledgers_go_after_their_retention(local: Corner) -> None:
+    ledgers = sorted(path for path in local.paths() if "/_runs/" in path)
+    for path in ledgers:
+        make_old(f"{local.uri}/{path}", (RETENTION_DAYS + 1) * 86_400)
+    assert found(clean(local.uri)) == {ledgers[0]: Reason.EXPIRED}
+
+
+# -- spelling ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [
+        str,
+        lambda uri: f"{uri}/",
+        lambda uri: f"{uri}//",
+        lambda uri: f"file://{uri}",
+        lambda uri: f"FILE://{uri}/",
+        os.path.relpath,
+        lambda uri: f"./{os.path.relpath(uri)}/.",
+        lambda uri: f"{uri}/../workspace",
+        lambda uri: f"{os.path.dirname(uri)}/link/",
+    ],
+    ids=["plain", "slash", "slashes", "file", "FILE", "relative", "dots", "parent", "link"],
+)
+def test_live_files_survive_however_a_local_workspace_is_spelled(
+    local: Corner, spell: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(local.uri)
+    monkeypatch.chdir(local.tree)
+    planted = local.plant()
+    assert found(clean(spell(local.uri))) == planted
+    assert not set(planted) & local.paths()
+    local.assert_alive()
+
+
+@pytest.mark.parametrize("name", ["with space", "per%41cent", "ü", "colon:name", "org:nested"])
+def test_live_files_survive_in_a_workspace_of_an_odd_name(tmp_path: Path, tiny_model: Path, name: str) -> None:
+    odd = make_corner(tmp_path, str(tmp_path / name), tiny_model)
+    assert found(clean(odd.uri)) == {}
+    odd.assert_alive()
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "//"])
+def test_live_files_survive_however_a_bucket_is_spelled(
+    tmp_path: Path, s3_bucket: str, tiny_model: Path, suffix: str
+) -> None:
+    bucket = make_corner(tmp_path, f"{s3_bucket}/deep er/ü%41", tiny_model)
+    planted = bucket.plant()
+    assert found(clean(bucket.uri.replace("/deep", "//deep") + suffix)) == planted
+    bucket.assert_alive()
+
+
+@pytest.mark.parametrize("suffix", ["", "/"])
+def test_live_files_survive_in_a_workspace_with_a_gs_uri(
+    local: Corner, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = local.plant()
+    root = local.uri
+
+    def open_gs(uri: str, storage_options: Any = None) -> ObjectStore:
+        return ObjectStore(uri, LocalDisk(root), {})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "open", open_gs)
+        assert found(clean(f"gs://bucket/workspace{suffix}")) == planted
+    local.assert_alive()
+
+
+def test_a_workspace_that_does_not_see_its_own_files_is_left_alone(
+    local: Corner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = local.plant()
+    spelled = {f"./{path}" for path in local.table.tracked_files()}
+    monkeypatch.setattr("driftline.storage.lines.LineTable.tracked_files", lambda table: frozenset(spelled))
+    with pytest.raises(CleanupAborted, match="not there"):
+        clean(local.uri)
+    assert set(planted) <= local.paths()
+
+
+# -- beside writers ------------------------------------------------------------------------------
+
+
+def test_a_busy_source_keeps_its_staged_deltas_and_its_tenant_its_tables(corner: Corner) -> None:
+    planted = corner.plant()
+    free = {path for path, reason in planted.items() if reason in (Reason.FOLDED, Reason.TEMPORARY)}
+    with acquire(corner.workspace.objects, lease_path(ENTITY), "a-long-run"):
+        for dry_run in (True, False):
+            report = clean(corner.uri, dry_run=dry_run)
+            assert set(found(report)) == free
+            assert any("a-long-run" in message for message in report.skipped)
+    assert set(planted) - corner.paths() == free
+    assert set(found(clean(corner.uri))) == set(planted) - free
+
+
+def test_tables_stay_while_another_run_maintains_them(corner: Corner) -> None:
+    uncommitted = corner.write_and_crash()
+    with acquire(corner.workspace.objects, lease_path(ENTITY.tenant, "maintenance"), "a-compaction"):
+        assert found(clean(corner.uri)) == {}
+    assert found(clean(corner.uri)) == {uncommitted: Reason.UNCOMMITTED}
+
+
+def test_the_leases_are_free_again_afterwards(corner: Corner) -> None:
+    corner.plant()
+    clean(corner.uri)
+    for path in (lease_path(ENTITY), lease_path(ENTITY.tenant, "maintenance")):
+        with acquire(corner.workspace.objects, path, "next") as lease:
+            assert not lease.taken_over
+
+
+SLOW_WRITER = """
+import sys
+from driftline.storage.documents import BatchId
+from driftline.storage.ids import new_ulid
+from driftline.storage.leases import acquire
+from driftline.storage.workspace import lease_path
+from tests.leftovers import ENTITY, Corner
+
+corner = Corner(None, None, sys.argv[1])
+with acquire(corner.workspace.objects, lease_path(ENTITY), "slow") as lease:
+    fragments = corner.table.write_fragments(corner.rows())
+    print("written", flush=True)
+    sys.stdin.readline()
+    corner.table.commit(ENTITY, lease.token, BatchId(new_ulid(), 1), (), fragments)
+"""
+
+
+def test_the_fragments_of_a_slow_writer_in_another_process_are_never_deleted(corner: Corner) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", SLOW_WRITER, corner.uri]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "written\n"
+        assert clean(corner.uri).orphans == ()
+        writer.communicate("go on\n", timeout=60)
+        assert writer.returncode == 0
+    assert corner.table.count("path = 'extra.txt'") == 3
+
+
+def test_a_holder_that_was_taken_over_cannot_commit_fragments_that_are_gone(
+    corner: Corner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        here = ProcessIdentity.current()
+        dead = ProcessIdentity(here.host, here.boot_id, (1 << 23) + 77, "0")
+        patch.setattr(leases.ProcessIdentity, "current", lambda: dead)
+        lease = acquire(corner.workspace.objects, lease_path(ENTITY), "paused")
+        lease.abandon()
+    fragments = corner.table.write_fragments(corner.rows())
+    assert [orphan.reason for orphan in clean(corner.uri).deleted] == [Reason.UNCOMMITTED]
+    with pytest.raises(LeaseLost):
+        corner.table.commit(ENTITY, lease.token, BatchId(new_ulid(), 1), (), fragments)
+    corner.assert_alive()
+
+
+# -- superseded embeddings -----------------------------------------------------------------------
+
+
+def test_a_table_goes_when_every_document_has_moved_to_another_embedding(
+    local: Corner, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    old = local.table.path
+    local.model = save_tiny_model(tmp_path_factory.mktemp("other-model"), seed=8)
+    local.index(reembed=True)
+    report = clean(local.uri)
+    assert set(found(report).values()) == {Reason.SUPERSEDED}
+    assert not [path for path in local.paths() if path.startswith(f"{old}/")]
+    local.assert_alive()
+
+
+def test_both_tables_stay_until_every_source_has_moved(
+    local: Corner, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    second = tmp_path / "second"
+    second.mkdir()
+    (second / "a.txt").write_text("word1\n")
+    index_sources(IndexRequest((str(second),), local.uri, "source:second", model=str(local.model), workers=1))
+    local.model = save_tiny_model(tmp_path_factory.mktemp("other-model"), seed=8)
+    local.index(reembed=True)
+    assert len(local.workspace.line_tables(ENTITY)) == 2
+    before = local.paths()
+    assert clean(local.uri).orphans == ()
+    assert before <= local.paths()
+
+
+def test_a_superseded_table_that_the_fence_has_written_to_stays_whole_until_the_next_time(corner: Corner) -> None:
+    table = corner.superseded_table()
+    planted = corner.plant()
+    assert set(found(clean(corner.uri, dry_run=True))) == {*planted, *table}
+    assert found(clean(corner.uri)) == planted
+    assert table <= corner.paths()
+    assert table <= set(found(clean(corner.uri)))
+    assert clean(corner.uri).orphans == ()
+    corner.assert_alive()
+
+
+def test_a_table_that_died_before_its_first_version_goes(corner: Corner) -> None:
+    before = corner.paths()
+    corner.workspace.lines(ENTITY, SUPERSEDED).write_fragments(corner.rows())
+    planted = corner.paths() - before
+    assert found(clean(corner.uri)) == dict.fromkeys(planted, Reason.SUPERSEDED)
+    corner.assert_alive()
+
+
+# -- deletion ------------------------------------------------------------------------------------
+
+
+def test_a_crash_after_any_deletion_leaves_the_rest_for_the_next_time(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftline.tasks.clean.DELETE_BATCH", 1)
+    step = 0
+    while True:
+        corner = make_corner(tmp_path / str(step), str(tmp_path / f"workspace{step}"), tiny_model)
+        planted = corner.plant()
+        with injected(Faults(Mode.CRASH_AFTER, step)) as faults, contextlib.suppress(Crash):
+            clean(corner.uri)
+        if not faults.dead:
+            break
+        left = set(planted) & corner.paths()
+        strays = set(found(clean(corner.uri))) - left
+        assert all(path.startswith(".tmp-clock-") for path in strays)
+        assert not set(planted) & corner.paths()
+        if faults.log[-1].startswith("delete"):
+            corner.assert_alive()
+        step += 1
+    assert step > len(planted)
+
+
+def test_each_deletion_is_in_the_audit_log_and_in_the_ledger_of_its_tenant(
+    local: Corner, caplog: pytest.LogCaptureFixture
+) -> None:
+    planted = local.plant()
+    with caplog.at_level(logging.INFO, "driftline.audit"):
+        report = clean(local.uri)
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "driftline.audit"]
+    assert {line["path"]: line["reason"] for line in lines} == {path: str(why) for path, why in planted.items()}
+    assert {line["run_id"] for line in lines} == {report.run_id}
+    assert all(line["size_bytes"] >= 0 and line["age_seconds"] >= 0 and line["time"] for line in lines)
+    ledger = Runs(local.workspace.objects, ENTITY.tenant).last()
+    assert ledger is not None
+    assert (ledger.kind, ledger.run_id, ledger.outcome) == ("cleanup", report.run_id, "done")
+    assert {entry["path"] for entry in ledger.report["deleted"]} == {path for path in planted if "/" in path}
+
+
+def test_another_workspace_in_its_place_aborts(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = local.plant()
+    original = "driftline.flows.cleaning.find_orphans"
+    from driftline.storage.orphans import find_orphans
+
+    def swap(*arguments: Any, **options: Any) -> Any:
+        config = Path(local.uri, CONFIG)
+        config.write_text(json.dumps({**json.loads(config.read_text()), "workspace_id": "another"}))
+        return find_orphans(*arguments, **options)
+
+    monkeypatch.setattr(original, swap)
+    with pytest.raises(CleanupAborted, match="Another workspace"):
+        clean(local.uri)
+    assert set(planted) <= local.paths()
+
+
+def test_deletions_that_fail_are_tried_again_only_while_they_get_on(
+    local: Corner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = local.plant()
+    original, calls = LocalDisk.delete, []
+
+    def delete_one_and_fail(disk: LocalDisk, paths: list[str]) -> None:
+        if not set(paths) & set(planted):
+            return original(disk, paths)
+        calls.append(len(paths))
+        if len(calls) <= 2:
+            original(disk, paths[:1])
+        raise StorageError("Could not delete", paths[0])
+
+    monkeypatch.setattr(LocalDisk, "delete", delete_one_and_fail)
+    with pytest.raises(StorageError):
+        clean(local.uri)
+    assert calls == [len(planted), len(planted) - 1, len(planted) - 2]
+    ledger = Runs(local.workspace.objects, ENTITY.tenant).last()
+    assert ledger is not None
+    assert ledger.outcome == "storage_error"
+    assert len(set(planted) - local.paths()) == 2
+    assert ledger.report["deleted_count"] <= 2
+
+
+# -- front door ----------------------------------------------------------------------------------
+
+
+def test_the_command_is_a_dry_run_unless_told_otherwise(local: Corner, capsys: pytest.CaptureFixture[str]) -> None:
+    planted = local.plant()
+    arguments = ["cleanup", "--workspace", local.uri, "--max-age-seconds", "0", "--json"]
+    assert cli.main(arguments) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["dry_run"], result["orphan_count"], result["deleted_count"]) == (True, len(planted), 0)
+    assert set(planted) <= local.paths()
+    assert cli.main([*arguments, "--delete"]) == 0
+    output = capsys.readouterr()
+    result = json.loads(output.out)
+    assert set(result["deleted_paths"]) == set(planted)
+    assert result["deleted_count"] == result["orphan_count"] == len(planted)
+    assert cli.main(arguments[:-1]) == 0
+    assert "orphans: 0" in capsys.readouterr().out
+
+
+def test_a_workspace_that_is_not_there_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cleanup", "--workspace", str(tmp_path / "nothing"), "--delete"]) == 2
+    assert not (tmp_path / "nothing").exists()
+    assert cli.main(["cleanup", "--workspace", str(tmp_path), "--max-age-seconds", "-1"]) == 2

@@ -1,0 +1,273 @@
+"""A tree that changes in every way a tree can, indexed now and then, against a plain dictionary."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driftline.flows.pipeline import IndexRequest, index_sources
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError
+from driftline.storage.workspace import Workspace
+from driftline.tasks.search import search
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, rows_of_file, save_tiny_model
+
+ENTITY = Entity.parse("source:tree")
+FIRST_NS = 1_500_000_000_000_000_000
+PATTERNS = ("*.log", "sub/", "b*", "!keep.log")
+EXAMPLES = int(os.environ.get("DRIFTLINE_MACHINE_EXAMPLES", "15"))
+BINARY = b"\0\1\2 word1"
+
+paths = st.sampled_from(["a.txt", "b.txt", "keep.log", "c.log", "sub/a.txt", "sub/d d.txt", "sub/deep/%_'é.txt"])
+lines = st.sampled_from(WORDS[:60])
+texts = st.lists(st.one_of(lines, st.just("--"), st.just("")), max_size=5).map("\n".join)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the last index run saw of a file: its content, and whether it became rows."""
+
+    data: bytes
+    mtime_ns: int
+    indexed: bool
+
+
+def is_ignored(path: str, patterns: tuple[str, ...]) -> bool:
+    """What git makes of the few PATTERNS, spelt out; the last that matches decides."""
+    name = path.rpartition("/")[2]
+    if "sub/" in patterns and path.startswith("sub/"):
+        return True
+    ignored = False
+    for pattern in patterns:
+        if pattern == "*.log" and name.endswith(".log"):
+            ignored = True
+        elif pattern == "b*" and name.startswith("b"):
+            ignored = True
+        elif pattern == "!keep.log" and name == "keep.log":
+            ignored = False
+    return ignored
+
+
+def is_text(data: bytes) -> bool:
+    return b"\0" not in data
+
+
+class IndexMachine(RuleBasedStateMachine):
+    model: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="driftline-machine-"))
+        self.tree = self.folder / "tree"
+        self.tree.mkdir()
+        self.workspace = str(self.folder / "workspace")
+        self.files: dict[str, bytes] = {}
+        self.past: dict[str, list[bytes]] = {}
+        self.patterns: tuple[str, ...] = ()
+        self.known: dict[str, Known] = {}
+        self.ticks = 0
+        self.unsure = False
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    # -- the tree ----------------------------------------------------------------------------
+
+    def put(self, path: str, data: bytes, *, fresh: bool = False) -> None:
+        """Write a file, with an mtime of its own in the past or, if ``fresh``, the one that the clock gives."""
+        target = self.tree / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        if not fresh:
+            self.touch_file(path)
+        self.files[path] = data
+        self.past.setdefault(path, []).append(data)
+
+    def touch_file(self, path: str) -> None:
+        self.ticks += 1
+        moment = FIRST_NS + self.ticks * 10**9
+        os.utime(self.tree / path, ns=(moment, moment))
+
+    def pick(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.files)))
+
+    @rule(path=paths, text=texts, fresh=st.booleans())
+    def write(self, path: str, text: str, fresh: bool) -> None:
+        self.put(path, text.encode(), fresh=fresh)
+
+    @rule(data=st.data(), line=lines, fresh=st.booleans())
+    @precondition(lambda self: self.files)
+    def append(self, data: st.DataObject, line: str, fresh: bool) -> None:
+        path = self.pick(data)
+        self.put(path, self.files[path] + b"\n" + line.encode(), fresh=fresh)
+
+    @rule(data=st.data(), line=lines)
+    @precondition(lambda self: self.files)
+    def rewrite_within_the_same_tick_and_size(self, data: st.DataObject, line: str) -> None:
+        """Other content of the same size, with the same recent mtime: only reading it can tell."""
+        path = self.pick(data)
+        target = self.tree / path
+        if len(self.files[path]) == len(line):
+            before = target.stat().st_mtime_ns
+            self.put(path, line.encode(), fresh=True)
+            if before > FIRST_NS + 10**17:  # it was fresh, so the run that saw it knew it for racy
+                os.utime(target, ns=(before, before))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.files)
+    def touch(self, data: st.DataObject) -> None:
+        self.touch_file(self.pick(data))
+
+    @rule(data=st.data(), to=paths)
+    @precondition(lambda self: self.files)
+    def rename(self, data: st.DataObject, to: str) -> None:
+        path = self.pick(data)
+        if path != to:
+            (self.tree / to).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self.tree / path, self.tree / to)
+            self.files[to] = self.files.pop(path)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.files)
+    def shrink(self, data: st.DataObject) -> None:
+        path = self.pick(data)
+        self.put(path, self.files[path][: len(self.files[path]) // 2])
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.files)
+    def empty(self, data: st.DataObject) -> None:
+        self.put(self.pick(data), b"")
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.files)
+    def make_binary(self, data: st.DataObject) -> None:
+        self.put(self.pick(data), BINARY)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.files)
+    def change_back(self, data: st.DataObject) -> None:
+        path = self.pick(data)
+        self.put(path, data.draw(st.sampled_from(self.past.get(path, [b"word1"]))))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.files)
+    def delete(self, data: st.DataObject) -> None:
+        path = self.pick(data)
+        (self.tree / path).unlink()
+        del self.files[path]
+
+    @rule()
+    @precondition(lambda self: any(path.startswith("sub/") for path in self.files))
+    def delete_a_directory(self) -> None:
+        shutil.rmtree(self.tree / "sub")
+        self.files = {path: data for path, data in self.files.items() if not path.startswith("sub/")}
+
+    @rule(patterns=st.lists(st.sampled_from(PATTERNS), max_size=2, unique=True))
+    def write_gitignore(self, patterns: list[str]) -> None:
+        self.patterns = tuple(patterns)
+        (self.tree / ".gitignore").write_text("".join(f"{pattern}\n" for pattern in patterns))
+
+    # -- the index ---------------------------------------------------------------------------
+
+    def visible(self) -> dict[str, bytes]:
+        return {path: data for path, data in self.files.items() if not is_ignored(path, self.patterns)}
+
+    def request(self, **options: Any) -> IndexRequest:
+        return IndexRequest(
+            (str(self.tree),), self.workspace, "source:tree", exclude=(".gitignore",), model=str(self.model),
+            workers=1, indexes="none", **options,
+        )  # fmt: skip
+
+    def expected_counts(self, full: bool) -> dict[str, int]:
+        counts = dict.fromkeys(("new", "changed", "touched", "unchanged", "deleted"), 0)
+        visible = self.visible()
+        for path, data in visible.items():
+            known, indexed = self.known.get(path), is_text(data)
+            if not indexed:
+                counts["deleted"] += bool(known and known.indexed)
+            elif known is None or not known.indexed:
+                counts["new"] += 1
+            elif full or known.data != data:
+                counts["changed"] += 1
+            elif known.mtime_ns != (self.tree / path).stat().st_mtime_ns:
+                counts["touched"] += 1
+            else:
+                counts["unchanged"] += 1
+        counts["deleted"] += sum(before.indexed for path, before in self.known.items() if path not in visible)
+        return counts
+
+    @rule(full=st.sampled_from([False, False, False, True]))
+    def index(self, full: bool) -> None:
+        expected = self.expected_counts(full)
+        report = index_sources(self.request(full=full)).sources[0].to_dict()
+        visible = self.visible()
+        texts = {path: data for path, data in visible.items() if is_text(data)}
+        if not self.unsure:
+            note(f"{report}")
+            assert {name: report[name] for name in expected} == expected
+        assert report["lines_total"] == sum(len(rows_of_file(path, data)) for path, data in texts.items())
+        assert {entry["path"] for entry in report["skipped"] if entry["reason"] == "binary"} == visible.keys() - texts
+        self.remember()
+        self.unsure = False
+        opened = Workspace.open(self.workspace)
+        assert_in_step(opened, ENTITY, texts)
+        assert_nothing_staged(opened)
+        self.assert_found(opened, texts)
+
+    @rule(mode=st.sampled_from(list(Mode)), at=st.integers(1, 14))
+    def index_and_be_interrupted(self, mode: Mode, at: int) -> None:
+        with injected(Faults(mode, at)):
+            try:
+                index_sources(self.request())
+            except (Crash, DriftlineError) as error:
+                note(f"{error!r}")
+                self.unsure = True
+            else:
+                self.remember()
+                self.unsure = False
+
+    def remember(self) -> None:
+        self.known = {
+            path: Known(data, (self.tree / path).stat().st_mtime_ns, is_text(data))
+            for path, data in self.visible().items()
+        }
+
+    def assert_found(self, workspace: Workspace, texts: dict[str, bytes]) -> None:
+        """A line that is there is found where it is; one that is nowhere is not found."""
+        where: dict[str, set[tuple[str, int]]] = {}
+        for path, data in texts.items():
+            for _, number, line in rows_of_file(path, data):
+                where.setdefault(line, set()).add((path, number + 1))
+        for word in [*sorted(where.keys() & set(WORDS))[:1], WORDS[59]]:
+            hits = search(workspace, word, top_k=1, n_lines=0).results
+            if word in where:
+                assert (hits[0].path, hits[0].line) in where[word]
+                assert hits[0].text == word
+            else:
+                assert not any(hit.text == word for hit in hits)
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+def test_after_every_run_the_index_holds_what_is_on_disk(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setattr("driftline.flows.source_run.BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr("driftline.flows.source_run.BATCHES_PER_COMMIT", 1)
+    IndexMachine.model = tiny_model
+    IndexMachine.TestCase.settings = settings(
+        max_examples=EXAMPLES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    IndexMachine.TestCase().runTest()
