@@ -6,7 +6,7 @@ An object is deleted only if it was an orphan twice: before its writers were fen
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,8 +15,8 @@ from driftline.flows.progress import NullProgress, Progress
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CleanupAborted, CorruptFile, DriftlineError, UsageError
 from driftline.storage.ids import new_ulid
-from driftline.storage.orphans import RUN_RETENTION, Orphan, Reason, References, Verdict, find_orphans, parse_name
-from driftline.storage.references import Survey, only, survey
+from driftline.storage.orphans import RUN_RETENTION, Orphan, Reason, Verdict, find_orphans, parse_name
+from driftline.storage.references import Survey, survey
 from driftline.storage.runs import RunRecord, Runs
 from driftline.storage.workspace import Workspace
 from driftline.tasks.clean import Deletion, Fence, free, store_time
@@ -114,29 +114,31 @@ class _Cleanup:
         objects = self._workspace.objects
         self._progress.phase(f"surveying {objects.uri}")
         found = survey(self._workspace)
-        now = store_time(objects, found.listing, may_write=not self._request.dry_run)
+        listed = [info for info, _ in found.listing]
+        now = store_time(objects, listed, may_write=not self._request.dry_run)
         first = self._verdict(found, now)
-        self._report.scanned, self._report.foreign = len(found.listing), first.foreign
-        ripe = [info for info in found.listing if info.path in found.committed and now - info.modified >= self._max_age]
-        tenants = {_tenant(orphan.path) for orphan in first.orphans if orphan.reason in _OF_TABLES}
-        sources = {_owner(orphan.path) for orphan in first.orphans if orphan.reason is Reason.DEAD_RUN}
-        sources |= {_owner(info.path) for info in ripe}
+        self._report.scanned, self._report.foreign = len(listed), first.foreign
+        ripe = [info.path for info in listed if info.path in found.committed and now - info.modified >= self._max_age]
+        tenants = _entities(o.path.partition("/")[0] for o in first.orphans if o.reason in _OF_TABLES)
+        dead = [orphan.path for orphan in first.orphans if orphan.reason is Reason.DEAD_RUN]
+        sources = _entities(path.rpartition("/")[0] for path in [*dead, *ripe])
+        if not tenants and not sources:
+            return first.orphans
         if self._request.dry_run:
             idle = free(found, tenants | {source.tenant for source in sources}, self._skip)
-            return self._verdict(found, now, only(found.references, *idle)).orphans
+            return within(first.orphans, *idle)
         for tenant in sorted(tenants):
             fence.take_tenant(tenant, found.sources_of(tenant.directory))
         for source in sorted(sources):
             fence.take_source(source)
-        if tenants or sources:
-            found = survey(self._workspace)
-        second = self._verdict(found, now, only(found.references, fence.tenants, fence.sources))
-        return seen_twice(first.orphans, second.orphans)
+        found = survey(self._workspace)
+        second = self._verdict(found, now)
+        return within(seen_twice(first.orphans, second.orphans), fence.tenants, fence.sources)
 
-    def _verdict(self, found: Survey, now: datetime, references: References | None = None) -> Verdict:
+    def _verdict(self, found: Survey, now: datetime) -> Verdict:
         return find_orphans(
             found.listing,
-            references or found.references,
+            found.references,
             now=now,
             max_age=self._max_age,
             run_retention=timedelta(days=self._request.run_retention_days),
@@ -145,6 +147,7 @@ class _Cleanup:
     def _delete(self, deletion: Deletion) -> None:
         orphans = self._report.orphans
         self._progress.phase("deleting orphans", total=len(orphans))
+        tenants = self._workspace.tenants()
         outcome = "failed"
         try:
             deletion.run(orphans)
@@ -155,11 +158,11 @@ class _Cleanup:
         finally:
             self._report.deleted = deletion.deleted
             self._report.seconds = time.monotonic() - self._clock
-            self._record(outcome)
+            self._record(outcome, tenants)
 
-    def _record(self, outcome: str) -> None:
+    def _record(self, outcome: str, tenants: Sequence[Entity]) -> None:
         """Write the run's ledger into each tenant, with what was deleted there and nothing of the others."""
-        for tenant in self._workspace.tenants():
+        for tenant in tenants:
             own = f"{tenant.directory}/"
             deleted = [_as_dict(orphan) for orphan in self._report.deleted if orphan.path.startswith(own)]
             record = RunRecord(
@@ -197,16 +200,23 @@ def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orpha
     return tuple(o for o in second if o.path in known and parse_name(o.path).place not in growing)
 
 
+def within(orphans: Iterable[Orphan], tenants: Container[str], sources: Container[str]) -> tuple[Orphan, ...]:
+    """``orphans`` without files of the tables of other tenants and staged deltas of other sources, by directory."""
+
+    def is_safe(orphan: Orphan) -> bool:
+        if orphan.reason in _OF_TABLES:
+            return orphan.path.partition("/")[0] in tenants
+        return orphan.reason is not Reason.DEAD_RUN or orphan.path.rpartition("/")[0] in sources
+
+    return tuple(filter(is_safe, orphans))
+
+
 def _aborted(error: DriftlineError) -> CleanupAborted:
     return CleanupAborted(f"Nothing was deleted: {error.what}", error.where, error.fix)
 
 
-def _tenant(path: str) -> Entity:
-    return Entity.of_directory(path.partition("/")[0])
-
-
-def _owner(path: str) -> Entity:
-    return Entity.of_directory(path.rpartition("/")[0])
+def _entities(directories: Iterable[str]) -> set[Entity]:
+    return {Entity.of_directory(directory) for directory in set(directories)}
 
 
 def _as_dict(orphan: Orphan) -> dict[str, Any]:

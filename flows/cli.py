@@ -19,7 +19,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from driftline.flows.settings import DEFAULT_MAX_FILE_BYTES, workspace_for_indexing, workspace_for_reading
+from driftline.flows.settings import (
+    DEFAULT_MAX_DELTAS,
+    DEFAULT_MAX_FILE_BYTES,
+    DEFAULT_VERSION_RETENTION_SECONDS,
+    workspace_for_indexing,
+    workspace_for_reading,
+)
 from driftline.storage.errors import DriftlineError
 
 DONE, NOTHING_FOUND, WRONG_USE, FAILED = 0, 1, 2, 3
@@ -230,6 +236,41 @@ def remove(
         print_json(result)
     else:
         typer.echo(f"removed {result['entity']}: {result['documents']:,} documents, {result['lines']:,} lines")
+    return DONE
+
+
+@app.command()
+def compact(
+    workspace: WorkspaceOption = None,
+    entity: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Only this source, however few its deltas; default: all.")
+    ] = None,
+    max_deltas: Annotated[
+        int, typer.Option(min=0, help="Without --entity, fold the deltas of sources that have more.")
+    ] = DEFAULT_MAX_DELTAS,
+    retention_seconds: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Remove versions of tables that are older.")
+    ] = DEFAULT_VERSION_RETENTION_SECONDS,
+    executor: Annotated[
+        str, typer.Option(metavar="WHERE", help="inline, local (processes), or tcp://HOST:PORT of a Dask scheduler.")
+    ] = "inline",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes of the local executor.")] = None,
+    wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait for runs that are at work.")] = 0.0,
+    as_json: JsonOption = False,
+) -> int:
+    """Keep the workspace small and quick to read: fold deltas, merge fragments, remove old versions."""
+    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.compaction import CompactRequest, compact_workspace
+    from driftline.flows.display import print_compact, print_json
+    from driftline.flows.progress import open_progress
+
+    request = CompactRequest(target, entity, max_deltas, retention_seconds, executor, workers, wait)
+    with open_progress() as progress:
+        result = compact_workspace(request, progress).to_dict()
+    if as_json:
+        print_json(result)
+    else:
+        print_compact(result)
     return DONE
 
 

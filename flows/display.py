@@ -86,6 +86,25 @@ def print_sources(result: Result) -> None:
     _print(_sources(result["sources"]) or [Text(f"No sources in {printable(str(result['workspace']))}")])
 
 
+def print_compact(result: Result) -> None:
+    """What a compaction made of each tenant."""
+    lines: list[Text | Table] = []
+    for part in result["tenants"]:
+        folded = sum(source["deltas"] for source in part["folded"])
+        done = f"{folded:,} deltas folded, {part['versions_removed']:,} old versions removed"
+        lines.append(Text.assemble((printable(part["tenant"]), "bold"), f"  {done}"))
+        before, after = part["before"] or {}, part["after"] or {}
+        names = ("files", "bytes", "deltas", "fragments", "versions")
+        lines += [Text(f"  {name:<12}{before.get(name, 0):>16,} -> {after.get(name, 0):,}") for name in names]
+        if after.get("recall_at_10") is not None and before.get("recall_at_10") is not None:
+            times = [f"{figures['p50_seconds'] * 1000:.1f} ms" for figures in (before, after)]
+            recalls = [f"{figures['recall_at_10']:.3f}" for figures in (before, after)]
+            lines.append(Text(f"  {'search p50':<12}{times[0]:>16} -> {times[1]}"))
+            lines.append(Text(f"  {'recall@10':<12}{recalls[0]:>16} -> {recalls[1]}"))
+    lines.append(Text(f"{printable(result['workspace'])} compacted in {result['seconds']:.1f} s", style="dim"))
+    _print(lines)
+
+
 def print_cleanup(result: Result) -> None:
     """What a cleanup found, by reason, and what it did about it."""
     lines: list[Text | Table] = []

@@ -10,7 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -113,6 +113,8 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                         threads_per_worker=1,
                         host="127.0.0.1",
                         dashboard_address=None,
+                        # Its HTTP server starts anyway, and would warn when its usual port is taken.
+                        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
                         local_directory=scratch,
                         silence_logs=50,
                     )
@@ -140,8 +142,15 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
             def __init__(self, context: TaskContext) -> None:
                 self.context = context
 
-        self._client.register_plugin(ContextPlugin(context), name=self._key)
         self._stack.callback(self._forget)
+        try:
+            self._client.register_plugin(ContextPlugin(context), name=self._key)
+        except Exception as error:  # Dask passes on whatever a worker raises, at times only its text
+            raise ExecutorError(
+                f"A worker cannot load Driftline ({error})",
+                self._address or "local",
+                "Install the same version of Driftline on every worker.",
+            ) from error
         key, workspace = self._key, context.workspace.objects.uri
 
         def reach(dask_worker: Worker) -> str:
@@ -195,8 +204,9 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         return self._client.submit(_run_on_worker, task, spec, self._key, pure=False)
 
     def _forget(self) -> None:
-        if self._address is not None:
-            self._client.unregister_worker_plugin(self._key)
+        if self._address is not None and self._client.status == "running":
+            with suppress(OSError, ValueError):  # the scheduler, or the plugin, may be gone
+                self._client.unregister_worker_plugin(self._key)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -25,7 +25,7 @@ from driftline.storage.runs import RunRecord, Runs
 from driftline.storage.workspace import Workspace, lease_path
 from driftline.tasks.commit import Changes, Committer, settle
 from driftline.tasks.context import TaskContext
-from driftline.tasks.reembed import complete_reembedding
+from driftline.tasks.reembed import complete_reembedding, remove_strays
 
 __all__ = ["IndexRequest", "index_sources", "remove_source"]
 
@@ -135,9 +135,12 @@ def remove_source(workspace_uri: str, entity_path: str, *, wait_seconds: float =
         settle(workspace, entity, lease)
         manifest = workspace.documents(entity).read(columns=["path", "lines", "reason"])
         documents, lines = totals(manifest)
+        batch, dim = 0, workspace.config.dim or 0
         if len(manifest):
-            table, dim = workspace.lines(entity), workspace.config.dim or 0
-            committer = Committer(workspace, entity, lease, run_id, table, dim)
+            committer = Committer(workspace, entity, lease, run_id, workspace.lines(entity), dim)
             committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
+            batch = committer.batch
+        for table in workspace.line_tables(entity):  # also those of other models
+            remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
         workspace.unbind_source(entity)
     return RemoveReport(run_id, str(entity), documents, lines)

@@ -12,9 +12,10 @@ from driftline.flows.settings import DEFAULT_MAX_FILE_BYTES
 from driftline.storage.entities import Entity
 from driftline.storage.errors import SourceConflict, UsageError, WorkspaceNotFound
 from driftline.storage.indexes import Scope
+from driftline.storage.leases import look
 from driftline.storage.objects import ObjectStore
 from driftline.storage.sources import Source, open_source
-from driftline.storage.workspace import SourceRecord, Workspace, WorkspaceConfig, fingerprint_mismatch
+from driftline.storage.workspace import SourceRecord, Workspace, WorkspaceConfig, fingerprint_mismatch, lease_path
 from driftline.tasks.context import ModelRef
 from driftline.tasks.git import git_origin
 from driftline.tasks.ignore import Rules
@@ -74,6 +75,8 @@ def make_plan(request: IndexRequest) -> IndexPlan:
     """Check ``request`` against sources, model and workspace; writes nothing. Raises UsageError and its kin."""
     if not request.sources:
         raise UsageError("No source was given", fix="Name at least one folder or bucket.")
+    if "" in request.sources:
+        raise UsageError("A source is empty", fix="Name a folder or a bucket; a dot is the current folder.")
     if request.entity and len(request.sources) > 1:
         raise UsageError("--entity names one source, but several were given", fix="Run once for each.")
     if not 0 <= request.max_delete_fraction <= 1:
@@ -105,7 +108,7 @@ def _look_at(request: IndexRequest) -> Workspace:
 
 
 def _model_for(name: str | None, config: WorkspaceConfig) -> ModelRef:
-    files = resolve_model(name or config.model)
+    files = resolve_model(config.model if name is None else name)
     return ModelRef(files.name, fingerprint(files), dimension(files))
 
 
@@ -133,6 +136,9 @@ def _plan_source(uri: str, request: IndexRequest, workspace: Workspace, taken: s
             )
     else:
         entity, known = _default_entity(source.uri, record, workspace, taken)
+    if known is not None:  # a damaged file is told before anything is written
+        look(workspace.objects, lease_path(entity))
+        workspace.documents(entity).check()
     if known is not None and not request.include and not request.exclude:
         record = record.model_copy(update={"include": known.include, "exclude": known.exclude})
     return SourcePlan(source, entity, record.model_copy(update={"entity": str(entity)}))

@@ -1,4 +1,4 @@
-"""What a run reports: the JSON shapes of ``driftline index`` and ``driftline remove``."""
+"""What a run reports: the JSON shapes of ``driftline index``, ``remove`` and ``compact``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driftline.storage.model import DocumentState
+from driftline.tasks.compact import Figures
 
 
 @dataclass(slots=True)
 class SourceReport:
-    """One source's part of a run. ``skipped`` are all files left out, as ``(path, reason)``, newly or not."""
+    """One source's part of a run. ``skipped`` are all files left out, as ``(path, reason)``, newly or not.
+
+    ``revision`` is the ``rev`` of its last commit: reading the manifest as of it shows what the run left.
+    """
 
     entity: str
     uri: str
@@ -19,6 +23,7 @@ class SourceReport:
     lines_embedded: int = 0
     lines_total: int = 0
     bytes_read: int = 0
+    revision: int = 0
     phases: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -31,6 +36,7 @@ class SourceReport:
             "lines_embedded": self.lines_embedded,
             "lines_total": self.lines_total,
             "bytes_read": self.bytes_read,
+            "revision": self.revision,
             "phases": {name: round(seconds, 3) for name, seconds in self.phases.items()},
         }
 
@@ -68,3 +74,47 @@ class RemoveReport:
     def to_dict(self) -> dict[str, Any]:
         """As ``remove --json`` prints it."""
         return {"run_id": self.run_id, "entity": self.entity, "documents": self.documents, "lines": self.lines}
+
+
+@dataclass(slots=True)
+class TenantCompaction:
+    """One tenant's part of a compaction. ``folded`` counts deltas by source; ``skipped`` says what was left and why."""
+
+    tenant: str
+    folded: dict[str, int] = field(default_factory=dict)
+    indexes: list[str] = field(default_factory=list)
+    versions_removed: int = 0
+    skipped: list[str] = field(default_factory=list)
+    before: Figures | None = None
+    after: Figures | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``compact --json`` prints it."""
+        return {
+            "tenant": self.tenant,
+            "folded": [{"entity": entity, "deltas": deltas} for entity, deltas in sorted(self.folded.items())],
+            "indexes": self.indexes,
+            "versions_removed": self.versions_removed,
+            "skipped": self.skipped,
+            "before": self.before.to_dict() if self.before else None,
+            "after": self.after.to_dict() if self.after else None,
+        }
+
+
+@dataclass(slots=True)
+class CompactReport:
+    """One compaction over all its tenants."""
+
+    run_id: str
+    workspace: str
+    tenants: list[TenantCompaction] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``compact --json`` prints it."""
+        return {
+            "run_id": self.run_id,
+            "workspace": self.workspace,
+            "tenants": [tenant.to_dict() for tenant in self.tenants],
+            "seconds": round(self.seconds, 3),
+        }

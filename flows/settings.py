@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,10 @@ from driftline.storage.errors import UsageError, WorkspaceNotFound
 WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
 WORKSPACE_FOLDER = ".driftline"
 DEFAULT_MAX_FILE_BYTES = 4 * 1024 * 1024
+DEFAULT_MAX_DELTAS = 100
+"""More deltas than these make every read of a manifest slow: time to compact."""
+DEFAULT_VERSION_RETENTION_SECONDS = 3_600.0
+"""How long old versions of a table stay, for those who read or write on the strength of one."""
 
 # One letter before a colon is a Windows drive, not a scheme.
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
@@ -82,4 +87,6 @@ def _absolute(workspace: str, cwd: Path) -> str:
 def _nearest(start: Path) -> Path | None:
     resolved = start.resolve()
     folders = (folder / WORKSPACE_FOLDER for folder in (resolved, *resolved.parents))
-    return next((folder for folder in folders if folder.is_dir()), None)
+    return next(
+        (folder for folder in folders if os.path.isdir(folder)), None
+    )  # not is_dir(): it raises without permission

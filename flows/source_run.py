@@ -13,7 +13,8 @@ from driftline.flows.executors import Executor
 from driftline.flows.plan import IndexPlan, SourcePlan
 from driftline.flows.progress import Progress
 from driftline.flows.report import SourceReport
-from driftline.storage.documents import SCHEMA, totals
+from driftline.flows.settings import DEFAULT_MAX_DELTAS
+from driftline.storage.documents import SCHEMA, revision, totals
 from driftline.storage.errors import DeletionRefused
 from driftline.storage.leases import acquire
 from driftline.storage.model import DocumentState
@@ -21,6 +22,7 @@ from driftline.storage.workspace import lease_path
 from driftline.tasks.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.commit import Changes, Committer, settle
 from driftline.tasks.partition import PartitionSpec, scan_partition
+from driftline.tasks.reembed import remove_strays
 from driftline.tasks.scan import ScanResult, ScanSpec, plan_partitions
 from driftline.tasks.walk import Subtree
 
@@ -69,11 +71,15 @@ class SourceRun:
                 workspace.lines(entity, self._plan.model.fingerprint),
                 self._plan.model.dim,
             )
+            if len(workspace.line_tables(entity)) > 1:
+                self.indexes_lag |= remove_strays(committer) > 0
             scans = self._scan()
             self._embed(scans, committer)
             refused = self._delete(scans, committer)
+            self.report.revision = revision(lease.token, committer.batch)
             with self._timed("totals"):
                 self._count_totals()
+        self._mention_deltas()
         if refused:
             raise refused
 
@@ -155,11 +161,8 @@ class SourceRun:
 
     def _delete(self, scans: list[ScanResult], committer: Committer) -> DeletionRefused | None:
         """Remove the documents that are gone; returns the refusal if they are suspiciously many."""
-        gone = pa.concat_tables([scan.diff.deleted for scan in scans])
+        gone = self._gone(scans)
         if not len(gone):
-            return None
-        if not all(scan.complete for scan in scans):
-            self._progress.message("Parts of the source could not be listed: nothing is deleted in this run.")
             return None
         refused = self._refusal(gone)
         if refused is None:
@@ -168,8 +171,16 @@ class SourceRun:
                 removed = gone.filter(had_lines)["path"].to_pylist()
                 committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(gone["path"].to_pylist())))
             self.indexes_lag |= bool(removed)
-            self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(gone["reason"]), min_count=0).as_py()
+            self._count_deleted(gone)
         return refused
+
+    def _gone(self, scans: list[ScanResult]) -> pa.Table:
+        """The documents that a complete listing no longer shows."""
+        gone = pa.concat_tables([scan.diff.deleted for scan in scans])
+        if len(gone) and not all(scan.complete for scan in scans):
+            self._progress.message("Parts of the source could not be listed: nothing is deleted in this run.")
+            return gone[:0]
+        return gone
 
     def _refusal(self, gone: pa.Table) -> DeletionRefused | None:
         documents = gone.filter(pc.is_null(gone["reason"]))
@@ -204,9 +215,19 @@ class SourceRun:
         skipped = retouched.filter(pc.invert(indexed))
         self.report.skipped += zip(*(skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
 
+    def _count_deleted(self, gone: pa.Table) -> None:
+        self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(gone["reason"]), min_count=0).as_py()
+
     def _count_totals(self) -> None:
         manifest = self._plan.workspace.documents(self._source.entity).read(columns=["lines", "reason"])
         self.report.lines_total = totals(manifest)[1]
+
+    def _mention_deltas(self) -> None:
+        deltas = len(self._plan.workspace.documents(self._source.entity).log().deltas)
+        if deltas > DEFAULT_MAX_DELTAS:
+            self._progress.message(
+                f"{self._source.entity} has {deltas:,} deltas, which slow runs. Run: driftline compact"
+            )
 
     def _dry_run(self) -> None:
         scans = self._scan()
@@ -215,10 +236,11 @@ class SourceRun:
             self._count(result)
         for scan in scans:
             self._count_retouched(scan.diff.retouched)
-            if scan.complete:
-                self.report.states[DocumentState.DELETED] += (
-                    pc.sum(pc.is_null(scan.diff.deleted["reason"])).as_py() or 0
-                )
+        gone = self._gone(scans)
+        refused = self._refusal(gone)
+        if refused:
+            raise refused
+        self._count_deleted(gone)
         self._count_totals()
 
     @contextmanager
@@ -232,6 +254,4 @@ class SourceRun:
 
 def _as_manifest(retouched: pa.Table) -> pa.Table:
     """Rows of ``diff.CHANGE_SCHEMA`` whose content is known to be the same, as manifest rows."""
-    return (
-        retouched.append_column("racy", pa.repeat(pa.scalar(False), len(retouched))).select(SCHEMA.names).cast(SCHEMA)
-    )
+    return retouched.select(SCHEMA.names).cast(SCHEMA)

@@ -148,6 +148,20 @@ class DeltaIndex:
         keys = Keys.starting_with([prefix])
         return self._settled(lambda: sum(map(len, self._live(keys, (), as_of))))
 
+    def check(self) -> None:
+        """Look at the footer of every file, which tells a cut or a foreign one."""
+        self._settled(self._check)
+
+    def _check(self) -> None:
+        log = self.log()
+        names = [*log.deltas, *([BASE] if log.has_base else [])]
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            list(pool.map(self._check_file, names))
+
+    def _check_file(self, name: str) -> None:
+        with FileReader(self.objects, self._path(name), self.layout):
+            pass
+
     def _read(self, keys: Keys, columns: Sequence[str] | None, as_of: int | None) -> pa.Table:
         names = list(self.schema.names if columns is None else columns)
         empty = pa.schema([self.schema.field(name) for name in names]).empty_table()

@@ -102,7 +102,8 @@ class FileReader:
             with self._reading():
                 self._file = pq.ParquetFile(self._source, page_checksum_verification=True)
                 self.footer = self._parse_footer((self._file.metadata.metadata or {}).get(_FOOTER))
-                self.rows: int = self._file.metadata.num_rows
+                if self._file.schema_arrow.names != layout.file_schema.names:
+                    raise self._damaged(f"its columns are {', '.join(self._file.schema_arrow.names)}"[:200])
         except BaseException:
             self._source.close()
             raise

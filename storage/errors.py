@@ -23,7 +23,8 @@
     ├── LeaseLost                 exit 3: another run has taken over
     ├── DeletionRefused           exit 3: a run would delete suspiciously much
     ├── ExecutorError             exit 3: the workers failed, or cannot reach the data
-    └── CleanupAborted            exit 3: something could not be read or listed, so nothing was deleted
+    ├── CleanupAborted            exit 3: something could not be read or listed, so nothing was deleted
+    └── RecallTooLow              exit 3: the vector index misses too many of the nearest lines
 
 Every message says what happened, where, and what to do. ``kind`` is stable and meant for
 programs. All errors survive pickling, because they cross process boundaries.
@@ -195,3 +196,9 @@ class CleanupAborted(DriftlineError):
     """A cleanup that could not read or list everything, and so deleted nothing."""
 
     kind = "cleanup_aborted"
+
+
+class RecallTooLow(DriftlineError):
+    """The vector index misses too many of the nearest lines."""
+
+    kind = "recall_too_low"

@@ -183,7 +183,9 @@ class LineTable:
             rows = self._ledger_rows(entity, dataset)
             before = _newest(rows)
             if before.token > token:
-                raise LeaseLost(f"Another run has taken {entity} over (token {before.token}, ours is {token})", self.uri)
+                raise LeaseLost(
+                    f"Another run has taken {entity} over (token {before.token}, ours is {token})", self.uri
+                )
             entry = Ledger(token, batch.run_id, batch.batch) if batch else replace(before, token=token)
             if entry in rows if batch else rows == [entry]:
                 return before  # an earlier attempt succeeded, and its acknowledgement was lost
@@ -227,6 +229,11 @@ class LineTable:
     def count(self, where: str | None = None) -> int:
         """How many lines there are, or how many match the filter ``where``."""
         return int(self.open().count_rows(_lines_only(where)))
+
+    def paths(self, entity: Entity) -> set[str]:
+        """The documents of a source that have lines; reads all their paths."""
+        batches = self.rows(["path"], f"entity = {quote(str(entity))}")
+        return {path for batch in batches for path in pc.unique(batch.column("path")).to_pylist()}
 
     def rows(self, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
         """The lines in batches, unordered."""

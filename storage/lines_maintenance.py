@@ -15,17 +15,19 @@ from driftline.storage.errors import CommitConflict, StorageError
 from driftline.storage.lines import LineTable
 
 if TYPE_CHECKING:
-    from lance.optimize import CompactionOptions
+    from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
 
+_CONFLICT = "commit conflict"
+"""What Lance says of a compaction that was overtaken; other commits raise CommitConflictError, this one OSError."""
 _OPTIONS: CompactionOptions = {"target_rows_per_fragment": 1024 * 1024, "num_threads": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What to rewrite, of which version: each of ``tasks`` is the JSON of one for ``rewrite``, to be run anywhere."""
+    """What to rewrite, of which version. ``tasks`` pickle, and each is for ``rewrite``, on any worker."""
 
     version: int
-    tasks: tuple[str, ...]
+    tasks: tuple[CompactionTask, ...]
 
 
 def plan_compaction(table: LineTable) -> CompactionPlan:
@@ -34,35 +36,31 @@ def plan_compaction(table: LineTable) -> CompactionPlan:
 
     dataset = table.open()
     plan = Compaction.plan(dataset, _OPTIONS)
-    return CompactionPlan(dataset.version, tuple(task.json() for task in plan.tasks))
+    return CompactionPlan(dataset.version, tuple(plan.tasks))
 
 
-def rewrite(table: LineTable, task: str) -> str:
-    """Write the fragments of one task anew, under new names, and return the JSON of the result; nobody sees it yet."""
-    from lance.optimize import CompactionTask
-
-    found = CompactionTask.from_json(task)
+def rewrite(table: LineTable, task: CompactionTask) -> RewriteResult:
+    """Write the fragments of one task anew, under new names; nobody sees them before the commit. The result pickles."""
     try:
-        return str(found.execute(table.open(found.read_version)).json())
+        return task.execute(table.open(task.read_version))
     except OSError as error:
         raise StorageError(f"Fragments could not be rewritten ({_reason(error)})", table.uri, "Run again.") from error
 
 
-def commit_compaction(table: LineTable, plan: CompactionPlan, rewritten: Sequence[str]) -> None:
+def commit_compaction(table: LineTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
     """Put the results of all tasks in the place of what they were made of, in one version.
 
     Raises CommitConflict when a writer has changed one of those fragments since the plan, and StorageError when the
     outcome is unknown: plan again then, which finds out.
     """
     from lance.commit import CommitConflictError
-    from lance.optimize import Compaction, RewriteResult
+    from lance.optimize import Compaction
 
-    results = [RewriteResult.from_json(text) for text in rewritten]
     try:
-        Compaction.commit(table.open(plan.version), results, _OPTIONS)
-    except CommitConflictError as error:
-        raise CommitConflict("Writers have changed the fragments that were compacted", table.uri) from error
-    except OSError as error:
+        Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS)
+    except (CommitConflictError, OSError) as error:
+        if isinstance(error, CommitConflictError) or _CONFLICT in str(error):
+            raise CommitConflict("Writers have changed the fragments that were compacted", table.uri) from error
         raise StorageError(f"A compaction was not committed ({_reason(error)})", table.uri, "Run again.") from error
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from driftline.storage.backends import ObjectInfo
 
@@ -65,21 +66,21 @@ _KINDS = [
 ]
 _TABLE = re.compile(rf"(?P<place>{_ENTITY}/_tables/(?:line|memory)_embeddings-[0-9a-f]+\.lance/)(?P<rest>.+)")
 _TABLE_KINDS = [
-    (Kind.VERSION, re.compile(r"_versions/\d+\.manifest")),
-    (Kind.TABLE_HINT, re.compile(r"_versions/latest_version_hint\.json")),
     (
         Kind.TABLE,
         re.compile(
-            rf"_versions/\d+\.manifest#\d+|data/[0-9a-f]+\.lance(?:#\d+)?|_deletions/\d+-\d+-\d+\.(?:arrow|bin)(?:#\d+)?"
+            rf"data/[0-9a-f]+\.lance(?:#\d+)?|_deletions/\d+-\d+-\d+\.(?:arrow|bin)(?:#\d+)?"
             rf"|_transactions/\d+-{_UUID}\.txn(?:#\d+)?|_indices/{_UUID}/[A-Za-z0-9_.-]+(?:#\d+)?"
+            rf"|_versions/\d+\.manifest#\d+"
             rf"|(?:data|_versions|_deletions|_transactions|_indices/{_UUID})/{_LANCE_TEMPORARY}"
         ),
     ),
+    (Kind.VERSION, re.compile(r"_versions/\d+\.manifest")),
+    (Kind.TABLE_HINT, re.compile(r"_versions/latest_version_hint\.json")),
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(NamedTuple):
     """A path, taken apart: ``place`` is the directory that it belongs to, for files of a table that of the table."""
 
     kind: Kind
@@ -117,8 +118,7 @@ class References:
     superseded: Mapping[str, datetime] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
+class Orphan(NamedTuple):
     """An object that may go."""
 
     path: str
@@ -136,19 +136,18 @@ class Verdict:
 
 
 def find_orphans(
-    listing: Iterable[ObjectInfo],
+    named: Sequence[tuple[ObjectInfo, Name]],
     references: References,
     *,
     now: datetime,
     max_age: timedelta,
     run_retention: timedelta = RUN_RETENTION,
 ) -> Verdict:
-    """The objects of ``listing`` that nothing refers to and that are at least ``max_age`` old.
+    """The objects of a listing, with their parsed names, that nothing refers to and that are at least ``max_age`` old.
 
     ``now`` is the time of the store that gave the listing. Run ledgers live for ``run_retention``, a tenant's newest
     for ever. A superseded table goes as a whole, ``max_age`` after its last file and after its successor took over.
     """
-    named = [(info, parse_name(info.path)) for info in listing]
     newest_run: dict[str, str] = {}
     newest_file: dict[str, datetime] = {}
     for info, name in named:

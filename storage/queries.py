@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.indexes import VECTOR, coverage
+from driftline.storage.indexes import VECTOR, VECTOR_METRIC, coverage
 from driftline.storage.lines import LineTable, is_one_of, quote
 
 EXACT_SEARCH_ROWS = 100_000
 """Up to so many matching lines are compared one by one: faster than an index, and exact."""
+REFINE_FACTOR = 3
+"""So many times the lines wanted are taken from the index, which only has rounded vectors, and compared by their own."""
 RESULT_COLUMNS = ("entity", "path", "line_number", "text", "hash")
 
 
@@ -70,32 +72,34 @@ def nearest_lines(
 ) -> pa.Table:
     """The ``top_k`` lines nearest to ``query``, ``(dim,) float32``, best first, with a ``distance`` column (float32).
 
-    ``distance`` is 1 - cosine. Ties are broken by path and line number. Exact where the filter leaves few lines,
-    without an index, or if ``exact``; otherwise all partitions of the index are probed.
+    ``distance`` is 1 - cosine; nothing is near to a zero vector. Ties are broken by path and
+    line number. Exact where the filter leaves few lines, without an index, or if ``exact``; otherwise all
+    partitions of the index are probed. Raises UsageError for a vector of another length.
     """
     if top_k < 0:
         raise UsageError("top_k must not be negative", str(top_k))
     dataset = table.open()
-    if top_k == 0:
-        return _empty()
+    dim = dataset.schema.field("vector").type.list_size
+    if query.shape != (dim,):
+        raise UsageError(f"A query vector has {dim} dimensions here, not {query.shape}", table.uri)
+    length = np.linalg.norm(query)
+    if top_k == 0 or not length > 0:
+        distance = pa.field("distance", pa.float32())
+        return pa.schema([*(dataset.schema.field(name) for name in columns), distance]).empty_table()
     sql = where.to_sql() if where else None
     matches = dataset.count_rows(sql)
-    index = coverage(dataset).get(VECTOR) if matches > EXACT_SEARCH_ROWS else None
-    nearest = {"column": "vector", "q": query.astype(np.float16), "k": top_k, "metric": "cosine"}
+    index = coverage(dataset).get(VECTOR) if matches > EXACT_SEARCH_ROWS and not exact else None
+    nearest = {"column": "vector", "q": (query / length).astype(np.float16), "k": top_k, "metric": VECTOR_METRIC}
     if index is None:
         nearest["use_index"] = False
     else:
         nearest["nprobes"] = max(1, index.indexed_rows)  # capped by the number of partitions
-    scanner = dataset.scanner(
-        columns=[*RESULT_COLUMNS, "_distance"], nearest=nearest, filter=sql, prefilter=True, limit=top_k
-    )
-    found = scanner.to_table().rename_columns([*RESULT_COLUMNS, "distance"])
+        nearest["refine_factor"] = REFINE_FACTOR
+    scanner = dataset.scanner(columns=[*columns, "_distance"], nearest=nearest, filter=sql, prefilter=True, limit=top_k)
+    found = scanner.to_table().rename_columns([*columns, "distance"])
+    halved = pc.divide(found["distance"], pa.scalar(2, pa.float32()))
+    found = found.set_column(len(columns), "distance", halved)  # of vectors of length 1: 1 - cosine
     if max_distance is not None:
         found = found.filter(pc.less_equal(found["distance"], max_distance))
     order: Sequence[tuple[str, str]] = [("distance", "ascending"), ("path", "ascending"), ("line_number", "ascending")]
     return found.sort_by(list(order))
-
-
-def _empty() -> pa.Table:
-    strings = [(name, pa.string()) for name in RESULT_COLUMNS if name != "line_number"]
-    return pa.schema([*strings, ("line_number", pa.int32()), ("distance", pa.float32())]).empty_table()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -19,7 +19,7 @@ from driftline.storage.errors import CorruptFile, ObjectNotFound
 from driftline.storage.leases import Sighting, look
 from driftline.storage.lines import Ledger, LineTable
 from driftline.storage.objects import ObjectInfo
-from driftline.storage.orphans import Kind, References, parse_name
+from driftline.storage.orphans import Kind, Name, References, parse_name
 from driftline.storage.workspace import CONFIG, SOURCE, Workspace, leased_entity
 
 READ_THREADS = 4
@@ -35,7 +35,7 @@ class Survey:
     listed after ``listing``, so that the writer of every listed file is among their holders.
     """
 
-    listing: tuple[ObjectInfo, ...]
+    listing: tuple[tuple[ObjectInfo, Name], ...]
     references: References
     leases: dict[str, Sighting]
     committed: frozenset[str]
@@ -52,8 +52,8 @@ def survey(workspace: Workspace) -> Survey:
     Raises CorruptFile, WorkspaceTooNew, AccessDenied and StorageError for whatever cannot be listed or read.
     """
     objects = workspace.objects
-    listing = tuple(objects.list(temporary=True))
-    roots = {info.path.partition("/")[0] for info in listing if "/" in info.path}
+    listing = tuple((info, parse_name(info.path)) for info in objects.list(temporary=True))
+    roots = {info.path.partition("/")[0] for info, _ in listing if "/" in info.path}
     leases = {
         info.path: look(objects, info.path)
         for root in sorted(roots)
@@ -61,14 +61,12 @@ def survey(workspace: Workspace) -> Survey:
         if parse_name(info.path).kind is Kind.PERMANENT
     }
     places: dict[Kind, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for info in listing:
-        name = parse_name(info.path)
+    for info, name in listing:
         places[name.kind][name.place].append(name.rest)
         if name.kind is Kind.VERSION and info.size_bytes == 0:  # Lance does not say which one
             raise CorruptFile("A version of a table is empty", f"{objects.uri}/{info.path}", "Restore it.")
-    for info in listing:
-        if info.path.endswith(f"/{SOURCE}") and parse_name(info.path).kind is Kind.PERMANENT:
-            workspace.source(Entity.of_directory(info.path.removesuffix(f"/{SOURCE}")))
+        if name.kind is Kind.PERMANENT and name.rest == SOURCE:
+            workspace.source(Entity.of_directory(name.place))
     level = workspace.config.hierarchy[-1]
     folded: set[str] = set()
     dead: set[str] = set()
@@ -87,7 +85,7 @@ def survey(workspace: Workspace) -> Survey:
         dead.update(f"{directory}/{name}" for name in staged if name not in held)
     tracked: dict[str, frozenset[str]] = {}
     superseded: dict[str, datetime] = {}
-    bound = next((info.modified for info in listing if info.path == CONFIG), None)
+    bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
     for tenant in _tenants(places):
         tables = {t.path: t for t in workspace.line_tables(tenant)}
         present = {path: _in_table(places, path) for path in tables}
@@ -99,17 +97,6 @@ def survey(workspace: Workspace) -> Survey:
             superseded |= {path: bound for path in others if tables[path].fingerprint not in serving}
     references = References(frozenset(folded), frozenset(dead), tracked, superseded)
     return Survey(listing, references, leases, frozenset(committed))
-
-
-def only(references: References, tenants: Iterable[str], sources: Iterable[str]) -> References:
-    """``references`` without the tables of other tenants and the staged deltas of other sources, by directory."""
-    roots, directories = tuple(f"{tenant}/" for tenant in tenants), frozenset(sources)
-    return replace(
-        references,
-        dead=frozenset(path for path in references.dead if path.rpartition("/")[0] in directories),
-        tracked={path: files for path, files in references.tracked.items() if path.startswith(roots)},
-        superseded={path: since for path, since in references.superseded.items() if path.startswith(roots)},
-    )
 
 
 def _tenants(places: dict[Kind, dict[str, list[str]]]) -> list[Entity]:

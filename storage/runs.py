@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
 from driftline.storage.objects import ObjectStore
 from driftline.storage.workspace import FORMAT_VERSION, read_record
 
@@ -39,6 +40,19 @@ class Runs:
     def record(self, run: RunRecord) -> None:
         """Write the ledger of a finished run."""
         self.objects.create(f"{self._directory}/{run.run_id}.json", run.model_dump_json(indent=1).encode())
+
+    def get(self, run_id: str) -> RunRecord | None:
+        """The ledger of a run, or None."""
+        return read_record(self.objects, f"{self._directory}/{run_id}.json", RunRecord)
+
+    def revision(self, run_id: str, entity: Entity) -> int:
+        """The ``rev`` up to which a run knew ``entity``: ``as_of`` for its manifest. Raises UsageError."""
+        run = self.get(run_id)
+        sources = run.report.get("sources", []) if run is not None else []
+        found = [source["revision"] for source in sources if source["entity"] == str(entity)]
+        if not found:
+            raise UsageError(f"No run {run_id} has indexed this source", str(entity), "Look into its _runs folder.")
+        return int(found[0])
 
     def last(self) -> RunRecord | None:
         """The newest run, by the time at which it started."""

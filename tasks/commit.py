@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -67,6 +68,12 @@ class Committer:
         gone = (*changes.replaced, *changes.removed)
         self.table.commit(self.entity, self.lease.token, batch, gone, changes.fragments)
         self._documents.publish_staged(batch, data)
+
+    def remove_lines(self, paths: Sequence[str]) -> None:
+        """Remove the lines of documents that the manifest does not hold, and so does not lose."""
+        self.batch += 1
+        self.lease.check()
+        self.table.commit(self.entity, self.lease.token, BatchId(self.run_id, self.batch), paths, ())
 
     def _delta(self, changes: Changes) -> pa.Table:
         rev, now = revision(self.lease.token, self.batch), datetime.now(UTC)

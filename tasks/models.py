@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +55,10 @@ def resolve_model(name: str | None = None) -> ModelFiles:
     if name is None or name == DEFAULT_MODEL:
         return _default_files()
     folder = Path(name).expanduser()
-    if name and folder.is_dir():  # "" would be the current directory
+    # os.path's functions are false where pathlib's raise for want of permission.
+    if name and os.path.isdir(folder):  # "" would be the current directory
         return _files_in(folder.absolute(), str(folder.absolute()))
-    if not _HUB_NAME.fullmatch(name) or folder.exists():
+    if not _HUB_NAME.fullmatch(name) or os.path.exists(folder):
         raise ModelNotFound(
             "No such embedding model", name, "Give a model2vec directory, a hub name like owner/model, or nothing."
         )
@@ -152,7 +154,7 @@ def _default_files() -> ModelFiles:
 def _files_in(folder: Path, name: str) -> ModelFiles:
     for weights, tokenizer, config in _LAYOUTS:
         files = ModelFiles(name, folder / weights, folder / tokenizer, folder / config)
-        if files.weights.is_file() and files.tokenizer.is_file() and (folder / config).is_file():
+        if all(map(os.path.isfile, (files.weights, files.tokenizer, folder / config))):
             return files
     raise ModelNotFound("Not a model2vec model", str(folder), f"It must hold {', '.join(_LAYOUTS[0])}.")
 

@@ -9,10 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from driftline.storage.entities import Entity
-from driftline.storage.workspace import Workspace
 from model2vec import StaticModel
 from tokenizers import Tokenizer, models, pre_tokenizers
+
+from driftline.storage.entities import Entity
+from driftline.storage.workspace import Workspace
 
 WORDS = tuple(f"word{number}" for number in range(400))
 

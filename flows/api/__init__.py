@@ -76,9 +76,7 @@ def index(
     """Bring the index in step with ``sources``; ``options`` are those of ``flows.plan.IndexRequest``."""
     from driftline.flows.pipeline import IndexRequest, index_sources
 
-    return index_sources(
-        IndexRequest(sources=sources, workspace=workspace, storage_options=storage_options, **options)
-    )
+    return index_sources(IndexRequest(sources=sources, workspace=workspace, storage_options=storage_options, **options))
 
 
 def search(workspace: Workspace | str, query: str, *, where: LineFilter | None = None, **options: Any) -> SearchReport:

@@ -25,6 +25,7 @@ MAX_FILE_BYTES = 1_000_000
 _NEVER = {"__pycache__", "node_modules", "dist", "build", "venv", "site-packages"}
 """Folders that semble never enters."""
 _SEED = 20261101
+_WORDS = ("read", "write", "open", "close", "table", "row", "batch", "commit", "lease", "token", "vector", "line")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,14 @@ def small_files(files: int) -> Corpus:
 
     def make(root: Path) -> tuple[int, int, int]:
         dice = random.Random(_SEED)
-        words = "read write open close table row batch commit lease token vector line path scan".split()
         lines = size = 0
         for number in range(files):
             folder, name = divmod(number, FILES_PER_FOLDER)
             target = root / f"part_{folder // 10:03}" / f"module_{folder % 10}" / f"file_{name:02}.py"
             target.parent.mkdir(parents=True, exist_ok=True)
-            body = [f"def {'_'.join(dice.sample(words, 2))}_{number}():", '    """Made up."""']
-            body += [f"    {dice.choice(words)} = {' + '.join(dice.sample(words, 3))}" for _ in range(dice.randint(1, 6))]
+            body = [f"def {'_'.join(dice.sample(_WORDS, 2))}_{number}():", '    """Made up."""']
+            for _ in range(dice.randint(1, 6)):
+                body.append(f"    {dice.choice(_WORDS)} = {' + '.join(dice.sample(_WORDS, 3))}")
             text = "\n".join(body) + "\n"
             target.write_text(text)
             lines, size = lines + len(body), size + len(text)

@@ -95,7 +95,7 @@ def median(values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Verdict:
-    """The targets of one benchmark; ``exit_code`` is 1 if any was missed. A small run proves nothing and misses nothing."""
+    """The targets of one benchmark; ``exit_code`` is 1 if any was missed. A small run proves nothing, so it misses none."""
 
     small: bool
     missed: list[str] = field(default_factory=list)
@@ -128,8 +128,9 @@ def begin(description: str | None, **defaults: int) -> argparse.Namespace:
     packages = ("driftline", "pylance", "lancedb", "pyarrow", "model2vec", "semble", "numpy")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     print(title)
-    print(f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, load {os.getloadavg()[0]:.1f}, ", end="")
-    print(f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {versions}", flush=True)
+    memory, load = psutil.virtual_memory().total / 2**30, os.getloadavg()[0]
+    print(f"{os.cpu_count()} cores, {memory:.0f} GiB, load {load:.1f}, {platform.system()} {platform.machine()}")
+    print(f"Python {platform.python_version()}, {versions}", flush=True)
     return options
 
 

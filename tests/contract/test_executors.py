@@ -27,11 +27,12 @@ from driftline.tasks.context import ModelRef, TaskContext
 
 COLUMNS = ("id", "entity", "path", "line_number", "text", "vector", "parent_dirs", "ext", "hash")
 START_SECONDS = 60
+ROOT = str(Path(__file__).parents[2])
 
 
 def run_python(code: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
 
 
 def free_port() -> int:
@@ -62,7 +63,8 @@ def cluster(directory: Path, workers: int, worker: str = WORKER) -> Iterator[Clu
             run_python(worker, address, "--host", "127.0.0.1", "--nthreads", "1", *common) for _ in range(workers)
         ]
         with Client(address, timeout=START_SECONDS) as client:
-            client.wait_for_workers(workers, timeout=START_SECONDS)
+            if workers:
+                client.wait_for_workers(workers, timeout=START_SECONDS)
         yield Cluster(address, processes[0])
     finally:
         for process in reversed(processes):
@@ -113,6 +115,8 @@ def make_tree(root: Path) -> Path:
             path.write_text("".join(f"def option_{folder}_{i}(parser): return {number} * {i}\n\n" for i in range(12)))
     (root / "logo.bin").write_bytes(b"\0\1\2")
     (root / "package1" / ".env").write_text("TOKEN=1\n")
+    for path in root.rglob("*.*"):  # old enough for a run to trust their times
+        os.utime(path, (1_000_000_000, 1_000_000_000))
     return root
 
 
@@ -208,7 +212,7 @@ def test_a_remote_executor_scans_in_partitions(runner: Runner, scheduler: str, m
     assert handed_out[0] >= 2
 
 
-# Tasks of the tests below; they travel by value, since workers can't import this file.
+# Tasks of the tests below.
 
 
 def _fail(spec: int, _: TaskContext) -> int:
@@ -229,16 +233,12 @@ def context(runner: Runner) -> TaskContext:
 
 
 @pytest.fixture
-def travelling() -> Iterator[None]:
-    import cloudpickle
-
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets local workers, which get this process's path, import this file."""
+    monkeypatch.syspath_prepend(ROOT)
 
 
-@pytest.mark.usefixtures("travelling")
+@pytest.mark.usefixtures("importable")
 def test_each_spec_gives_one_result_and_specs_are_taken_as_slots_become_free(
     choice: Choice, context: TaskContext
 ) -> None:
@@ -258,7 +258,7 @@ def test_each_spec_gives_one_result_and_specs_are_taken_as_slots_become_free(
         assert list(executor.map(_double, [])) == []
 
 
-@pytest.mark.usefixtures("travelling")
+@pytest.mark.usefixtures("importable")
 def test_the_error_of_a_task_arrives_as_it_was_raised_and_the_executor_still_works(
     choice: Choice, context: TaskContext
 ) -> None:
@@ -299,17 +299,26 @@ def local(context: TaskContext) -> Iterator[Executor]:
         yield executor
 
 
-@pytest.mark.usefixtures("travelling")
+@pytest.mark.usefixtures("importable")
 def test_a_worker_that_is_killed_is_made_good(local: Executor, tmp_path: Path) -> None:
     specs = [(number, str(tmp_path / "killed")) for number in range(30)]
     assert sorted(local.map(_kill_once, specs)) == list(range(30))
     assert (tmp_path / "killed").exists()
 
 
-@pytest.mark.usefixtures("travelling")
+@pytest.mark.usefixtures("importable")
 def test_a_task_that_kills_every_worker_ends_in_one_clear_error(local: Executor) -> None:
     with pytest.raises(ExecutorError, match="killed several workers"):
         list(local.map(_kill_always, [1]))
+
+
+def _is_worker(process: Any) -> bool:
+    import psutil
+
+    try:
+        return "spawn_main" in " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return False
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -328,7 +337,7 @@ def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
             if not list(versions.glob(f"*.lance/_versions/*{'*' * len(killed)}")):
                 continue
             for process in psutil.Process().children(recursive=True):
-                if "spawn_main" in " ".join(process.cmdline()) and process.pid not in killed:
+                if process.pid not in killed and _is_worker(process):
                     process.kill()
                     killed.append(process.pid)
                     break
@@ -410,7 +419,7 @@ def _slow(spec: int, context: TaskContext) -> int:
     return spec
 
 
-@pytest.mark.usefixtures("travelling")
+@pytest.mark.usefixtures("importable")
 def test_a_scheduler_that_goes_away_during_a_run_is_one_clear_error(context: TaskContext, tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1) as started, open_executor(started.address, None) as executor:
         executor.start(context, [])

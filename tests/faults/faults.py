@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import lance
 import pytest
-from driftline.storage import leases
+
 from driftline.storage.buckets import Bucket
 from driftline.storage.errors import StorageError
 from driftline.storage.lines import LineTable
@@ -74,7 +74,7 @@ def injected(faults: Faults) -> Iterator[Faults]:
         _wrap(patch, faults, lance.fragment, "write_fragments", OSError)
         found = ProcessIdentity.current()
         doomed = ProcessIdentity(found.host, found.boot_id, next(_dead_pids), "0")
-        patch.setattr(leases.ProcessIdentity, "current", lambda: doomed)
+        patch.setattr(ProcessIdentity, "current", lambda: doomed)
         yield faults
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
+
 from driftline.flows.pipeline import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace import Workspace
-
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
 OLD_NS = 1_600_000_000_000_000_000
+COMMIT = re.compile(r"_transact|_staged_|_index_delta_|replace .*/_leases/")
 FIRST = {
     "changed.txt": "word1 word2\nword3\n",
     "gone.txt": "word4\nword5\n",
@@ -62,7 +66,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
-def index(tree: Path, workspace: str, model: Path, **options: object) -> None:
+def index(tree: Path, workspace: str, model: Path, **options: Any) -> None:
     index_sources(
         IndexRequest((str(tree),), workspace, "source:tree", model=str(model), workers=1, indexes="none", **options)
     )
@@ -124,8 +128,32 @@ def test_a_first_run_that_is_interrupted_anywhere_is_made_good_by_the_next(
     interrupt_everywhere(tree, tiny_model, prepare, mode, (again, vanished))
 
 
+@pytest.mark.parametrize("mode", [Mode.CRASH_AFTER, Mode.LOST_ACKNOWLEDGEMENT])
+@pytest.mark.usefixtures("small_batches")
+def test_a_run_into_a_bucket_that_is_interrupted_is_made_good_by_the_next(
+    tmp_path: Path, tiny_model: Path, s3_bucket: str, mode: Mode
+) -> None:
+    """One bucket for all interruptions, each of them on top of what the last one left."""
+    tree, flips = tmp_path / "tree", count()
+
+    def prepare() -> str:
+        flip = next(flips)
+        write_tree(tree, FIRST if flip % 2 else LATER, OLD_NS + flip * 10**9)
+        return s3_bucket
+
+    write_tree(tree, FIRST, OLD_NS)
+    index(tree, s3_bucket, tiny_model)
+    interrupt_everywhere(tree, tiny_model, prepare, mode, (again,), commits_only=True)
+
+
 def interrupt_everywhere(
-    tree: Path, model: Path, prepare: Callable[[], str], mode: Mode, then: Sequence[Callable[[Path], None]]
+    tree: Path,
+    model: Path,
+    prepare: Callable[[], str],
+    mode: Mode,
+    then: Sequence[Callable[[Path], None]],
+    *,
+    commits_only: bool = False,
 ) -> None:
     """Let each operation of a run go wrong in turn; what ``then`` does to the tree takes turns, too."""
 
@@ -143,6 +171,8 @@ def interrupt_everywhere(
     attempt(undisturbed)
     assert any("_transact" in operation for operation in undisturbed.log)
     for at, operation in enumerate(undisturbed.log):
+        if commits_only and not COMMIT.search(operation):
+            continue
         told = f"{mode} operation {at}, {operation}"
         try:
             uri = attempt(Faults(mode, at))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from driftline.storage.entities import Entity
 from driftline.storage.workspace import Workspace
-
 from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
 
 PROGRAM = Path(__file__).with_name("small_run.py")

@@ -6,19 +6,20 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
 from driftline.flows.pipeline import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace import Workspace
 from driftline.tasks.search import search
-from hypothesis import HealthCheck, note, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, rows_of_file, save_tiny_model
 
@@ -49,12 +50,10 @@ def is_ignored(path: str, patterns: tuple[str, ...]) -> bool:
         return True
     ignored = False
     for pattern in patterns:
-        if pattern == "*.log" and name.endswith(".log"):
-            ignored = True
-        elif pattern == "b*" and name.startswith("b"):
-            ignored = True
-        elif pattern == "!keep.log" and name == "keep.log":
+        if pattern == "!keep.log" and name == "keep.log":
             ignored = False
+        elif pattern in ("*.log", "b*") and fnmatchcase(name, pattern):
+            ignored = True
     return ignored
 
 

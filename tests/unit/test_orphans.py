@@ -27,7 +27,8 @@ def info(path: str, age: timedelta = 2 * HOUR, size: int = 7) -> ObjectInfo:
 def orphans(
     *listing: ObjectInfo, references: References | None = None, max_age: timedelta = HOUR
 ) -> tuple[Orphan, ...]:
-    return find_orphans(listing, references or References(), now=NOW, max_age=max_age).orphans
+    named = [(info, parse_name(info.path)) for info in listing]
+    return find_orphans(named, references or References(), now=NOW, max_age=max_age).orphans
 
 
 def paths(*listing: ObjectInfo, references: References | None = None, max_age: timedelta = HOUR) -> list[str]:
@@ -90,7 +91,7 @@ def test_a_name_of_the_layout_is_known_at_its_place(path: str, kind: Kind, place
 )
 def test_any_other_name_is_foreign_and_never_an_orphan(path: str) -> None:
     everything = References(frozenset([path]), frozenset([path]), {TABLE: frozenset()}, {TABLE: NOW - 9 * HOUR})
-    verdict = find_orphans([info(path, timedelta(days=999))], everything, now=NOW, max_age=HOUR)
+    verdict = find_orphans([(info(path, timedelta(days=999)), parse_name(path))], everything, now=NOW, max_age=HOUR)
     assert verdict.orphans == ()
     assert verdict.foreign == (path,)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from lancedb.index import FTS, BTree, IvfSq, LabelList
 from model2vec import StaticModel
 
-from driftline.storage.indexes import ROWS_PER_PARTITION, SAMPLE_RATE
+from driftline.storage.indexes import ROWS_PER_PARTITION, SAMPLE_RATE, VECTOR_METRIC
 
 LINES_PER_BATCH = 100_000
 
@@ -63,7 +63,7 @@ def main(tree: str, model_path: str, target: str) -> None:
     table.create_index("text", config=FTS(with_position=False))
     partitions = max(1, table.count_rows() // ROWS_PER_PARTITION)
     table.create_index(
-        "vector", config=IvfSq(distance_type="cosine", num_partitions=partitions, sample_rate=SAMPLE_RATE)
+        "vector", config=IvfSq(distance_type=VECTOR_METRIC, num_partitions=partitions, sample_rate=SAMPLE_RATE)
     )
     print(len(files))
 

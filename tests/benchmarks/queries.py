@@ -1,0 +1,70 @@
+"""Queries over an indexed tree, the directories to search them in, and how good an answer is."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from driftline.storage.lines import LineTable
+from driftline.tasks.embedding import WordTableEmbedder
+
+MIN_WORDS = 4
+TOLERANCE = 1e-3
+"""Cosines that differ by less are as good as each other: many lines of a tree are the same but for a blank."""
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """Some directories, and the share of all lines that they hold; none at all means no filter."""
+
+    names: tuple[str, ...]
+    share: float
+
+
+def sample_queries(table: LineTable, embedder: WordTableEmbedder, count: int) -> NDArray[np.float32]:
+    """``(count, dim)``: vectors of lines of the table without their first word, so that none is stored as such."""
+    texts = pa.Table.from_batches(table.rows(["text"]))["text"]
+    dice, chosen = random.Random(_SEED), list[str]()
+    while len(chosen) < count:
+        words = str(texts[dice.randrange(len(texts))].as_py()).split()
+        if len(words) >= MIN_WORDS:
+            chosen.append(" ".join(words[1:]))
+    return np.stack([embedder.embed_query(text) for text in chosen])
+
+
+def choose_directories(table: LineTable, shares: Sequence[float]) -> list[Directories]:
+    """For each share of all lines, the one directory that comes nearest, or several together for large shares."""
+    counts: Counter[str] = Counter()
+    total = 0
+    for batch in table.rows(["parent_dirs"]):
+        total += len(batch)
+        counts.update(batch["parent_dirs"].flatten().to_pylist())
+    top = sorted((name for name in counts if name.count("/") == 1), key=lambda name: (-counts[name], name))
+    found = []
+    for share in shares:
+        best = min(sorted(counts), key=lambda name: abs(counts[name] - share * total))
+        names, held = [best], counts[best]
+        if held < 0.8 * share * total:
+            names, held = [], 0
+            for name in top:
+                if held + counts[name] <= 1.1 * share * total:
+                    names, held = [*names, name], held + counts[name]
+        found.append(Directories(tuple(names), held / total))
+    return found
+
+
+def recall(found: Sequence[float], exact: Sequence[float]) -> float:
+    """The share of the ``k`` best that an answer has, both given as distances of the lines they name.
+
+    A line counts if it is as near as the ``k``-th of the exact answer.
+    """
+    if not len(exact):
+        return 1.0
+    return float(sum(distance <= exact[-1] + TOLERANCE for distance in found[: len(exact)]) / len(exact))

@@ -1,0 +1,109 @@
+"""Runs that find little or nothing to do: an unchanged tree, one changed file, a fresh clone.
+
+    .venv/bin/python tests/benchmarks/unchanged.py
+
+On a tree of small files, against ``find`` over the same tree in the same minute; medians of runs that take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import corpus
+import measure
+
+FIND_FORMAT = "%p %s %T@\\n"
+
+
+def main() -> int:
+    options = measure.begin(__doc__, files=100_000, rounds=3)
+    files = 300 if options.small else options.files
+    rounds = 1 if options.small else options.rounds
+    verdict = measure.Verdict(options.small)
+    tree, git = corpus.small_files(files), corpus.git_tree(files)
+    print(f"{tree}; {rounds} rounds in turn, medians")
+    with measure.scratch() as folder:
+        _plain_tree(tree, folder / "plain", rounds, verdict)
+        _git_tree(git, folder, rounds, verdict)
+    return verdict.exit_code
+
+
+def _plain_tree(tree: corpus.Corpus, workspace: Path, rounds: int, verdict: measure.Verdict) -> None:
+    first, report = _index(tree.path, workspace)
+    _expect(report, "new", tree.files)
+    print(f"  first run: {first:.1f} s")
+    edited = next(path for path in sorted(tree.path.rglob("*.py")))
+    before = edited.read_text()
+    find, unchanged, one_changed = list[float](), list[float](), list[float]()
+    try:
+        for turn in range(rounds):
+            command = ["find", str(tree.path), "-type", "f", "-printf", FIND_FORMAT]
+            find.append(measure.run(command).seconds)
+            seconds, report = _index(tree.path, workspace)
+            unchanged.append(seconds)
+            _expect(report, "unchanged", tree.files)
+            edited.write_text(f"{before}changed = {turn}\n")
+            seconds, report = _index(tree.path, workspace)
+            one_changed.append(seconds)
+            _expect(report, "changed", 1)
+            edited.write_text(before)
+            os.utime(edited, (1, 1))  # long ago: a file of this very second is looked at twice
+            _index(tree.path, workspace)
+    finally:
+        edited.write_text(before)
+    listed, same, changed = measure.median(find), measure.median(unchanged), measure.median(one_changed)
+    print(f"  find {listed:.2f} s, unchanged {same:.2f} s, one file changed {changed:.2f} s")
+    verdict.at_most("a run over the unchanged tree", same, 1.5 + 5 * listed, "s")
+    verdict.at_most("a run after one change, of the unchanged run", changed / same, 1.5)
+
+
+def _git_tree(tree: corpus.Corpus, folder: Path, rounds: int, verdict: measure.Verdict) -> None:
+    workspace, clones = folder / "git", folder / "clones"
+    clones.mkdir()
+    _, report = _index(tree.path, workspace)
+    _expect(report, "new", tree.files)
+    unchanged, cloned = list[float](), list[float]()
+    embedded = 0
+    for _ in range(rounds):
+        seconds, _ = _index(tree.path, workspace)  # the previous clone, if any, had newer times
+        seconds, report = _index(tree.path, workspace)
+        unchanged.append(seconds)
+        _expect(report, "unchanged", tree.files)
+        clone = corpus.fresh_clone(tree, clones)
+        _wait_past_the_clock()
+        seconds, report = _index(clone, workspace)
+        cloned.append(seconds)
+        embedded = max(embedded, report["lines_embedded"])
+    same, fresh = measure.median(unchanged), measure.median(cloned)
+    print(f"  git tree: unchanged {same:.2f} s, fresh clone {fresh:.2f} s")
+    verdict.at_most("lines embedded of a fresh clone", embedded, 0, "lines")
+    verdict.at_most("a run over a fresh clone, of the unchanged run", fresh / same, 3.0)
+
+
+def _index(tree: Path, workspace: Path) -> tuple[float, dict[str, Any]]:
+    result = measure.run([*measure.DRIFTLINE, "index", str(tree), "--workspace", str(workspace), "--json"])
+    (source,) = json.loads(result.output)["sources"]
+    return result.seconds, source
+
+
+def _expect(report: dict[str, Any], state: str, count: int) -> None:
+    if report[state] != count:
+        raise SystemExit(f"{report[state]} documents are {state}, not {count}: {report}"[:500])
+
+
+def _wait_past_the_clock() -> None:
+    """A clone that is indexed within two seconds has files whose times prove nothing: that is another benchmark."""
+    time.sleep(2.5)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stderr}")

@@ -1,0 +1,419 @@
+"""Wrong input and odd files: one clear line and exit code 2 before anything is written, or a line in the ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from driftline.storage.sources import Source
+from tests.oracle import WORDS, save_tiny_model
+
+NOBODY = 65_534
+OLD_NS = 1_600_000_000_000_000_000
+
+Cli = Callable[..., Any]
+Damage = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    write(tmp_path / "tree", {"a.txt": "word1 word2\n", "sub/b.txt": "word3\n"})
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, tree: Path, tiny_model: Path, driftline: Cli) -> Path:
+    """A workspace with one indexed source, ``source:tree``."""
+    folder = tmp_path / "workspace"
+    done = driftline("index", tree, "--workspace", folder, "--model", tiny_model)
+    assert done.code == 0, done.err
+    return folder
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+        os.utime(root / path, ns=(OLD_NS, OLD_NS))
+
+
+@contextmanager
+def as_nobody(tmp_path: Path, tiny_model: Path, workspace: Path) -> Iterator[None]:
+    """Become a user who owns the workspace and reads whatever others may read."""
+    for path in (*tmp_path.parents[:2], tmp_path, tiny_model, *tiny_model.iterdir()):
+        path.chmod(0o755)
+    for path in (workspace, *workspace.rglob("*")):
+        os.chown(path, NOBODY, -1)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def listing(root: Path) -> dict[str, bytes | None]:
+    """Everything below ``root``, with its content."""
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(root.rglob("*"))}
+
+
+def assert_refused(driftline: Cli, kind: str, watched: Path, *arguments: object, says: str = "", code: int = 2) -> None:
+    """The command fails with ``kind`` in one line that holds ``says``, and leaves ``watched`` as it was."""
+    before = listing(watched)
+    told = driftline(*arguments)
+    assert told.code == code, told
+    assert told.out == ""
+    assert told.err.startswith("driftline: ")
+    assert told.err.count("\n") == 1, told.err
+    assert says in told.err
+    assert listing(watched) == before
+    as_json = driftline(*arguments, "--json")
+    assert as_json.code == code
+    assert as_json.json.keys() == {"error", "message", "where", "fix"}
+    assert as_json.json["error"] == kind
+    assert says in as_json.json["message"]
+    assert listing(watched) == before
+
+
+# -- what the caller gives -------------------------------------------------------------------
+
+WRONG_USE = {
+    "a missing source": ("source_not_found", ["index", "{tmp}/missing"], "missing"),
+    "a source that is a file": ("source_not_found", ["index", "{tree}/a.txt"], "a.txt"),
+    "an unknown scheme of a source": ("unknown_scheme", ["index", "gopher://host/x"], "gopher"),
+    "an unknown scheme of a workspace": ("unknown_scheme", ["index", "{tree}", "--workspace", "ftp://h/x"], "ftp"),
+    "a model that is not there": ("model_not_found", ["index", "{tree}", "--model", "{tmp}/no-model"], "no-model"),
+    "a model that is none": ("model_not_found", ["index", "{tree}", "--model", "{tree}"], "tree"),
+    "an entity of the wrong shape": ("bad_entity", ["index", "{tree}", "--entity", "web"], "web"),
+    "an entity of an unknown level": ("bad_entity", ["index", "{tree}", "--entity", "team:x/source:y"], "team"),
+    "an entity that leaves its directory": ("bad_entity", ["index", "{tree}", "--entity", "source:.."], ".."),
+    "an entity that is no source": ("usage", ["index", "{tree}", "--entity", "org:acme"], "org:acme"),
+    "an executor that is unknown": ("usage", ["index", "{tree}", "--executor", "cloud"], "cloud"),
+    "a scheduler that does not answer": ("usage", ["index", "{tree}", "--executor", "tcp://127.0.0.1:1"], "scheduler"),
+    "a fraction above 1": ("usage", ["index", "{tree}", "--max-delete-fraction", "2"], "max-delete-fraction"),
+    "no source": ("usage", ["index"], "SOURCE"),
+    "one source twice": ("usage", ["index", "{tree}", "{tree}/."], "twice"),
+    "a search without a workspace": ("workspace_not_found", ["search", "x"], "workspace"),
+    "the status of nothing": ("workspace_not_found", ["status"], "workspace"),
+}
+
+
+@pytest.mark.parametrize(("kind", "arguments", "says"), WRONG_USE.values(), ids=WRONG_USE.keys())
+def test_wrong_use_is_told_in_one_line_and_creates_no_workspace(
+    tmp_path: Path, tree: Path, driftline: Cli, monkeypatch: pytest.MonkeyPatch, kind: str, arguments: list[str],
+    says: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("driftline.flows.executors.CONNECT_TIMEOUT_SECONDS", 1)
+    given = [text.format(tmp=tmp_path, tree=tree) for text in arguments]
+    if "--workspace" not in given:
+        given[1:1] = ["--workspace", str(tmp_path / "workspace")]
+    assert_refused(driftline, kind, tmp_path, *given, says=says)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "says"),
+    [
+        ("usage", ["search", "word1", "--top-k", "-1"], "top-k"),
+        ("usage", ["search", "word1", "--n-lines", "-1"], "n-lines"),
+        ("usage", ["search", "word1", "--max-distance", "3"], "max-distance"),
+        ("usage", ["search", "word1", "--path", "../x"], "../x"),
+        ("bad_entity", ["remove", "source:nobody"], "nobody"),
+        ("fingerprint_mismatch", ["index", "{tree}", "--model", "wordllama:l2_supercat_256"], "--reembed"),
+        ("source_conflict", ["index", "{tree}/sub", "--entity", "source:tree", "--model", "{model}"], "--rebind"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "_".join(value[:1]),
+)
+def test_wrong_use_of_a_workspace_leaves_it_as_it_was(
+    tree: Path, workspace: Path, tiny_model: Path, driftline: Cli, kind: str, arguments: list[str], says: str
+) -> None:
+    given = [text.format(tree=tree, model=tiny_model) for text in arguments]
+    assert_refused(driftline, kind, workspace, given[0], "--workspace", workspace, *given[1:], says=says)
+
+
+def test_a_missing_extra_is_named(
+    tmp_path: Path, tiny_model: Path, driftline: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    workspace = tmp_path / "workspace"
+    says = "pip install 'driftline[gcs]'"
+    assert_refused(driftline, "missing_extra", tmp_path, "index", "gs://bucket/x", "--workspace", workspace, says=says)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_what_may_not_be_read_is_refused(
+    tmp_path: Path, tree: Path, workspace: Path, tiny_model: Path, driftline: Cli
+) -> None:
+    index = ["index", tree, "--workspace", workspace, "--model", tiny_model]
+    own = ["index", tree, "--model", tiny_model]
+    for command in (index, own, ["search", "word1", "--workspace", workspace]):
+        assert driftline(*command).code == 0  # and everything is imported, before we become somebody else
+    tree.chmod(0o700)
+    before = listing(workspace)
+    with as_nobody(tmp_path, tiny_model, workspace):
+        told = [driftline(*index), driftline(*own), driftline("index", tmp_path, "--model", tree / "model")]
+        workspace.chmod(0)
+        told += [driftline(*index), driftline("search", "word1", "--workspace", workspace)]
+        workspace.chmod(0o700)
+    assert [(answer.code, answer.err.count("\n")) for answer in told] == [(2, 1)] * 5, told
+    for place, answer in zip((tree, tree, tree, workspace, workspace), told, strict=True):
+        assert str(place) in answer.err
+        assert place == tree or "permission" in answer.err
+    assert listing(workspace) == before
+
+
+def test_wrong_s3_credentials_are_told(
+    tmp_path: Path, tree: Path, driftline: Cli, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    workspace = tmp_path / "workspace"
+    assert_refused(
+        driftline, "access_denied", tmp_path, "index", s3_bucket, "--workspace", workspace, says="redentials"
+    )
+    assert_refused(driftline, "access_denied", tmp_path, "index", tree, "--workspace", s3_bucket, says="AWS_")
+    assert_refused(driftline, "access_denied", tmp_path, "search", "x", "--workspace", s3_bucket, says="AWS_")
+
+
+# -- what lies in the workspace --------------------------------------------------------------
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def make_empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def make_foreign(path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), path)
+
+
+def of_a_newer_format(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
+
+
+DAMAGES = {
+    "a cut _workspace.json": ("corrupt_file", "_workspace.json", truncate, "search"),
+    "an empty _workspace.json": ("corrupt_file", "_workspace.json", make_empty, "search"),
+    "a _workspace.json of a newer format": ("workspace_too_new", "_workspace.json", of_a_newer_format, "search"),
+    "a cut _source.json": ("corrupt_file", "**/_source.json", truncate, "status"),
+    "a cut delta": ("corrupt_file", "**/_index_delta_*.parquet", truncate, "status"),
+    "an empty delta": ("corrupt_file", "**/_index_delta_*.parquet", make_empty, "status"),
+    "a foreign delta": ("corrupt_file", "**/_index_delta_*.parquet", make_foreign, "status"),
+    "a cut lease": ("corrupt_file", "**/_leases/source*.json", truncate, None),
+    "a lease of a newer format": ("workspace_too_new", "**/_leases/source*.json", of_a_newer_format, None),
+}
+
+
+@pytest.mark.parametrize(("kind", "pattern", "damage", "reader"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_file_is_named_and_nothing_is_written(
+    tree: Path, workspace: Path, tiny_model: Path, driftline: Cli, kind: str, pattern: str, damage: Damage,
+    reader: str | None,
+) -> None:  # fmt: skip
+    (victim,) = workspace.glob(pattern)
+    damage(victim)
+    write(tree, {"new.txt": "word9\n"})
+    index = ["index", tree, "--workspace", workspace, "--model", tiny_model]
+    assert_refused(driftline, kind, workspace, *index, says=victim.name)
+    if reader:
+        query = ["word1"] if reader == "search" else []
+        assert_refused(driftline, kind, workspace, reader, *query, "--workspace", workspace, says=victim.name)
+
+
+@pytest.mark.parametrize("damage", [truncate, make_empty, make_foreign])
+def test_a_damaged_base_is_named_and_nothing_is_written(
+    tree: Path, workspace: Path, tiny_model: Path, driftline: Cli, damage: Damage
+) -> None:
+    from driftline.storage.entities import Entity
+    from driftline.storage.workspace import Workspace
+
+    Workspace.open(str(workspace)).documents(Entity.parse("source:tree")).compact()
+    (victim,) = workspace.glob("**/_index.parquet")
+    damage(victim)
+    index = ["index", tree, "--workspace", workspace, "--model", tiny_model]
+    assert_refused(driftline, "corrupt_file", workspace, *index, says=victim.name)
+
+
+def test_a_damaged_table_is_named(tree: Path, workspace: Path, tiny_model: Path, driftline: Cli) -> None:
+    for manifest in workspace.glob("**/_versions/*"):
+        make_empty(manifest)
+    for command in (["search", "word1"], ["status"]):
+        assert_refused(driftline, "corrupt_file", workspace, *command, "--workspace", workspace, says=".lance")
+
+
+# -- odd files -------------------------------------------------------------------------------
+
+ODD_NAMES = (
+    "with space.txt", " edges ", "quote's.txt", 'double".txt', "new\nline.txt", "tab\t.txt", "100%.txt", "%41.txt",
+    "under_score.txt", "star*.txt", "[x].txt", "back\\slash.txt", "caf\u00e9.txt", "cafe\u0301.txt", "\U0001f600.txt",
+    "-n.txt", "#hash.txt", "~tilde.txt", "a;b.txt", "?.txt", "...", "--path",
+)  # fmt: skip
+
+
+def test_files_of_any_name_are_indexed_and_found_by_it(tmp_path: Path, tiny_model: Path, driftline: Cli) -> None:
+    tree, workspace = tmp_path / "tree", tmp_path / "workspace"
+    paths = [f"{folder}{name}" for name in ODD_NAMES for folder in ("", f"dir {name}/")]
+    write(tree, {path: f"{WORDS[number]}\n" for number, path in enumerate(paths)})
+    report = driftline("index", tree, "--workspace", workspace, "--model", tiny_model, "--json").json
+    assert report["sources"][0]["skipped"] == []
+    assert report["sources"][0]["new"] == len(paths)
+    for number, path in enumerate(paths):
+        options = ["--workspace", workspace, "--json", "-n", "0"]
+        hits = driftline("search", WORDS[number], f"--path={path}", *options).json["results"]
+        assert [(hit["path"], hit["text"]) for hit in hits] == [(path, WORDS[number])]
+        if "/" in path:
+            hits = driftline("search", WORDS[number], f"--dir={path.partition('/')[0]}", *options).json["results"]
+            assert [hit["path"] for hit in hits] == [path]
+    again = driftline("index", tree, "--workspace", workspace, "--json").json["sources"][0]
+    assert (again["unchanged"], again["lines_embedded"]) == (len(paths), 0)
+
+
+def test_a_name_that_is_not_utf8_stands_in_the_ledger(
+    tmp_path: Path, tree: Path, tiny_model: Path, driftline: Cli
+) -> None:
+    Path(os.fsdecode(bytes(tree) + b"/bad\xff.txt")).write_text("word5\n")
+    workspace = tmp_path / "workspace"
+    for _ in range(2):
+        told = driftline("index", tree, "--workspace", workspace, "--model", tiny_model, "--json").json
+        (entry,) = told["sources"][0]["skipped"]
+        assert entry["reason"] == "undecodable name"
+        assert "bad" in entry["path"]
+    told = driftline("index", tree, "--workspace", workspace)
+    assert told.code == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root reads everything; only root can become somebody else")
+def test_files_without_permission_stand_in_the_ledger_and_lose_nothing(
+    tmp_path: Path, tree: Path, workspace: Path, tiny_model: Path, driftline: Cli
+) -> None:
+    write(tree, {"locked.txt": "word5\n", "closed/c.txt": "word6\n"})
+    command = ["index", tree, "--workspace", workspace, "--model", tiny_model, "--json"]
+    assert driftline(*command).code == 0
+    write(tree, {"locked.txt": "word7 word8\n", "locked-new.txt": "word9\n"})
+    for name, mode in {"locked.txt": 0, "locked-new.txt": 0, "closed": 0}.items():
+        (tree / name).chmod(mode)
+    with as_nobody(tmp_path, tiny_model, workspace):
+        told = driftline(*command)
+    assert told.code == 0, told
+    (source,) = told.json["sources"]
+    reasons = {entry["path"]: entry["reason"] for entry in source["skipped"]}
+    assert reasons == dict.fromkeys(["closed/", "locked-new.txt", "locked.txt"], "unreadable")
+    assert source["deleted"] == 0
+    for word, path in {"word5": "locked.txt", "word6": "closed/c.txt"}.items():
+        (hit, *_) = driftline("search", word, "--workspace", workspace, "--json").json["results"]
+        assert hit["path"] == path
+    for name in ("locked.txt", "locked-new.txt", "closed"):
+        (tree / name).chmod(0o755)
+    (source,) = driftline(*command).json["sources"]
+    assert (source["new"], source["changed"], source["skipped"]) == (1, 1, [])
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Callable[[Path], None]]]:
+    """What happens to a file, by its path in the source, right after it is read."""
+    events: dict[str, Callable[[Path], None]] = {}
+    read = Source.read
+
+    def disturbed(self: Source, path: str) -> bytes:
+        data = read(self, path)
+        if path in events:
+            events[path](Path(self.uri, path))
+        return data
+
+    monkeypatch.setattr(Source, "read", disturbed)
+    yield events
+    events.clear()
+
+
+def test_a_file_that_vanishes_while_it_is_read_stands_in_the_ledger(
+    tree: Path, workspace: Path, driftline: Cli, reading: dict[str, Callable[[Path], None]]
+) -> None:
+    write(tree, {"gone.txt": "word5\n", "a.txt": "word6 word7 word8\n"})
+    reading["gone.txt"] = Path.unlink
+    reading["a.txt"] = Path.unlink
+    command = ["index", tree, "--workspace", workspace, "--json"]
+    told = driftline(*command)
+    assert told.code == 0
+    (source,) = told.json["sources"]
+    assert [entry["path"] for entry in source["skipped"]] == ["a.txt", "gone.txt"]
+    reading.clear()
+    (source,) = driftline(*command).json["sources"]
+    assert (source["deleted"], source["unchanged"], source["skipped"]) == (1, 1, [])
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(
+    tree: Path, workspace: Path, driftline: Cli, reading: dict[str, Callable[[Path], None]]
+) -> None:
+    def change_once(path: Path) -> None:
+        path.write_text("word9\nword10\n")
+        reading.clear()
+
+    write(tree, {"a.txt": "word8\n"})
+    reading["a.txt"] = change_once
+    command = ["index", tree, "--workspace", workspace, "--json"]
+    (source,) = driftline(*command).json["sources"]
+    assert (source["changed"], source["lines_embedded"], source["skipped"]) == (1, 2, [])
+
+
+def test_a_file_that_never_rests_is_left_for_the_next_run(
+    tree: Path, workspace: Path, driftline: Cli, reading: dict[str, Callable[[Path], None]]
+) -> None:
+    reading["a.txt"] = lambda path: path.write_text(path.read_text() + "word9\n")  # type: ignore[assignment, return-value]
+    write(tree, {"a.txt": "word8\n"})
+    command = ["index", tree, "--workspace", workspace, "--json"]
+    (source,) = driftline(*command).json["sources"]
+    assert [entry["reason"] for entry in source["skipped"]] == ["changed while it was read"]
+    reading.clear()
+    (source,) = driftline(*command).json["sources"]
+    assert (source["changed"], source["skipped"]) == (1, [])
+
+
+# -- deletions that look like a mistake ------------------------------------------------------
+
+
+def test_suspiciously_many_deletions_are_refused_until_they_are_confirmed(
+    tmp_path: Path, tiny_model: Path, driftline: Cli
+) -> None:
+    tree, workspace = tmp_path / "tree", tmp_path / "workspace"
+    write(tree, {f"old/{number}.txt": WORDS[number] for number in range(150)} | {"kept.txt": "word200"})
+    command = ["index", tree, "--workspace", workspace, "--model", tiny_model, "--json"]
+    assert driftline(*command).code == 0
+    shutil.rmtree(tree / "old")
+    write(tree, {"new.txt": "word201\n"})
+    for _ in range(2):
+        told = driftline(*command)
+        assert (told.code, told.json["error"]) == (3, "deletion_refused")
+        assert "--max-delete-fraction 1" in told.json["fix"]
+        status = driftline("status", "--workspace", workspace, "--json").json
+        assert (status["total_documents"], status["total_lines"]) == (152, 152)
+        assert (
+            driftline("search", "word201", "--workspace", workspace, "--json").json["results"][0]["path"] == "new.txt"
+        )
+    (source,) = driftline(*command, "--max-delete-fraction", "1").json["sources"]
+    assert (source["deleted"], source["lines_total"]) == (150, 2)
+
+
+def test_renames_do_not_count_as_deletions(tmp_path: Path, tiny_model: Path, driftline: Cli) -> None:
+    tree, workspace = tmp_path / "tree", tmp_path / "workspace"
+    write(tree, {f"old/{number}.txt": WORDS[number] for number in range(150)})
+    command = ["index", tree, "--workspace", workspace, "--model", tiny_model, "--json"]
+    assert driftline(*command).code == 0
+    (tree / "old").rename(tree / "renamed")
+    told = driftline(*command)
+    assert told.code == 0, told
+    (source,) = told.json["sources"]
+    assert (source["new"], source["deleted"], source["lines_total"]) == (150, 150, 150)

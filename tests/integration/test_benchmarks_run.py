@@ -1,0 +1,28 @@
+"""The benchmarks are programs: on a tiny corpus each of them runs to its end. What they measure then means nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the benchmarks keep their corpora during these tests."""
+    return tmp_path_factory.mktemp("corpora")
+
+
+@pytest.mark.parametrize("name", ["indexing", "unchanged", "memory", "recall", "index_kinds"])
+def test_a_benchmark_runs_on_a_small_corpus(name: str, corpora: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(corpora)}
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--small"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"{os.cpu_count()} cores" in done.stdout
+    assert "MISSED" not in done.stdout

@@ -1,0 +1,488 @@
+"""``driftline index``, ``status``, ``sources`` and ``remove`` on local trees, and the same from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import driftline as dl
+from driftline.storage.errors import BadEntity, UsageError
+
+Driftline = Callable[..., Any]
+
+FILES = {
+    "src/parser.py": "import argparse\n\nparser = argparse.ArgumentParser()\n",
+    "src/deep/actions.py": "class StoreAction:\n    pass\n",
+    "docs/usage.md": "# Usage\n\nThe help of a subcommand.\n",
+    "empty.txt": "",
+}
+
+
+def write(root: Path, files: Mapping[str, str]) -> Path:
+    """The files, a minute old, so that a run trusts their times."""
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+        minute_ago = time.time() - 60
+        os.utime(root / path, (minute_ago, minute_ago))
+    return root
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return write(tmp_path / "web", FILES)
+
+
+@pytest.fixture
+def driftline(driftline: Driftline, tiny_model: Path) -> Driftline:
+    """The command line; ``index`` gets the tiny model."""
+
+    def run(command: str, *arguments: object) -> Any:
+        return driftline(command, *arguments, *(("--model", tiny_model) if command == "index" else ()))
+
+    return run
+
+
+def states(outcome: Any) -> dict[str, int]:
+    assert outcome.code == 0, outcome.out + outcome.err
+    (source,) = outcome.json["sources"]
+    names = ("new", "changed", "touched", "unchanged", "deleted", "lines_embedded", "lines_total")
+    return {name: source[name] for name in names if source[name]}
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# Shapes.
+
+
+def test_index_prints_one_object_of_the_documented_shape(tree: Path, driftline: Driftline) -> None:
+    (tree / ".env").write_text("TOKEN=1\n")
+    report = driftline("index", tree, "--json").json
+    assert set(report) >= {"run_id", "workspace", "sources", "seconds"}
+    assert report["workspace"] == str(tree / ".driftline")
+    assert report["seconds"] > 0
+    (source,) = report["sources"]
+    assert set(source["phases"]) >= {"scan", "embed", "commit"}
+    expected = {
+        "entity": "org:default/project:default/source:web",
+        "uri": str(tree),
+        "new": 4,
+        "changed": 0,
+        "touched": 0,
+        "unchanged": 0,
+        "deleted": 0,
+        "skipped": [{"path": ".env", "reason": "secret"}],
+        "lines_embedded": 6,
+        "lines_total": 6,
+        "bytes_read": sum(map(len, FILES.values())),
+    }
+    assert {name: source[name] for name in expected} == expected
+
+
+def test_status_sources_and_remove_print_objects_of_the_documented_shape(tree: Path, driftline: Driftline) -> None:
+    report = driftline("index", tree, "--json").json
+    at = ("--workspace", tree / ".driftline", "--json")
+    source = {"entity": "org:default/project:default/source:web", "uri": str(tree), "documents": 4, "lines": 6}
+    status = driftline("status", *at).json
+    last_run = status.pop("last_run")
+    assert status == {
+        "workspace": str(tree / ".driftline"),
+        "total_documents": 4,
+        "total_lines": 6,
+        "has_index": False,
+        "index_type": None,
+        "model": status["model"],
+        "sources": [source],
+        "deltas": 1,
+    }
+    assert (last_run["run_id"], last_run["kind"], last_run["outcome"]) == (report["run_id"], "index", "done")
+    assert last_run["report"]["sources"] == report["sources"]
+    assert driftline("sources", *at).json == {"workspace": str(tree / ".driftline"), "sources": [source]}
+    removed = driftline("remove", source["entity"], *at).json
+    assert removed == {"run_id": removed["run_id"], "entity": source["entity"], "documents": 4, "lines": 6}
+    assert driftline("sources", *at).json["sources"] == []
+    after = driftline("status", *at).json
+    assert (after["total_documents"], after["total_lines"]) == (0, 0)
+    assert driftline("search", "parser", *at).code == 1
+    assert states(driftline("index", tree, "--json"))["new"] == 4
+
+
+def test_text_for_people_tells_the_same(tree: Path, driftline: Driftline) -> None:
+    assert "4 new" in driftline("index", tree).out
+    at = ("--workspace", tree / ".driftline")
+    assert str(tree) in driftline("status", *at).out
+    assert "source:web" in driftline("sources", *at).out
+    assert "4 documents" in driftline("remove", "source:web", *at).out
+
+
+def test_removing_what_is_not_there_is_wrong_use(tree: Path, driftline: Driftline) -> None:
+    driftline("index", tree)
+    for entity in ("source:other", "org:acme/project:x/source:web", "nonsense", "source:..", "org:default"):
+        outcome = driftline("remove", entity, "--workspace", tree / ".driftline")
+        assert (outcome.code, outcome.out) == (2, ""), (entity, outcome)
+        assert outcome.err.count("\n") == 1
+    assert driftline("status", "--workspace", tree / ".driftline", "--json").json["total_documents"] == 4
+
+
+# Where the workspace lies.
+
+
+def test_the_default_workspace_lies_at_the_root_of_the_source_and_ignores_itself(
+    tree: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q", str(tree)], check=True)
+    assert states(driftline("index", tree, "--json"))["new"] == 4
+    assert (tree / ".driftline" / ".gitignore").read_text() == "*\n"
+    assert states(driftline("index", tree, "--json")) == {"unchanged": 4, "lines_total": 6}
+    listed = subprocess.run(["git", "-C", tree, "status", "--porcelain"], capture_output=True, text=True, check=True)
+    assert ".driftline" not in listed.stdout
+    monkeypatch.chdir(tree / "src" / "deep")
+    assert driftline("search", "class StoreAction", "--json").json["results"][0]["path"] == "src/deep/actions.py"
+    assert driftline("status", "--json").json["workspace"] == str(tree / ".driftline")
+    assert driftline("index", ".", "--json").json["workspace"] == str(tree / ".driftline")
+
+
+def test_a_workspace_of_any_name_inside_the_source_is_not_indexed(tree: Path, driftline: Driftline) -> None:
+    for _ in range(2):
+        outcome = driftline("index", tree, "--workspace", tree / "src" / "the index", "--json")
+        assert states(outcome)["lines_total"] == 6
+
+
+def test_the_environment_names_the_workspace(
+    tree: Path, tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRIFTLINE_WORKSPACE", str(tmp_path / "elsewhere"))
+    assert driftline("index", tree, "--json").json["workspace"] == str(tmp_path / "elsewhere")
+    assert not (tree / ".driftline").exists()
+    assert driftline("search", "parser", "--json").code == 0
+
+
+# Entities.
+
+
+def test_several_sources_are_indexed_and_searched_together(tree: Path, tmp_path: Path, driftline: Driftline) -> None:
+    other = write(tmp_path / "api", {"main.go": "func ListenAndServe() error\n"})
+    at = ("--workspace", tmp_path / "workspace", "--json")
+    report = driftline("index", tree, other, *at).json
+    assert [(s["entity"].rpartition("/")[2], s["new"]) for s in report["sources"]] == [
+        ("source:web", 4),
+        ("source:api", 1),
+    ]
+    assert driftline("search", "func ListenAndServe", *at).json["results"][0]["source"].endswith("source:api")
+    for arguments in ((tree, tree), (tree, f"{tree}/./"), (tree, other, "--entity", "source:both"), (tree, "gone")):
+        assert driftline("index", *arguments, *at).code == 2, arguments
+    assert driftline("status", *at).json["total_documents"] == 5
+
+
+def test_a_default_name_that_is_taken_gets_a_hash_suffix_and_keeps_it(
+    tree: Path, tmp_path: Path, driftline: Driftline
+) -> None:
+    namesake = write(tmp_path / "other" / "web", {"index.html": "<title>namesake</title>\n"})
+    at = ("--workspace", tmp_path / "workspace", "--json")
+    names = [
+        driftline("index", source, *at).json["sources"][0]["entity"] for source in (tree, namesake, namesake, tree)
+    ]
+    assert names[0] == names[3] == "org:default/project:default/source:web"
+    assert names[1] == names[2]
+    assert names[1].startswith(names[0] + "-")
+    both = driftline("index", tree, namesake, "--workspace", tmp_path / "at once", "--json").json["sources"]
+    assert [source["entity"] for source in both] == [names[0], names[1]]
+
+
+def test_an_entity_stays_with_its_place_unless_it_is_rebound(tree: Path, tmp_path: Path, driftline: Driftline) -> None:
+    moved = write(tmp_path / "moved", FILES | {"more.txt": "one more line\n"})
+    at = ("--workspace", tmp_path / "workspace", "--entity", "org:acme/project:alpha/source:web", "--json")
+    assert states(driftline("index", tree, *at))["new"] == 4
+    refused = driftline("index", moved, *at)
+    assert (refused.code, refused.json["error"]) == (2, "source_conflict")
+    assert "--rebind" in refused.json["message"]
+    assert states(driftline("index", tree, *at)) == {"unchanged": 4, "lines_total": 6}
+    after = states(driftline("index", moved, "--rebind", *at))
+    assert (after["new"], after["lines_embedded"], after["lines_total"]) == (1, 1, 7)
+    assert states(driftline("index", moved, *at)) == {"unchanged": 5, "lines_total": 7}
+
+
+@pytest.mark.parametrize(
+    "entity", ["web", "source:", "source:..", "project:x", "org:a/source:b/project:c", "user:me", "source:a\nb"]
+)
+def test_a_bad_entity_is_refused_before_anything_is_written(tree: Path, driftline: Driftline, entity: str) -> None:
+    outcome = driftline("index", tree, "--entity", entity)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("\n") == 1
+    assert not (tree / ".driftline").exists()
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", *identity, "-C", str(folder), *arguments], check=True, capture_output=True)
+
+
+def test_a_clone_of_the_same_origin_elsewhere_is_the_same_source_and_nothing_is_embedded(
+    tree: Path, tmp_path: Path, driftline: Driftline
+) -> None:
+    git(tree, "init", "-q")
+    git(tree, "add", ".")
+    git(tree, "commit", "-qm", "all")
+    for name in ("first", "second"):
+        git(tmp_path, "clone", "-q", str(tree), f"{name}/clone")
+    at = ("--workspace", tmp_path / "workspace", "--json")
+    first = driftline("index", tmp_path / "first" / "clone", *at).json["sources"][0]
+    second = driftline("index", tmp_path / "second" / "clone", *at).json["sources"][0]
+    assert first["entity"] == second["entity"] == "org:default/project:default/source:clone"
+    assert (second["touched"] + second["unchanged"], second["lines_embedded"]) == (4, 0)
+    below = driftline("index", tmp_path / "second" / "clone" / "src", *at).json["sources"][0]
+    assert (below["entity"].endswith("source:src"), below["new"]) == (True, 2)
+
+
+# What is indexed.
+
+
+def test_filters_are_recorded_and_used_again_until_others_are_given(tree: Path, driftline: Driftline) -> None:
+    first = driftline("index", tree, "--include", "src/", "--exclude", "deep/", "--json")
+    assert states(first)["new"] == 1
+    reasons = {skip["path"]: skip["reason"] for skip in first.json["sources"][0]["skipped"]}
+    assert reasons["empty.txt"] == "excluded"
+    write(tree, {"src/deep/late.py": "print('late')\n", "late.md": "late\n"})
+    assert states(driftline("index", tree, "--json")) == {"unchanged": 1, "lines_total": 2}
+    other = states(driftline("index", tree, "--include", "*.md", "--json"))
+    assert other == {"new": 2, "deleted": 1, "lines_embedded": 3, "lines_total": 3}
+    assert states(driftline("index", tree, "--json")) == {"unchanged": 2, "lines_total": 3}
+    assert driftline("index", tree, "--include", "!*.md").code == 2
+
+
+def test_secrets_large_files_binaries_and_ignored_files_stay_out_and_the_ledger_says_why(
+    tree: Path, driftline: Driftline
+) -> None:
+    write(
+        tree,
+        {
+            ".env": "TOKEN=1\n",
+            "keys/server.pem": "-----BEGIN PRIVATE KEY-----\n",
+            "src/large.txt": "word\n" * 300,
+            "src/.gitignore": "generated/\n*.log\n",
+            "src/generated/code.py": "x = 1\n",
+            "src/run.log": "started\n",
+            ".driftlineignore": "docs/\n",
+        },
+    )
+    for name, data in {
+        "logo.png": b"\x89PNG\r\n\x1a\n\0\0\0",
+        "latin.txt": "Ein schöner Tag, und süße Träume\n".encode("latin-1"),
+    }.items():
+        (tree / name).write_bytes(data)
+        os.utime(tree / name, (1_000_000_000, 1_000_000_000))
+    outcome = driftline("index", tree, "--max-file-bytes", 1000, "--json")
+    reasons = {skip["path"]: skip["reason"] for skip in outcome.json["sources"][0]["skipped"]}
+    assert reasons == {
+        ".env": "secret",
+        "keys/server.pem": "secret",
+        "src/large.txt": "too large",
+        "logo.png": "binary",
+    } | {path: reason for path, reason in reasons.items() if reason == "excluded"}
+    at = ("--workspace", tree / ".driftline", "--json")
+    ledger = driftline("status", *at).json["last_run"]["report"]["sources"][0]["skipped"]
+    assert {skip["path"]: skip["reason"] for skip in ledger} == reasons
+    found = {hit["path"] for hit in driftline("search", "x", "--top-k", 100, "-n", 0, *at).json["results"]}
+    found |= {hit["path"] for hit in driftline("search", "print parser", "--top-k", 100, "-n", 0, *at).json["results"]}
+    assert not found & {"src/generated/code.py", "src/run.log", "docs/usage.md", *reasons}
+    assert "latin.txt" in found
+    again = driftline("index", tree, "--max-file-bytes", 1000, "--json").json["sources"][0]
+    assert {skip["path"]: skip["reason"] for skip in again["skipped"]} == reasons
+    assert again["bytes_read"] == 0
+
+
+# Runs.
+
+
+def test_a_dry_run_writes_nothing_and_says_what_the_next_run_does(tree: Path, driftline: Driftline) -> None:
+    def predicted_and_done() -> tuple[Any, Any]:
+        reports = []
+        for dry in (("--dry-run",), ()):
+            before = files_below(tree)
+            (source,) = driftline("index", tree, *dry, "--json").json["sources"]
+            assert not dry or files_below(tree) == before
+            kept = {name for name in source if name not in ("phases", "lines_total", "revision")}
+            reports.append({name: source[name] for name in kept})
+        return reports[0], reports[1]
+
+    (tree / ".env").write_text("TOKEN=1\n")
+    (tree / "logo.bin").write_bytes(b"\0\0")
+    predicted, done = predicted_and_done()
+    assert predicted == done
+    assert done["new"] == 4
+    write(tree, {"src/parser.py": "import sys\n", "src/new.py": "a = 1\n", "logo.bin": "now it is text\n"})
+    os.utime(tree / "docs" / "usage.md", (1, 1))
+    (tree / "empty.txt").unlink()
+    predicted, done = predicted_and_done()
+    assert predicted == done
+    assert (done["new"], done["changed"], done["touched"], done["deleted"]) == (2, 1, 1, 1)
+    predicted, done = predicted_and_done()
+    assert predicted == done
+
+
+def test_a_dry_run_predicts_a_refused_deletion(tmp_path: Path, driftline: Driftline) -> None:
+    many = write(tmp_path / "many", {f"f{i}.txt": f"line {i}\n" for i in range(120)})
+    assert states(driftline("index", many, "--json"))["new"] == 120
+    for i in range(110):
+        (many / f"f{i}.txt").unlink()
+    for dry in (("--dry-run",), ()):
+        refused = driftline("index", many, *dry, "--json")
+        assert (refused.code, refused.json["error"]) == (3, "deletion_refused"), dry
+        assert "--max-delete-fraction" in refused.json["message"]
+    allowed = ("index", many, "--max-delete-fraction", 1, "--json")
+    assert driftline(*allowed, "--dry-run").json["sources"][0]["deleted"] == 110
+    assert states(driftline(*allowed)) == {"unchanged": 10, "deleted": 110, "lines_total": 10}
+
+
+def test_a_full_run_embeds_everything_again(tree: Path, driftline: Driftline) -> None:
+    driftline("index", tree)
+    assert states(driftline("index", tree, "--full", "--json")) == {
+        "changed": 4,
+        "lines_embedded": 6,
+        "lines_total": 6,
+    }
+    assert states(driftline("index", tree, "--json")) == {"unchanged": 4, "lines_total": 6}
+
+
+def test_odd_names_are_indexed_and_found(tmp_path: Path, driftline: Driftline) -> None:
+    names = ["with space.py", "quo'te\".py", "100%.py", "under_score.py", "emoji 🚀.py", "new\nline.py", "-dash.py"]
+    tree = write(tmp_path / "odd 'tree' 100%", {name: f"value_{i} = {i}\n" for i, name in enumerate(names)})
+    os.close(os.open(os.fsencode(tree) + b"/bad\xff.py", os.O_CREAT))
+    outcome = driftline("index", tree, "--json")
+    assert states(outcome)["new"] == len(names)
+    assert [skip["reason"] for skip in outcome.json["sources"][0]["skipped"]] == ["undecodable name"]
+    at = ("--workspace", tree / ".driftline", "--top-k", 100, "--json")
+    assert {hit["path"] for hit in driftline("search", "value_1", *at).json["results"]} == set(names)
+    for name in names:
+        assert [hit["path"] for hit in driftline("search", "value_1", "--path", name, *at).json["results"]] == [name]
+    assert driftline("index", tree).code == 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["missing", "web/src/parser.py", "nonsense://x/y", "s3://", ""],
+    ids=["missing", "file", "scheme", "s3", "empty"],
+)
+def test_a_source_that_cannot_be_indexed_is_one_line_and_exit_code_2(
+    tree: Path, tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = driftline("index", source, "--workspace", tmp_path / "workspace")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert not (tmp_path / "workspace").exists()
+
+
+def test_a_damaged_or_newer_workspace_and_another_model_are_refused(tree: Path, driftline: Driftline) -> None:
+    driftline("index", tree)
+    config = tree / ".driftline" / "_workspace.json"
+    kept = config.read_text()
+    at = ("--workspace", tree / ".driftline")
+    for text, kind in (
+        ("{", "corrupt_file"),
+        ("[]", "corrupt_file"),
+        (json.dumps(json.loads(kept) | {"format_version": 99}), "workspace_too_new"),
+    ):
+        config.write_text(text)
+        for command in (("index", tree), ("status",), ("search", "x")):
+            outcome = driftline(*command, *at, "--json")
+            assert (outcome.code, outcome.json["error"]) == (2, kind), command
+    config.write_text(json.dumps(json.loads(kept) | {"fingerprint": "0" * 20}))
+    outcome = driftline("index", tree, *at, "--json")
+    assert (outcome.code, outcome.json["error"]) == (2, "fingerprint_mismatch")
+    assert "--reembed" in outcome.json["message"]
+    config.write_text(kept)
+    assert states(driftline("index", tree, *at, "--json")) == {"unchanged": 4, "lines_total": 6}
+
+
+@pytest.mark.parametrize("model", ["no-such-model", "", "."])
+def test_a_wrong_model_is_refused_before_anything_is_written(
+    tree: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    from driftline.flows.cli import main
+
+    monkeypatch.chdir(tree)
+    assert main(["index", str(tree), "--model", model]) == 2
+    assert not (tree / ".driftline").exists()
+
+
+# From Python.
+
+
+def test_the_python_api_does_what_the_command_line_does(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    workspace = str(tmp_path / "workspace")
+    report = dl.index(str(tree), workspace=workspace, model=str(tiny_model))
+    assert report.to_dict()["sources"][0]["new"] == 4
+    opened = dl.open(workspace)
+    stats = opened.stats()
+    assert isinstance(stats, dl.WorkspaceStats)
+    assert (stats.total_documents, stats.total_lines, stats.has_index) == (4, 6, False)
+    assert isinstance(opened.config, dl.WorkspaceConfig)
+    (hit,) = dl.search(opened, "class StoreAction:", top_k=1, n_lines=0).results
+    assert (hit.path, hit.line, hit.context) == ("src/deep/actions.py", 1, ("class StoreAction:",))
+    assert dl.search(workspace, "class StoreAction:", top_k=1).to_dict()["results"][0]["path"] == hit.path
+    with pytest.raises(dl.DriftlineError):
+        dl.open(str(tmp_path / "nothing"))
+
+
+def test_document_states_are_told_without_indexing(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    workspace = str(tmp_path / "workspace")
+    write(tree, {"same.txt": "the same\n"})
+    dl.index(str(tree), workspace=workspace, model=str(tiny_model))
+    write(tree, {"src/parser.py": "import sys\n", "new.py": "a = 1\n"})
+    os.utime(tree / "docs" / "usage.md", (1, 1))
+    (tree / "src" / "deep" / "actions.py").unlink()
+    asked = ["new.py", "src/parser.py", "docs/usage.md", "same.txt", "src/deep/actions.py", "never/was.py"]
+    before = files_below(tmp_path / "workspace")
+    assert dl.analyze_document_states(workspace, "source:web", asked) == [
+        ("new.py", dl.DocumentState.NEW),
+        ("src/parser.py", dl.DocumentState.CHANGED),
+        ("docs/usage.md", dl.DocumentState.TOUCHED),
+        ("same.txt", dl.DocumentState.UNCHANGED),
+        ("src/deep/actions.py", dl.DocumentState.DELETED),
+    ]
+    assert files_below(tmp_path / "workspace") == before
+    with pytest.raises(BadEntity):
+        dl.analyze_document_states(workspace, "source:none", asked)
+
+
+def test_a_program_keeps_lines_of_its_own(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    dl.index(str(tree), workspace=str(tmp_path / "workspace"), model=str(tiny_model))
+    workspace = dl.open(str(tmp_path / "workspace"))
+    store = dl.LineStore(workspace, "source:notes")
+    vectors = np.eye(4, 24, dtype=np.float32) * 5
+    lines = [dl.LineEmbedding(f"note{i // 2}", i % 2, f"text {i}", vectors[i]) for i in range(4)]
+    assert store.upsert_line_embeddings(lines, [dl.DocMeta("note0", 10, 20), dl.DocMeta("bare", 1, 1)]) == 4
+    found = store.search_line_embeddings(vectors[2])
+    assert found["path"][0].as_py() == "note1"
+    assert found["distance"][0].as_py() == pytest.approx(0, abs=1e-6)
+    assert len(found) == 4
+    assert len(store.search_line_embeddings(vectors[2], top_k=2)) == 2
+    assert len(store.search_line_embeddings(vectors[2], top_k=0)) == 0
+    assert set(store.search_line_embeddings(vectors[2], paths=["note0"])["path"].to_pylist()) == {"note0"}
+    assert len(store.search_line_embeddings(vectors[2], paths=[])) == 0
+    assert len(store.search_line_embeddings(vectors[2], max_distance=0.5)) == 1
+    assert dl.search(workspace, "parser").results  # the files' lines are still there
+    assert store.upsert_line_embeddings([dl.LineEmbedding("note1", 7, "replaced", vectors[3])]) == 1
+    assert sorted(store.search_line_embeddings(vectors[3])["text"].to_pylist()) == ["replaced", "text 0", "text 1"]
+    assert workspace.stats().total_lines == 6 + 3
+    assert store.delete_documents(["note0", "unknown"]) == 1
+    assert store.search_line_embeddings(vectors[3])["text"].to_pylist() == ["replaced"]
+    assert store.delete_documents([]) == 0
+    assert dl.search(workspace, "replaced", n_lines=3, top_k=100).results
+    with pytest.raises(UsageError, match="dimensions"):
+        store.upsert_line_embeddings([dl.LineEmbedding("x", 0, "x", np.ones(3, np.float32))])
+    with pytest.raises(UsageError, match="dimensions"):
+        store.search_line_embeddings(np.ones(3, np.float32))
+    with pytest.raises(UsageError):
+        store.search_line_embeddings(vectors[0], top_k=-1)

@@ -1,0 +1,337 @@
+"""Compaction as a person runs it: what it folds, merges, removes, keeps and reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows import compaction
+from driftline.flows.compaction import CompactRequest, compact_workspace
+from driftline.flows.pipeline import IndexRequest, index_sources
+from driftline.storage import indexes, queries
+from driftline.storage.documents import BatchId
+from driftline.storage.entities import Entity
+from driftline.storage.errors import LeaseHeld, RecallTooLow
+from driftline.storage.indexes import VECTOR, coverage
+from driftline.storage.leases import acquire
+from driftline.storage.lines_maintenance import plan_compaction
+from driftline.storage.quality import SearchQuality, measure
+from driftline.storage.runs import Runs
+from driftline.storage.workspace import Workspace, lease_path
+from tests.oracle import WORDS, assert_in_step, files_below, manifest_of, save_tiny_model
+
+ENTITY = Entity.parse("source:tree")
+SMALL_RUN = Path(__file__).parents[1] / "faults" / "small_run.py"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    for number in range(12):
+        write(root, number, 0)
+    return root
+
+
+def write(root: Path, number: int, turn: int, lines: int = 30) -> None:
+    root.mkdir(exist_ok=True)
+    words = [WORDS[(number * 31 + turn * 7 + i) % len(WORDS)] for i in range(lines)]
+    (root / f"file{number}.txt").write_text("\n".join(f"{word} {turn}" for word in words))
+
+
+def index(tree: Path, workspace: str, model: Path) -> dict[str, Any]:
+    request = IndexRequest((str(tree),), workspace, "source:tree", model=str(model), workers=1)
+    return index_sources(request).to_dict()
+
+
+def index_often(tree: Path, workspace: str, model: Path, turns: int = 4) -> None:
+    """So many runs, each of which changes some documents and removes one."""
+    index(tree, workspace, model)
+    for turn in range(1, turns):
+        for number in range(turn, 12, 3):
+            write(tree, number, turn)
+        (tree / f"file{11 - turn}.txt").unlink(missing_ok=True)
+        index(tree, workspace, model)
+
+
+class Told:
+    """Keeps the messages of a run."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def phase(self, name: str, total: int | None = None) -> None: ...
+
+    def advance(self, documents: int = 1, lines: int = 0) -> None: ...
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+@pytest.fixture(params=["local", "s3"])
+def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "workspace") if request.param == "local" else str(request.getfixturevalue("s3_bucket"))
+
+
+def test_a_compaction_folds_merges_and_cleans_and_the_workspace_holds_the_same(
+    workspace: str, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "MIN_ROWS_FOR_VECTOR_INDEX", 20)
+    index_often(tree, workspace, model)
+    report = compact_workspace(CompactRequest(workspace, max_deltas=2, retention_seconds=0)).to_dict()
+    (part,) = report["tenants"]
+    before, after = part["before"], part["after"]
+    assert part["folded"] == [{"entity": str(ENTITY), "deltas": before["deltas"]}]
+    assert before["deltas"] > 2
+    assert after["deltas"] == 0
+    assert after["fragments"] == 1 < before["fragments"]
+    assert after["versions"] == 1 < before["versions"]
+    assert after["files"] < before["files"]
+    assert after["recall_at_10"] == 1.0
+    assert after["p50_seconds"] > 0
+    assert part["skipped"] == []
+    opened = Workspace.open(workspace)
+    assert_in_step(opened, ENTITY, files_below(tree))
+    table = opened.lines(ENTITY).open()
+    assert coverage(table)[VECTOR].unindexed_rows == 0, "compaction keeps what the indexes cover"
+    last = Runs(opened.objects, ENTITY.tenant).last()
+    assert last is not None
+    assert (last.kind, last.outcome, last.run_id) == ("compact", "done", report["run_id"])
+
+    again = compact_workspace(CompactRequest(workspace, max_deltas=0, retention_seconds=0)).to_dict()["tenants"][0]
+    assert again["folded"] == []
+    assert again["after"]["versions"] == 1
+
+    write(tree, 0, 9)
+    index(tree, workspace, model)
+    assert_in_step(opened, ENTITY, files_below(tree))
+
+
+def test_workers_of_a_dask_cluster_rewrite_the_fragments(tmp_path: Path, tree: Path, model: Path) -> None:
+    workspace = str(tmp_path / "workspace")
+    index_often(tree, workspace, model, turns=3)
+    report = compact_workspace(CompactRequest(workspace, retention_seconds=0, executor="local", workers=1)).to_dict()
+    assert report["tenants"][0]["after"]["fragments"] == 1
+    assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))
+
+
+def test_few_deltas_stay_unless_their_source_is_named(tmp_path: Path, tree: Path, model: Path) -> None:
+    workspace = str(tmp_path / "workspace")
+    index(tree, workspace, model)
+    assert compact_workspace(CompactRequest(workspace)).tenants[0].folded == {}
+    assert compact_workspace(CompactRequest(workspace, entity=str(ENTITY))).tenants[0].folded == {str(ENTITY): 1}
+
+
+def test_the_ledger_row_survives_so_that_a_commit_still_counts_once(tmp_path: Path, tree: Path, model: Path) -> None:
+    workspace = str(tmp_path / "workspace")
+    index_often(tree, workspace, model)
+    opened = Workspace.open(workspace)
+    before = opened.lines(ENTITY).ledger(ENTITY)
+    compact_workspace(CompactRequest(workspace, retention_seconds=0))
+    table = opened.lines(ENTITY)
+    assert table.ledger(ENTITY) == before
+    version = table.open().version
+    table.commit(ENTITY, before.token, BatchId(before.run_id, before.batch), (), ())
+    assert table.open().version == version, "a batch that is there already is not committed again"
+
+
+def test_a_compaction_that_a_commit_overtakes_is_planned_again(
+    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = str(tmp_path / "workspace")
+    index_often(tree, workspace, model)
+    plans = []
+
+    def overtaken(table: Any) -> Any:
+        plan = plan_compaction(table)
+        plans.append(plan.version)
+        if len(plans) == 1:
+            write(tree, 0, 9)
+            index(tree, workspace, model)
+        return plan
+
+    monkeypatch.setattr(compaction, "plan_compaction", overtaken)
+    report = compact_workspace(CompactRequest(workspace, retention_seconds=0)).to_dict()["tenants"][0]
+    assert len(plans) == 2
+    assert report["after"]["fragments"] == 1
+    assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))
+
+
+def test_a_commit_that_a_compaction_overtakes_is_planned_again(
+    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = str(tmp_path / "workspace")
+    index_often(tree, workspace, model)
+    table_class = type(Workspace.open(workspace).lines(ENTITY))
+    original = table_class._transact
+    transactions = []
+
+    def overtaken(table: Any, transaction: Any) -> None:
+        transactions.append(transaction)
+        if len(transactions) == 1:
+            report = compact_workspace(CompactRequest(workspace)).to_dict()["tenants"][0]
+            assert report["after"]["fragments"] == 1
+        original(table, transaction)
+
+    monkeypatch.setattr(table_class, "_transact", overtaken)
+    write(tree, 0, 9)
+    index(tree, workspace, model)
+    assert len(transactions) > 1
+    assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))
+
+
+def test_fragments_that_writers_change_all_the_time_are_left_with_a_message(
+    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = str(tmp_path / "workspace")
+    index_often(tree, workspace, model)
+    turns = iter(range(9, 99))
+
+    def overtaken(table: Any) -> Any:
+        plan = plan_compaction(table)
+        write(tree, 0, next(turns))
+        index(tree, workspace, model)
+        return plan
+
+    monkeypatch.setattr(compaction, "plan_compaction", overtaken)
+    told = Told()
+    report = compact_workspace(CompactRequest(workspace, retention_seconds=0), told)
+    assert ["left to the next compaction" in message for message in told.messages] == [True]
+    assert report.tenants[0].skipped == told.messages
+    assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))
+
+
+def test_what_others_hold_is_skipped_with_a_message_or_refused_where_it_was_named(
+    tmp_path: Path, tree: Path, model: Path, driftline: Callable[..., Any]
+) -> None:
+    workspace = str(tmp_path / "workspace")
+    index_often(tree, workspace, model)
+    opened = Workspace.open(workspace)
+    with acquire(opened.objects, lease_path(ENTITY), "another-run"):
+        outcome = driftline(
+            "compact", "--workspace", workspace, "--max-deltas", "0", "--retention-seconds", "0", "--json"
+        )
+        (part,) = outcome.json["tenants"]
+        assert outcome.code == 0
+        assert part["folded"] == []
+        assert part["versions_removed"] == 0, "a writer may be at work"
+        assert part["after"]["fragments"] == 1, "which is no reason not to merge fragments"
+        assert all("another-run" in message for message in part["skipped"])
+        assert len(part["skipped"]) == 2
+        refused = driftline("compact", "--workspace", workspace, "--entity", "source:tree", "--json")
+        assert (refused.code, refused.json["error"]) == (3, "lease_held")
+    with (
+        acquire(opened.objects, lease_path(ENTITY.tenant, "maintenance"), "another-run"),
+        pytest.raises(LeaseHeld, match="another-run"),
+    ):
+        compact_workspace(CompactRequest(workspace, entity="source:tree"))
+    assert_in_step(opened, ENTITY, files_below(tree))
+
+
+def test_an_index_that_misses_too_much_stops_the_compaction_before_anything_is_removed(
+    tmp_path: Path, tree: Path, model: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = str(tmp_path / "workspace")
+    index_often(tree, workspace, model)
+    monkeypatch.setattr("driftline.tasks.compact.measure", lambda table: SearchQuality(0.001, 0.94))
+    outcome = driftline("compact", "--workspace", workspace, "--retention-seconds", "0", "--json")
+    assert (outcome.code, outcome.json["error"]) == (3, RecallTooLow.kind)
+    assert "94.0%" in outcome.json["message"]
+    table = Workspace.open(workspace).lines(ENTITY).open()
+    assert len(table.versions()) > 2
+    last = Runs(Workspace.open(workspace).objects, ENTITY.tenant).last()
+    assert last is not None
+    assert last.outcome == RecallTooLow.kind
+
+
+def test_recall_tells_an_index_that_finds_from_one_that_does_not(
+    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = str(tmp_path / "workspace")
+    index(tree, workspace, model)
+    table = Workspace.open(workspace).lines(ENTITY)
+    found = measure(table)
+    assert found is not None
+    assert found.recall == 1.0
+    original = queries.nearest_lines
+
+    def blind(table: Any, query: Any, top_k: int, **options: Any) -> Any:
+        return (
+            original(table, query, top_k, **options)
+            if options.get("exact")
+            else original(table, -query, top_k, **options)
+        )
+
+    monkeypatch.setattr("driftline.storage.quality.nearest_lines", blind)
+    missed = measure(table)
+    assert missed is not None
+    assert missed.recall < 0.2
+
+
+def test_a_run_can_be_looked_back_at_until_its_deltas_are_folded(tmp_path: Path, tree: Path, model: Path) -> None:
+    workspace = str(tmp_path / "workspace")
+    first = index(tree, workspace, model)["run_id"]
+    opened = Workspace.open(workspace)
+    then = manifest_of(opened, ENTITY)
+    write(tree, 0, 9)
+    (tree / "file1.txt").unlink()
+    index(tree, workspace, model)
+    revision = Runs(opened.objects, ENTITY.tenant).revision(first, ENTITY)
+    looked_back = opened.documents(ENTITY).read(columns=["path", "hash"], as_of=revision)
+    assert dict(zip(*looked_back.to_pydict().values(), strict=True)) == {path: h for path, (h, _) in then.items()}
+
+
+def test_indexing_says_when_it_is_time_to_compact(
+    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftline.flows.source_run.DEFAULT_MAX_DELTAS", 1)
+    told = Told()
+    for turn in range(2):
+        write(tree, 0, 20 + turn)
+        request = IndexRequest((str(tree),), str(tmp_path / "w"), "source:tree", model=str(model), workers=1)
+        index_sources(request, told)
+    (message,) = told.messages
+    assert "2 deltas" in message
+    assert "driftline compact" in message
+
+
+@pytest.fixture
+def writer(tmp_path: Path, tree: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that indexes the tree in many slow commits."""
+    for number in range(12, 60):
+        write(tree, number, 0, lines=3)
+    command = [sys.executable, str(SMALL_RUN), "index", str(tree), "--workspace", str(tmp_path / "workspace")]
+    command += ["--entity", "source:tree", "--model", str(model), "--json"]
+    environment = {**os.environ, "DELAY_SECONDS": "0.2", "PYTHONPATH": str(SMALL_RUN.parents[2])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        yield process
+        process.kill()
+
+
+def test_compactions_beside_a_running_writer_lose_nothing(
+    tmp_path: Path, tree: Path, model: Path, writer: subprocess.Popen[str]
+) -> None:
+    workspace = str(tmp_path / "workspace")
+    while writer.poll() is None and not (tmp_path / "workspace/org:default/_tables").exists():
+        pass
+    compactions = 0
+    while writer.poll() is None:
+        compact_workspace(CompactRequest(workspace, max_deltas=0, retention_seconds=0))
+        compactions += 1
+    assert writer.stdout is not None
+    assert writer.returncode == 0
+    assert json.loads(writer.stdout.read())["sources"][0]["new"] == 60
+    assert compactions >= 2
+    compact_workspace(CompactRequest(workspace, max_deltas=0, retention_seconds=0))
+    assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))

@@ -1,0 +1,349 @@
+"""Searching: what is found, which lines are shown around it, and what a filter lets through."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import driftline as dl
+from driftline.storage.entities import Entity
+from driftline.storage.queries import LineFilter, nearest_lines
+from driftline.tasks import search as searching
+from driftline.tasks.search import merge_windows, search, search_workspace
+
+Driftline = Callable[..., Any]
+
+# Twelve lines: known words at 2, 6 and 12; lines 1, 5 and 9 have no row.
+NUMBERED = "\nparser\none\ntwo\n---\nsubcommand\nthree\nfour\n\n  five\nsix\nnamespace"
+NAMES = [
+    "plain.py",
+    "with space/deep er/file name.md",
+    "quo'te\"s/it's.py",
+    "100%/50%_off.py",
+    "under_score/a_b.txt",
+    "underXscore/aXb.txt",
+    "emoji 🚀/naïve.py",
+    "back\\slash/x.py",
+    "UPPER/File.PY",
+    "no_extension",
+    ".hidden/.dotfile",
+    "archive.tar.gz",
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A workspace over two sources of one tenant and one of another; beside it their trees."""
+    place = tmp_path_factory.mktemp("corpus")
+    files = {"numbered.txt": NUMBERED} | {name: f"argument number {i}\n" for i, name in enumerate(NAMES)}
+    for source, content in {
+        "web": files,
+        "api": {"numbered.txt": "parser\nmutually exclusive group\n"},
+        "foreign": {"numbered.txt": "parser\n", "secret plan.txt": "prefix characters\n"},
+    }.items():
+        for name, text in content.items():
+            (place / source / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / source / name).write_text(text)
+        org = "other" if source == "foreign" else "default"
+        entity = f"org:{org}/project:default/source:{source}"
+        dl.index(str(place / source), workspace=str(place / "ws"), entity=entity, model=str(tiny_model))
+    return place / "ws"
+
+
+@pytest.fixture
+def own(corpus: Path, tmp_path: Path, tiny_model: Path) -> Path:
+    """A tree and a workspace that a test may change."""
+    shutil.copytree(corpus.parent / "web", tmp_path / "web")
+    dl.index(str(tmp_path / "web"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    return tmp_path / "ws"
+
+
+def hits(workspace: Path, query: str, **options: Any) -> tuple[searching.Hit, ...]:
+    return search_workspace(str(workspace), query, **options).results
+
+
+def in_web(**names: Any) -> LineFilter:
+    return LineFilter(entities=(Entity.parse("source:web"),), **names)
+
+
+# Lines and windows.
+
+
+def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> None:
+    at = ("--workspace", corpus, "--json")
+    found = driftline("search", "subcommand", "--top-k", 2, "-n", 1, "--path", "numbered.txt", *at).json
+    assert list(found) == ["query", "results"]
+    assert found["query"] == "subcommand"
+    first = found["results"][0]
+    assert first.pop("distance") == pytest.approx(1 - first.pop("score"))
+    assert first == {
+        "path": "numbered.txt",
+        "source": "org:default/project:default/source:web",
+        "line": 6,
+        "start_line": 5,
+        "end_line": 7,
+        "rank": 1,
+        "text": "subcommand",
+        "context": ["---", "subcommand", "three"],
+    }
+    assert [hit["rank"] for hit in found["results"]] == [1, 2]
+
+
+def test_lines_count_from_one_and_windows_stop_at_both_ends_of_the_file(corpus: Path) -> None:
+    lines = NUMBERED.split("\n")
+    for query, line in (("parser", 2), ("subcommand", 6), ("namespace", 12)):
+        for n_lines in (0, 1, 3, 50):
+            found = search(
+                dl.open(str(corpus)), query, top_k=1, n_lines=n_lines, where=in_web(paths=("numbered.txt",))
+            ).results
+            (hit,) = found
+            assert hit.line == line
+            assert hit.start_line <= max(1, line - n_lines)
+            assert hit.end_line >= min(12, line + n_lines)
+            assert hit.context == tuple(lines[hit.start_line - 1 : hit.end_line])
+            assert lines[hit.line - 1] == hit.text == query
+            assert 1 <= hit.start_line <= hit.end_line <= 12
+            if n_lines == 0:
+                assert (hit.start_line, hit.end_line, hit.context) == (line, line, (query,))
+
+
+def row(line: int, distance: float, path: str = "a") -> dict[str, Any]:
+    return {"entity": "e", "path": path, "hash": "h", "line_number": line, "distance": distance, "text": f"line {line}"}
+
+
+def test_hits_whose_contexts_touch_become_one_window() -> None:
+    rows = [row(10, 0.1), row(40, 0.2), row(17, 0.3), row(25, 0.4), row(10, 0.5, "b")]
+    windows = merge_windows(rows, n_lines=3)
+    assert [(w.path, w.first, w.last, w.best) for w in windows] == [
+        ("a", 10, 17, 10),
+        ("a", 40, 40, 40),
+        ("a", 25, 25, 25),
+        ("b", 10, 10, 10),
+    ]
+    assert len(merge_windows(rows, n_lines=0)) == 5
+    assert [(w.first, w.last) for w in merge_windows([row(1, 0.1), row(2, 0.2)], n_lines=0)] == [(1, 1), (2, 2)]
+
+
+def test_a_hit_between_two_windows_joins_them() -> None:
+    (window,) = merge_windows([row(0, 0.1), row(14, 0.2), row(7, 0.3)], n_lines=3)
+    assert (window.first, window.last, window.best, window.distance) == (0, 14, 0, 0.1)
+
+
+def test_windows_of_one_file_never_overlap(corpus: Path) -> None:
+    for n_lines in (1, 2, 3):
+        found = [h for h in hits(corpus, "two or four", top_k=50, n_lines=n_lines) if h.source.endswith("web")]
+        seen = [(h.path, number) for h in found for number in range(h.start_line, h.end_line + 1)]
+        assert len(seen) == len(set(seen))
+
+
+# How many.
+
+
+def test_top_k_zero_finds_nothing_and_loads_no_model(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(searching, "load_embedder", refuse)
+    assert hits(corpus, "parser", top_k=0) == ()
+    assert hits(corpus, "  ", top_k=5) == ()
+
+
+def test_exit_codes_tell_found_from_nothing_and_from_wrong_use(
+    corpus: Path, tmp_path: Path, driftline: Driftline
+) -> None:
+    at = ("--workspace", corpus)
+    assert driftline("search", "parser", *at).code == 0
+    for nothing in (
+        ("parser", "--top-k", 0),
+        ("parser", "--max-distance", 0, "--path", "plain.py"),
+        ("parser", "--dir", "nowhere"),
+        ("parser", "--ext", "zip"),
+        ("",),
+    ):
+        outcome = driftline("search", *nothing, *at, "--json")
+        assert (outcome.code, outcome.json) == (1, {"query": nothing[0], "results": []}), nothing
+    for wrong in (("--top-k", -1), ("-n", -1), ("--max-distance", -0.1), ("--path", "../x"), ("--dir", "a/../..")):
+        outcome = driftline("search", "parser", *wrong, *at)
+        assert (outcome.code, outcome.out) == (2, ""), wrong
+    assert driftline("search", "parser", "--workspace", tmp_path / "none").code == 2
+
+
+def test_negative_numbers_are_refused_from_python_too(corpus: Path) -> None:
+    for options in ({"top_k": -1}, {"n_lines": -1}):
+        with pytest.raises(dl.DriftlineError):
+            hits(corpus, "parser", **options)
+
+
+def test_more_results_than_lines_are_all_lines(corpus: Path) -> None:
+    total = dl.open(str(corpus)).stats().total_lines
+    found = hits(corpus, "parser", top_k=10_000, n_lines=0)
+    assert len(found) == total
+    assert [hit.rank for hit in found] == list(range(1, total + 1))
+    assert [hit.distance for hit in found] == sorted(hit.distance for hit in found)
+
+
+def test_max_distance_drops_what_is_farther(corpus: Path) -> None:
+    everything = hits(corpus, "subcommand", top_k=1000, n_lines=0)
+    limit = everything[3].distance
+    assert [h.distance for h in hits(corpus, "subcommand", top_k=1000, n_lines=0, max_distance=limit)] == [
+        h.distance for h in everything if h.distance <= limit
+    ]
+    assert len(hits(corpus, "subcommand", max_distance=0.0)) == 1
+
+
+# Filters.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_can_be_searched_by_path_directory_and_extension(
+    corpus: Path, driftline: Driftline, name: str
+) -> None:
+    at = ("--workspace", corpus, "--top-k", 100, "-n", 0, "--json")
+
+    def paths(*filters: str) -> set[str]:
+        return {hit["path"] for hit in driftline("search", "argument number", *filters, *at).json["results"]}
+
+    assert paths("--path", name) == {name}
+    assert paths("--path", f"./{name}") == {name}
+    folder, _, _ = name.rpartition("/")
+    if folder:
+        inside = {other for other in NAMES if other.startswith(folder + "/")}
+        for spelling in (folder, f"{folder}/", f"./{folder}", f"{folder}//"):
+            assert paths("--dir", spelling) == inside, spelling
+        top = name.partition("/")[0]
+        assert name in paths("--dir", top)
+        assert paths("--path", folder) == set()
+    extension = Path(name).suffix
+    if extension:
+        same = {other for other in NAMES if Path(other).suffix.lower() == extension.lower()}
+        for spelling in (extension, extension[1:], extension.upper()):
+            found = {path for path in paths("--ext", spelling) if path != "numbered.txt" and path != "secret plan.txt"}
+            assert found == same, spelling
+
+
+def test_filters_of_one_kind_are_alternatives_and_kinds_are_joined(corpus: Path) -> None:
+    def paths(**filters: Any) -> set[str]:
+        where = in_web(**filters)
+        return {h.path for h in search(dl.open(str(corpus)), "argument", top_k=100, n_lines=0, where=where).results}
+
+    assert paths(paths=("plain.py", "no_extension")) == {"plain.py", "no_extension"}
+    assert paths(dirs=("emoji 🚀", "UPPER")) == {"emoji 🚀/naïve.py", "UPPER/File.PY"}
+    assert paths(dirs=("emoji 🚀", "under_score"), exts=("py",)) == {"emoji 🚀/naïve.py"}
+    assert paths(dirs=("",)) == paths(dirs=(".",)) == paths() == {*NAMES, "numbered.txt"}
+    assert paths(dirs=("", "UPPER")) == {*NAMES, "numbered.txt"}
+    assert paths(exts=("",)) == {"no_extension", ".hidden/.dotfile"}
+
+
+@pytest.mark.parametrize("kind", ["entities", "paths", "dirs", "exts"])
+def test_an_empty_filter_allows_nothing_and_none_allows_all(corpus: Path, kind: str) -> None:
+    opened = dl.open(str(corpus))
+    assert search(opened, "parser", where=LineFilter(**{kind: ()})).results == ()
+    assert search(opened, "parser", where=LineFilter(**{kind: None})).results
+    assert search(opened, "parser", where=LineFilter()).results
+
+
+def test_a_filter_value_is_data_and_never_syntax(corpus: Path) -> None:
+    opened = dl.open(str(corpus))
+    for text in ("x') OR (true", "' OR '1'='1", "%", "_", "", "x\0y", "*"):
+        for kind in ("paths", "dirs", "exts"):
+            if (kind, text) in (("dirs", ""), ("exts", "")):
+                continue
+            assert search(opened, "parser", where=LineFilter(**{kind: (text,)})).results == (), (kind, text)
+
+
+def test_tenants_are_searched_together_or_one_by_one(corpus: Path) -> None:
+    opened = dl.open(str(corpus))
+    found = search(opened, "parser", top_k=3, n_lines=0).results
+    assert {(hit.source.split("/")[0], hit.distance < 1e-3) for hit in found} == {
+        ("org:default", True),
+        ("org:other", True),
+    }
+    foreign = LineFilter(entities=(Entity.parse("org:other/source:foreign"),))
+    assert {h.path for h in search(opened, "parser", top_k=9, where=foreign).results} == {
+        "numbered.txt",
+        "secret plan.txt",
+    }
+
+
+# What is never found.
+
+
+def test_ledger_rows_are_neither_found_nor_counted(corpus: Path) -> None:
+    opened = dl.open(str(corpus))
+    table = opened.lines(opened.tenants()[0])
+    dataset = table.open()
+    ledgers = dataset.count_rows("line_number = -1")
+    assert ledgers == 2
+    assert table.count() == dataset.count_rows() - ledgers
+    found = nearest_lines(table, np.ones(24, np.float32), 10_000)
+    assert len(found) == table.count()
+    assert min(found["line_number"].to_pylist()) >= 0
+    assert len(nearest_lines(table, np.ones(24, np.float32), 10, LineFilter(paths=("",)))) == 0
+    for word in ("token", "batch", "run_id"):
+        hits = dataset.to_table(full_text_query=word, columns=["line_number"])
+        assert -1 not in hits["line_number"].to_pylist()
+    totals = opened.stats()
+    assert totals.total_lines == sum(source["lines"] for source in totals.sources)
+
+
+# Where the context comes from.
+
+
+def test_context_comes_from_the_index_when_the_file_has_changed_or_is_gone(own: Path) -> None:
+    expected = hits(own, "subcommand", top_k=1, n_lines=2)[0]
+    assert expected.context == ("two", "---", "subcommand", "three", "four")
+    file = own.parent / "web" / "numbered.txt"
+    file.write_text("something else\n" * 20)
+    for _ in range(2):
+        (hit,) = hits(own, "subcommand", top_k=1, n_lines=2)
+        assert (hit.line, hit.start_line, hit.end_line) == (6, 4, 8)
+        assert hit.context == ("two", "", "subcommand", "three", "four")  # punctuation alone has no row
+        file.unlink(missing_ok=True)
+    shutil.rmtree(own.parent / "web")
+    (hit,) = hits(own, "namespace", top_k=1, n_lines=1)
+    assert (hit.line, hit.context) == (12, ("six", "namespace"))
+
+
+def test_searching_and_asking_need_read_access_only(own: Path) -> None:
+    """As another user, to whom every file may be read and none written."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    for path in (own, *own.rglob("*"), own.parent / "web", *(own.parent / "web").rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    code = (
+        "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "from driftline.flows.cli import main\n"
+        "codes = [main([*command, '--workspace', sys.argv[1]]) for command in\n"
+        "         (['search', 'subcommand', '--top-k', '1'], ['status'], ['sources'])]\n"
+        "sys.exit(0 if codes == [0, 0, 0] else 7)"
+    )
+    reachable = Path("/var/tmp") / f"driftline-read-only-{os.getpid()}"  # above it everybody may pass
+    shutil.copytree(own, reachable)
+    before = sorted(path for path in reachable.rglob("*"))
+    try:
+        done = subprocess.run([sys.executable, "-c", code, reachable], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "numbered.txt:6" in done.stdout
+        assert sorted(path for path in reachable.rglob("*")) == before
+    finally:
+        shutil.rmtree(reachable)
+
+
+def test_the_default_model_finds_meaning_across_a_real_text(tmp_path: Path, driftline: Driftline) -> None:
+    source = Path(json.__file__).parent
+    at = ("--workspace", tmp_path / "ws", "--json")
+    assert driftline("index", source, "--include", "*.py", *at).code == 0
+    assert driftline("status", *at).json["has_index"]
+    found = driftline("search", "raise an error when the document is malformed", "--top-k", 5, *at).json["results"]
+    assert any("decod" in hit["path"] or "scanner" in hit["path"] for hit in found)
+    lines = (source / found[0]["path"]).read_text().split("\n")
+    assert found[0]["context"] == lines[found[0]["start_line"] - 1 : found[0]["end_line"]]
