@@ -1,4 +1,4 @@
-"""The command line: ``driftline index | search | status | sources | remove``.
+"""The command line: ``driftline index | search | status | sources | remove | compact | cleanup | verify``.
 
 Exit codes: 0 done or found, 1 nothing found, 2 wrong use or bad input, 3 failed. Heavy modules are imported
 inside the commands, so that ``--help`` and wrong use answer at once.
@@ -298,6 +298,29 @@ def cleanup(
     else:
         print_cleanup(result)
     return DONE
+
+
+@app.command()
+def verify(
+    workspace: WorkspaceOption = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Take what is wrong out of the index and index it anew.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Check the workspace against itself. Exit code 3 when anything is wrong."""
+    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.display import print_json, print_verify
+    from driftline.flows.progress import open_progress
+    from driftline.flows.verification import VerifyRequest, verify_workspace
+
+    with open_progress() as progress:
+        result = verify_workspace(VerifyRequest(target, repair), progress).to_dict()
+    if as_json:
+        print_json(result)
+    else:
+        print_verify(result)
+    return FAILED if result["findings"] else DONE
 
 
 @contextmanager

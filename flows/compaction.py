@@ -139,9 +139,7 @@ class _Compaction:
             lease = self._lease(stack, self.tenant, "maintenance") if tables else None
             if lease is not None:
                 for table in tables:
-                    self.progress.phase(f"building indexes of {self.tenant}")
-                    self.report.indexes += maintain(table)
-                    self._compact_fragments(table, lease)
+                    self._optimise(table, lease)
         self.report.after = take_stock(self.workspace, self.tenant)
         self._check_recall(self.report.after)
         self._remove_old_versions(tables)
@@ -158,8 +156,10 @@ class _Compaction:
         if self.report.versions_removed:
             self.report.after = take_stock(self.workspace, self.tenant)
 
-    def _compact_fragments(self, table: LineTable, maintenance: Lease) -> None:
+    def _optimise(self, table: LineTable, maintenance: Lease) -> None:
         for _ in range(COMPACTION_ATTEMPTS):
+            self.progress.phase(f"building indexes of {self.tenant}")
+            self.report.indexes += maintain(table, thorough=True)
             plan = plan_compaction(table)
             if not plan.tasks:
                 return

@@ -21,6 +21,7 @@ Result = Mapping[str, Any]
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(10, 32), *range(127, 160))}
 _STATES = ("new", "changed", "touched", "unchanged", "deleted")
 _SOURCE_COLUMNS = ("entity", "uri", "documents", "lines")
+_MAX_FINDINGS = 100
 _UNFOLDED = 1000  # columns, where no terminal sets a width
 
 
@@ -117,6 +118,21 @@ def print_cleanup(result: Result) -> None:
     done = "would be deleted (--delete)" if result["dry_run"] else f"found, {result['deleted_count']:,} deleted"
     orphans = f"orphans: {result['orphan_count']:,} {done}"
     lines.append(Text(f"{result['scanned_count']:,} objects scanned, {orphans}", "dim"))
+    _print(lines)
+
+
+def print_verify(result: Result) -> None:
+    """Each finding, and how much was checked."""
+    lines: list[Text | Table] = [
+        Text(f"{finding['kind']}: {printable(finding['entity'])} {printable(finding['path'])}  {finding['detail']}")
+        for finding in result["findings"][:_MAX_FINDINGS]
+    ]
+    more = len(result["findings"]) - len(lines)
+    if more > 0:
+        lines.append(Text(f"... and {more:,} more (--json shows all)"))
+    mended = f", {result['mended']:,} mended" if result["mended"] else ""
+    checked = f"{result['documents']:,} documents and {result['lines']:,} lines checked"
+    lines.append(Text(f"{checked}, findings: {len(result['findings']):,}{mended}", "dim"))
     _print(lines)
 
 

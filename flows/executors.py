@@ -168,6 +168,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
         from distributed import as_completed
         from distributed.client import FutureCancelledError
+        from distributed.comm import CommClosedError
         from distributed.scheduler import KilledWorker
 
         rest = iter(specs)
@@ -185,7 +186,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                         str(error.last_worker),
                         "Give the workers more memory, or exclude what they choke on.",
                     ) from error
-                except FutureCancelledError as error:
+                except (FutureCancelledError, CommClosedError) as error:
                     raise ExecutorError(
                         "The Dask scheduler has gone away", self._address or "local", "Run it again."
                     ) from error
@@ -205,7 +206,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 
     def _forget(self) -> None:
         if self._address is not None and self._client.status == "running":
-            with suppress(OSError, ValueError):  # the scheduler, or the plugin, may be gone
+            with suppress(OSError, LookupError, ValueError):  # scheduler or plugin may be gone
                 self._client.unregister_worker_plugin(self._key)
 
     def __exit__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,7 @@ SCALAR_INDEXES: dict[str, tuple[str, Literal["BTREE", "LABEL_LIST"]]] = {
 
 VECTOR_INDEX = "IVF_SQ"
 """The quickest to build of those that reach recall .95 when all partitions are probed."""
-VECTOR_METRIC = "l2"
+VECTOR_METRIC: Literal["l2"] = "l2"
 """Half of it, squared as Lance gives it, is 1 - cosine: vectors have length 1. With "cosine" Lance would scale every
 vector once more, which takes as long as the rest of the build."""
 MIN_ROWS_FOR_VECTOR_INDEX = 256
@@ -37,18 +38,20 @@ Scope = Literal["all", "text", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many rows an index holds and how many it leaves to a scan."""
+    """How many rows an index holds and how many it leaves to a scan; ``parts`` are searched side by side."""
 
     kind: str
     indexed_rows: int
     unindexed_rows: int
+    parts: int
 
 
-def maintain(table: LineTable, scope: Scope = "all") -> list[str]:
+def maintain(table: LineTable, scope: Scope = "all", *, thorough: bool = False) -> list[str]:
     """Create the indexes that are missing and extend those that lag; returns the names of what changed.
 
-    ``scope="text"`` leaves the vector index alone. The caller holds the tenant's maintenance lease,
-    since two builds at once fail. Searches are right without it, only slower.
+    ``scope="text"`` leaves the vector index alone. ``thorough`` leaves no row to a scan and makes one part of each
+    index, since fragments that different parts hold cannot be merged. The caller holds the tenant's maintenance
+    lease, since two builds at once fail. Searches are right without it, only slower.
     """
     if scope == "none" or not table.exists():
         return []
@@ -62,12 +65,19 @@ def maintain(table: LineTable, scope: Scope = "all") -> list[str]:
             if rows and (name != VECTOR or table.count() >= MIN_ROWS_FOR_VECTOR_INDEX):
                 _create(dataset, name, rows)
                 changed.append(name)
-        elif _lags(name, found):
-            dataset.optimize.optimize_indices(index_names=[name], num_indices_to_merge=_merged(name))
+        elif _lags(name, found) or (thorough and (found.unindexed_rows or found.parts > 1)):
+            merged = found.parts if thorough else _merged(name)
+            dataset.optimize.optimize_indices(index_names=[name], num_indices_to_merge=merged)
             changed.append(name)
         if changed and changed[-1] == name:
             dataset = table.open()
     return changed
+
+
+def drop(table: LineTable, names: Sequence[str]) -> None:
+    """Forget indexes; ``maintain`` builds them anew. The caller holds the tenant's maintenance lease."""
+    for name in names:
+        table.open().drop_index(name)
 
 
 def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
@@ -76,7 +86,10 @@ def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
     for index in dataset.describe_indices():
         stats: dict[str, Any] = dataset.stats.index_stats(index.name)
         found[index.name] = Coverage(
-            str(stats["index_type"]), int(stats["num_indexed_rows"]), int(stats["num_unindexed_rows"])
+            str(stats["index_type"]),
+            int(stats["num_indexed_rows"]),
+            int(stats["num_unindexed_rows"]),
+            int(stats["num_indices"]),
         )
     return found
 

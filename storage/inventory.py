@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,9 @@ MAX_REPEATED = 10_000
 """So many repeated ids are looked up; whoever has more has them in many documents anyway."""
 LOOKUP_IDS = 1_000
 SAMPLE_ROWS = 16
-SAMPLE_NEIGHBOURS = 50
+
+_INDEXED_WORD = re.compile(r"(?<![\w])[A-Za-z]{6,40}(?![\w])")
+"""A word that a full-text index surely holds: neither a stop word nor too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class Inventory:
     def of(self, entity: str) -> pa.Table:
         """``path, hash, rows`` of one entity."""
         return self.counts.filter(pc.equal(self.counts["entity"], entity)).drop_columns(["entity"])
+
+
+EMPTY = Inventory(0, COUNTS.empty_table(), frozenset(), {})
 
 
 def take_inventory(table: LineTable) -> Inventory:
@@ -149,21 +155,20 @@ def _finds(dataset: LanceDataset, index: str, line: dict[str, Any]) -> bool:
         below = f"array_has_any(parent_dirs, [{quote(line['parent_dirs'][-1])}])"
         return dataset.count_rows(below) == _scanned(dataset, below)
     if index == TEXT:
-        words = [word for word in line["text"].split() if word.isalnum() and word.isascii()]
+        words = _INDEXED_WORD.findall(line["text"])
         if not words:
             return True
-        query, text = max(words, key=len), "full_text_query"
-        scanner = dataset.scanner(columns=["id"], filter=here, prefilter=True, **{text: {"query": query, "columns": ["text"]}})
-        return _holds(scanner, line) or query.lower() in ENGLISH_STOP_WORDS
+        query = {"query": max(words, key=len), "columns": ["text"]}
+        return _holds(dataset.scanner(columns=["id"], full_text_query=query, filter=here, prefilter=True), line)
     if index == VECTOR and line["vector"] is not None:
         nearest = {
             "column": "vector",
             "q": np.asarray(line["vector"], np.float16),
-            "k": SAMPLE_NEIGHBOURS,
+            "k": 1 + _scanned(dataset, here),
             "metric": VECTOR_METRIC,
             "nprobes": max(1, dataset.count_rows()),
         }
-        return _holds(dataset.scanner(columns=["id"], nearest=nearest, filter=f"id = {line['id']}", prefilter=True), line)
+        return _holds(dataset.scanner(columns=["id"], nearest=nearest, filter=here, prefilter=True), line)
     return True
 
 

@@ -19,7 +19,7 @@ from driftline.storage.lines import LineTable, is_one_of, quote
 EXACT_SEARCH_ROWS = 100_000
 """Up to so many matching lines are compared one by one: faster than an index, and exact."""
 REFINE_FACTOR = 3
-"""So many times the lines wanted are taken from the index, which only has rounded vectors, and compared by their own."""
+"""So many times the lines wanted are taken from the index, whose vectors are rounded, and compared by their own."""
 RESULT_COLUMNS = ("entity", "path", "line_number", "text", "hash")
 
 

@@ -187,6 +187,13 @@ class Workspace:
 
     def sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
         """The sources at or below an entity, by default all, sorted."""
+        for entity in self.entities(below):
+            record = self.source(entity)
+            if record is not None:
+                yield entity, record
+
+    def entities(self, below: Entity | None = None) -> list[Entity]:
+        """Whatever has a directory where sources have theirs, bound to a place or not, sorted."""
         start = below or Entity(())
         levels = self.config.hierarchy[len(start.parts) :]
         found = [start]
@@ -196,10 +203,7 @@ class Workspace:
                 for parent in found
                 for name in self._children(parent.directory, level)
             ]
-        for entity in found:
-            record = self.source(entity)
-            if record is not None:
-                yield entity, record
+        return found
 
     def _children(self, directory: str, level: str) -> list[str]:
         names = self.objects.list_dirs(directory)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.tasks.models import fingerprint, load, resolve_model
+from driftline.tasks.models import ModelParts, fingerprint, load_parts, resolve_model
 from driftline.tasks.words import Cuts, WordPlan, plan_words
 from driftline.tasks.wordtable import WordTable
 
@@ -39,11 +39,15 @@ _TOKENIZED_AT_ONCE = 4_096  # texts: their Encoding objects take a kilobyte and 
 class WordTableEmbedder:
     """An ``Embedder`` over a static model and a bounded table of word vectors.
 
-    Rows equal ``model.encode(lines, normalize=True)`` to 1e-4. Threads may share it.
+    Rows equal ``model.encode(lines, normalize=True)`` to 1e-4. Threads may share it. The first ``plan_after`` lines are
+    tokenized whole: for a few changed files, finding out how to cut lines into words would take longest.
     """
 
-    def __init__(self, model: StaticModel, fingerprint: str, table_size: int = WORD_TABLE_SIZE) -> None:
+    def __init__(
+        self, model: ModelParts | StaticModel, fingerprint: str, table_size: int = WORD_TABLE_SIZE, plan_after: int = 0
+    ) -> None:
         self._fingerprint = fingerprint
+        self._lines_before_plan = plan_after
         self._tokenizer: Tokenizer = model.tokenizer  # truncates to the model's maximum length
         self._token_vectors: NDArray[np.float32] = model.embedding.astype(np.float32, copy=False)
         self._token_weights: NDArray[np.float32] | None = model.weights
@@ -58,11 +62,11 @@ class WordTableEmbedder:
     def open(cls, name: str | None = None, table_size: int = WORD_TABLE_SIZE) -> WordTableEmbedder:
         """The embedder of DEFAULT_MODEL, of a model2vec directory or of a hub name. Raises ModelNotFound."""
         files = resolve_model(name)
-        return cls(load(files), fingerprint(files), table_size)
+        return cls(load_parts(files), fingerprint(files), table_size)
 
     @cached_property
     def _plan(self) -> WordPlan | None:
-        return plan_words(self._tokenizer, self._unknown_token)  # 0.3 s that a search need not pay
+        return plan_words(self._tokenizer, self._unknown_token)  # up to a second that a search need not pay
 
     @property
     def dim(self) -> int:
@@ -98,7 +102,8 @@ class WordTableEmbedder:
             self._embed_block(lines[:half], out[:half])
             self._embed_block(lines[half:], out[half:])
             return
-        if self._plan is None:
+        self._lines_before_plan -= len(lines)
+        if self._lines_before_plan >= 0 or self._plan is None:
             sums = self._sums_of_texts(lines.to_pylist())
         else:
             sums = self._sums_of_lines(self._plan, lines, lengths)

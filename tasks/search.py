@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -124,17 +125,22 @@ def search(
     fetch = top_k * FETCH_FACTOR
     while True:
         found = [nearest_lines(table, vector, fetch, where, max_distance) for table in tables]
-        windows = merge_windows(pa.concat_tables(found).sort_by("distance").to_pylist(), n_lines)
-        if len(windows) >= top_k or all(len(rows) < fetch for rows in found):
+        windows = merge_windows(pa.concat_tables(found).sort_by("distance").to_pylist(), n_lines, top_k)
+        if len(windows) == top_k or all(len(rows) < fetch for rows in found):
             break
         fetch *= 2
-    hits = _with_context(workspace, windows[:top_k], n_lines)
+    hits = _with_context(workspace, windows, n_lines)
     return SearchReport(query, tuple(hits))
 
 
-def merge_windows(rows: Sequence[Mapping[str, Any]], n_lines: int) -> list[_Window]:
-    """Rows of ``nearest_lines``, best first, as windows, best first; hits whose contexts touch become one."""
+def merge_windows(rows: Sequence[Mapping[str, Any]], n_lines: int, top_k: int) -> list[_Window]:
+    """Rows of ``nearest_lines``, best first, as at most ``top_k`` windows, best first.
+
+    Hits whose contexts touch become one window. No more rows are used than it takes, so that a window
+    does not grow by hits that are farther than all of the windows.
+    """
     reach = 2 * n_lines + 1 if n_lines else 0
+    rows = rows[: _rows_for(rows, reach, top_k)]
     of_document: dict[tuple[str, str], list[int]] = {}
     for rank, row in enumerate(rows):
         of_document.setdefault((row["entity"], row["path"]), []).append(rank)
@@ -148,6 +154,23 @@ def merge_windows(rows: Sequence[Mapping[str, Any]], n_lines: int) -> list[_Wind
             group.append(rank)
         windows.append((min(group), _window(rows, group)))
     return [window for _, window in sorted(windows, key=itemgetter(0))]
+
+
+def _rows_for(rows: Sequence[Mapping[str, Any]], reach: int, top_k: int) -> int:
+    """How many of the first ``rows`` make ``top_k`` windows; all of them if they do not."""
+    lines_of: dict[tuple[str, str], list[int]] = {}
+    windows = 0
+    for count, row in enumerate(rows, start=1):
+        line, lines = row["line_number"], lines_of.setdefault((row["entity"], row["path"]), [])
+        at = bisect(lines, line)
+        before = at > 0 and line - lines[at - 1] <= reach
+        after = at < len(lines) and lines[at] - line <= reach
+        one_window = before and after and lines[at] - lines[at - 1] <= reach
+        windows += 1 - before - after + one_window
+        lines.insert(at, line)
+        if windows == top_k:
+            return count
+    return len(rows)
 
 
 def _window(rows: Sequence[Mapping[str, Any]], group: Sequence[int]) -> _Window:

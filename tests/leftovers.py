@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from driftline.flows.pipeline import IndexRequest, index_sources
 from driftline.storage import documents
-from driftline.storage.documents import BatchId
+from driftline.storage.documents import BatchId, revision
 from driftline.storage.entities import Entity
 from driftline.storage.ids import new_ulid
 from driftline.storage.lines import LineTable
@@ -99,13 +99,13 @@ class Corner:
     def stage(self) -> str:
         """A run that died between staging its delta and committing."""
         manifest, batch = self.workspace.documents(ENTITY), BatchId(new_ulid(), 1)
-        manifest.stage(batch, self._change(1 << 40))
+        manifest.stage(batch, self._change())
         return f"{manifest.directory}/_staged_{batch.run_id}_{batch.batch:06}.parquet"
 
     def commit_and_crash(self) -> str:
         """A run that died between its commit and the publication of its delta."""
         manifest, batch = self.workspace.documents(ENTITY), BatchId(new_ulid(), 1)
-        manifest.stage(batch, self._change(1 << 40))
+        manifest.stage(batch, self._change())
         token = self.table.ledger(ENTITY).token
         self.table.commit(ENTITY, token, batch, (), self.table.write_fragments(self.rows()))
         return f"{manifest.directory}/_staged_{batch.run_id}_{batch.batch:06}.parquet"
@@ -129,10 +129,15 @@ class Corner:
         self.workspace.lines(ENTITY, SUPERSEDED).create(16)
         return self.paths() - before
 
-    def _change(self, rev: int) -> pa.Table:
+    @property
+    def next_rev(self) -> int:
+        """A revision as the newest holder of the lease would use it next."""
+        return revision(self.table.ledger(ENTITY).token, 1_000)
+
+    def _change(self) -> pa.Table:
         fingerprint = self.workspace.config.fingerprint or ""
         rows = documents.to_table([DocMeta("extra.txt", 1, 1, hash="00", fingerprint=fingerprint, lines=3)])
-        return self.workspace.documents(ENTITY).changes("add", rev, rows, now=datetime.now(UTC))
+        return self.workspace.documents(ENTITY).changes("add", self.next_rev, rows, now=datetime.now(UTC))
 
 
 def make_corner(root: Path, uri: str, model: Path) -> Corner:

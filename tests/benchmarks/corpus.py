@@ -70,8 +70,8 @@ def small_files(files: int) -> Corpus:
             target = root / f"part_{folder // 10:03}" / f"module_{folder % 10}" / f"file_{name:02}.py"
             target.parent.mkdir(parents=True, exist_ok=True)
             body = [f"def {'_'.join(dice.sample(_WORDS, 2))}_{number}():", '    """Made up."""']
-            for _ in range(dice.randint(1, 6)):
-                body.append(f"    {dice.choice(_WORDS)} = {' + '.join(dice.sample(_WORDS, 3))}")
+            sums = (f"{dice.choice(_WORDS)} = {' + '.join(dice.sample(_WORDS, 3))}" for _ in range(dice.randint(1, 6)))
+            body += [f"    {line}" for line in sums]
             text = "\n".join(body) + "\n"
             target.write_text(text)
             lines, size = lines + len(body), size + len(text)

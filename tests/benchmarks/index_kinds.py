@@ -44,7 +44,7 @@ class Kind:
     metric: str = "l2"
     partition_rows: int = 262_144
     refine: int = 3
-    build: tuple[tuple[str, int], ...] = ()
+    sub_vectors: int | None = None
 
     def __str__(self) -> str:
         return f"{self.name} {self.metric}, {self.partition_rows // 1024}k rows, refine {self.refine}"
@@ -57,7 +57,7 @@ KINDS = (
     Kind("IVF_SQ", metric="cosine"),
     Kind("IVF_SQ", metric="dot"),
     Kind("IVF_RQ", refine=50),
-    Kind("IVF_PQ", refine=50, build=(("num_sub_vectors", 64),)),
+    Kind("IVF_PQ", refine=50, sub_vectors=64),
 )
 
 
@@ -135,7 +135,7 @@ def _column(
             replace=True,
             num_partitions=max(1, len(rows) // kind.partition_rows),
             sample_rate=SAMPLE_RATE,
-            **dict(kind.build),
+            num_sub_vectors=kind.sub_vectors,
         )
         seconds = time.process_time() - started
         (index,) = (found for found in dataset.describe_indices() if found.name == "vector_idx")

@@ -11,9 +11,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from unittest.mock import patch
 
 import corpus
 import measure
+import numpy as np
+from numpy.typing import NDArray
 from queries import choose_directories, recall, sample_queries
 
 from driftline.storage import queries as storage_queries
@@ -46,20 +49,18 @@ def main() -> int:
     return verdict.exit_code
 
 
-def _row(table: LineTable, vectors: object, where: LineFilter | None) -> float:
+def _row(table: LineTable, vectors: NDArray[np.float32], where: LineFilter | None) -> float:
     """Measure one filter and print it; returns the recall."""
     matching = table.count(where.to_sql() if where else None)
     by_index, by_scan, as_searched, recalls = list[float](), list[float](), list[float](), list[float]()
-    limit = storage_queries.EXACT_SEARCH_ROWS
-    for vector in vectors:  # type: ignore[attr-defined]
+    for vector in vectors:
         started = time.perf_counter()
         nearest_lines(table, vector, TOP_K, where)
         as_searched.append(time.perf_counter() - started)
-        storage_queries.EXACT_SEARCH_ROWS = -1
-        started = time.perf_counter()
-        found = nearest_lines(table, vector, TOP_K, where)["distance"].to_pylist()
-        by_index.append(time.perf_counter() - started)
-        storage_queries.EXACT_SEARCH_ROWS = limit
+        with patch.object(storage_queries, "EXACT_SEARCH_ROWS", -1):
+            started = time.perf_counter()
+            found = nearest_lines(table, vector, TOP_K, where)["distance"].to_pylist()
+            by_index.append(time.perf_counter() - started)
         started = time.perf_counter()
         exact = nearest_lines(table, vector, TOP_K, where, exact=True)["distance"].to_pylist()
         by_scan.append(time.perf_counter() - started)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from driftline.storage.model import Embedder
 from driftline.tasks import embedding
 from driftline.tasks.embedding import WordTableEmbedder
-from driftline.tasks.models import dimension, fingerprint, resolve_model
+from driftline.tasks.models import dimension, fingerprint, load_parts, resolve_model
+from driftline.tasks.words import plan_words
 
 CODE = [line for line in inspect.getsource(inspect).splitlines() if line.strip()][:1500]
 BLANKS = (
@@ -140,6 +141,20 @@ def test_a_tiny_table_gives_the_same_vectors(model_directory: Path, expected: ND
     embedder = WordTableEmbedder.open(str(model_directory), table_size=5)
     for _ in range(2):
         assert_same(embedder.embed(LINES), expected, LINES)
+
+
+def test_a_plan_made_on_the_way_does_not_show(
+    model_directory: Path, expected: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "_BLOCK_LINES", 100)
+    files = resolve_model(str(model_directory))
+    embedder = WordTableEmbedder(load_parts(files), fingerprint(files), plan_after=200)
+    plans = []
+    monkeypatch.setattr(embedding, "plan_words", lambda *model: plans.append(plan_words(*model)) or plans[-1])
+    assert_same(embedder.embed(LINES[:200]), expected[:200], LINES[:200])
+    assert not plans
+    assert_same(embedder.embed(LINES[200:]), expected[200:], LINES[200:])
+    assert len(plans) == 1
 
 
 def test_threads_may_share_one_embedder_whose_table_overflows(

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,7 @@ def rows(workspace: Path) -> list[dict[str, Any]]:
 
 def counts(report: IndexReport) -> dict[str, Any]:
     (source,) = report.to_dict()["sources"]
-    return {name: value for name, value in source.items() if name not in ("phases", "uri")}
+    return {name: value for name, value in source.items() if name not in ("phases", "uri", "revision")}
 
 
 @dataclass(frozen=True)
@@ -184,18 +184,23 @@ def test_every_executor_gives_the_same_rows_and_the_same_report(
 ) -> None:
     (first, first_rows), (second, second_rows) = expected
     assert (first["new"], first["lines_embedded"]) == (63, 756)
-    assert counts(runner.index(choice, dry_run=True)) == first | {"lines_total": 0}
-    assert not runner.workspace.exists()
     assert counts(runner.index(choice)) == first
     assert rows(runner.workspace) == first_rows
     change_tree(runner.tree)
     assert second["touched"] == 1
-    assert counts(runner.index(choice, dry_run=True)) == second | {"lines_total": 756}
     assert counts(runner.index(choice)) == second
     assert rows(runner.workspace) == second_rows
-    nothing = counts(runner.index(choice))
-    assert (nothing["unchanged"], nothing["lines_embedded"]) == (second["lines_total"] and 55, 0)
-    assert rows(runner.workspace) == second_rows
+
+
+def test_a_dry_run_on_a_cluster_predicts_the_run(
+    runner: Runner, scheduler: str, expected: list[tuple[Any, Any]]
+) -> None:
+    (first, _), (second, _) = expected
+    assert counts(runner.index(Choice(scheduler, None), dry_run=True)) == first | {"lines_total": 0}
+    assert not runner.workspace.exists()
+    runner.index(Choice("inline", 1))
+    change_tree(runner.tree)
+    assert counts(runner.index(Choice(scheduler, None), dry_run=True)) == second | {"lines_total": 756}
 
 
 def test_a_remote_executor_scans_in_partitions(runner: Runner, scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,20 +233,42 @@ def _double(spec: int, context: TaskContext) -> tuple[int, int]:
 
 @pytest.fixture
 def context(runner: Runner) -> TaskContext:
-    workspace = Workspace.open_for_writing(str(runner.workspace))
-    return TaskContext(workspace, ModelRef("none", "0" * 20, 1))
+    return make_context(runner.workspace)
+
+
+def make_context(workspace: Path) -> TaskContext:
+    return TaskContext(Workspace.open_for_writing(str(workspace)), ModelRef("none", "0" * 20, 1))
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int | None], Executor]]:
+    """Opens an executor once and keeps it to the end; workers can import this file."""
+    context = make_context(tmp_path_factory.mktemp("shared") / "workspace")
+    opened: dict[str, Executor] = {}
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.syspath_prepend(ROOT)  # local workers get this process's path
+
+        def start(name: str, workers: int | None) -> Executor:
+            if f"{name} {workers}" not in opened:
+                executor = stack.enter_context(open_executor(name, workers))
+                executor.start(context, [])
+                opened[f"{name} {workers}"] = executor
+            return opened[f"{name} {workers}"]
+
+        yield start
 
 
 @pytest.fixture
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets local workers, which get this process's path, import this file."""
-    monkeypatch.syspath_prepend(ROOT)
+def executor(choice: Choice, started: Callable[[str, int | None], Executor]) -> Executor:
+    return started(choice.executor, choice.workers)
 
 
-@pytest.mark.usefixtures("importable")
-def test_each_spec_gives_one_result_and_specs_are_taken_as_slots_become_free(
-    choice: Choice, context: TaskContext
-) -> None:
+@pytest.fixture
+def local(started: Callable[[str, int | None], Executor]) -> Executor:
+    return started("local", 2)
+
+
+def test_each_spec_gives_one_result_and_specs_are_taken_as_slots_become_free(executor: Executor) -> None:
     taken: list[int] = []
 
     def specs() -> Iterator[int]:
@@ -249,30 +276,23 @@ def test_each_spec_gives_one_result_and_specs_are_taken_as_slots_become_free(
             taken.append(number)
             yield number
 
-    with open_executor(choice.executor, choice.workers) as executor:
-        executor.start(context, [])
-        results = executor.map(_double, specs())
-        first = next(results)
-        assert len(taken) <= 2 * executor.slots + 1
-        assert sorted([first, *results]) == [(number, 2 * number) for number in range(40)]
-        assert list(executor.map(_double, [])) == []
+    results = executor.map(_double, specs())
+    first = next(results)
+    assert len(taken) <= 2 * executor.slots + 1
+    assert sorted([first, *results]) == [(number, 2 * number) for number in range(40)]
+    assert list(executor.map(_double, [])) == []
 
 
-@pytest.mark.usefixtures("importable")
-def test_the_error_of_a_task_arrives_as_it_was_raised_and_the_executor_still_works(
-    choice: Choice, context: TaskContext
-) -> None:
-    with open_executor(choice.executor, choice.workers) as executor:
-        executor.start(context, [])
-        with pytest.raises(CorruptFile) as caught:
-            list(executor.map(_fail, range(40)))
-        assert caught.value.to_dict() == {
-            "error": "corrupt_file",
-            "message": "Number three is damaged: here. Restore it.",
-            "where": "here",
-            "fix": "Restore it.",
-        }
-        assert len(list(executor.map(_double, range(5)))) == 5
+def test_the_error_of_a_task_arrives_as_it_was_raised_and_the_executor_still_works(executor: Executor) -> None:
+    with pytest.raises(CorruptFile) as caught:
+        list(executor.map(_fail, range(40)))
+    assert caught.value.to_dict() == {
+        "error": "corrupt_file",
+        "message": "Number three is damaged: here. Restore it.",
+        "where": "here",
+        "fix": "Restore it.",
+    }
+    assert len(list(executor.map(_double, range(5)))) == 5
 
 
 def _kill_once(spec: tuple[int, str], context: TaskContext) -> int:
@@ -292,21 +312,12 @@ def _kill_always(spec: int, context: TaskContext) -> int:
     return spec
 
 
-@pytest.fixture
-def local(context: TaskContext) -> Iterator[Executor]:
-    with open_executor("local", 2) as executor:
-        executor.start(context, [])
-        yield executor
-
-
-@pytest.mark.usefixtures("importable")
 def test_a_worker_that_is_killed_is_made_good(local: Executor, tmp_path: Path) -> None:
     specs = [(number, str(tmp_path / "killed")) for number in range(30)]
     assert sorted(local.map(_kill_once, specs)) == list(range(30))
     assert (tmp_path / "killed").exists()
 
 
-@pytest.mark.usefixtures("importable")
 def test_a_task_that_kills_every_worker_ends_in_one_clear_error(local: Executor) -> None:
     with pytest.raises(ExecutorError, match="killed several workers"):
         list(local.map(_kill_always, [1]))
@@ -419,7 +430,6 @@ def _slow(spec: int, context: TaskContext) -> int:
     return spec
 
 
-@pytest.mark.usefixtures("importable")
 def test_a_scheduler_that_goes_away_during_a_run_is_one_clear_error(context: TaskContext, tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1) as started, open_executor(started.address, None) as executor:
         executor.start(context, [])

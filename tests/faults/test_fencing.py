@@ -57,9 +57,9 @@ class StagedTable(LineTable):
     stage: Stage
     actor: int
 
-    def open(self) -> LanceDataset:
+    def open(self, version: int | None = None) -> LanceDataset:
         self.stage.step(self.actor)
-        return super().open()
+        return super().open(version)
 
     def _transact(self, transaction: Transaction) -> None:
         self.stage.step(self.actor)
@@ -84,7 +84,8 @@ def test_whatever_the_order_the_successor_knows_what_its_predecessor_committed(t
         if has_row:
             plain.fence(ENTITY, 0)
         stage = Stage(list(turns))
-        tables, seen = {}, []
+        tables: dict[int, StagedTable] = {}
+        seen: list[tuple[bool, int]] = []
         for actor in (OLD, NEW):
             tables[actor] = StagedTable(objects, ENTITY.tenant, fingerprint)
             tables[actor].stage, tables[actor].actor = stage, actor

@@ -48,6 +48,7 @@ def change_some(tree: Path, chance: random.Random) -> None:
             target.write_text("\n".join(chance.choices(WORDS[:20], k=chance.randrange(4))))
 
 
+@pytest.mark.timeout(300)  # 40 s on a quiet machine
 def test_runs_killed_at_random_moments_leave_nothing_that_a_last_run_does_not_mend(
     tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -83,7 +83,7 @@ def writers(tmp_path: Path, tiny_model: Path) -> Iterator[Writers]:
 
 
 def test_two_sources_of_one_tenant_may_be_indexed_at_once(writers: Writers) -> None:
-    trees = [writers.tree("one", 40), writers.tree("two", 44)]
+    trees = [writers.tree("one", 20), writers.tree("two", 24)]
     for _ in range(2):  # the first time, both create the workspace and the table, too
         answers = [writers.finish(process) for process in [writers.start(tree, "--full") for tree in trees]]
         assert [answer["exit"] for answer in answers] == [0, 0], answers

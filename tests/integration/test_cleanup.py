@@ -17,7 +17,6 @@ import pytest
 from driftline.flows import cli
 from driftline.flows.cleaning import CleanupReport, CleanupRequest, clean_workspace
 from driftline.flows.pipeline import IndexRequest, index_sources
-from driftline.storage import leases
 from driftline.storage.documents import BatchId
 from driftline.storage.errors import CleanupAborted, LeaseLost, StorageError
 from driftline.storage.ids import new_ulid
@@ -257,7 +256,7 @@ def test_a_holder_that_was_taken_over_cannot_commit_fragments_that_are_gone(
     with monkeypatch.context() as patch:
         here = ProcessIdentity.current()
         dead = ProcessIdentity(here.host, here.boot_id, (1 << 23) + 77, "0")
-        patch.setattr(leases.ProcessIdentity, "current", lambda: dead)
+        patch.setattr(ProcessIdentity, "current", lambda: dead)
         lease = acquire(corner.workspace.objects, lease_path(ENTITY), "paused")
         lease.abandon()
     fragments = corner.table.write_fragments(corner.rows())

@@ -80,7 +80,7 @@ def in_web(**names: Any) -> LineFilter:
 
 def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> None:
     at = ("--workspace", corpus, "--json")
-    found = driftline("search", "subcommand", "--top-k", 2, "-n", 1, "--path", "numbered.txt", *at).json
+    found = driftline("search", "subcommand", "--top-k", 1, "-n", 1, "--path", "numbered.txt", *at).json
     assert list(found) == ["query", "results"]
     assert found["query"] == "subcommand"
     first = found["results"][0]
@@ -95,7 +95,7 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "text": "subcommand",
         "context": ["---", "subcommand", "three"],
     }
-    assert [hit["rank"] for hit in found["results"]] == [1, 2]
+    assert len(found["results"]) == 1
 
 
 def test_lines_count_from_one_and_windows_stop_at_both_ends_of_the_file(corpus: Path) -> None:
@@ -107,8 +107,8 @@ def test_lines_count_from_one_and_windows_stop_at_both_ends_of_the_file(corpus: 
             ).results
             (hit,) = found
             assert hit.line == line
-            assert hit.start_line <= max(1, line - n_lines)
-            assert hit.end_line >= min(12, line + n_lines)
+            assert hit.start_line == max(1, line - n_lines)
+            assert hit.end_line == min(12, line + n_lines)
             assert hit.context == tuple(lines[hit.start_line - 1 : hit.end_line])
             assert lines[hit.line - 1] == hit.text == query
             assert 1 <= hit.start_line <= hit.end_line <= 12
@@ -122,20 +122,29 @@ def row(line: int, distance: float, path: str = "a") -> dict[str, Any]:
 
 def test_hits_whose_contexts_touch_become_one_window() -> None:
     rows = [row(10, 0.1), row(40, 0.2), row(17, 0.3), row(25, 0.4), row(10, 0.5, "b")]
-    windows = merge_windows(rows, n_lines=3)
+    windows = merge_windows(rows, n_lines=3, top_k=10)
     assert [(w.path, w.first, w.last, w.best) for w in windows] == [
         ("a", 10, 17, 10),
         ("a", 40, 40, 40),
         ("a", 25, 25, 25),
         ("b", 10, 10, 10),
     ]
-    assert len(merge_windows(rows, n_lines=0)) == 5
-    assert [(w.first, w.last) for w in merge_windows([row(1, 0.1), row(2, 0.2)], n_lines=0)] == [(1, 1), (2, 2)]
+    assert len(merge_windows(rows, n_lines=0, top_k=10)) == 5
+    assert [(w.first, w.last) for w in merge_windows([row(1, 0.1), row(2, 0.2)], 0, 10)] == [(1, 1), (2, 2)]
 
 
 def test_a_hit_between_two_windows_joins_them() -> None:
-    (window,) = merge_windows([row(0, 0.1), row(14, 0.2), row(7, 0.3)], n_lines=3)
+    (window,) = merge_windows([row(0, 0.1), row(14, 0.2), row(7, 0.3)], n_lines=3, top_k=10)
     assert (window.first, window.last, window.best, window.distance) == (0, 14, 0, 0.1)
+
+
+def test_windows_grow_only_by_hits_that_are_nearer_than_the_last_window() -> None:
+    rows = [row(0, 0.1), row(4, 0.2), row(30, 0.3), row(8, 0.4), row(26, 0.5), row(60, 0.6)]
+    for top_k, expected in ((1, [(0, 0)]), (2, [(0, 4), (30, 30)]), (3, [(0, 8), (26, 30), (60, 60)])):
+        assert [(w.first, w.last) for w in merge_windows(rows, 3, top_k)] == expected
+    between = [row(0, 0.1), row(14, 0.2), row(7, 0.3), row(3, 0.4), row(90, 0.5)]
+    assert [(w.first, w.last) for w in merge_windows(between, 3, 2)] == [(0, 0), (14, 14)]
+    assert [(w.first, w.last) for w in merge_windows(between, 3, 3)] == [(0, 14), (90, 90)]
 
 
 def test_windows_of_one_file_never_overlap(corpus: Path) -> None:
@@ -314,28 +323,24 @@ def test_context_comes_from_the_index_when_the_file_has_changed_or_is_gone(own: 
 
 
 def test_searching_and_asking_need_read_access_only(own: Path) -> None:
-    """As another user, to whom every file may be read and none written."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
-    for path in (own, *own.rglob("*"), own.parent / "web", *(own.parent / "web").rglob("*")):
+    for path in (own, *own.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     code = (
-        "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "import os, sys\n"
         "from driftline.flows.cli import main\n"
-        "codes = [main([*command, '--workspace', sys.argv[1]]) for command in\n"
-        "         (['search', 'subcommand', '--top-k', '1'], ['status'], ['sources'])]\n"
-        "sys.exit(0 if codes == [0, 0, 0] else 7)"
+        "assert not os.access(sys.argv[1], os.W_OK)\n"
+        "for command in (['search', 'subcommand', '--top-k', '1'], ['status'], ['sources']):\n"
+        "    assert main([*command, '--workspace', sys.argv[1]]) == 0, command\n"
     )
-    reachable = Path("/var/tmp") / f"driftline-read-only-{os.getpid()}"  # above it everybody may pass
-    shutil.copytree(own, reachable)
-    before = sorted(path for path in reachable.rglob("*"))
-    try:
-        done = subprocess.run([sys.executable, "-c", code, reachable], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert "numbered.txt:6" in done.stdout
-        assert sorted(path for path in reachable.rglob("*")) == before
-    finally:
-        shutil.rmtree(reachable)
+    # Root without this capability is bound by the permissions of files as anybody else is.
+    command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if command and not shutil.which(command[0]):
+        pytest.skip("root may write everywhere, and setpriv is missing")
+    before = sorted(own.rglob("*"))
+    done = subprocess.run([*command, sys.executable, "-c", code, own], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "numbered.txt:6" in done.stdout
+    assert sorted(own.rglob("*")) == before
 
 
 def test_the_default_model_finds_meaning_across_a_real_text(tmp_path: Path, driftline: Driftline) -> None:
@@ -343,7 +348,7 @@ def test_the_default_model_finds_meaning_across_a_real_text(tmp_path: Path, drif
     at = ("--workspace", tmp_path / "ws", "--json")
     assert driftline("index", source, "--include", "*.py", *at).code == 0
     assert driftline("status", *at).json["has_index"]
-    found = driftline("search", "raise an error when the document is malformed", "--top-k", 5, *at).json["results"]
-    assert any("decod" in hit["path"] or "scanner" in hit["path"] for hit in found)
+    found = driftline("search", "escape special characters in a string", "--top-k", 5, *at).json["results"]
+    assert any("escape" in hit["text"] for hit in found)
     lines = (source / found[0]["path"]).read_text().split("\n")
     assert found[0]["context"] == lines[found[0]["start_line"] - 1 : found[0]["end_line"]]

@@ -81,7 +81,7 @@ def test_no_command_shows_the_help_and_is_wrong_use(capsys: pytest.CaptureFixtur
     assert "Usage: driftline" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["index", "search", "status", "sources", "remove"])
+@pytest.mark.parametrize("command", ["index", "search", "status", "sources", "remove", "cleanup", "verify"])
 def test_each_command_has_help_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "--help"]) == 0
     assert "--json" in capsys.readouterr().out

@@ -1,0 +1,160 @@
+"""A verification, and with ``repair`` the mending of what it finds by indexing anew."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from driftline.flows.pipeline import IndexRequest, index_sources
+from driftline.flows.progress import NullProgress, Progress
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError, LeaseHeld
+from driftline.storage.ids import new_ulid
+from driftline.storage.leases import look
+from driftline.storage.workspace import Workspace, lease_path
+from driftline.tasks.mend import mend_indexes, mend_source, set_aside
+from driftline.tasks.verify import OF_DOCUMENTS, Finding, FindingKind, Verification, verify
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """What to verify. ``repair`` takes what is wrong out of the index and indexes its sources anew."""
+
+    workspace: str
+    repair: bool = False
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What was found; after a repair ``findings`` are what is left, ``mended`` counts what was wrong before."""
+
+    run_id: str
+    workspace: str
+    documents: int = 0
+    lines: int = 0
+    findings: Sequence[Finding] = ()
+    mended: int = 0
+    skipped: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``verify --json`` prints it."""
+        return {
+            "run_id": self.run_id,
+            "workspace": self.workspace,
+            "documents": self.documents,
+            "lines": self.lines,
+            "findings": [{**asdict(finding), "kind": str(finding.kind)} for finding in self.findings],
+            "mended": self.mended,
+            "skipped": self.skipped,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def verify_workspace(request: VerifyRequest, progress: Progress | None = None) -> VerifyReport:
+    """Check a workspace against itself, and mend it if asked.
+
+    Without ``repair`` nothing is written. Raises WorkspaceNotFound, WorkspaceTooNew, StorageError.
+    """
+    started, told = time.monotonic(), progress or NullProgress()
+    workspace = Workspace.open(request.workspace, request.storage_options)
+    report = VerifyReport(new_ulid(), workspace.objects.uri)
+
+    def skip(message: str) -> None:
+        report.skipped.append(message)
+        told.message(message)
+
+    found = verify(workspace, told.phase)
+    before = len(found.findings)
+    if request.repair and found.findings:
+        workspace = Workspace.open_for_writing(request.workspace, request.storage_options)
+        repair = _Repair(workspace, request, report.run_id, told, skip)
+        if repair.set_damaged_files_aside(found):
+            found = verify(workspace, told.phase)
+            before = max(before, len(found.findings))
+        repair.mend(found)
+        found = verify(workspace, told.phase)
+        report.mended = max(0, before - len(found.findings))
+    for name in found.busy:
+        skip(f"{name} was not judged, because a run works on it")
+    report.documents, report.lines, report.findings = found.documents, found.lines, found.findings
+    report.seconds = time.monotonic() - started
+    return report
+
+
+@dataclass(slots=True)
+class _Repair:
+    workspace: Workspace
+    request: VerifyRequest
+    run_id: str
+    progress: Progress
+    skip: Any
+
+    def set_damaged_files_aside(self, found: Verification) -> int:
+        """Rename the files of manifests that cannot be read, so that the rest can be; returns how many."""
+        count = 0
+        for finding in found.findings:
+            entity = _source_of(found, finding.entity)
+            if finding.kind is FindingKind.UNREADABLE and entity is not None:
+                try:
+                    count += set_aside(self.workspace, entity, finding.path, self.run_id)
+                except LeaseHeld as error:
+                    self.skip(str(error))
+        return count
+
+    def mend(self, found: Verification) -> None:
+        """Take what is wrong out of the index, then index the sources that it belongs to."""
+        wrong: dict[Entity, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        indexes: dict[str, set[str]] = defaultdict(set)
+        for finding in found.findings:
+            entity = _source_of(found, finding.entity)
+            if finding.kind is FindingKind.INDEX:
+                indexes[finding.entity].add(finding.path)
+            elif entity is None:
+                self.skip(f"Not mended, because no source has this name: {finding.entity}")
+            elif finding.kind in OF_DOCUMENTS:
+                wrong[entity][finding.fingerprint].add(finding.path)
+            elif finding.kind is FindingKind.LEDGER:
+                wrong[entity][finding.fingerprint] |= set()
+            elif finding.kind is FindingKind.STAGED:
+                wrong[entity] |= {}
+        for entity, paths in sorted(wrong.items()):
+            self.progress.phase(f"mending {entity}")
+            if look(self.workspace.objects, lease_path(entity)) != found.leases[entity]:
+                self.skip(f"{entity} has changed since it was verified: verify again")
+                continue
+            try:
+                mend_source(self.workspace, entity, paths, self.run_id)
+            except LeaseHeld as error:
+                self.skip(str(error))
+                continue
+            if any(paths.values()):
+                self._index(entity)
+        for tenant, names in indexes.items():
+            try:
+                mend_indexes(self.workspace, Entity.of_directory(tenant), sorted(names), self.run_id)
+            except LeaseHeld as error:
+                self.skip(str(error))
+
+    def _index(self, entity: Entity) -> None:
+        record = self.workspace.source(entity)
+        uri = record.uri if record else "its source"
+        try:
+            if record is not None:
+                request = IndexRequest(
+                    sources=(record.uri,),
+                    workspace=self.request.workspace,
+                    entity=str(entity),
+                    storage_options=self.request.storage_options,
+                )
+                index_sources(request, self.progress)
+        except DriftlineError as error:
+            self.skip(f"The lines taken out of {entity} are to be indexed again with: driftline index {uri} ({error})")
+
+
+def _source_of(found: Verification, name: str) -> Entity | None:
+    return next((entity for entity in found.leases if str(entity) == name), None)

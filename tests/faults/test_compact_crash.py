@@ -1,0 +1,90 @@
+"""Every step at which a compaction can be interrupted, and what readers and the next compaction make of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows import compaction
+from driftline.flows.compaction import CompactRequest, compact_workspace
+from driftline.flows.pipeline import IndexRequest, index_sources
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError, StorageError
+from driftline.storage.quality import SearchQuality
+from driftline.storage.workspace import Workspace
+from driftline.tasks import compact
+from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+
+ENTITY = Entity.parse("source:tree")
+STEPS_OF_TABLES = (
+    (compaction, "maintain"),
+    (compact, "rewrite"),
+    (compaction, "commit_compaction"),
+    (compaction, "remove_old_versions"),
+)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree and a workspace of several runs over it: deltas, fragments and versions to compact."""
+    root = tmp_path_factory.mktemp("template")
+    model = save_tiny_model(root / "model")
+    tree = root / "tree"
+    tree.mkdir()
+    for turn in range(4):
+        for number in range(turn, 5):
+            (tree / f"file{number}.txt").write_text(f"word{number} word{turn}\nword{turn + 50}\n")
+        request = IndexRequest((str(tree),), str(root / "workspace"), "source:tree", model=str(model), workers=1)
+        index_sources(request)
+    (tree / "file4.txt").unlink()
+    index_sources(request)
+    return root
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.timeout(300)
+def test_a_compaction_that_is_interrupted_anywhere_is_finished_by_the_next(
+    tmp_path: Path, template: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    uri, files = str(tmp_path / "workspace"), files_below(template / "tree")
+
+    def attempt(faults: Faults) -> bool:
+        """Compact a fresh copy; whether it came to its end."""
+        shutil.rmtree(uri, ignore_errors=True)
+        shutil.copytree(template / "workspace", uri)
+        with injected(faults), pytest.MonkeyPatch.context() as patch:
+            for module, name in STEPS_OF_TABLES:
+                patch.setattr(module, name, _disturbed(faults, name, getattr(module, name)))
+            try:
+                compact_workspace(CompactRequest(uri, max_deltas=0, retention_seconds=0, workers=1))
+            except (Crash, DriftlineError):
+                return False
+        return True
+
+    undisturbed = Faults()
+    assert attempt(undisturbed)
+    assert {name for _, name in STEPS_OF_TABLES} <= set(undisturbed.log)
+    assert any("_index.parquet" in operation for operation in undisturbed.log)
+    for at, operation in enumerate(undisturbed.log):
+        try:
+            attempt(Faults(mode, at))
+            assert_in_step(Workspace.open(uri), ENTITY, files)
+            report = compact_workspace(CompactRequest(uri, max_deltas=0, retention_seconds=0, workers=1))
+            assert_in_step(Workspace.open(uri), ENTITY, files)
+            assert_nothing_staged(Workspace.open(uri))
+            after = report.tenants[0].after
+            assert after is not None
+            assert (after.deltas, after.versions) == (0, 1)
+            assert after.fragments <= 2, "fencing a dead compactor off writes a ledger row, in a fragment of its own"
+        except Exception as error:
+            raise AssertionError(f"after {mode} operation {at}, {operation}") from error
+
+
+def _disturbed(faults: Faults, name: str, original: Any) -> Any:
+    return lambda *arguments, **options: faults.perform(name, lambda: original(*arguments, **options), StorageError)

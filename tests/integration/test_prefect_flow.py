@@ -1,0 +1,237 @@
+"""The Prefect flow against a real server: the same run as the command line's, with form, progress, result and logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_SECONDS = 90
+PROGRAM = """
+import json, sys
+from driftline.flows.index import index
+from driftline.storage.errors import DriftlineError
+from prefect.utilities.callables import parameter_schema
+
+tree, workspace, model = sys.argv[1:]
+told = {"schema": parameter_schema(index).model_dump(), "prefect": index.name}
+told["report"] = index([tree], workspace=workspace, model=model)
+told["again"] = index([tree], workspace=workspace, model=model, executor="local", workers=1)
+for name, arguments in {
+    "bad": {"sources": [tree], "max_delete_fraction": 7},
+    "unknown": {"sources": [tree], "indexes": "some"},
+    "missing": {"sources": [tree + "/nowhere"], "model": model},
+}.items():
+    try:
+        index(workspace=workspace, **arguments)
+    except Exception as error:
+        told[name] = [isinstance(error, DriftlineError), type(error).__name__, str(error)]
+print("TOLD" + json.dumps(told))
+"""
+
+
+@dataclass(frozen=True)
+class PrefectServer:
+    url: str
+    environment: dict[str, str]
+
+    def post(self, path: str, body: Any) -> Any:
+        request = urllib.request.Request(
+            f"{self.url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture(scope="module")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    """A server of its own on loopback, with SQLite in a temporary folder, that phones nobody."""
+    home = tmp_path_factory.mktemp("prefect")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/api"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.2",
+        "DO_NOT_TRACK": "1",
+    }
+    # Where it can, the server dies with a test run that is killed.
+    command = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+    command += [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with (home / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, cwd=home, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                break
+            except (OSError, urllib.error.URLError) as error:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"Prefect did not start:\n{(home / 'server.log').read_text()[-3000:]}"
+                    ) from error
+                time.sleep(0.2)
+        yield PrefectServer(url, environment)
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def told(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, Any]:
+    """What the program above told, run once for all tests."""
+    place = tmp_path_factory.mktemp("flow")
+    tree = place / "web"
+    tree.mkdir()
+    (tree / "parser.py").write_text("import argparse\nparser = argparse.ArgumentParser()\n")
+    (tree / ".env").write_text("TOKEN=1\n")
+    arguments = [str(tree), str(place / "ws"), str(tiny_model)]
+    (place / "program.py").write_text(f"if __name__ == '__main__':\n    exec({PROGRAM!r})\n")
+    done = subprocess.run(
+        [sys.executable, str(place / "program.py"), *arguments],
+        env=prefect_server.environment,
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.rpartition("TOLD")[2])
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(prefect_server: PrefectServer, told: dict[str, Any]) -> list[dict[str, Any]]:
+    """The flow runs that the server knows, oldest first."""
+    assert told
+    found: list[dict[str, Any]] = prefect_server.post("flow_runs/filter", {"sort": "START_TIME_ASC"})
+    return found
+
+
+pytestmark = pytest.mark.timeout(300)  # a server and five flow runs, on a machine that may be busy
+
+
+def test_the_flow_returns_the_report_of_the_command_line(told: dict[str, Any]) -> None:
+    (source,) = told["report"]["sources"]
+    assert (source["new"], source["lines_embedded"], source["lines_total"]) == (1, 2, 2)
+    assert source["skipped"] == [{"path": ".env", "reason": "secret"}]
+    (again,) = told["again"]["sources"]
+    assert (again["unchanged"], again["lines_embedded"]) == (1, 0)
+
+
+def test_the_server_shows_the_runs_by_the_names_of_their_sources(runs: list[dict[str, Any]]) -> None:
+    assert [run["state_type"] for run in runs[:2]] == ["COMPLETED", "COMPLETED"]
+    assert "web" in runs[0]["name"]
+
+
+def test_progress_ends_at_100_and_a_table_shows_the_counts(
+    prefect_server: PrefectServer, runs: list[dict[str, Any]]
+) -> None:
+    artifacts = prefect_server.post("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [runs[0]["id"]]}}})
+    of_type = {artifact["type"]: artifact for artifact in artifacts}
+    assert set(of_type) == {"progress", "table"}
+    assert of_type["progress"]["data"] == 100
+    assert "2 lines" in of_type["progress"]["description"]
+    (row,) = json.loads(of_type["table"]["data"])
+    assert row["source"].endswith("source:web")
+    assert (row["new"], row["unchanged"], row["skipped"], row["embedded"], row["lines"]) == (1, 0, 1, 2, 2)
+
+
+def test_the_log_of_a_run_tells_its_phases(prefect_server: PrefectServer, runs: list[dict[str, Any]]) -> None:
+    logs = prefect_server.post(
+        "logs/filter", {"logs": {"flow_run_id": {"any_": [runs[0]["id"]]}}, "sort": "TIMESTAMP_ASC"}
+    )
+    messages = [log["message"] for log in logs]
+    assert any("scanning" in message for message in messages)
+    assert any("embedding: 1 documents" in message for message in messages)
+
+
+def test_the_parameters_make_a_form_with_descriptions_bounds_and_choices(told: dict[str, Any]) -> None:
+    properties = told["schema"]["properties"]
+    assert told["schema"]["required"] == ["sources", "workspace"]
+    assert [name for name, shown in properties.items() if not shown.get("description")] == []
+    assert (properties["max_delete_fraction"]["minimum"], properties["max_delete_fraction"]["maximum"]) == (0, 1)
+    assert properties["max_file_bytes"]["minimum"] == 0
+    assert properties["indexes"]["enum"] == ["all", "text", "none"]
+
+
+def test_bad_parameters_are_refused(told: dict[str, Any]) -> None:
+    for name in ("bad", "unknown"):
+        ours, kind, message = told[name]
+        assert not ours
+        assert "Parameter" in kind or "Validation" in kind, (kind, message)
+    assert "max_delete_fraction" in told["bad"][2]
+
+
+def test_a_run_that_fails_ends_as_failed_with_the_clear_message(
+    told: dict[str, Any], runs: list[dict[str, Any]]
+) -> None:
+    ours, kind, message = told["missing"]
+    assert (ours, kind) == (True, "SourceNotFound")
+    assert "nowhere" in message
+    failed = [run for run in runs if run["state_type"] == "FAILED"]
+    assert message in failed[-1]["state"]["message"]
+
+
+# What the command line must not pay for.
+
+
+def modules_after(code: str) -> set[str]:
+    program = f"{code}\nimport sys; print('MODULES', *sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.rpartition("MODULES")[2].split()}
+
+
+def test_the_command_line_indexes_and_searches_without_prefect_and_dask(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a.py").write_text("import argparse\n")
+    at = ["--workspace", str(tmp_path / "ws")]
+    code = "from driftline.flows.cli import main\n"
+    loaded = modules_after(
+        f"{code}assert main({['index', str(tmp_path / 'tree'), '--model', str(tiny_model), *at]}) == 0"
+    )
+    assert "lance" in loaded
+    assert not loaded & {"prefect", "distributed", "dask", "lancedb", "mcp", "pandas", "torch", "transformers"}
+    loaded = modules_after(f"{code}assert main({['search', 'argparse', *at]}) == 0")
+    assert not loaded & {"prefect", "distributed", "dask", "lancedb", "mcp", "pandas", "torch", "transformers"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["index", "--help"], ["search", "x", "--top-k", "-1"], ["--version"]]
+)
+def test_help_and_wrong_use_load_nothing_heavy(arguments: list[str]) -> None:
+    loaded = modules_after(f"from driftline.flows.cli import main\nmain({arguments})")
+    heavy = {
+        "prefect",
+        "distributed",
+        "dask",
+        "lance",
+        "pyarrow",
+        "numpy",
+        "model2vec",
+        "pydantic",
+        "fsspec",
+        "obstore",
+    }
+    assert not loaded & heavy

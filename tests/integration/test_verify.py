@@ -1,0 +1,284 @@
+"""Each kind of damage, made by hand, is found; and what can be mended is mended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+from driftline.flows import cli
+from driftline.flows.verification import VerifyReport, VerifyRequest, verify_workspace
+from driftline.storage import documents
+from driftline.storage.documents import BatchId
+from driftline.storage.errors import WorkspaceTooNew
+from driftline.storage.ids import new_ulid
+from driftline.storage.leases import acquire
+from driftline.storage.model import DocMeta
+from driftline.storage.objects import ObjectStore
+from driftline.storage.workspace import lease_path
+from driftline.tasks.verify import FindingKind
+from tests.leftovers import ENTITY, Corner, make_corner
+from tests.oracle import save_tiny_model
+
+SOURCE = str(ENTITY)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture
+def corner(tmp_path: Path, store_uri: str, tiny_model: Path) -> Corner:
+    uri = ObjectStore.open("memory://").uri if store_uri == "memory://" else store_uri
+    return make_corner(tmp_path, uri, tiny_model)
+
+
+@pytest.fixture
+def local(tmp_path: Path, tiny_model: Path) -> Corner:
+    return make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
+
+
+def check(corner: Corner, repair: bool = False) -> VerifyReport:
+    return verify_workspace(VerifyRequest(corner.uri, repair))
+
+
+def found(report: VerifyReport) -> set[tuple[FindingKind, str]]:
+    return {(finding.kind, finding.path) for finding in report.findings}
+
+
+def commit(corner: Corner, replaced: tuple[str, ...] = (), rows: pa.Table | None = None) -> None:
+    """Change the table behind the back of the manifest."""
+    table = corner.table
+    fragments = table.write_fragments(rows) if rows is not None else []
+    table.commit(ENTITY, table.ledger(ENTITY).token, BatchId(new_ulid(), 1), replaced, fragments)
+
+
+def record(corner: Corner, **fields: Any) -> None:
+    """Change the manifest behind the back of the table."""
+    meta = DocMeta(**{"size_bytes": 1, "mtime_ns": 1, "fingerprint": corner.workspace.config.fingerprint, **fields})
+    manifest = corner.workspace.documents(ENTITY)
+    manifest.append(
+        new_ulid(), manifest.changes("add", corner.next_rev, documents.to_table([meta]), now=datetime.now(UTC))
+    )
+
+
+def lose_lines(corner: Corner) -> None:
+    commit(corner, ("file3.txt",))
+
+
+def lose_some_lines(corner: Corner) -> None:
+    corner.table.open().delete("path = 'file3.txt' AND line_number < 7")
+
+
+def repeat_lines(corner: Corner) -> None:
+    dataset = corner.table.open()
+    rows = dataset.to_table(filter="path = 'file3.txt' AND line_number = 5")
+    lance.write_dataset(rows, dataset.uri, mode="append", storage_options=corner.table.options)
+
+
+def swap_content(corner: Corner) -> None:
+    corner.table.open().update({"hash": "'00'"}, where="path = 'file3.txt'")
+
+
+def add_strangers(corner: Corner) -> None:
+    commit(corner, rows=corner.rows("stranger.txt"))
+
+
+def forget_document(corner: Corner) -> None:
+    manifest = corner.workspace.documents(ENTITY)
+    gone = pa.table({"path": ["file3.txt"]})
+    manifest.append(new_ulid(), manifest.changes("remove", corner.next_rev, gone, now=datetime.now(UTC)))
+
+
+def invent_document(corner: Corner) -> None:
+    record(corner, path="invented.txt", hash="00", lines=3)
+
+
+def lose_ledger(corner: Corner) -> None:
+    corner.table.open().delete("line_number = -1")
+
+
+def repeat_ledger(corner: Corner) -> None:
+    dataset = corner.table.open()
+    rows = dataset.to_table(filter="line_number = -1")
+    lance.write_dataset(rows, dataset.uri, mode="append", storage_options=corner.table.options)
+
+
+DAMAGES: dict[str, tuple[Callable[[Corner], object], set[tuple[FindingKind, str]]]] = {
+    "lost lines": (lose_lines, {(FindingKind.MISSING_LINES, "file3.txt")}),
+    "lost some lines": (lose_some_lines, {(FindingKind.WRONG_COUNT, "file3.txt")}),
+    "repeated lines": (repeat_lines, {(FindingKind.WRONG_COUNT, "file3.txt"), (FindingKind.REPEATED, "file3.txt")}),
+    "other content": (
+        swap_content,
+        {(FindingKind.MISSING_LINES, "file3.txt"), (FindingKind.OTHER_CONTENT, "file3.txt")},
+    ),
+    "strange lines": (add_strangers, {(FindingKind.NO_DOCUMENT, "stranger.txt")}),
+    "forgotten document": (forget_document, {(FindingKind.NO_DOCUMENT, "file3.txt")}),
+    "invented document": (invent_document, {(FindingKind.MISSING_LINES, "invented.txt")}),
+    "lost ledger": (lose_ledger, {(FindingKind.LEDGER, "")}),
+    "repeated ledger": (repeat_ledger, {(FindingKind.LEDGER, "")}),
+}
+
+
+def test_a_sound_workspace_has_no_findings(corner: Corner) -> None:
+    report = check(corner)
+    assert (report.findings, report.skipped) == ([], [])
+    assert (report.documents, report.lines) == (5, corner.table.count())
+    corner.workspace.documents(ENTITY).compact()
+    assert check(corner).findings == []
+
+
+def test_verification_writes_nothing(corner: Corner) -> None:
+    before = sorted((info.path, info.version) for info in corner.workspace.objects.list(temporary=True))
+    check(corner)
+    assert sorted((info.path, info.version) for info in corner.workspace.objects.list(temporary=True)) == before
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_found_and_mended(local: Corner, damage: str) -> None:
+    make, expected = DAMAGES[damage]
+    make(local)
+    report = check(local)
+    assert found(report) == expected
+    assert {finding.entity for finding in report.findings} == {SOURCE}
+    mended = check(local, repair=True)
+    assert (mended.findings, mended.skipped) == ([], [])
+    assert mended.mended == len(expected)
+    local.assert_alive()
+
+
+def test_damage_in_a_bucket_is_found_and_mended(tmp_path: Path, s3_bucket: str, tiny_model: Path) -> None:
+    corner = make_corner(tmp_path, s3_bucket, tiny_model)
+    commit(corner, ("file3.txt",), corner.rows("stranger.txt"))
+    expected = {(FindingKind.MISSING_LINES, "file3.txt"), (FindingKind.NO_DOCUMENT, "stranger.txt")}
+    assert found(check(corner)) == expected
+    assert check(corner, repair=True).findings == []
+    corner.assert_alive()
+
+
+def test_staged_deltas_of_dead_runs_are_found_and_settled(corner: Corner) -> None:
+    corner.commit_and_crash()
+    assert FindingKind.STAGED in {kind for kind, _ in found(check(corner))}
+    mended = check(corner, repair=True)
+    assert mended.findings == []
+    assert corner.workspace.documents(ENTITY).staged() == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 somebody else's archive"])
+@pytest.mark.parametrize("name", ["base", "delta"])
+def test_a_damaged_manifest_is_named_set_aside_and_indexed_anew(local: Corner, name: str, damage: bytes) -> None:
+    manifest = local.workspace.documents(ENTITY)
+    if name == "base":
+        manifest.compact()
+    path = f"{ENTITY.directory}/{'_index.parquet' if name == 'base' else manifest.log().deltas[0]}"
+    Path(local.uri, path).write_bytes(damage)
+    assert found(check(local)) == {(FindingKind.UNREADABLE, path)}
+    assert check(local, repair=True).findings == []
+    local.assert_alive()
+    (kept,) = [found for found in local.paths() if "_damaged_" in found]
+    assert Path(local.uri, kept).read_bytes() == damage
+
+
+def test_a_lost_table_is_found(local: Corner) -> None:
+    local.workspace.objects.delete([path for path in local.paths() if path.startswith(local.table.path)])
+    assert {kind for kind, _ in found(check(local))} == {FindingKind.MISSING_LINES}
+    assert check(local, repair=True).findings == []
+    local.assert_alive()
+
+
+def test_a_lost_file_of_a_table_is_found(local: Corner) -> None:
+    newest = {fragment.data_files()[0].path for fragment in local.table.open().get_fragments()}
+    Path(local.uri, local.table.path, "data", min(newest)).unlink()
+    assert found(check(local)) == {(FindingKind.UNREADABLE, local.table.path)}
+
+
+def test_a_damaged_lease_is_found(local: Corner) -> None:
+    Path(local.uri, lease_path(ENTITY)).write_bytes(b"?")
+    assert found(check(local)) == {(FindingKind.UNREADABLE, lease_path(ENTITY))}
+
+
+def test_a_newer_format_is_no_damage(local: Corner) -> None:
+    path = Path(local.uri, ENTITY.directory, "_source.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
+    with pytest.raises(WorkspaceTooNew):
+        check(local, repair=True)
+
+
+def test_an_index_that_misses_lines_is_found_and_built_anew(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("driftline.storage.indexes.MAX_UNINDEXED_ROWS", 0)
+    (local.tree / "more.txt").write_text("".join(f"word{i} word{i + 1}\n" for i in range(300)))
+    local.index(full=True)
+    dataset = local.table.open()
+    names = {index.name for index in dataset.describe_indices()}
+    assert names == {"path_idx", "parent_dirs_idx", "text_idx", "vector_idx"}
+    assert check(local).findings == []
+    # An index of the wrong rows: that of a table in which every path was another one.
+    with monkeypatch.context() as patch:
+        from driftline.storage import inventory
+
+        original = inventory._finds
+        lost = {local.table.open().version}
+        patch.setattr(
+            inventory,
+            "_finds",
+            lambda at, name, line: original(at, name, line) and not (name == "path_idx" and at.version in lost),
+        )
+        assert found(check(local)) == {(FindingKind.INDEX, "path_idx")}
+        assert check(local, repair=True).findings == []
+    assert {index.name for index in local.table.open().describe_indices()} == names
+
+
+def test_a_busy_source_is_not_judged(corner: Corner) -> None:
+    commit(corner, ("file3.txt",))
+    with acquire(corner.workspace.objects, lease_path(ENTITY), "a-long-run"):
+        report = check(corner, repair=True)
+    assert report.findings == []
+    assert SOURCE in report.skipped[0]
+    assert found(check(corner)) == {(FindingKind.MISSING_LINES, "file3.txt")}
+
+
+def test_a_source_that_cannot_be_reached_is_named(local: Corner) -> None:
+    commit(local, ("file3.txt",))
+    local.tree.rename(local.tree.with_name("elsewhere"))
+    report = check(local, repair=True)
+    assert report.findings == []
+    assert any("driftline index" in message for message in report.skipped)
+    local.tree.with_name("elsewhere").rename(local.tree)
+    local.index()
+    local.assert_alive()
+
+
+def test_a_reembedding_under_way_is_no_damage(
+    local: Corner, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    from driftline.flows.pipeline import IndexRequest, index_sources
+
+    second = tmp_path / "second"
+    second.mkdir()
+    (second / "a.txt").write_text("word1\n")
+    index_sources(IndexRequest((str(second),), local.uri, "source:second", model=str(local.model), workers=1))
+    local.model = save_tiny_model(tmp_path_factory.mktemp("other-model"), seed=8)
+    (local.tree / "file4.txt").unlink()
+    local.index(reembed=True)
+    assert check(local).findings == []
+
+
+def test_the_command_tells_findings_by_its_exit_code(local: Corner, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["verify", "--workspace", local.uri]
+    assert cli.main(arguments) == 0
+    assert "findings: 0" in capsys.readouterr().out
+    lose_lines(local)
+    assert cli.main(arguments) == 3
+    assert "file3.txt" in capsys.readouterr().out
+    assert cli.main([*arguments, "--json"]) == 3
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["kind"], finding["path"]) == (str(FindingKind.MISSING_LINES), "file3.txt")
+    assert cli.main([*arguments, "--repair"]) == 0
+    assert "1 mended" in capsys.readouterr().out
