@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -49,7 +50,7 @@ class SourceRun:
         self._executor = executor
         self._progress = progress
         self._run_id = run_id
-        self._new_hashes: set[str] = set()
+        self._new_hashes = Counter[str]()
 
     def execute(self) -> None:
         """Bring the source in step. Raises LeaseHeld, LeaseLost, DeletionRefused, StorageError, ExecutorError."""
@@ -184,7 +185,7 @@ class SourceRun:
 
     def _refusal(self, gone: pa.Table) -> DeletionRefused | None:
         documents = gone.filter(pc.is_null(gone["reason"]))
-        renamed = pc.sum(pc.is_in(documents["hash"], pa.array(list(self._new_hashes), pa.string()))).as_py() or 0
+        renamed = (Counter(documents["hash"].to_pylist()) & self._new_hashes).total()
         lost = len(documents) - renamed
         states = self.report.states
         before = len(documents) + sum(
@@ -207,7 +208,7 @@ class SourceRun:
         self.report.skipped += result.skipped
         self.report.lines_embedded += result.lines
         self.report.bytes_read += result.bytes_read
-        self._new_hashes.update(result.rows["hash"].to_pylist())
+        self._new_hashes.update(result.new_hashes)
 
     def _count_retouched(self, retouched: pa.Table) -> None:
         indexed = pc.is_null(retouched["reason"])

@@ -45,12 +45,13 @@ class BatchResult:
     """What came of a batch; nothing of it is visible before it is committed.
 
     ``rows`` (documents.SCHEMA) belong into the manifest; ``replaced`` are the paths whose old lines
-    have to go; ``fragments`` are references to what was written.
+    have to go; ``fragments`` are references to what was written; ``new_hashes`` are those of new documents.
     """
 
     rows: pa.Table
     replaced: tuple[str, ...]
     fragments: tuple[str, ...]
+    new_hashes: tuple[str, ...]
     states: dict[DocumentState, int]
     skipped: tuple[tuple[str, str], ...]
     documents: int
@@ -74,6 +75,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     texts: list[str] = []
     text_of: list[DocMeta] = []
     replaced: list[str] = []
+    new_hashes: list[str] = []
     skipped: list[tuple[str, str]] = []
     states = dict.fromkeys(DocumentState, 0)
     bytes_read = 0
@@ -107,7 +109,11 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
             skipped.append((path, reason))
             states[DocumentState.DELETED] += was_indexed
             continue
-        states[state if was_indexed else DocumentState.NEW] += 1
+        if was_indexed:
+            states[state] += 1
+        else:
+            states[DocumentState.NEW] += 1
+            new_hashes.append(digest)
         texts.append(text)
         text_of.append(replace(meta, lines=0, reason=None))
     fragments: list[str] = []
@@ -124,6 +130,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
         rows=documents.to_table([*kept, *text_of]),
         replaced=tuple(replaced),
         fragments=tuple(fragments),
+        new_hashes=tuple(new_hashes),
         states=states,
         skipped=tuple(skipped),
         documents=len(spec.changes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +42,11 @@ class Corner:
     @property
     def table(self) -> LineTable:
         return self.workspace.lines(ENTITY)
+
+    def copied(self, uri: Path) -> Corner:
+        """The same tree with a copy of its workspace, which must be a local one."""
+        shutil.copytree(self.uri, uri)
+        return Corner(self.tree, self.model, str(uri))
 
     def index(self, **options: object) -> None:
         request = IndexRequest((str(self.tree),), self.uri, "source:tree", model=str(self.model), workers=1)

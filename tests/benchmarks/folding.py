@@ -14,6 +14,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -51,7 +52,7 @@ def main() -> int:
                 manifests.append(manifest, 1 + turn * options.deltas + number, ids)
             files = sorted((root / manifest.directory).glob("_index*.parquet"))
             if rows <= 1_000_000:
-                plain.append(_timed(lambda files=files: _plain(files, root / "plain.parquet")))
+                plain.append(_timed(partial(_plain, files, root / "plain.parquet")))
                 print(f"  round {turn}: plain {plain[-1]:6.2f} s", flush=True)
             folding.append(_timed(manifest.compact))
             print(f"  round {turn}: fold  {folding[-1]:6.2f} s", flush=True)

@@ -53,7 +53,8 @@ def main() -> int:
             found = list(pool.map(lambda partition: _compare(manifest, root, partition), partitions))
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     new, candidates, deleted, unchanged = (sum(counts) for counts in zip(*found, strict=True))
-    print(f"  {new:,} new, {candidates:,} changed, {deleted:,} gone, {unchanged:,} unchanged in {seconds:.1f} s, {cpu:.1f} CPU s")
+    print(f"  {new:,} new, {candidates:,} changed, {deleted:,} gone, {unchanged:,} unchanged")
+    print(f"  {seconds:.1f} s, {cpu:.1f} CPU s", flush=True)
     expected = [sum(len(part) for part in parts) for parts in zip(*map(_simulated, folders), strict=True)]
     if [new, candidates, deleted] != expected:
         raise SystemExit(f"expected {expected}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -423,7 +422,7 @@ def _count_reads(monkeypatch: Any) -> list[int]:
 
 def test_a_base_of_many_rows_is_written_in_full_row_groups(disk: DeltaIndex) -> None:
     for number in range(3):
-        table = pa.table({"key": [f"{uuid.uuid4()}" for _ in range(60_000)], "value": range(60_000)}, disk.schema)
+        table = pa.table({"key": [f"{i:06}-{number}" for i in range(60_000)], "value": range(60_000)}, disk.schema)
         disk.append(new_ulid(), disk.changes(ADD, number, table, now=NOON))
         disk.compact(now=NOON)
     metadata = pq.ParquetFile(pa.BufferReader(disk.objects.get(path(disk, BASE)))).metadata

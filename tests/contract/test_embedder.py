@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -149,12 +150,12 @@ def test_a_plan_made_on_the_way_does_not_show(
     monkeypatch.setattr(embedding, "_BLOCK_LINES", 100)
     files = resolve_model(str(model_directory))
     embedder = WordTableEmbedder(load_parts(files), fingerprint(files), plan_after=200)
-    plans = []
-    monkeypatch.setattr(embedding, "plan_words", lambda *model: plans.append(plan_words(*model)) or plans[-1])
+    plans = Mock(wraps=plan_words)
+    monkeypatch.setattr(embedding, "plan_words", plans)
     assert_same(embedder.embed(LINES[:200]), expected[:200], LINES[:200])
-    assert not plans
+    plans.assert_not_called()
     assert_same(embedder.embed(LINES[200:]), expected[200:], LINES[200:])
-    assert len(plans) == 1
+    plans.assert_called_once()
 
 
 def test_threads_may_share_one_embedder_whose_table_overflows(

@@ -28,9 +28,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corner:
+    root = tmp_path_factory.mktemp("original")
+    return make_corner(root, str(root / "workspace"), tiny_model)
+
+
 @pytest.fixture
-def corner(tmp_path: Path, tiny_model: Path) -> Corner:
-    return make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
+def corner(tmp_path: Path, original: Corner) -> Corner:
+    return original.copied(tmp_path / "workspace")
 
 
 def clean(corner: Corner) -> CleanupReport:

@@ -46,9 +46,16 @@ def corner(tmp_path: Path, store_uri: str, tiny_model: Path) -> Corner:
     return make_corner(tmp_path, uri, tiny_model)
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corner:
+    root = tmp_path_factory.mktemp("original")
+    return make_corner(root, str(root / "workspace"), tiny_model)
+
+
 @pytest.fixture
-def local(tmp_path: Path, tiny_model: Path) -> Corner:
-    return make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
+def local(tmp_path: Path, original: Corner) -> Corner:
+    """A copy of a workspace on the local disk; its tree is shared."""
+    return original.copied(tmp_path / "workspace")
 
 
 def clean(uri: str, max_age_seconds: float = 0.0, dry_run: bool = False) -> CleanupReport:
@@ -322,10 +329,11 @@ def test_a_crash_after_any_deletion_leaves_the_rest_for_the_next_time(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("driftline.tasks.clean.DELETE_BATCH", 1)
+    original = make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
+    planted = original.plant()
     step = 0
     while True:
-        corner = make_corner(tmp_path / str(step), str(tmp_path / f"workspace{step}"), tiny_model)
-        planted = corner.plant()
+        corner = original.copied(tmp_path / f"workspace{step}")
         with injected(Faults(Mode.CRASH_AFTER, step)) as faults, contextlib.suppress(Crash):
             clean(corner.uri)
         if not faults.dead:
