@@ -72,13 +72,14 @@ def main() -> None:
         workspace = build(arguments.workspace or scratch, arguments.objects)
         seconds = []
         for _ in range(ROUNDS):
-            started = time.perf_counter()
+            started, processor = time.perf_counter(), time.process_time()
             report = clean_workspace(CleanupRequest(workspace.objects.uri, max_age_seconds=0.0))
-            seconds.append(time.perf_counter() - started)
-        best = min(seconds)
+            seconds.append((time.perf_counter() - started, time.process_time() - processor))
+        wall, processor = min(seconds)
         print(
-            f"{report.scanned:,} objects, {len(report.orphans):,} orphans: {best:.2f} s (target {TARGET_SECONDS:.0f} s)"
+            f"{report.scanned:,} objects, {len(report.orphans):,} orphans (target {TARGET_SECONDS:.0f} s on an idle machine)"
         )
+        print(f"{wall:.2f} s, of which {processor:.2f} s of the processor")
 
 
 if __name__ == "__main__":
