@@ -168,7 +168,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
         from distributed import as_completed
         from distributed.client import FutureCancelledError
-        from distributed.comm import CommClosedError
+        from distributed.comm.core import CommClosedError
         from distributed.scheduler import KilledWorker
 
         rest = iter(specs)

@@ -37,6 +37,12 @@ _RETRY_KEYS = {"client_max_retries", "client_retry_timeout"}
 _SECRET_KEY = re.compile("key|secret|token|sas|signature|password|credential|account", re.IGNORECASE)
 _SECRET_ENVIRONMENT = re.compile("^(AWS|AZURE|GOOGLE)_.*(KEY|SECRET|TOKEN|SAS)", re.IGNORECASE)
 _SHORTEST_SECRET = 6
+_FSSPEC_NAMES = {
+    "s3": {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "aws_session_token": "token"},
+    "gs": {"google_service_account": "token", "google_application_credentials": "token"},
+    "az": {"azure_storage_account_name": "account_name", "azure_storage_account_key": "account_key"},
+}
+_FSSPEC_ENDPOINT = {"s3": "endpoint_url", "gs": "endpoint_url"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,21 @@ class BucketOptions:
             if len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, "***")
         return re.sub(r"(?i)(sig|signature)=[^&\s]+", r"\1=***", text)
+
+
+def for_fsspec(scheme: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Storage options as fsspec's file systems spell them; what is spelled so already is left as it is."""
+    options = dict(storage_options)
+    if scheme not in _FSSPEC_NAMES:
+        return options
+    for ours, theirs in _FSSPEC_NAMES[scheme].items():
+        if ours in options:
+            options[theirs] = options.pop(ours)
+    if endpoint := _pop_first(options, _ENDPOINTS[scheme]):
+        options[_FSSPEC_ENDPOINT.get(scheme, "endpoint")] = endpoint
+    if scheme == "s3" and (region := _pop_first(options, _REGIONS)):
+        options["client_kwargs"] = {"region_name": region, **options.get("client_kwargs", {})}
+    return {key: value for key, value in options.items() if key not in _CLIENT_KEYS | _RETRY_KEYS}
 
 
 def _pop_first(options: dict[str, str], names: tuple[str, ...]) -> str:

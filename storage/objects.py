@@ -94,6 +94,11 @@ class ObjectStore:
         return isinstance(self._backend, LocalDisk)
 
     @property
+    def storage_options(self) -> dict[str, str]:
+        """The options given when the store was opened; sources beside it are opened with them, too."""
+        return dict(self._storage_options)
+
+    @property
     def lance_options(self) -> dict[str, str] | None:
         """Storage options in Lance's spelling, with timeouts; None for a local disk. They may hold credentials."""
         options = self._backend.lance_options

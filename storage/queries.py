@@ -78,7 +78,7 @@ def nearest_lines(
     """
     if top_k < 0:
         raise UsageError("top_k must not be negative", str(top_k))
-    dataset = table.open()
+    dataset = table.open(cached=True)
     dim = dataset.schema.field("vector").type.list_size
     if query.shape != (dim,):
         raise UsageError(f"A query vector has {dim} dimensions here, not {query.shape}", table.uri)

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from driftline.storage.bucket_options import for_fsspec
 from driftline.storage.errors import (
     AccessDenied,
     DriftlineError,
@@ -337,7 +338,8 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
     try:
-        fs, root = url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **options)
+        known = for_fsspec(uri.partition("://")[0], options)
+        fs, root = url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **known)
     except Exception as error:
         raise _translate(error, uri, "The source cannot be opened") from error
     return fs, str(root).rstrip("/") or str(root)[:1]

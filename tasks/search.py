@@ -225,7 +225,7 @@ def _documents(workspace: Workspace, windows: Sequence[_Window]) -> dict[tuple[s
         if record is None:
             continue
         try:
-            contents = known_source(record.uri).read_many(paths)
+            contents = known_source(record.uri, workspace.objects.storage_options).read_many(paths)
         except DriftlineError:
             continue
         for path, data in zip(paths, contents, strict=True):

@@ -33,7 +33,7 @@ def analyze_document_states(
         raise BadEntity("There is no such source", str(entity), "See: driftline sources")
     if workspace.config.fingerprint is None:
         raise UsageError("The workspace has no model yet", workspace.objects.uri, "Index a source first.")
-    source = open_source(record.uri, allow_empty=True)
+    source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
     rules = Rules(include=record.include, exclude=record.exclude)
     spec = ScanSpec(source, workspace.config.fingerprint, rules=rules)
     documents = workspace.documents(entity)

@@ -76,9 +76,7 @@ def main() -> None:
             report = clean_workspace(CleanupRequest(workspace.objects.uri, max_age_seconds=0.0))
             seconds.append((time.perf_counter() - started, time.process_time() - processor))
         wall, processor = min(seconds)
-        print(
-            f"{report.scanned:,} objects, {len(report.orphans):,} orphans (target {TARGET_SECONDS:.0f} s on an idle machine)"
-        )
+        print(f"{report.scanned:,} objects, {len(report.orphans):,} orphans; target {TARGET_SECONDS:.0f} s, idle")
         print(f"{wall:.2f} s, of which {processor:.2f} s of the processor")
 
 

@@ -63,7 +63,7 @@ KINDS = (
 
 def main() -> int:
     options = measure.begin(__doc__, lines=600_000, queries=40)
-    tree = corpus.packages(10_000 if options.small else options.lines)
+    tree = corpus.packages(5_000 if options.small else options.lines)
     print(tree)
     embedder = WordTableEmbedder.open()
     with measure.scratch() as folder:
@@ -71,7 +71,7 @@ def main() -> int:
         measure.run(command)
         workspace = Workspace.open(str(folder / "ws"))
         lines = workspace.lines(workspace.tenants()[0])
-        queries = sample_queries(lines, embedder, options.queries)
+        queries = sample_queries(lines, embedder, 2 if options.small else options.queries)
         filters = [chosen.names for chosen in choose_directories(lines, SHARES)]
         rows = pa.Table.from_batches(lines.rows(["text", "parent_dirs"]))
         vectors = embedder.embed(rows["text"])

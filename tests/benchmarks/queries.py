@@ -49,7 +49,7 @@ def choose_directories(table: LineTable, shares: Sequence[float]) -> list[Direct
     top = sorted((name for name in counts if name.count("/") == 1), key=lambda name: (-counts[name], name))
     found = []
     for share in shares:
-        best = min(sorted(counts), key=lambda name: abs(counts[name] - share * total))
+        best = min(sorted(counts) or [""], key=lambda name: abs(counts[name] - share * total))
         names, held = [best], counts[best]
         if held < 0.8 * share * total:
             names, held = [], 0

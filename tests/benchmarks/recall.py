@@ -32,16 +32,16 @@ SHARES = (0.5, 0.1, 0.01, 0.001)
 
 def main() -> int:
     options = measure.begin(__doc__, lines=600_000, queries=50)
-    tree = corpus.packages(10_000 if options.small else options.lines)
+    tree = corpus.packages(5_000 if options.small else options.lines)
     verdict = measure.Verdict(options.small)
     print(tree)
     with measure.scratch() as folder:
         measure.run([*measure.DRIFTLINE, "index", str(tree.path), "--workspace", str(folder / "workspace")])
         workspace = Workspace.open(str(folder / "workspace"))
         table = workspace.lines(workspace.tenants()[0])
-        print(f"{table.count():,} lines with a word; p50 of {options.queries} queries, {TOP_K} lines each")
+        print(f"{table.count():,} lines with a word; p50 of the queries, {TOP_K} lines each")
         print(f"{'share':>8} {'lines':>9} {'recall':>7} {'index ms':>9} {'exact ms':>9} {'as searched ms':>15}")
-        vectors = sample_queries(table, WordTableEmbedder.open(), options.queries)
+        vectors = sample_queries(table, WordTableEmbedder.open(), 2 if options.small else options.queries)
         filters: list[LineFilter | None] = [None]
         filters += [LineFilter(dirs=chosen.names) for chosen in choose_directories(table, SHARES)]
         worst = min(_row(table, vectors, where) for where in filters)

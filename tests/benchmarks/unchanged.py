@@ -24,7 +24,7 @@ FIND_FORMAT = "%p %s %T@\\n"
 
 def main() -> int:
     options = measure.begin(__doc__, files=100_000, rounds=3)
-    files = 300 if options.small else options.files
+    files = 120 if options.small else options.files
     rounds = 1 if options.small else options.rounds
     verdict = measure.Verdict(options.small)
     tree, git = corpus.small_files(files), corpus.git_tree(files)

@@ -25,6 +25,7 @@ from driftline.flows.report import IndexReport
 from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
 from driftline.storage.workspace import Workspace
 from driftline.tasks.context import ModelRef, TaskContext
+from driftline.tasks.scan import plan_partitions
 
 COLUMNS = ("id", "entity", "path", "line_number", "text", "vector", "parent_dirs", "ext", "hash")
 START_SECONDS = 100
@@ -212,7 +213,7 @@ def test_a_dry_run_on_a_cluster_predicts_the_run(
 
 def test_a_remote_executor_scans_in_partitions(runner: Runner, scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     handed_out: list[int] = []
-    original = source_run.plan_partitions
+    original = plan_partitions
 
     def counting(*arguments: Any) -> Any:
         parts = original(*arguments)
@@ -257,7 +258,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
 
         def start(name: str, workers: int | None) -> Executor:
             if f"{name} {workers}" not in opened:
-                executor = stack.enter_context(open_executor(name, workers))
+                executor = open_executor(name, workers)
+                stack.enter_context(executor)
                 executor.start(context, [])
                 opened[f"{name} {workers}"] = executor
             return opened[f"{name} {workers}"]

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+import driftline as driftline_api
+from driftline.storage.model import DocumentState
+
 FILES = {
     "a/apple.py": "import argparse\nparser = argparse.ArgumentParser()\n",
     "a/banana.txt": "convert the option strings to a namespace\n",
@@ -210,3 +213,22 @@ def test_a_store_that_ignores_conditional_writes_is_refused_and_left_empty(
         Bucket=s3_environment.bucket, Prefix=workspace.removeprefix(f"s3://{s3_environment.bucket}/")
     )
     assert left["KeyCount"] == 0
+
+
+def test_explicit_storage_options_serve_workspace_and_source_alike(
+    s3_environment: Any, fresh_prefix: Callable[[], str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, workspace = Tree(fresh_prefix(), s3_environment).write(FILES), fresh_prefix()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"):
+        monkeypatch.delenv(name)
+    options = {
+        "aws_access_key_id": s3_environment.access_key,
+        "aws_secret_access_key": s3_environment.secret_key,
+        "aws_endpoint": s3_environment.endpoint,
+    }
+    report = driftline_api.index(tree.uri, workspace=workspace, storage_options=options, model=str(tiny_model))
+    opened = driftline_api.open(workspace, options)
+    assert opened.stats().total_documents == len(FILES)
+    states = driftline_api.analyze_document_states(opened, report.sources[0].entity, sorted(FILES))
+    assert {state for _, state in states} == {DocumentState.UNCHANGED}
+    assert s3_environment.secret_key not in repr(opened)

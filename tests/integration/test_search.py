@@ -266,7 +266,9 @@ def test_a_filter_value_is_data_and_never_syntax(corpus: Path) -> None:
         for kind in ("paths", "dirs", "exts"):
             if (kind, text) in (("dirs", ""), ("exts", "")):
                 continue
-            assert search(opened, "parser", where=LineFilter(**{kind: (text,)})).results == (), (kind, text)
+            filters: dict[str, Any] = {kind: (text,)}
+            where = LineFilter(**filters)
+            assert search(opened, "parser", where=where).results == (), (kind, text)
 
 
 def test_tenants_are_searched_together_or_one_by_one(corpus: Path) -> None:

@@ -41,7 +41,9 @@ def rows(root: Path, batch: list[tuple[Path, int, str]], model: StaticModel) -> 
         "line_number": pa.array([number for _, number, _ in batch], pa.int32()),
         "text": pa.array([line for _, _, line in batch]),
         "vector": pa.FixedSizeListArray.from_arrays(pa.array(np.asarray(vectors, np.float32).reshape(-1)), model.dim),
-        "parent_dirs": pa.array([[p[: i + 1] for i, c in enumerate(p) if c == "/"] for p in paths]),
+        "parent_dirs": pa.array(
+            [[p[: i + 1] for i, c in enumerate(p) if c == "/"] for p in paths], pa.list_(pa.string())
+        ),
     }
     return pa.table(columns)
 
