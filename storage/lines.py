@@ -25,7 +25,6 @@ from driftline.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, Transaction
-    from lance.lance import Session
 
 VECTOR_TYPE = pa.float16()
 """Half the bytes of float32 and the same top ten (storage/adr/0002)."""
@@ -250,8 +249,8 @@ class LineTable:
 
 
 @cache
-def _session() -> Session:
-    from lance.lance import Session
+def _session() -> Any:
+    from lance import Session  # type: ignore[attr-defined]  # pylance's stubs leave it out
 
     return Session(index_cache_size_bytes=INDEX_CACHE_BYTES, metadata_cache_size_bytes=METADATA_CACHE_BYTES)
 

@@ -1,0 +1,87 @@
+"""Searches by the vector index answer as exact searches do, with the same distances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from driftline.storage import indexes, queries
+from driftline.storage.documents import BatchId
+from driftline.storage.entities import Entity
+from driftline.storage.ids import new_ulid
+from driftline.storage.indexes import maintain
+from driftline.storage.lines import LineTable, schema
+from driftline.storage.objects import ObjectStore
+from driftline.storage.queries import LineFilter, nearest_lines
+
+DIM = 32
+ROWS = 2_000
+SOURCE = Entity.parse("org:acme/project:alpha/source:web")
+
+
+@pytest.fixture(scope="module")
+def vectors() -> NDArray[np.float32]:
+    found = np.random.default_rng(3).standard_normal((ROWS, DIM)).astype(np.float32)
+    found /= np.linalg.norm(found, axis=1, keepdims=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory, vectors: NDArray[np.float32]) -> LineTable:
+    table = LineTable(ObjectStore.open(str(tmp_path_factory.mktemp("ws"))), SOURCE, "f00d")
+    table.create(DIM)
+    names = [f"{'even' if row % 2 == 0 else 'odd'}/{row}.py" for row in range(ROWS)]
+    columns = {
+        "id": range(ROWS),
+        "entity": [str(SOURCE)] * ROWS,
+        "path": names,
+        "line_number": [0] * ROWS,
+        "text": names,
+        "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.astype(np.float16).reshape(-1)), DIM),
+        "parent_dirs": [[name.partition("/")[0] + "/"] for name in names],
+        "ext": ["py"] * ROWS,
+        "hash": [""] * ROWS,
+    }
+    fragments = table.write_fragments(pa.table(columns, schema=schema(DIM)))
+    table.commit(SOURCE, 1, BatchId(new_ulid(), 1), (), fragments)
+    assert indexes.VECTOR in maintain(table)
+    return table
+
+
+@pytest.mark.parametrize("where", [None, LineFilter(dirs=("odd",))], ids=["everywhere", "in a directory"])
+def test_an_answer_by_the_index_is_the_exact_one(
+    table: LineTable, vectors: NDArray[np.float32], where: LineFilter | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
+    for direction in np.random.default_rng(4).standard_normal((10, DIM)).astype(np.float32):
+        query = direction / np.linalg.norm(direction)
+        by_index, exact = nearest_lines(table, query, 10, where), nearest_lines(table, query, 10, where, exact=True)
+        assert by_index["path"].to_pylist() == exact["path"].to_pylist()
+        np.testing.assert_allclose(by_index["distance"], exact["distance"], atol=1e-6)
+        rows = [int(Path(path).stem) for path in exact["path"].to_pylist()]
+        np.testing.assert_allclose(exact["distance"], 1 - vectors[rows] @ query, atol=2e-3)
+
+
+def test_lines_that_the_index_does_not_hold_yet_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
+    late = np.zeros((1, DIM), np.float32)
+    late[0, 0] = 1
+    columns = {
+        "id": [ROWS],
+        "entity": [str(SOURCE)],
+        "path": ["late.py"],
+        "line_number": [0],
+        "text": ["late"],
+        "vector": pa.FixedSizeListArray.from_arrays(pa.array(late.astype(np.float16).reshape(-1)), DIM),
+        "parent_dirs": [[]],
+        "ext": ["py"],
+        "hash": [""],
+    }
+    fragments = table.write_fragments(pa.table(columns, schema=schema(DIM)))
+    table.commit(SOURCE, 1, BatchId(new_ulid(), 1), (), fragments)
+    (found,) = nearest_lines(table, late[0], 1).to_pylist()
+    assert (found["path"], found["distance"]) == ("late.py", pytest.approx(0, abs=1e-6))
