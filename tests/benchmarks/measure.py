@@ -95,7 +95,7 @@ def median(values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Verdict:
-    """The targets of one benchmark; ``exit_code`` is 1 if any was missed. Small runs prove nothing, so they miss none."""
+    """The targets of one benchmark; ``exit_code`` is 1 if any was missed. Small runs prove nothing and miss none."""
 
     small: bool
     missed: list[str] = field(default_factory=list)

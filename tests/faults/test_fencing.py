@@ -57,9 +57,9 @@ class StagedTable(LineTable):
     stage: Stage
     actor: int
 
-    def open(self, version: int | None = None) -> LanceDataset:
+    def open(self, version: int | None = None, *, cached: bool = False) -> LanceDataset:
         self.stage.step(self.actor)
-        return super().open(version)
+        return super().open(version, cached=cached)
 
     def _transact(self, transaction: Transaction) -> None:
         self.stage.step(self.actor)
