@@ -59,9 +59,7 @@ class Entity:
         for segment in text.strip("/").split("/"):
             kind, colon, name = segment.partition(":")
             if not colon or not _TYPE.fullmatch(kind):
-                raise BadEntity(
-                    "An entity is written type:id/type:id", repr(text), f"For example: {_example(levels)}."
-                )
+                raise BadEntity("An entity is written type:id/type:id", repr(text), f"For example: {_example(levels)}.")
             if kind not in levels:
                 raise BadEntity(f"Unknown level {kind!r} in an entity", repr(text), f"Levels are: {', '.join(levels)}.")
             encode_id(name)
