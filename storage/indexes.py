@@ -62,9 +62,12 @@ def maintain(table: LineTable, scope: Scope = "all", *, thorough: bool = False) 
     for name in (PATH, PARENT_DIRS, TEXT, *([VECTOR] if scope == "all" else [])):
         found = known.get(name)
         if found is None:
-            if rows and (name != VECTOR or table.count() >= MIN_ROWS_FOR_VECTOR_INDEX):
+            if rows and (name != VECTOR or _has_vectors_to_index(dataset)):
                 _create(dataset, name, rows)
                 changed.append(name)
+        elif name == VECTOR and (found.unindexed_rows or found.parts > 1) and not _has_vectors_to_index(dataset):
+            dataset.drop_index(VECTOR)  # its lines are gone: Lance cannot learn from none, and so few need no index
+            changed.append(name)
         elif _lags(name, found) or (thorough and (found.unindexed_rows or found.parts > 1)):
             merged = found.parts if thorough else _merged(name)
             dataset.optimize.optimize_indices(index_names=[name], num_indices_to_merge=merged)
@@ -92,6 +95,12 @@ def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
             int(stats["num_indices"]),
         )
     return found
+
+
+def _has_vectors_to_index(dataset: LanceDataset) -> bool:
+    """Whether there are enough vectors for an index; ledger rows and lines of unknown words have none."""
+    found = dataset.scanner(columns=["id"], filter="vector IS NOT NULL", limit=MIN_ROWS_FOR_VECTOR_INDEX).to_table()
+    return len(found) == MIN_ROWS_FOR_VECTOR_INDEX
 
 
 def _lags(name: str, found: Coverage) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from driftline.flows import compaction
 from driftline.flows.compaction import CompactRequest, compact_workspace
-from driftline.flows.pipeline import IndexRequest, index_sources
+from driftline.flows.pipeline import IndexRequest, index_sources, remove_source
 from driftline.storage import indexes, queries
 from driftline.storage.documents import BatchId
 from driftline.storage.entities import Entity
@@ -334,4 +334,20 @@ def test_compactions_beside_a_running_writer_lose_nothing(
     assert json.loads(writer.stdout.read())["sources"][0]["new"] == 60
     assert compactions >= 2
     compact_workspace(CompactRequest(workspace, max_deltas=0, retention_seconds=0))
+    assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))
+
+
+def test_a_table_that_lost_all_its_lines_is_compacted_and_indexed_again(
+    tmp_path: Path, tree: Path, model: Path
+) -> None:
+    workspace = str(tmp_path / "workspace")
+    index(tree, workspace, model)
+    assert Workspace.open(workspace).stats().has_index
+    remove_source(workspace, str(ENTITY))
+
+    compact_workspace(CompactRequest(workspace))
+    assert not Workspace.open(workspace).stats().has_index
+
+    index(tree, workspace, model)
+    assert Workspace.open(workspace).stats().has_index
     assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))
