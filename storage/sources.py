@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import errno
 import os
 import re
 import stat as stat_module
@@ -27,24 +26,13 @@ from driftline.storage.errors import (
     StorageError,
     UnknownScheme,
 )
+from driftline.storage.source_errors import translate
 
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 _FLAT = frozenset({"s3", "gs", "az"})
 """Stores whose ``find`` is one flat listing that raises when it fails; others are listed folder by folder."""
 
-_CREDENTIAL_ERRORS = frozenset(
-    {
-        "ClientAuthenticationError",
-        "CredentialRetrievalError",
-        "DefaultCredentialsError",
-        "NoCredentialsError",
-        "PartialCredentialsError",
-        "ProfileNotFound",
-        "RefreshError",
-        "TokenRetrievalError",
-    }
-)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _ETAG_KEYS = ("generation", "ETag", "etag", "CRC", "sha")
 _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "modified", "updated", "Last-Modified", "created")
@@ -129,7 +117,7 @@ class Source:
         try:
             return bytes(self._fs.cat_file(self._key(path)))
         except Exception as error:
-            raise _translate(error, f"{self.uri}/{path}") from error
+            raise translate(error, f"{self.uri}/{path}") from error
 
     def read_many(self, paths: Sequence[str]) -> Sequence[bytes | DriftlineError]:
         """The bytes of each file or its error, in order; concurrently where the store allows it."""
@@ -139,9 +127,9 @@ class Source:
             # Not fs.cat(): it expands "*" and "[" in keys as globs.
             results = self._fs.cat_ranges([self._key(path) for path in paths], None, None, on_error="return")
         except Exception as error:
-            raise _translate(error, self.uri) from error
+            raise translate(error, self.uri) from error
         return [
-            _translate(result, f"{self.uri}/{path}") if isinstance(result, BaseException) else bytes(result)
+            translate(result, f"{self.uri}/{path}") if isinstance(result, BaseException) else bytes(result)
             for path, result in zip(paths, results, strict=True)
         ]
 
@@ -153,7 +141,7 @@ class Source:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             except OSError as error:
-                raise _translate(error, f"{self.uri}/{path}") from error
+                raise translate(error, f"{self.uri}/{path}") from error
             return FileInfo(path, found.st_size, found.st_mtime_ns) if stat_module.S_ISREG(found.st_mode) else None
         try:
             self._fs.invalidate_cache()
@@ -161,7 +149,7 @@ class Source:
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise _translate(error, f"{self.uri}/{path}") from error
+            raise translate(error, f"{self.uri}/{path}") from error
         return self._info(entry, path) if entry["type"] == "file" else None
 
     def _read_or_error(self, path: str) -> bytes | DriftlineError:
@@ -184,9 +172,9 @@ class Source:
                             files.append(info)
         except FileNotFoundError as error:
             if not prefix:
-                raise _translate(error, self.uri) from error
+                raise translate(error, self.uri) from error
         except OSError as error:
-            raise _translate(error, f"{self.uri}/{prefix}") from error
+            raise translate(error, f"{self.uri}/{prefix}") from error
         return sorted(folders), sorted(files, key=lambda info: info.path)
 
     def _find(self, prefix: str) -> Iterator[FileInfo]:
@@ -197,7 +185,7 @@ class Source:
             if self.uri.startswith("az://") and not found and not self._bucket_exists():
                 raise FileNotFoundError(self.uri)
         except Exception as error:
-            raise _translate(error, f"{self.uri}/{prefix}", "Listing failed") from error
+            raise translate(error, f"{self.uri}/{prefix}", "Listing failed") from error
         for entry in found.values() if isinstance(found, Mapping) else ():
             path = self._relative(entry)
             if path and path.startswith(prefix) and not path.endswith("/"):
@@ -220,10 +208,10 @@ class Source:
         except FileNotFoundError as error:
             # An empty prefix is no failure, a missing bucket is one.
             if self.uri.partition("://")[0] in _FLAT and not self._bucket_exists():
-                raise _translate(error, self.uri, "Listing failed") from error
+                raise translate(error, self.uri, "Listing failed") from error
             return []
         except Exception as error:
-            raise _translate(error, f"{self.uri}/{prefix}", "Listing failed") from error
+            raise translate(error, f"{self.uri}/{prefix}", "Listing failed") from error
 
     def _bucket_exists(self) -> bool:
         return bool(self._fs.exists(self._root.partition("/")[0]))
@@ -239,7 +227,7 @@ class Source:
             try:
                 entry = self._fs.info(entry["name"])
             except Exception as error:
-                raise _translate(error, f"{self.uri}/{path}") from error
+                raise translate(error, f"{self.uri}/{path}") from error
         etag = next((str(entry[key]) for key in _ETAG_KEYS if entry.get(key)), "")
         mtime = next((entry[key] for key in _MTIME_KEYS if entry.get(key)), None)
         return FileInfo(path, int(entry.get("size") or 0), _nanoseconds(mtime), etag.strip('"'))
@@ -341,7 +329,7 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         known = for_fsspec(uri.partition("://")[0], options)
         fs, root = url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **known)
     except Exception as error:
-        raise _translate(error, uri, "The source cannot be opened") from error
+        raise translate(error, uri, "The source cannot be opened") from error
     return fs, str(root).rstrip("/") or str(root)[:1]
 
 
@@ -350,43 +338,14 @@ def _read_local(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise _translate(error, path) from error
+        raise translate(error, path) from error
     with open(descriptor, "rb") as file:
         if not stat_module.S_ISREG(os.fstat(descriptor).st_mode):
             raise ObjectNotFound("Not a regular file", path)
         try:
             return file.read()
         except OSError as error:
-            raise _translate(error, path) from error
-
-
-def _translate(error: BaseException, where: str, what: str = "Reading failed") -> DriftlineError:
-    if isinstance(error, DriftlineError):
-        return error
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return ObjectNotFound("Not found", where)
-    names = {cls.__name__ for cls in type(error).__mro__}
-    if isinstance(error, PermissionError) or names & _CREDENTIAL_ERRORS or _http_status(error) in (401, 403):
-        return AccessDenied("Access denied", where, f"Check credentials and permissions ({_one_line(error)}).")
-    if isinstance(error, OSError) and error.errno == errno.ELOOP:
-        return ObjectNotFound("A link, which is not followed", where)
-    return StorageError(what, where, _one_line(error))
-
-
-def _http_status(error: BaseException) -> int | None:
-    """The status of the answer behind an error: S3 says 403 to wrong keys under many names."""
-    for candidate in (error, error.__cause__):
-        response = getattr(candidate, "response", None)
-        if isinstance(response, Mapping):
-            return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
-        status = getattr(candidate, "status", None) or getattr(candidate, "code", None)
-        if isinstance(status, int):
-            return status
-    return None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise translate(error, path) from error
 
 
 def _nanoseconds(moment: Any) -> int:
