@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from driftline.flows.logs import quiet_libraries
 from driftline.flows.settings import (
     DEFAULT_MAX_DELTAS,
     DEFAULT_MAX_FILE_BYTES,
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in takewhile(lambda argument: argument != "--", arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    quiet_libraries()
     try:
         code = int(app(args=arguments, prog_name="driftline", standalone_mode=False) or DONE)
     except typer.TyperException as error:
