@@ -174,7 +174,8 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         rest = iter(specs)
         limit = self.slots * IN_FLIGHT_PER_SLOT
         pending = {self._submit(task, spec) for spec in islice(rest, limit)}
-        running = as_completed(pending)
+        # By default it would take the loop of whichever client this process opened last.
+        running = as_completed(pending, loop=self._client.loop)
         try:
             for future in running:
                 pending.remove(future)
