@@ -1,4 +1,4 @@
-"""Nouns: what lasts. LanceDB, DuckDB, SQLAlchemy, obstore and fsspec live in this room alone."""
+"""Nouns: what lasts. Lance, obstore and fsspec live in this room alone."""
 
 import os
 

@@ -94,11 +94,6 @@ def to_table(documents: Sequence[DocMeta]) -> pa.Table:
     return pa.table(columns, schema=SCHEMA)
 
 
-def from_table(table: pa.Table) -> list[DocMeta]:
-    """The rows of a table of ``SCHEMA`` as values."""
-    return [DocMeta(**row) for row in table.select(SCHEMA.names).to_pylist()]
-
-
 def totals(manifest: pa.Table) -> tuple[int, int]:
     """``(documents, lines)`` that are indexed."""
     indexed = pc.is_null(manifest["reason"])

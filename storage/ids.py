@@ -24,11 +24,3 @@ def derived_ulid(ulid: str, number: int) -> str:
     """The ULID of part ``number`` of what ``ulid`` names: the same at every attempt, so that a retry finds its own."""
     digest = hashlib.blake2b(f"{ulid}/{number}".encode(), digest_size=_RANDOM_BYTES).digest()
     return ulid[:_TIME_CHARACTERS] + _encode(int.from_bytes(digest), 16)
-
-
-def ulid_time_ms(ulid: str) -> int:
-    """The milliseconds since the epoch at which ``ulid`` was made."""
-    number = 0
-    for character in ulid[:_TIME_CHARACTERS]:
-        number = number * 32 + _ALPHABET.index(character)
-    return number
