@@ -1,0 +1,91 @@
+"""``driftline index`` and ``driftline remove``: what a workspace holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from driftline.flows.commands.app import DONE, ExecutorOption, JsonOption, WorkersOption, WorkspaceOption, app
+from driftline.flows.settings import DEFAULT_MAX_FILE_BYTES, workspace_for_indexing, workspace_for_reading
+
+
+@app.command()
+def index(
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Folders, git work trees or bucket URIs.")],
+    workspace: WorkspaceOption = None,
+    entity: Annotated[
+        str | None, typer.Option(metavar="PATH", help="org:acme/project:alpha/source:web; default: from the name.")
+    ] = None,
+    include: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Index only what matches.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave out what matches.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A model2vec directory or name; default: an installed one."),
+    ] = None,
+    executor: ExecutorOption = "inline",
+    workers: WorkersOption = None,
+    full: Annotated[bool, typer.Option("--full", help="Read and embed everything again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")] = False,
+    max_delete_fraction: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Refuse to delete more of a source than this; 1 confirms.")
+    ] = 0.5,
+    max_file_bytes: Annotated[int, typer.Option(min=0, help="Skip larger files.")] = DEFAULT_MAX_FILE_BYTES,
+    rebind: Annotated[bool, typer.Option("--rebind", help="Let the entity move to another URI.")] = False,
+    reembed: Annotated[bool, typer.Option("--reembed", help="Let the workspace move to another model.")] = False,
+    wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait for another run of a source.")] = 0.0,
+    indexes: Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")] = "all",
+    as_json: JsonOption = False,
+) -> int:
+    """Bring the index in step with SOURCE: embed what is new or changed, delete what is gone."""
+    target = workspace_for_indexing(workspace, sources, os.environ, Path.cwd())
+    from driftline.flows.display import print_index, print_json
+    from driftline.flows.pipeline import IndexRequest, index_sources
+    from driftline.flows.progress import open_progress
+
+    request = IndexRequest(
+        sources=tuple(sources),
+        workspace=target,
+        entity=entity,
+        include=tuple(include or ()),
+        exclude=tuple(exclude or ()),
+        model=model,
+        executor=executor,
+        workers=workers,
+        full=full,
+        dry_run=dry_run,
+        max_delete_fraction=max_delete_fraction,
+        max_file_bytes=max_file_bytes,
+        rebind=rebind,
+        reembed=reembed,
+        wait_seconds=wait,
+        indexes=indexes,
+    )
+    with open_progress() as progress:
+        result = index_sources(request, progress).to_dict()
+    if as_json:
+        print_json(result)
+    else:
+        print_index(result, dry_run)
+    return DONE
+
+
+@app.command()
+def remove(
+    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="As 'driftline sources' lists it.")],
+    workspace: WorkspaceOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Forget a source: delete its documents and lines from the index, never its files."""
+    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.display import print_json
+    from driftline.flows.pipeline import remove_source
+
+    result = remove_source(target, entity).to_dict()
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(f"removed {result['entity']}: {result['documents']:,} documents, {result['lines']:,} lines")
+    return DONE

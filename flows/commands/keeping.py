@@ -1,0 +1,110 @@
+"""``driftline compact``, ``cleanup`` and ``verify``: what keeps a workspace small and right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from driftline.flows.commands.app import DONE, FAILED, ExecutorOption, JsonOption, WorkersOption, WorkspaceOption, app
+from driftline.flows.settings import DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS, workspace_for_reading
+
+
+@app.command()
+def compact(
+    workspace: WorkspaceOption = None,
+    entity: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Only this source, however few its deltas; default: all.")
+    ] = None,
+    max_deltas: Annotated[
+        int, typer.Option(min=0, help="Without --entity, fold the deltas of sources that have more.")
+    ] = DEFAULT_MAX_DELTAS,
+    retention_seconds: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Remove versions of tables that are older.")
+    ] = DEFAULT_VERSION_RETENTION_SECONDS,
+    executor: ExecutorOption = "inline",
+    workers: WorkersOption = None,
+    wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait for runs that are at work.")] = 0.0,
+    as_json: JsonOption = False,
+) -> int:
+    """Keep the workspace small and quick to read: fold deltas, merge fragments, remove old versions."""
+    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.compaction import CompactRequest, compact_workspace
+    from driftline.flows.display import print_compact, print_json
+    from driftline.flows.progress import open_progress
+
+    request = CompactRequest(target, entity, max_deltas, retention_seconds, executor, workers, wait)
+    with open_progress() as progress:
+        result = compact_workspace(request, progress).to_dict()
+    if as_json:
+        print_json(result)
+    else:
+        print_compact(result)
+    return DONE
+
+
+@app.command()
+def cleanup(
+    workspace: WorkspaceOption = None,
+    max_age_seconds: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Keep what is younger, by the clock of the store.")
+    ] = 3600.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Report only, or delete as well.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> int:
+    """Find what crashed or superseded runs left in the workspace; with --delete, delete it."""
+    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.cleaning import CleanupRequest, clean_workspace
+    from driftline.flows.display import print_cleanup, print_json
+    from driftline.flows.progress import open_progress
+
+    with open_progress() as progress, _audit_shown():
+        result = clean_workspace(CleanupRequest(target, max_age_seconds, dry_run), progress).to_dict()
+    if as_json:
+        print_json(result)
+    else:
+        print_cleanup(result)
+    return DONE
+
+
+@app.command()
+def verify(
+    workspace: WorkspaceOption = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Take what is wrong out of the index and index it anew.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Check the workspace against itself. Exit code 3 when anything is wrong."""
+    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.display import print_json, print_verify
+    from driftline.flows.progress import open_progress
+    from driftline.flows.verification import VerifyRequest, verify_workspace
+
+    with open_progress() as progress:
+        result = verify_workspace(VerifyRequest(target, repair), progress).to_dict()
+    if as_json:
+        print_json(result)
+    else:
+        print_verify(result)
+    return FAILED if result["findings"] else DONE
+
+
+@contextmanager
+def _audit_shown() -> Iterator[None]:
+    """Send a line for each deletion to standard error."""
+    import logging
+
+    audit, handler = logging.getLogger("driftline.audit"), logging.StreamHandler()
+    audit.setLevel(logging.INFO)
+    audit.addHandler(handler)
+    try:
+        yield
+    finally:
+        audit.removeHandler(handler)
