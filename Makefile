@@ -11,8 +11,11 @@ STAMP := $(VENV)/.driftline-stamp
 PYTHON ?= $(shell for p in python3.11 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 ARGS ?=
+# An emulator of Azure's blobs, for the tests; newer releases want a newer Node.js than Debian has.
+AZURITE_VERSION := 3.34.0
+AZURITE := $(VENV)/azurite/.installed-$(AZURITE_VERSION)
 
-.PHONY: help setup demo test readme lint format types layers check lock clean
+.PHONY: help setup demo test soak azurite readme lint format types layers check lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +27,16 @@ demo: $(STAMP) ## index a real tree of more than 1,000 files and search it
 
 test: $(STAMP) .dev ## all tests (ARGS="-k name" for some)
 	@command -v git >/dev/null || { echo "make: the tests need git (Debian: apt-get install git)" >&2; exit 1; }
+	@[ -e $(AZURITE) ] || $(MAKE) --no-print-directory azurite || echo "make: the tests of Azure are skipped" >&2
+	@command -v chromium >/dev/null || \
+		echo "make: the tests of web pages are skipped without Chromium (Debian: apt-get install chromium)" >&2
 	$(BIN)/pytest $(ARGS)
+
+soak: $(STAMP) .dev ## the long proofs in full: a minute of 13 processes, hundreds of random histories
+	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/pytest --timeout 3600 \
+		tests/faults/test_soak.py tests/faults/test_compact_crash.py tests/property $(ARGS)
+
+azurite: $(STAMP) $(AZURITE) ## what the tests of Azure need; needs npm
 
 readme: $(STAMP) ## every command of README.md
 	$(BIN)/pytest tests/readme $(ARGS)
@@ -61,6 +73,14 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "make: installing into $(VENV)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.lock
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(AZURITE):
+	@command -v npm >/dev/null || { echo "make: Azurite needs npm (Debian: apt-get install npm)" >&2; exit 1; }
+	@echo "make: installing Azurite into $(VENV)/azurite"
+	@mkdir -p $(VENV)/azurite
+	@npm install --prefix $(VENV)/azurite --silent --no-audit --no-fund --no-save --ignore-scripts --omit=dev \
+		--omit=optional azurite@$(AZURITE_VERSION)
 	@touch $@
 
 # The rooms under their import names, for tools that read source and do not know the mapping in pyproject.toml.

@@ -5,8 +5,10 @@ An object is deleted only if it was an orphan twice: before its writers were fen
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,13 +17,15 @@ from driftline.flows.progress import NullProgress, Progress
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CleanupAborted, CorruptFile, DriftlineError, UsageError
 from driftline.storage.ids import new_ulid
-from driftline.storage.orphans import RUN_RETENTION, Orphan, Reason, Verdict, find_orphans, parse_name
+from driftline.storage.orphans import RUN_RETENTION, Kind, Orphan, Reason, Verdict, find_orphans, parse_name
 from driftline.storage.references import Survey, survey
 from driftline.storage.runs import RunRecord, Runs
 from driftline.storage.workspace import Workspace
 from driftline.tasks.clean import Deletion, Fence, free, store_time
+from driftline.tasks.memory_cleaning import drop_expired, forget_deleted, open_catalog
 
 DEFAULT_MAX_AGE_SECONDS = 3_600.0
+DATABASE_VARIABLE = "DATABASE_URL"
 _OF_TABLES = {Reason.UNCOMMITTED, Reason.SUPERSEDED}
 
 
@@ -34,6 +38,8 @@ class CleanupRequest:
     dry_run: bool = True
     run_retention_days: float = RUN_RETENTION.days
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    catalog_url: str | None = field(default=None, repr=False)
+    """Of the memory store; by default $DATABASE_URL, else the catalog in the workspace. Without one, its blobs stay."""
 
 
 @dataclass(slots=True)
@@ -95,6 +101,15 @@ class _Cleanup:
 
     def execute(self) -> CleanupReport:
         deletion = Deletion(self._workspace, self._report.run_id, lambda: None)
+        with ExitStack() as stack:
+            url = self._request.catalog_url or os.environ.get(DATABASE_VARIABLE)
+            self._catalog = stack.enter_context(open_catalog(self._workspace, url))
+            return self._execute(deletion)
+
+    def _execute(self, deletion: Deletion) -> CleanupReport:
+        if self._catalog is not None and not self._request.dry_run:
+            self._catalog.check(self._workspace.config.workspace_id)
+            drop_expired(self._workspace, self._catalog)
         with Fence(self._workspace, self._report.run_id, self._skip) as fence:
             deletion.check = fence.check
             try:
@@ -113,7 +128,9 @@ class _Cleanup:
         """The orphans, behind a fence unless this is a dry run."""
         objects = self._workspace.objects
         self._progress.phase(f"surveying {objects.uri}")
-        found = survey(self._workspace)
+        found = survey(self._workspace, self._catalog)
+        if self._catalog is None and any(name.kind is Kind.BLOB for _, name in found.listing):
+            self._skip(f"Memory blobs are left alone: name their catalog with {DATABASE_VARIABLE}.")
         listed = [info for info, _ in found.listing]
         now = store_time(objects, listed, may_write=not self._request.dry_run)
         first = self._verdict(found, now)
@@ -131,7 +148,7 @@ class _Cleanup:
             fence.take_tenant(tenant, found.sources_of(tenant.directory))
         for source in sorted(sources):
             fence.take_source(source)
-        found = survey(self._workspace)
+        found = survey(self._workspace, self._catalog)
         second = self._verdict(found, now)
         return within(seen_twice(first.orphans, second.orphans), fence.tenants, fence.sources)
 
@@ -151,6 +168,8 @@ class _Cleanup:
         outcome = "failed"
         try:
             deletion.run(orphans)
+            if self._catalog is not None:
+                forget_deleted(self._workspace, self._catalog, deletion.deleted)
             outcome = "done"
         except DriftlineError as error:
             outcome = error.kind

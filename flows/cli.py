@@ -7,20 +7,23 @@ inside the commands, so that ``--help`` and wrong use answer at once.
 from __future__ import annotations
 
 import io
+import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import takewhile
 from typing import Annotated
 
 import typer
 
-from driftline.flows.commands import indexing, keeping, searching
+from driftline.flows.commands import ci, deploying, grepping, history, indexing, keeping, memory, searching, serving
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
-from driftline.flows.logs import quiet_libraries
-from driftline.storage.errors import DriftlineError
+from driftline.flows.logs import json_lines, quiet_libraries, wants_json, writes_json
+from driftline.storage.errors import DriftlineError, UsageError
 
-COMMANDS = (indexing, searching, keeping)
+COMMANDS = (indexing, searching, grepping, keeping, deploying, serving, ci, history, memory)
 """Importing a module adds its commands to ``app``."""
 _INTERRUPTED = 130  # what typer makes of KeyboardInterrupt
 
@@ -33,7 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     quiet_libraries()
     try:
-        code = int(app(args=arguments, prog_name="driftline", standalone_mode=False) or DONE)
+        as_log = wants_json("--log-json" in takewhile(lambda argument: argument.startswith("-"), arguments), os.environ)
+    except UsageError as error:
+        return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
+    with json_lines() if as_log else nullcontext():
+        return _run(arguments, as_json)
+
+
+def _run(arguments: Sequence[str], as_json: bool) -> int:
+    try:
+        code = int(app(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
     except typer.TyperException as error:
         fix = "Try 'driftline --help'."
         return _fail(WRONG_USE, "usage", f"{error.format_message().rstrip('.')}. {fix}", as_json, fix=fix)
@@ -43,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _INTERRUPTED
     except Exception as error:
         # A defect, or a failure that nobody foresaw: Python's own exit code would be 1, which means "nothing found".
-        traceback.print_exc()
+        if not writes_json():
+            traceback.print_exc()
         return _fail(FAILED, "unexpected", f"unexpected {type(error).__name__}: {error}", as_json)
     if code == _INTERRUPTED:
         fix = "What was committed is kept: run the same command again to go on."
@@ -55,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Log to standard error as JSON lines, as DRIFTLINE_LOG=json does.")
+    ] = False,
 ) -> None:
     if version:
         from importlib.metadata import version as version_of
@@ -67,11 +83,14 @@ def root(
 
 
 def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fix: str = "") -> int:
+    if writes_json():
+        fields = {"error": kind, "where": where, "fix": fix}
+        logging.getLogger("driftline").error("%s", message, extra={"fields": fields}, exc_info=kind == "unexpected")
     if as_json:
         from driftline.flows.display import print_json
 
         print_json({"error": kind, "message": message, "where": where, "fix": fix})
-    else:
+    elif not writes_json():
         # One line, whatever a file name or a library put into the message.
         print(f"driftline: {' '.join(message.split())}", file=sys.stderr)
     return code

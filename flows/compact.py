@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from prefect import flow, get_run_logger
-from prefect.artifacts import create_table_artifact
+from prefect import flow
 from pydantic import Field
 
+from driftline.flows.artifacts import show_compaction
 from driftline.flows.compaction import CompactRequest, compact_workspace
-from driftline.flows.index import PrefectProgress
+from driftline.flows.flow_runs import attempt, flow_progress, options_of, release_leases
 from driftline.flows.settings import DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
 
 
-@flow(name="driftline-compact", flow_run_name="compact {workspace}")
+@flow(
+    name="driftline-compact",
+    flow_run_name="compact {workspace}",
+    on_crashed=[release_leases],
+    on_cancellation=[release_leases],
+)
 def compact(
     workspace: str,
     entity: str | None = None,
     max_deltas: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS,
     retention_seconds: Annotated[float, Field(ge=0)] = DEFAULT_VERSION_RETENTION_SECONDS,
     executor: str = "inline",
-    workers: Annotated[int, Field(ge=1)] | None = None,
-    wait_seconds: Annotated[float, Field(ge=0)] = 0.0,
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None,
+    wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
+    storage_options: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Keep a workspace small and quick to read: fold deltas, merge fragments, remove old versions.
 
@@ -33,17 +39,18 @@ def compact(
         executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
         workers: Processes of the local executor.
         wait_seconds: How long to wait for runs that are at work.
+        storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
 
     Returns:
         The report of the run, in the shape that ``driftline compact --json`` prints.
     """
-    progress = PrefectProgress(get_run_logger())
-    request = CompactRequest(workspace, entity, max_deltas, retention_seconds, executor, workers, wait_seconds)
-    result: dict[str, Any] = compact_workspace(request, progress).to_dict()
-    moments = ("before", "after")
-    rows = [{"tenant": part["tenant"], "when": when, **part[when]} for part in result["tenants"] for when in moments]
-    create_table_artifact(rows, key="driftline-compact", description=f"Run {result['run_id']}")
-    progress.finish(
-        f"{sum(source['deltas'] for part in result['tenants'] for source in part['folded']):,} deltas folded"
+    request = CompactRequest(
+        workspace, entity, max_deltas, retention_seconds, executor, workers, wait_seconds, options_of(storage_options)
     )
+    with flow_progress() as progress:
+        work = attempt.with_options(name="compact")
+        result = work(lambda: compact_workspace(request, progress).to_dict())
+        show_compaction(result)
+        folded = sum(source["deltas"] for part in result["tenants"] for source in part["folded"])
+        progress.finish(f"{folded:,} deltas folded")
     return result

@@ -23,6 +23,8 @@ from driftline.storage.indexes import maintain
 from driftline.storage.leases import Lease, acquire
 from driftline.storage.lines import LineTable
 from driftline.storage.lines_maintenance import commit_compaction, plan_compaction, remove_old_versions
+from driftline.storage.memory_upkeep import compact_indexes, compact_vectors
+from driftline.storage.memory_vectors import vector_tables
 from driftline.storage.runs import RunRecord, Runs
 from driftline.storage.workspace import Workspace, lease_path
 from driftline.tasks.clean import Fence
@@ -103,6 +105,7 @@ class _Compaction:
             self.report.before = take_stock(self.workspace, self.tenant)
             self._fold()
             self._maintain_tables()
+            self._compact_memory()
             outcome = "done"
         except DriftlineError as error:
             outcome = error.kind
@@ -130,6 +133,25 @@ class _Compaction:
                 lease = self._lease(stack, entity, "source")
                 if lease is not None:
                     self.report.folded[str(entity)] = fold_deltas(self.workspace, entity, lease).deltas
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def _compact_memory(self) -> None:
+        """Of the whole tenant, unless one source was named."""
+        if self.named is not None:
+            return
+        self.progress.phase(f"folding the memory of {self.tenant}")
+        try:
+            folded = compact_indexes(self.workspace, self.tenant, self.request.max_deltas)
+        except LeaseHeld as error:
+            self._skip(f"The memory of {self.tenant} is skipped: {error.what}")
+            return
+        self.report.folded |= {directory: each.deltas for directory, each in folded.items()}
+        with ExitStack() as stack:
+            if vector_tables(self.workspace.objects, self.tenant) and self._lease(stack, self.tenant, "maintenance"):
+                retention = timedelta(seconds=self.request.retention_seconds)
+                self.report.versions_removed += compact_vectors(self.workspace, self.tenant, retention)
+        self.report.after = take_stock(self.workspace, self.tenant)
 
     # -- tables ------------------------------------------------------------------------------
 

@@ -10,9 +10,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +23,7 @@ Result = Mapping[str, Any]
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(10, 32), *range(127, 160))}
 _STATES = ("new", "changed", "touched", "unchanged", "deleted")
 _SOURCE_COLUMNS = ("entity", "uri", "documents", "lines")
+_RUN_COLUMNS = frozenset({"run_id", "kind", "started", "seconds", "outcome"})
 _MAX_FINDINGS = 100
 _UNFOLDED = 1000  # columns, where no terminal sets a width
 
@@ -33,6 +36,7 @@ def print_json(result: Result) -> None:
 def print_index(result: Result, dry_run: bool) -> None:
     """What a run did: a paragraph for each source."""
     lines: list[Text | Table] = []
+    failed = result.get("failed", ())
     for source in result["sources"]:
         counts = ", ".join(f"{source[state]:,} {state}" for state in _STATES)
         lines.append(Text.assemble((printable(source["entity"]), "bold"), f"  {printable(source['uri'])}"))
@@ -42,27 +46,36 @@ def print_index(result: Result, dry_run: bool) -> None:
         if reasons:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
             lines.append(Text(f"  not indexed: {listed}", style="yellow"))
-    verb = "would change" if dry_run else "in step"
+    lines += [Text(f"failed: {printable(failure['message'])}", style="red") for failure in failed]
+    verb = "would change" if dry_run else "partly in step" if failed else "in step"
     lines.append(Text(f"{printable(result['workspace'])} {verb} after {result['seconds']:.1f} s", style="dim"))
     _print(lines)
 
 
-def print_search(result: Result) -> None:
-    """Each result as ``path:line`` and its lines, numbered from 1, the best one marked with a colon as grep does."""
+def print_search(result: Result, folders: Mapping[str, str] | None = None) -> None:
+    """Each result as ``path:line`` and its lines, numbered from 1, the best one marked with a colon as grep does.
+
+    ``folders`` gives a source its local folder, so that terminals that know how make ``path:line`` a link.
+    """
     results: Sequence[Result] = result["results"]
     many = len({hit["source"] for hit in results}) > 1
     lines: list[Text | Table] = []
     for hit in results:
         if lines:
             lines.append(Text())
-        header = Text.assemble(
-            (f"{printable(hit['path'])}:{hit['line']}", "bold cyan"), (f"  {hit['score']:.2f}", "dim")
-        )
-        if many:
-            header.append(f"  {printable(hit['source'])}", style="dim")
-        lines.append(header)
+        lines.append(_header(hit, (folders or {}).get(hit["source"]), many))
         lines.extend(_window(hit))
     _print(lines)
+
+
+def print_explanation(figures: Result) -> None:
+    """What a search did, before its results."""
+    filtered = f"{figures['matches']:,} of {figures['lines']:,} lines match the filter ({figures['hit_rate']:.1%})"
+    index = figures["index"] or "no vector index"
+    compared = f"{figures['examined']:,} vectors compared ({index}, {figures['strategy']})"
+    chosen = f"{figures['blocks']:,} blocks by words, {figures['candidates']:,} lines ranked"
+    times = ", ".join(f"{phase} {seconds * 1000:.1f} ms" for phase, seconds in figures["seconds"].items())
+    _print([Text(f"{figures['mode']}: {filtered}; {compared}; {chosen}; {times}", "dim"), Text()])
 
 
 def print_status(result: Result) -> None:
@@ -85,6 +98,21 @@ def print_status(result: Result) -> None:
 def print_sources(result: Result) -> None:
     """The sources of a workspace."""
     _print(_sources(result["sources"]) or [Text(f"No sources in {printable(str(result['workspace']))}")])
+
+
+def print_runs(result: Result) -> None:
+    """The runs of a workspace, newest first; of each what is not nothing."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("started", "kind", "outcome", "seconds", "what", "run"):
+        table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")
+    for run in result["runs"]:
+        figures = {name: value for name, value in run.items() if name not in _RUN_COLUMNS and value}
+        if "commits" in figures:
+            figures["commits"] = [commit[:12] for commit in run["commits"]]
+        told = ", ".join(f"{name.replace('_', ' ')} {_cell(value)}" for name, value in figures.items())
+        cells = (str(run["started"])[:19], run["kind"], run["outcome"], f"{run['seconds']:.1f}", told, run["run_id"])
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    _print([table if result["runs"] else Text(f"No runs in {printable(str(result['workspace']))}")])
 
 
 def print_compact(result: Result) -> None:
@@ -141,13 +169,29 @@ def printable(text: str) -> str:
     return text.translate(_CONTROL)
 
 
+def _header(hit: Result, folder: str | None, with_source: bool) -> Text:
+    style = Style.parse("bold cyan")
+    if folder is not None and hit["path"] != "-":
+        style += Style(link=Path(folder, hit["path"]).as_uri())
+    freshness = hit.get("freshness")
+    line = hit["line_now"] if freshness == "moved" else hit["line"]
+    header = Text.assemble((f"{printable(hit['path'])}:{line}", style))
+    if hit["score"] is not None:
+        header.append(f"  {hit['score']:.2f}", style="dim")
+    if with_source:
+        header.append(f"  {printable(hit['source'])}", style="dim")
+    if freshness not in (None, "fresh"):
+        header.append(f"  moved from line {hit['line']}" if freshness == "moved" else f"  {freshness}", style="yellow")
+    return header
+
+
 def _window(hit: Result) -> Iterable[Text]:
     context = hit["context"] or [hit["text"]]
     first = hit["start_line"] if hit["context"] else hit["line"]
     width = len(str(first + len(context) - 1))
     for number, text in enumerate(context, start=first):
         best = number == hit["line"]
-        mark, style = (":", "bold") if best else ("-", "dim")
+        mark, style = (":", "bold yellow") if best else ("-", "dim")
         yield Text.assemble((f"  {number:>{width}}{mark} ", "dim"), (printable(text).expandtabs(4), style))
 
 
@@ -164,6 +208,8 @@ def _sources(sources: Sequence[Result]) -> list[Text | Table]:
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, list):
+        return printable(" ".join(map(str, value)))
     return f"{value:,}" if isinstance(value, int) else printable(str(value))
 
 

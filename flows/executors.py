@@ -5,12 +5,14 @@ The same specs go in and the same results come out. A task may run more than onc
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -143,6 +145,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 self.context = context
 
         self._stack.callback(self._forget)
+        self._client.subscribe_topic(self._key, _log_here)
         try:
             self._client.register_plugin(ContextPlugin(context), name=self._key)
         except Exception as error:  # Dask passes on whatever a worker raises, at times only its text
@@ -208,6 +211,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
     def _forget(self) -> None:
         if self._address is not None and self._client.status == "running":
             with suppress(OSError, LookupError, ValueError):  # scheduler or plugin may be gone
+                self._client.unsubscribe_topic(self._key)
                 self._client.unregister_worker_plugin(self._key)
 
     def __exit__(
@@ -219,7 +223,38 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> Result:
     from distributed import get_worker
 
-    return task(spec, _context_of(get_worker(), key))
+    worker = get_worker()
+    with _logged_to(worker, key):
+        return task(spec, _context_of(worker, key))
+
+
+class _ToCoordinator(logging.Handler):
+    """Sends what one task logs to those who follow ``topic``: other tasks of this process may be of another tenant."""
+
+    def __init__(self, worker: Worker, topic: str) -> None:
+        super().__init__()
+        self._worker, self._topic, self._thread = worker, topic, threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            told = {"name": record.name, "levelno": record.levelno, "levelname": record.levelname}
+            self._worker.log_event(self._topic, told | {"msg": record.getMessage()})
+
+
+@contextmanager
+def _logged_to(worker: Worker, topic: str) -> Iterator[None]:
+    own, handler = logging.getLogger("driftline"), _ToCoordinator(worker, topic)
+    own.addHandler(handler)
+    try:
+        yield
+    finally:
+        own.removeHandler(handler)
+
+
+def _log_here(event: tuple[float, dict[str, Any]]) -> None:
+    """Log what a worker has told as if it had been logged here."""
+    record = logging.makeLogRecord(event[1])
+    logging.getLogger(record.name).handle(record)
 
 
 def _context_of(worker: Worker, key: str) -> TaskContext:

@@ -5,58 +5,28 @@ Its parameters make the form of the web page; progress and result appear there a
 
 from __future__ import annotations
 
-import time
-from logging import Logger, LoggerAdapter
-from typing import Annotated, Any, Literal, cast
-from uuid import UUID
+from typing import Annotated, Any, Literal
 
-from prefect import flow, get_run_logger
-from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect import flow
+from prefect.events import emit_event
+from prefect.runtime import flow_run
 from pydantic import Field
 
+from driftline.flows.artifacts import show_index
+from driftline.flows.flow_runs import attempt, flow_progress, options_of, release_leases
 from driftline.flows.pipeline import IndexRequest, index_sources
-from driftline.flows.settings import DEFAULT_MAX_FILE_BYTES
+from driftline.flows.settings import DEFAULT_MAX_DELTAS, DEFAULT_MAX_FILE_BYTES
 
-UPDATE_SECONDS = 1.0
-_STATES = ("new", "changed", "touched", "unchanged", "deleted")
-
-
-class PrefectProgress:
-    """Writes phases to the log of the flow run, and figures to its progress artifact at most once a second."""
-
-    def __init__(self, log: Logger | LoggerAdapter[Any]) -> None:
-        self._log = log
-        self._artifact = cast(UUID, create_progress_artifact(0.0, key="driftline-progress", description="starting"))
-        self._name = ""
-        self._total: int | None = None
-        self._documents = self._lines = 0
-        self._told_at = time.monotonic()
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        self._log.info("%s%s", name, "" if total is None else f": {total:,} documents")
-        self._name, self._total = name, total
-        self._documents = self._lines = 0
-
-    def advance(self, documents: int = 1, lines: int = 0) -> None:
-        self._documents += documents
-        self._lines += lines
-        now = time.monotonic()
-        if now - self._told_at >= UPDATE_SECONDS:
-            self._told_at = now
-            percent = min(100.0, 100.0 * self._documents / self._total) if self._total else 0.0
-            self._tell(percent, f"{self._name}: {self._documents:,} documents, {self._lines:,} lines")
-
-    def message(self, text: str) -> None:
-        self._log.warning("%s", text)
-
-    def finish(self, description: str) -> None:
-        self._tell(100.0, description)
-
-    def _tell(self, percent: float, description: str) -> None:
-        update_progress_artifact(self._artifact, progress=percent, description=description)
+DELTAS_EVENT = "driftline.deltas.threshold"
+"""Tells that a source has so many deltas that it should be compacted; prefect.yaml has the trigger."""
 
 
-@flow(name="driftline-index", flow_run_name="index {sources}")
+@flow(
+    name="driftline-index",
+    flow_run_name=lambda: f"index {', '.join(flow_run.parameters['sources'])}",
+    on_crashed=[release_leases],
+    on_cancellation=[release_leases],
+)
 def index(
     sources: Annotated[list[str], Field(min_length=1)],
     workspace: str,
@@ -65,15 +35,17 @@ def index(
     exclude: list[str] | None = None,
     model: str | None = None,
     executor: str = "inline",
-    workers: Annotated[int, Field(ge=1)] | None = None,
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None,
     full: bool = False,
     dry_run: bool = False,
     max_delete_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5,
     max_file_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_FILE_BYTES,
     rebind: bool = False,
     reembed: bool = False,
-    wait_seconds: Annotated[float, Field(ge=0)] = 0.0,
+    wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
     indexes: Literal["all", "text", "none"] = "all",
+    max_deltas: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS,
+    storage_options: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Bring the index in step with its sources: embed what is new or changed, delete what is gone.
 
@@ -94,11 +66,12 @@ def index(
         reembed: Let the workspace move to another model.
         wait_seconds: How long to wait while another run works on the same source.
         indexes: Which search indexes to update.
+        max_deltas: Ask for a compaction when a source has more deltas than this.
+        storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
 
     Returns:
         The report of the run, in the shape that ``driftline index --json`` prints.
     """
-    progress = PrefectProgress(get_run_logger())
     request = IndexRequest(
         sources=tuple(sources),
         workspace=workspace,
@@ -116,15 +89,27 @@ def index(
         reembed=reembed,
         wait_seconds=wait_seconds,
         indexes=indexes,
+        storage_options=options_of(storage_options),
     )
-    result: dict[str, Any] = index_sources(request, progress).to_dict()
-    rows = [_row(source) for source in result["sources"]]
-    create_table_artifact(rows, key="driftline-index", description=f"Run {result['run_id']}, {result['seconds']:.1f} s")
-    progress.finish(f"{sum(row['embedded'] for row in rows):,} lines embedded")
+    with flow_progress() as progress:
+        work = attempt.with_options(name="index")
+        result = work(lambda: index_sources(request, progress).to_dict())
+        if not dry_run:
+            _ask_for_compaction(result, workspace, max_deltas)
+        show_index(result, request)
+        progress.finish(f"{sum(source['lines_embedded'] for source in result['sources']):,} lines embedded")
     return result
 
 
-def _row(source: dict[str, Any]) -> dict[str, Any]:
-    counts = {state: source[state] for state in _STATES}
-    lines = {"embedded": source["lines_embedded"], "lines": source["lines_total"]}
-    return {"source": source["entity"], **counts, "skipped": len(source["skipped"]), **lines}
+def _ask_for_compaction(result: dict[str, Any], workspace: str, max_deltas: int) -> None:
+    for source in result["sources"]:
+        if source["deltas"] > max_deltas:
+            emit_event(
+                DELTAS_EVENT,
+                resource={
+                    "prefect.resource.id": f"driftline.source.{source['entity']}",
+                    "prefect.resource.name": source["entity"],
+                    "driftline.workspace": workspace,
+                },
+                payload={"workspace": workspace, "entity": source["entity"], "deltas": source["deltas"]},
+            )

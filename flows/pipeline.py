@@ -6,6 +6,7 @@ The same code serves the command line, Python and the Prefect flow; only ``Execu
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ from driftline.tasks.commit import Changes, Committer, settle
 from driftline.tasks.context import TaskContext
 from driftline.tasks.reembed import complete_reembedding, remove_strays
 
+log = logging.getLogger(__name__)
+
 __all__ = ["IndexRequest", "index_sources", "remove_source"]
 
 
@@ -34,18 +37,19 @@ def index_sources(request: IndexRequest, progress: Progress | None = None) -> In
     """Bring the index in step with its sources.
 
     Raises UsageError and its kin before anything is written; DeletionRefused, LeaseHeld, StorageError
-    and ExecutorError later, when what was committed stays and the next run goes on from there.
+    and ExecutorError later, when what was committed stays and the next run goes on from there. With ``keep_going``
+    the failures of single sources are in the report instead, unless no source can be begun.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     plan = make_plan(request)
     with open_executor(request.executor, request.workers) as executor:
         if not request.dry_run:
             plan = _claim(plan)
-        report = IndexReport(new_ulid(), plan.workspace.objects.uri)
+        report = IndexReport(new_ulid(), plan.workspace.objects.uri, failed=list(plan.failures))
         outcome = "failed"
         try:
             _run(plan, executor, progress or NullProgress(), report)
-            outcome = "done"
+            outcome = report.failed[0][1].kind if report.failed else "done"
         except DriftlineError as error:
             outcome = error.kind
             raise
@@ -53,6 +57,8 @@ def index_sources(request: IndexRequest, progress: Progress | None = None) -> In
             report.seconds = time.monotonic() - clock
             if not request.dry_run:
                 _record(plan, report, started, outcome)
+            told = {"run_id": report.run_id, "outcome": outcome, "seconds": round(report.seconds, 3)}
+            log.info("index run %s: %s after %.1f s", *told.values(), extra={"fields": told})
     return report
 
 
@@ -69,9 +75,11 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
         report.sources.append(run.report)
         try:
             run.execute()
-        except UsageError:
-            raise
         except DriftlineError as error:
+            if plan.request.keep_going:
+                report.failed.append((source.source.uri, error))
+            elif isinstance(error, UsageError):
+                raise
             progress.message(str(error))
             failure = failure or error
         if run.indexes_lag:
@@ -82,7 +90,7 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
         for tenant in sorted(stale):
             progress.phase(f"building indexes of {tenant}")
             report.indexes += _maintain(plan, tenant, report.run_id, progress)
-    if failure is not None:
+    if failure is not None and not plan.request.keep_going:
         raise failure
 
 
@@ -124,6 +132,7 @@ def remove_source(workspace_uri: str, entity_path: str, *, wait_seconds: float =
 
     Raises BadEntity for a source that is not there, LeaseHeld while a run works on it.
     """
+    started, clock = datetime.now(UTC), time.monotonic()
     known = Workspace.open(workspace_uri)
     entity = Entity.parse(entity_path, known.config.hierarchy)
     if known.source(entity) is None:
@@ -143,4 +152,14 @@ def remove_source(workspace_uri: str, entity_path: str, *, wait_seconds: float =
         for table in workspace.line_tables(entity):  # also those of other models
             remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
         workspace.unbind_source(entity)
-    return RemoveReport(run_id, str(entity), documents, lines)
+    report = RemoveReport(run_id, str(entity), documents, lines)
+    record = RunRecord(
+        run_id=run_id,
+        kind="remove",
+        started=started.isoformat(),
+        seconds=time.monotonic() - clock,
+        outcome="done",
+        report=report.to_dict(),
+    )
+    Runs(workspace.objects, entity.tenant).record(record)
+    return report

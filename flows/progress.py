@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+
+from driftline.flows.logs import writes_json
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -81,6 +84,30 @@ class QuietProgress:
         self.message(f"{self._name}: {self._documents:,}{of_total} documents{lines}")
 
 
+class LogProgress:
+    """Log records: each phase and message, and the figures at most once every ``QUIET_INTERVAL_SECONDS``."""
+
+    def __init__(self) -> None:
+        self._log = logging.getLogger("driftline.progress")
+        self._fields: dict[str, Any] = {}
+        self._told_at = time.monotonic()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._fields = {"phase": name, "documents": 0, "of": total, "lines": 0}
+        self._log.info("%s", name, extra={"fields": dict(self._fields)})
+
+    def advance(self, documents: int = 1, lines: int = 0) -> None:
+        self._fields["documents"] = self._fields.get("documents", 0) + documents
+        self._fields["lines"] = self._fields.get("lines", 0) + lines
+        now = time.monotonic()
+        if now - self._told_at >= QUIET_INTERVAL_SECONDS:
+            self._told_at = now
+            self._log.info("%s", self._fields.get("phase", ""), extra={"fields": dict(self._fields)})
+
+    def message(self, text: str) -> None:
+        self._log.warning("%s", text)
+
+
 class RichProgress:
     """A live bar on standard error. A context manager: the bar is gone when it closes."""
 
@@ -128,5 +155,7 @@ class RichProgress:
 
 
 def open_progress() -> AbstractContextManager[Progress]:
-    """The progress that suits standard error: live on a terminal, plain lines elsewhere."""
+    """The progress that suits standard error: live on a terminal, else plain lines, or JSON if logs are JSON."""
+    if writes_json():
+        return nullcontext(LogProgress())
     return RichProgress() if sys.stderr.isatty() else nullcontext(QuietProgress())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from driftline.storage.errors import DriftlineError
 from driftline.storage.model import DocumentState
 from driftline.tasks.compact import Figures
 
@@ -13,7 +14,9 @@ from driftline.tasks.compact import Figures
 class SourceReport:
     """One source's part of a run. ``skipped`` are all files left out, as ``(path, reason)``, newly or not.
 
-    ``revision`` is the ``rev`` of its last commit: reading the manifest as of it shows what the run left.
+    ``revision`` is the ``rev`` of its last commit: reading the manifest as of it shows what the run left. ``commit`` is
+    what git had checked out; with ``base`` only what differs between the two was looked at, otherwise everything,
+    ``full_scan_reason`` says why if less was asked for.
     """
 
     entity: str
@@ -21,10 +24,15 @@ class SourceReport:
     states: dict[DocumentState, int] = field(default_factory=lambda: dict.fromkeys(DocumentState, 0))
     skipped: list[tuple[str, str]] = field(default_factory=list)
     lines_embedded: int = 0
+    documents_total: int = 0
     lines_total: int = 0
     bytes_read: int = 0
     revision: int = 0
+    deltas: int = 0
     phases: dict[str, float] = field(default_factory=dict)
+    commit: str | None = None
+    base: str | None = None
+    full_scan_reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As ``index --json`` prints it; ``phases`` are in seconds."""
@@ -34,21 +42,30 @@ class SourceReport:
             **{str(state): count for state, count in self.states.items()},
             "skipped": [{"path": path, "reason": str(reason)} for path, reason in sorted(self.skipped)],
             "lines_embedded": self.lines_embedded,
+            "documents_total": self.documents_total,
             "lines_total": self.lines_total,
             "bytes_read": self.bytes_read,
             "revision": self.revision,
+            "deltas": self.deltas,
+            "commit": self.commit,
+            "base": self.base,
+            "full_scan_reason": self.full_scan_reason,
             "phases": {name: round(seconds, 3) for name, seconds in self.phases.items()},
         }
 
 
 @dataclass(slots=True)
 class IndexReport:
-    """One run over all its sources. ``indexes`` names the search indexes that were built or extended."""
+    """One run over all its sources. ``indexes`` names the search indexes that were built or extended.
+
+    ``failed`` are the sources, by URI, whose failure was not raised.
+    """
 
     run_id: str
     workspace: str
     sources: list[SourceReport] = field(default_factory=list)
     indexes: list[str] = field(default_factory=list)
+    failed: list[tuple[str, DriftlineError]] = field(default_factory=list)
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,6 +74,7 @@ class IndexReport:
             "run_id": self.run_id,
             "workspace": self.workspace,
             "sources": [source.to_dict() for source in self.sources],
+            "failed": [{"uri": uri, **error.to_dict()} for uri, error in self.failed],
             "indexes": self.indexes,
             "seconds": round(self.seconds, 3),
         }

@@ -6,8 +6,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from driftline.storage.errors import UsageError, WorkspaceNotFound
+
+if TYPE_CHECKING:
+    from driftline.flows.configuration import Configuration
 
 WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
 WORKSPACE_FOLDER = ".driftline"
@@ -33,14 +37,21 @@ def local_path(uri: str) -> Path | None:
 
 
 def workspace_for_reading(given: str | None, environ: Mapping[str, str], cwd: Path) -> str:
-    """The workspace to search: ``given``, else the environment's, else the nearest ``.driftline`` from ``cwd`` upward.
+    """The workspace to search: ``given``, else the environment's, else the nearest from ``cwd`` upward.
 
-    Bare paths come back absolute. Raises WorkspaceNotFound.
+    That is a ``.driftline`` folder, or the workspace of a ``driftline.toml``. Bare paths come back absolute. Raises
+    WorkspaceNotFound, and UsageError for a configuration file that is wrong.
     """
     named = given or environ.get(WORKSPACE_VARIABLE)
     if named:
         return _absolute(named, cwd)
-    nearest = _nearest(cwd)
+    from driftline.flows.configuration import CONFIG_VARIABLE, find_config, load_config
+
+    nearest, config = _nearest(cwd), find_config(None, environ, cwd)
+    if config is not None and (
+        nearest is None or environ.get(CONFIG_VARIABLE) or config.parent.is_relative_to(nearest.parent)
+    ):
+        return load_config(config).workspace
     if nearest is None:
         raise WorkspaceNotFound(
             f"No {WORKSPACE_FOLDER} folder here or above",
@@ -50,14 +61,20 @@ def workspace_for_reading(given: str | None, environ: Mapping[str, str], cwd: Pa
     return str(nearest)
 
 
-def workspace_for_indexing(given: str | None, sources: Sequence[str], environ: Mapping[str, str], cwd: Path) -> str:
-    """The workspace to write: ``given``, else the environment's, else one that the sources agree on.
+def workspace_for_indexing(
+    given: str | None,
+    sources: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: Path,
+    configuration: Configuration | None = None,
+) -> str:
+    """The workspace to write: ``given``, else the environment's, else the file's, else one that the sources agree on.
 
     Each local source proposes the nearest ``.driftline`` from itself upward, else one at its own root.
     Bare paths come back absolute; nothing is created. Raises UsageError when a source is remote, or
     when several sources propose different workspaces.
     """
-    named = given or environ.get(WORKSPACE_VARIABLE)
+    named = given or environ.get(WORKSPACE_VARIABLE) or (configuration.workspace if configuration else None)
     if named:
         return _absolute(named, cwd)
     proposals: dict[Path, str] = {}

@@ -18,13 +18,14 @@ from driftline.flows.settings import DEFAULT_MAX_DELTAS
 from driftline.storage.documents import SCHEMA, revision, totals
 from driftline.storage.errors import DeletionRefused
 from driftline.storage.leases import acquire
-from driftline.storage.model import DocumentState
+from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.workspace import lease_path
 from driftline.tasks.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.commit import Changes, Committer, settle
 from driftline.tasks.partition import PartitionSpec, scan_partition
 from driftline.tasks.reembed import remove_strays
 from driftline.tasks.scan import ScanResult, ScanSpec, plan_partitions
+from driftline.tasks.since_commit import WorkTreeAtCommit
 from driftline.tasks.walk import Subtree
 
 BATCH_BYTES = 4 * 1024 * 1024
@@ -43,7 +44,7 @@ class SourceRun:
     def __init__(
         self, plan: IndexPlan, source: SourcePlan, executor: Executor, progress: Progress, run_id: str
     ) -> None:
-        self.report = SourceReport(str(source.entity), source.source.uri)
+        self.report = SourceReport(str(source.entity), source.source.uri, commit=source.commit)
         self.indexes_lag = False
         self._plan = plan
         self._source = source
@@ -51,6 +52,8 @@ class SourceRun:
         self._progress = progress
         self._run_id = run_id
         self._new_hashes = Counter[str]()
+        self._work_tree: WorkTreeAtCommit | None = None
+        self._only: tuple[str, ...] | None = None
 
     def execute(self) -> None:
         """Bring the source in step. Raises LeaseHeld, LeaseLost, DeletionRefused, StorageError, ExecutorError."""
@@ -63,6 +66,7 @@ class SourceRun:
             with self._timed("settle"):
                 self.indexes_lag = lease.taken_over
                 self.indexes_lag |= settle(workspace, entity, lease) > 0
+                self._narrow(lease.token)
                 workspace.bind_source(entity, self._source.record)
             committer = Committer(
                 workspace,
@@ -78,11 +82,43 @@ class SourceRun:
             self._embed(scans, committer)
             refused = self._delete(scans, committer)
             self.report.revision = revision(lease.token, committer.batch)
+            if self._work_tree is not None and refused is None and self._nothing_left_over(scans):
+                reached = self._work_tree.reached(lease.token)
+                workspace.bind_source(entity, self._source.record.model_copy(update={"commit": reached}))
             with self._timed("totals"):
                 self._count_totals()
         self._mention_deltas()
         if refused:
             raise refused
+
+    # -- what git says -----------------------------------------------------------------------
+
+    def _look_at_work_tree(self) -> WorkTreeAtCommit | None:
+        source, request = self._source, self._plan.request
+        if not source.source.is_local or request.full or self._plan.replaces is not None:
+            return None
+        rules = (source.record.include, source.record.exclude, request.max_file_bytes, self._plan.model.fingerprint)
+        return WorkTreeAtCommit.look(source.source.uri, rules)
+
+    def _narrow(self, token: int | None = None) -> None:
+        """Restrict the run to what has changed since the commit indexed last, if git can tell."""
+        if not self._plan.request.by_commit:
+            return
+        self._work_tree = self._look_at_work_tree()
+        if self._work_tree is None:
+            self.report.full_scan_reason = "--full" if self._source.commit else "git cannot tell"
+            return
+        known = self._plan.workspace.source(self._source.entity)
+        last = known.commit if known is not None and known.same_place(self._source.record) else None
+        changes = self._work_tree.changes_since(last, token)
+        self._only, self.report.full_scan_reason = changes.paths, changes.why
+        self.report.commit = self._work_tree.commit.id
+        self.report.base = last.id if last is not None and changes.paths is not None else None
+
+    def _nothing_left_over(self, scans: Iterable[ScanResult]) -> bool:
+        """Whether every file that was looked at has been dealt with, so that only a change makes it worth a look."""
+        passing = {SkipReason.UNREADABLE, SkipReason.UNSTABLE}
+        return all(scan.complete for scan in scans) and not any(reason in passing for _, reason in self.report.skipped)
 
     # -- scan --------------------------------------------------------------------------------
 
@@ -91,8 +127,9 @@ class SourceRun:
         parallel = self._executor.remote or not self._source.source.is_local
         now_ns = time.time_ns()
         with self._timed("scan"):
-            parts = plan_partitions(self._source.source, self._executor.slots if parallel else 1, self._source.rules)
-            specs = [PartitionSpec(self._scan_spec(part), self._source.entity, now_ns) for part in parts]
+            slots = self._executor.slots if parallel and self._only is None else 1
+            parts = plan_partitions(self._source.source, slots, self._source.rules)
+            specs = [PartitionSpec(self._scan_spec(part), self._source.entity, now_ns, self._only) for part in parts]
             scans = list(self._executor.map(scan_partition, specs))
         for scan in scans:
             self.report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
@@ -188,9 +225,11 @@ class SourceRun:
         renamed = (Counter(documents["hash"].to_pylist()) & self._new_hashes).total()
         lost = len(documents) - renamed
         states = self.report.states
-        before = len(documents) + sum(
-            states[s] for s in (DocumentState.UNCHANGED, DocumentState.TOUCHED, DocumentState.CHANGED)
-        )
+        if self._only is None:
+            known = (DocumentState.UNCHANGED, DocumentState.TOUCHED, DocumentState.CHANGED)
+            before = len(documents) + sum(states[state] for state in known)
+        else:
+            before = self._totals()[0] - states[DocumentState.NEW]
         limit = self._plan.request.max_delete_fraction
         if lost <= GUARDED_DELETIONS or lost <= limit * before:
             return None
@@ -220,17 +259,22 @@ class SourceRun:
         self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(gone["reason"]), min_count=0).as_py()
 
     def _count_totals(self) -> None:
-        manifest = self._plan.workspace.documents(self._source.entity).read(columns=["lines", "reason"])
-        self.report.lines_total = totals(manifest)[1]
+        self.report.documents_total, self.report.lines_total = self._totals()
+
+    def _totals(self) -> tuple[int, int]:
+        """``(documents, lines)`` that the manifest holds now."""
+        return totals(self._plan.workspace.documents(self._source.entity).read(columns=["lines", "reason"]))
 
     def _mention_deltas(self) -> None:
         deltas = len(self._plan.workspace.documents(self._source.entity).log().deltas)
+        self.report.deltas = deltas
         if deltas > DEFAULT_MAX_DELTAS:
             self._progress.message(
                 f"{self._source.entity} has {deltas:,} deltas, which slow runs. Run: driftline compact"
             )
 
     def _dry_run(self) -> None:
+        self._narrow()
         scans = self._scan()
         changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)])
         for result in self._executor.map(embed_batch, self._batches(changes, dry_run=True)):

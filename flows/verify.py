@@ -5,32 +5,37 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 
+from driftline.flows.artifacts import show_verification
+from driftline.flows.flow_runs import attempt, flow_progress, options_of, release_leases
 from driftline.flows.verification import VerifyRequest, verify_workspace
 from driftline.storage.errors import StorageError
 
-MAX_ROWS = 1_000
 
-
-@flow(name="driftline-verify", flow_run_name="verify {workspace}")
-def verify(workspace: str, repair: bool = False) -> dict[str, Any]:
+@flow(
+    name="driftline-verify",
+    flow_run_name="verify {workspace}",
+    on_crashed=[release_leases],
+    on_cancellation=[release_leases],
+)
+def verify(workspace: str, repair: bool = False, storage_options: dict[str, str] | None = None) -> dict[str, Any]:
     """Check a workspace against itself; the flow run fails when anything is wrong that was not mended.
 
     Args:
         workspace: Where the index lives: a folder, or s3://, gs:// or az://.
         repair: Take what is wrong out of the index and index it anew.
+        storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
 
     Returns:
         What was checked and found, in the shape that ``driftline verify --json`` prints.
     """
-    result = verify_workspace(VerifyRequest(workspace, repair)).to_dict()
-    findings = result["findings"]
-    create_table_artifact(
-        findings[:MAX_ROWS],
-        key="driftline-verify",
-        description=f"{result['documents']:,} documents, {result['lines']:,} lines, {len(findings):,} findings",
-    )
+    request = VerifyRequest(workspace, repair, options_of(storage_options))
+    with flow_progress() as progress:
+        work = attempt.with_options(name="verify")
+        result = work(lambda: verify_workspace(request, progress).to_dict())
+        show_verification(result)
+        findings = len(result["findings"])
+        progress.finish(f"{result['lines']:,} lines, {findings:,} findings")
     if findings:
-        raise StorageError(f"{len(findings):,} findings", result["workspace"], "See: driftline verify --repair")
+        raise StorageError(f"{findings:,} findings", result["workspace"], "See: driftline verify --repair")
     return result

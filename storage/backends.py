@@ -15,7 +15,7 @@ class ObjectInfo:
     """One object: ``path`` relative to the workspace, ``modified`` by the store's own clock, with a time zone.
 
     ``version`` (an etag or a generation) changes with the content. Only versions from ``get_versioned``, ``head``,
-    ``create`` and ``replace`` may be given to ``replace``: a listing of Google Cloud Storage has etags only.
+    ``create`` and ``replace`` may be given to ``replace``: listings of Google Cloud Storage and Azure spell others.
     """
 
     path: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import unquote
 
 from driftline.storage.errors import BadEntity
@@ -16,6 +17,7 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _TYPE = re.compile(r"[a-z][a-z0-9_]*")
 
 
+@lru_cache(maxsize=100_000)  # a bulk load asks for the same few again and again
 def encode_id(text: str) -> str:
     """``text`` as one safe path segment: bytes outside ``[A-Za-z0-9._-]`` become ``~HH``.
 

@@ -3,6 +3,8 @@
     DriftlineError
     ├── UsageError                exit 2: the caller can mend it; nothing was written
     │   ├── BadEntity             an entity id that cannot be used
+    │   ├── BadEntry              a memory key, value or metadata that cannot be stored
+    │   ├── CatalogMismatch       a catalog of another workspace, or of a newer version
     │   ├── SourceNotFound        a source that is missing or cannot be read
     │   ├── SourceConflict        an entity that is bound to another URI
     │   ├── UnknownScheme         a URI that no installed file system serves
@@ -19,10 +21,14 @@
     │   ├── AlreadyExists         create-only: somebody else was first
     │   ├── PreconditionFailed    replace-if-unchanged: it changed meanwhile
     │   └── CommitConflict        every attempt to commit met another writer
+    ├── CatalogError              exit 3: the memory catalog failed; may carry the path of a blob already written
+    │   └── CatalogConnectionError    the catalog cannot be reached; also a ConnectionError of Python's
     ├── LeaseHeld                 exit 3: another run works on it
     ├── LeaseLost                 exit 3: another run has taken over
     ├── DeletionRefused           exit 3: a run would delete suspiciously much
     ├── ExecutorError             exit 3: the workers failed, or cannot reach the data
+    ├── DeploymentFailed          exit 3: a run that was started elsewhere failed, or took too long
+    ├── StaleIndex                exit 3: the index is older than a commit by more than was allowed
     ├── CleanupAborted            exit 3: something could not be read or listed, so nothing was deleted
     └── RecallTooLow              exit 3: the vector index misses too many of the nearest lines
 
@@ -70,6 +76,18 @@ class BadEntity(UsageError):
     """An entity path or id that cannot be used."""
 
     kind = "bad_entity"
+
+
+class BadEntry(UsageError):
+    """A memory key, value, metadata or expiry that cannot be stored."""
+
+    kind = "bad_entry"
+
+
+class CatalogMismatch(UsageError):
+    """A catalog that belongs to another workspace, or was written by a newer version of Driftline."""
+
+    kind = "catalog_mismatch"
 
 
 class SourceNotFound(UsageError):
@@ -168,6 +186,25 @@ class CommitConflict(StorageError):
     kind = "commit_conflict"
 
 
+class CatalogError(DriftlineError):
+    """The memory catalog failed. ``blob_path`` is set when a value was written that no entry refers to: see cleanup."""
+
+    kind = "catalog_error"
+
+    def __init__(self, what: str, where: str = "", fix: str = "", blob_path: str | None = None) -> None:
+        super().__init__(what, where, fix)
+        self.blob_path = blob_path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.what, self.where, self.fix, self.blob_path)
+
+
+class CatalogConnectionError(CatalogError, ConnectionError):
+    """The catalog could not be reached, in any of several attempts."""
+
+    kind = "connection_error"
+
+
 class LeaseHeld(DriftlineError):
     """Another run holds the lease."""
 
@@ -190,6 +227,18 @@ class ExecutorError(DriftlineError):
     """The workers failed, or cannot reach the source or the workspace."""
 
     kind = "executor_error"
+
+
+class DeploymentFailed(DriftlineError):
+    """A run that was started through a deployment failed, or has not ended in time."""
+
+    kind = "deployment_failed"
+
+
+class StaleIndex(DriftlineError):
+    """The index is older than a commit by more than was allowed."""
+
+    kind = "stale_index"
 
 
 class CleanupAborted(DriftlineError):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from driftline.storage.lance_errors import writing
 from driftline.storage.lines import LineTable
 
 if TYPE_CHECKING:
@@ -17,13 +18,25 @@ SCALAR_INDEXES: dict[str, tuple[str, Literal["BTREE", "LABEL_LIST"]]] = {
     PARENT_DIRS: ("parent_dirs", "LABEL_LIST"),
 }
 
-VECTOR_INDEX = "IVF_SQ"
-"""The quickest to build of those that reach recall .95 when all partitions are probed."""
+TEXT_COLUMN = "block"
+TOKENIZER: dict[str, Any] = {
+    "base_tokenizer": "code",
+    "split_identifiers": True,
+    "preserve_original": False,
+    "stem": True,
+    "remove_stop_words": False,
+}
+"""Identifiers are split into words and words are stemmed (``tasks/terms.py`` does the same); "is not" can be code."""
+
+VECTOR_INDEX = "IVF_RQ"
+"""With one bit for each dimension (storage/adr/0007): small, and quick to search as a whole. What it finds is compared
+by the vectors themselves."""
+VECTOR_BITS = 1
 VECTOR_METRIC: Literal["l2"] = "l2"
 """Half of it, squared as Lance gives it, is 1 - cosine: vectors have length 1. With "cosine" Lance would scale every
 vector once more, which takes as long as the rest of the build."""
 MIN_ROWS_FOR_VECTOR_INDEX = 256
-ROWS_PER_PARTITION = 262_144
+ROWS_PER_PARTITION = 32_768
 """All partitions are probed, so they only let threads share a search."""
 SAMPLE_RATE = 64
 """Rows per partition from which k-means learns."""
@@ -51,7 +64,7 @@ def maintain(table: LineTable, scope: Scope = "all", *, thorough: bool = False) 
 
     ``scope="text"`` leaves the vector index alone. ``thorough`` leaves no row to a scan and makes one part of each
     index, since fragments that different parts hold cannot be merged. The caller holds the tenant's maintenance
-    lease, since two builds at once fail. Searches are right without it, only slower.
+    lease, since two builds at once fail. Searches are right without it, only slower. Raises StorageError.
     """
     if scope == "none" or not table.exists():
         return []
@@ -63,14 +76,17 @@ def maintain(table: LineTable, scope: Scope = "all", *, thorough: bool = False) 
         found = known.get(name)
         if found is None:
             if rows and (name != VECTOR or _has_vectors_to_index(dataset)):
-                _create(dataset, name, rows)
+                with writing("An index could not be built", table.uri):
+                    _create(dataset, name, rows)
                 changed.append(name)
         elif name == VECTOR and (found.unindexed_rows or found.parts > 1) and not _has_vectors_to_index(dataset):
-            dataset.drop_index(VECTOR)  # its lines are gone: Lance cannot learn from none, and so few need no index
+            # Its lines are gone: Lance cannot learn from none, and so few need no index.
+            drop(table, [VECTOR])
             changed.append(name)
         elif _lags(name, found) or (thorough and (found.unindexed_rows or found.parts > 1)):
             merged = found.parts if thorough else _merged(name)
-            dataset.optimize.optimize_indices(index_names=[name], num_indices_to_merge=merged)
+            with writing("An index could not be extended", table.uri):
+                dataset.optimize.optimize_indices(index_names=[name], num_indices_to_merge=merged)
             changed.append(name)
         if changed and changed[-1] == name:
             dataset = table.open()
@@ -80,7 +96,8 @@ def maintain(table: LineTable, scope: Scope = "all", *, thorough: bool = False) 
 def drop(table: LineTable, names: Sequence[str]) -> None:
     """Forget indexes; ``maintain`` builds them anew. The caller holds the tenant's maintenance lease."""
     for name in names:
-        table.open().drop_index(name)
+        with writing("An index could not be dropped", table.uri):
+            table.open().drop_index(name)
 
 
 def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
@@ -123,9 +140,10 @@ def _create(dataset: LanceDataset, name: str, rows: int) -> None:
             metric=VECTOR_METRIC,
             num_partitions=max(1, rows // ROWS_PER_PARTITION),
             sample_rate=SAMPLE_RATE,
+            num_bits=VECTOR_BITS,
         )
     elif name == TEXT:
-        dataset.create_scalar_index("text", "INVERTED", name=TEXT, with_position=False)
+        dataset.create_scalar_index(TEXT_COLUMN, "INVERTED", name=TEXT, with_position=False, **TOKENIZER)
     else:
         column, kind = SCALAR_INDEXES[name]
         dataset.create_scalar_index(column, kind, name=name)

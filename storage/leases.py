@@ -220,11 +220,15 @@ def acquire(
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a lease file says: ``is_free`` if ``acquire`` would get it without waiting; ``version`` changes with it."""
+    """What a lease file says: ``is_free`` if ``acquire`` would get it without waiting; ``version`` changes with it.
+
+    ``is_abandoned`` if it is free because its holder has died.
+    """
 
     is_free: bool
     version: str
     holder: str
+    is_abandoned: bool = False
 
 
 def look(objects: ObjectStore, path: str) -> Sighting:
@@ -233,7 +237,8 @@ def look(objects: ObjectStore, path: str) -> Sighting:
         found, version = _read(objects, path)
     except ObjectNotFound:
         return Sighting(True, "", "")
-    return Sighting(found.state == "released" or found.is_provably_dead(), version, _held(found, path).what)
+    is_abandoned = found.state == "held" and found.is_provably_dead()
+    return Sighting(found.state == "released" or is_abandoned, version, _held(found, path).what, is_abandoned)
 
 
 def _new_record(run_id: str, token: int, ttl_seconds: float) -> _Record:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from driftline.storage.documents import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, CorruptFile, LeaseLost, StorageError
+from driftline.storage.lance_errors import write_failed, writing
 from driftline.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ COMMIT_ATTEMPTS = 20
 PATHS_PER_LOOKUP = 2_000
 UNKNOWN_OUTCOMES = 3
 """So many transactions may fail without a word on whether they happened, before a commit gives up."""
+LINES_PER_BLOCK = 16
+"""Full-text search finds blocks of so many lines: fewer postings than by line, and words that stand together count."""
 INDEX_CACHE_BYTES = 2 * 2**30
 """A vector index takes 260 bytes per line; a search that finds it in memory takes a tenth of the time."""
 METADATA_CACHE_BYTES = 256 * 2**20
@@ -41,7 +44,11 @@ _ADDRESS_BITS = 32
 
 
 def schema(dim: int) -> pa.Schema:
-    """The columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``; ``parent_dirs`` end with a slash."""
+    """The columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``; ``parent_dirs`` end with a slash.
+
+    ``block`` stands in the first row of each block of a document: its path, a line feed, and the lines of the block
+    from the first to the last that has a row, joined by line feeds (storage/adr/0006).
+    """
     return pa.schema(
         [
             pa.field("id", pa.int64()),
@@ -53,6 +60,7 @@ def schema(dim: int) -> pa.Schema:
             pa.field("parent_dirs", pa.list_(pa.string())),
             pa.field("ext", pa.string()),
             pa.field("hash", pa.string()),
+            pa.field("block", pa.string(), metadata={"lance-encoding:compression": "zstd"}),
         ]
     )
 
@@ -100,7 +108,7 @@ class LineTable:
             if not self.exists():
                 raise StorageError("The table of lines does not exist", self.uri, "Index a source first.") from error
             raise CorruptFile(
-                f"The table of lines cannot be read ({_first_line(error)})", self.uri, "Restore it, or index anew."
+                f"The table of lines cannot be read ({first_line(error)})", self.uri, "Restore it, or index anew."
             ) from error
 
     def create(self, dim: int) -> LanceDataset:
@@ -118,7 +126,7 @@ class LineTable:
                 )
             except OSError as error:  # a CommitConflictError is one, too
                 if not self.exists():
-                    raise StorageError(f"Cannot create a table ({_first_line(error)})", self.uri) from error
+                    raise write_failed("Cannot create a table", self.uri, error) from error
         return self.open()
 
     def tracked_files(self) -> frozenset[str]:
@@ -129,7 +137,7 @@ class LineTable:
                 found.update(pc.unique(batch.column("path")).to_pylist())
         except (ValueError, OSError) as error:
             raise CorruptFile(
-                f"A version of the table cannot be read ({_first_line(error)})", self.uri, "Restore it."
+                f"A version of the table cannot be read ({first_line(error)})", self.uri, "Restore it."
             ) from error
         return frozenset(found)
 
@@ -142,7 +150,7 @@ class LineTable:
         """
         from lance.fragment import write_fragments
 
-        try:
+        with writing("Lines cannot be written", self.uri):
             fragments = write_fragments(
                 rows,
                 self.uri,
@@ -150,8 +158,6 @@ class LineTable:
                 enable_stable_row_ids=True,
                 storage_options=self.options,
             )
-        except OSError as error:
-            raise StorageError(f"Lines cannot be written ({_first_line(error)})", self.uri, "Run it again.") from error
         return [json.dumps(fragment.to_json()) for fragment in fragments]
 
     def ledger(self, entity: Entity) -> Ledger:
@@ -203,7 +209,7 @@ class LineTable:
                 texts = self.write_fragments(_ledger_row(dataset.schema, entity, entry))
                 written[entry] = [lance.FragmentMetadata.from_json(text) for text in texts]
             if rows:
-                removed, updated = _without_rows(dataset, [_ledger_filter(entity), *_path_filters(entity, replaced)])
+                removed, updated = without_rows(dataset, [_ledger_filter(entity), *_path_filters(entity, replaced)])
                 operation = lance.LanceOperation.Update(
                     removed_fragment_ids=removed, updated_fragments=updated, new_fragments=[*new, *written[entry]]
                 )
@@ -218,7 +224,7 @@ class LineTable:
             except OSError as error:
                 unknown_outcomes += 1
                 if unknown_outcomes == UNKNOWN_OUTCOMES:
-                    raise StorageError(f"A commit failed ({_first_line(error)})", self.uri, "Run it again.") from error
+                    raise write_failed("A commit failed", self.uri, error) from error
         raise CommitConflict(
             f"{COMMIT_ATTEMPTS} attempts to commit to the table met other writers", self.uri, "Run it again."
         )
@@ -236,7 +242,7 @@ class LineTable:
 
     def count(self, where: str | None = None) -> int:
         """How many lines there are, or how many match the filter ``where``."""
-        return int(self.open().count_rows(_lines_only(where)))
+        return int(self.open().count_rows(lines_only(where)))
 
     def paths(self, entity: Entity) -> set[str]:
         """The documents of a source that have lines; reads all their paths."""
@@ -245,7 +251,7 @@ class LineTable:
 
     def rows(self, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
         """The lines in batches, unordered."""
-        yield from self.open().to_batches(columns=list(columns), filter=_lines_only(where))
+        yield from self.open().to_batches(columns=list(columns), filter=lines_only(where))
 
 
 @cache
@@ -276,7 +282,7 @@ def is_one_of(column: str, values: Sequence[str]) -> str:
     return f"{column} IN ({', '.join(quote(value) for value in values)})" if values else "false"
 
 
-def _lines_only(where: str | None) -> str:
+def lines_only(where: str | None) -> str:
     only = f"line_number > {LEDGER_LINE}"
     return f"({where}) AND {only}" if where else only
 
@@ -290,7 +296,7 @@ def _path_filters(entity: Entity, paths: Sequence[str]) -> list[str]:
     return [f"{is_one_of('path', chunk)} AND entity = {quote(str(entity))}" for chunk in chunks]
 
 
-def _without_rows(dataset: LanceDataset, filters: Sequence[str]) -> tuple[list[int], list[FragmentMetadata]]:
+def without_rows(dataset: LanceDataset, filters: Sequence[str]) -> tuple[list[int], list[FragmentMetadata]]:
     """Fragments of ``dataset`` without the rows that match: ``(ids of emptied ones, the others that change)``."""
     found = [
         dataset.scanner(columns=[], filter=where, with_row_address=True).to_table()["_rowaddr"].to_numpy()
@@ -311,5 +317,6 @@ def _without_rows(dataset: LanceDataset, filters: Sequence[str]) -> tuple[list[i
     return removed, updated
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, cut to one line."""
     return str(error).partition("\n")[0][:300]

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from driftline.storage.errors import CommitConflict, StorageError
+from driftline.storage.errors import CommitConflict
+from driftline.storage.lance_errors import write_failed, writing
 from driftline.storage.lines import LineTable
+from driftline.storage.memory_vectors import VectorTable
 
 if TYPE_CHECKING:
     from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
@@ -30,7 +32,7 @@ class CompactionPlan:
     tasks: tuple[CompactionTask, ...]
 
 
-def plan_compaction(table: LineTable) -> CompactionPlan:
+def plan_compaction(table: LineTable | VectorTable) -> CompactionPlan:
     """Which fragments to merge, and which to rid of their deleted rows."""
     from lance.optimize import Compaction
 
@@ -39,15 +41,13 @@ def plan_compaction(table: LineTable) -> CompactionPlan:
     return CompactionPlan(dataset.version, tuple(plan.tasks))
 
 
-def rewrite(table: LineTable, task: CompactionTask) -> RewriteResult:
+def rewrite(table: LineTable | VectorTable, task: CompactionTask) -> RewriteResult:
     """Write the fragments of one task anew, under new names; nobody sees them before the commit. The result pickles."""
-    try:
+    with writing("Fragments could not be rewritten", table.uri):
         return task.execute(table.open(task.read_version))
-    except OSError as error:
-        raise StorageError(f"Fragments could not be rewritten ({_reason(error)})", table.uri, "Run again.") from error
 
 
-def commit_compaction(table: LineTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
+def commit_compaction(table: LineTable | VectorTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
     """Put the results of all tasks in the place of what they were made of, in one version.
 
     Raises CommitConflict when a writer has changed one of those fragments since the plan, and StorageError when the
@@ -61,20 +61,17 @@ def commit_compaction(table: LineTable, plan: CompactionPlan, rewritten: Sequenc
     except (CommitConflictError, OSError) as error:
         if isinstance(error, CommitConflictError) or _CONFLICT in str(error):
             raise CommitConflict("Writers have changed the fragments that were compacted", table.uri) from error
-        raise StorageError(f"A compaction was not committed ({_reason(error)})", table.uri, "Run again.") from error
+        raise write_failed("A compaction was not committed", table.uri, error) from error
 
 
-def remove_old_versions(table: LineTable, older_than: timedelta) -> int:
+def remove_old_versions(table: LineTable | VectorTable, older_than: timedelta) -> int:
     """Delete versions older than this, and the files that only they need; returns how many.
 
     Files of transactions that are not committed stay, unless they are a week old: a worker may be writing them. The
-    caller has fenced off every writer of the tenant.
+    caller has fenced off every writer of the tenant. Raises StorageError.
     """
-    stats = table.open().cleanup_old_versions(
-        max(older_than, timedelta(microseconds=1)), delete_unverified=False, error_if_tagged_old_versions=False
-    )
+    with writing("Old versions could not be removed", table.uri):
+        stats = table.open().cleanup_old_versions(
+            max(older_than, timedelta(microseconds=1)), delete_unverified=False, error_if_tagged_old_versions=False
+        )
     return int(stats.old_versions)
-
-
-def _reason(error: BaseException) -> str:
-    return str(error).partition("\n")[0][:300]

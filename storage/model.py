@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-CURRENT_EMBEDDING_VERSION = 1
-"""Bumped whenever text preparation changes the vectors of unchanged text; part of every fingerprint."""
+CURRENT_EMBEDDING_VERSION = 2
+"""Bumped whenever text preparation changes the vectors of unchanged text, or the columns of a table of lines change;
+part of every fingerprint."""
 
 
 class DocumentState(enum.StrEnum):

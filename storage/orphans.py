@@ -48,13 +48,14 @@ class Reason(enum.StrEnum):
     SUPERSEDED = "table of a superseded embedding"
     EXPIRED = "run ledger beyond its retention"
     TEMPORARY = "left by a write that was killed"
+    UNOWNED = "memory blob that no entry refers to"
 
 
 _KINDS = [
     (kind, re.compile(pattern))
     for kind, pattern in [
         (Kind.TEMPORARY, rf"(?P<place>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
-        (Kind.PERMANENT, r"(?P<place>)(?:_workspace\.json|\.gitignore|\.lock)"),
+        (Kind.PERMANENT, r"(?P<place>)(?:_workspace\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)"),
         (Kind.PERMANENT, rf"(?P<place>(?:{_ENTITY}/)+)_source\.json"),
         (Kind.PERMANENT, rf"(?P<place>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
         (Kind.RUN, rf"(?P<place>{_ENTITY}/_runs/){_ULID}\.json"),
@@ -109,13 +110,16 @@ class References:
 
     ``folded`` are the deltas that their base has folded, ``dead`` the staged deltas that can never be committed, both
     as paths. ``tracked`` gives, for each table that may be judged, the paths within it that any of its versions names.
-    ``superseded`` gives the tables whose embedding serves nobody any more, and since when.
+    ``superseded`` gives the tables whose embedding serves nobody any more, and since when. ``blobs`` are the paths
+    that memory entries refer to, None where no catalog says; ``retired`` tells since when a blob is not one of them.
     """
 
     folded: frozenset[str] = frozenset()
     dead: frozenset[str] = frozenset()
     tracked: Mapping[str, frozenset[str]] = field(default_factory=dict)
     superseded: Mapping[str, datetime] = field(default_factory=dict)
+    blobs: frozenset[str] | None = None
+    retired: Mapping[str, datetime] = field(default_factory=dict)
 
 
 class Orphan(NamedTuple):
@@ -178,7 +182,10 @@ def find_orphans(
                 return Reason.DEAD_RUN
             case Kind.TABLE if name.place in references.tracked and name.rest not in references.tracked[name.place]:
                 return Reason.UNCOMMITTED
-            # Kind.BLOB: memory blobs are judged against the catalog, once there is one.
+            case Kind.BLOB if references.blobs is not None and info.path not in references.blobs:
+                since = references.retired.get(info.path, info.modified)
+                retired_for = max(now - since, timedelta(0))  # two clocks: that of the store and that of a writer
+                return Reason.UNOWNED if retired_for >= max_age else None
         return None
 
     orphans = []

@@ -2,62 +2,161 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.indexes import VECTOR, VECTOR_METRIC, coverage
-from driftline.storage.lines import LineTable, is_one_of, quote
+from driftline.storage.filters import LineFilter
+from driftline.storage.indexes import TEXT_COLUMN, VECTOR, VECTOR_METRIC, coverage
+from driftline.storage.lines import LineTable, lines_only
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+__all__ = ["LineFilter", "LineQuery", "Strategy", "matching_blocks", "nearest_lines"]
 
 EXACT_SEARCH_ROWS = 100_000
 """Up to so many matching lines are compared one by one: faster than an index, and exact."""
-REFINE_FACTOR = 3
-"""So many times the lines wanted are taken from the index, whose vectors are rounded, and compared by their own."""
+REFINED_ROWS = 500
+"""At least so many lines are taken from the index, which knows vectors only roughly, and compared by their own."""
+MIN_REFINE_FACTOR = 3
+FALLBACK_THRESHOLD = 0.5
+"""The strategy ``hybrid`` filters afterwards where at least this share of the lines matches."""
 RESULT_COLUMNS = ("entity", "path", "line_number", "text", "hash")
+BLOCK_COLUMNS = ("entity", "path", "line_number", "hash", TEXT_COLUMN)
+
+Strategy = Literal["auto", "prefilter", "postfilter", "hybrid"]
+"""When a filter is applied: ``auto`` and ``prefilter`` before the search, ``postfilter`` after it, over more and more
+lines until enough match, ``hybrid`` as ``fallback_threshold`` says. ``auto`` also counts the matches, and compares
+few of them without an index."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineFilter:
-    """Which lines a search may return; ``None`` does not filter, an empty tuple allows nothing.
+@dataclass(frozen=True)
+class LineQuery:
+    """One filter over one version of a table, and how it will be searched. Raises UsageError for a bad filter."""
 
-    Paths and directories are relative to their source; directories mean everything below them.
-    """
+    table: LineTable
+    where: LineFilter | None = None
+    strategy: Strategy = "auto"
+    fallback_threshold: float = FALLBACK_THRESHOLD
+    exact: bool = False
 
-    entities: tuple[Entity, ...] | None = None
-    paths: tuple[str, ...] | None = None
-    dirs: tuple[str, ...] | None = None
-    exts: tuple[str, ...] | None = None
+    def __post_init__(self) -> None:
+        if self.strategy not in get_args(Strategy):
+            raise UsageError("Unknown strategy", self.strategy, f"Use one of {', '.join(get_args(Strategy))}.")
+        if not 0 <= self.fallback_threshold <= 1:
+            raise UsageError("fallback_threshold must be a share, from 0 to 1", str(self.fallback_threshold))
 
-    def to_sql(self) -> str | None:
-        """The filter in Lance's language, every name quoted, or None for no filter."""
-        parts: list[str] = []
-        if self.entities is not None:
-            parts.append(is_one_of("entity", [str(entity) for entity in self.entities]))
-        if self.paths is not None:
-            parts.append(is_one_of("path", [normalise(path) for path in self.paths]))
-        if self.dirs is not None:
-            names = [normalise(name) for name in self.dirs]
-            if "" not in names:  # the root holds every line
-                wanted = ", ".join(quote(name + "/") for name in names)
-                parts.append(f"array_has_any(parent_dirs, [{wanted}])" if names else "false")
-        if self.exts is not None:
-            parts.append(is_one_of("ext", [ext.removeprefix(".").lower() for ext in self.exts]))
-        return " AND ".join(f"({part})" for part in parts) or None
+    @cached_property
+    def dataset(self) -> LanceDataset:
+        return self.table.open(cached=True)
 
+    @cached_property
+    def sql(self) -> str | None:
+        return self.where.to_sql() if self.where else None
 
-def normalise(path: str) -> str:
-    """One spelling for ``a/b``, ``a/b/`` and ``./a/b``; the root is "". Raises UsageError for a path that leaves it."""
-    clean = posixpath.normpath(path.strip("/") or ".")
-    if clean == ".." or clean.startswith("../"):
-        raise UsageError("A path leads out of its source", path, "Give a path relative to the source.")
-    return "" if clean == "." else clean
+    @cached_property
+    def lines(self) -> int:
+        """How many lines the table has."""
+        return int(self.dataset.count_rows(lines_only(None)))
+
+    @cached_property
+    def matches(self) -> int:
+        """How many lines the filter allows."""
+        return int(self.dataset.count_rows(lines_only(self.sql))) if self.sql else self.lines
+
+    @cached_property
+    def filters_afterwards(self) -> bool:
+        if self.sql is None or self.strategy in ("auto", "prefilter"):
+            return False
+        return self.strategy == "postfilter" or self.matches >= self.fallback_threshold * self.lines
+
+    @cached_property
+    def index(self) -> str | None:
+        """The kind of the vector index that will be used, or None for an exact search."""
+        few = self.strategy == "auto" and self.matches <= EXACT_SEARCH_ROWS
+        found = None if self.exact or few else coverage(self.dataset).get(VECTOR)
+        return found.kind if found else None
+
+    @property
+    def examined(self) -> int:
+        """How many lines a search compares with its query, in the index or by themselves."""
+        return self.lines if self.filters_afterwards else self.matches
+
+    def nearest(
+        self,
+        vector: NDArray[np.float32],
+        top_k: int,
+        max_distance: float | None = None,
+        columns: Sequence[str] = RESULT_COLUMNS,
+    ) -> pa.Table:
+        """As ``nearest_lines``."""
+        if top_k < 0:
+            raise UsageError("top_k must not be negative", str(top_k))
+        dim = self.dataset.schema.field("vector").type.list_size
+        if vector.shape != (dim,):
+            raise UsageError(f"A query vector has {dim} dimensions here, not {vector.shape}", self.table.uri)
+        length = np.linalg.norm(vector)
+        if top_k == 0 or not length > 0:
+            distance = pa.field("distance", pa.float32())
+            return pa.schema([*(self.dataset.schema.field(name) for name in columns), distance]).empty_table()
+        nearest: dict[str, Any] = {
+            "column": "vector",
+            "q": (vector / length).astype(np.float16),
+            "metric": VECTOR_METRIC,
+        }
+        if self.index is None:
+            nearest["use_index"] = False
+        else:
+            nearest["nprobes"] = self.lines  # capped by the number of partitions
+        fetch = top_k
+        while True:
+            if self.index is not None:
+                nearest["refine_factor"] = max(MIN_REFINE_FACTOR, REFINED_ROWS // fetch)
+            found = self._scan(columns, {**nearest, "k": fetch})
+            if not self.filters_afterwards or len(found) >= top_k or fetch >= self.lines:
+                break
+            fetch = min(4 * fetch, self.lines)
+        if max_distance is not None:
+            found = found.filter(pc.less_equal(found["distance"], max_distance))
+        order = [("distance", "ascending"), ("path", "ascending"), ("line_number", "ascending")]
+        return found.sort_by(order).slice(0, top_k)
+
+    def _scan(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
+        """The lines nearest by the index or the scan that ``nearest`` asks for, unordered."""
+        found = self.dataset.scanner(
+            columns=[*columns, "_distance"],
+            nearest=nearest,
+            filter=self.sql,
+            prefilter=not self.filters_afterwards,
+            limit=nearest["k"],
+        ).to_table()
+        found = found.rename_columns([*columns, "distance"])
+        halved = pc.divide(found["distance"], pa.scalar(2, pa.float32()))
+        return found.set_column(len(columns), "distance", halved)  # of vectors of length 1: 1 - cosine
+
+    def blocks(self, words: str, limit: int) -> pa.Table:
+        """As ``matching_blocks``."""
+        from lance.query import MatchQuery
+
+        if limit == 0 or not words.strip():
+            fields = [self.dataset.schema.field(name) for name in BLOCK_COLUMNS]
+            return pa.schema([*fields, pa.field("bm25", pa.float32())]).empty_table()
+        scanner = self.dataset.scanner(
+            columns=[*BLOCK_COLUMNS, "_score"],
+            full_text_query=MatchQuery(words, TEXT_COLUMN),
+            filter=self.sql,
+            prefilter=True,
+            limit=limit,
+        )
+        return scanner.to_table().rename_columns([*BLOCK_COLUMNS, "bm25"])
 
 
 def nearest_lines(
@@ -76,30 +175,12 @@ def nearest_lines(
     line number. Exact where the filter leaves few lines, without an index, or if ``exact``; otherwise all
     partitions of the index are probed. Raises UsageError for a vector of another length.
     """
-    if top_k < 0:
-        raise UsageError("top_k must not be negative", str(top_k))
-    dataset = table.open(cached=True)
-    dim = dataset.schema.field("vector").type.list_size
-    if query.shape != (dim,):
-        raise UsageError(f"A query vector has {dim} dimensions here, not {query.shape}", table.uri)
-    length = np.linalg.norm(query)
-    if top_k == 0 or not length > 0:
-        distance = pa.field("distance", pa.float32())
-        return pa.schema([*(dataset.schema.field(name) for name in columns), distance]).empty_table()
-    sql = where.to_sql() if where else None
-    matches = dataset.count_rows(sql)
-    index = coverage(dataset).get(VECTOR) if matches > EXACT_SEARCH_ROWS and not exact else None
-    nearest = {"column": "vector", "q": (query / length).astype(np.float16), "k": top_k, "metric": VECTOR_METRIC}
-    if index is None:
-        nearest["use_index"] = False
-    else:
-        nearest["nprobes"] = max(1, index.indexed_rows)  # capped by the number of partitions
-        nearest["refine_factor"] = REFINE_FACTOR
-    scanner = dataset.scanner(columns=[*columns, "_distance"], nearest=nearest, filter=sql, prefilter=True, limit=top_k)
-    found = scanner.to_table().rename_columns([*columns, "distance"])
-    halved = pc.divide(found["distance"], pa.scalar(2, pa.float32()))
-    found = found.set_column(len(columns), "distance", halved)  # of vectors of length 1: 1 - cosine
-    if max_distance is not None:
-        found = found.filter(pc.less_equal(found["distance"], max_distance))
-    order: Sequence[tuple[str, str]] = [("distance", "ascending"), ("path", "ascending"), ("line_number", "ascending")]
-    return found.sort_by(list(order))
+    return LineQuery(table, where, exact=exact).nearest(query, top_k, max_distance, columns)
+
+
+def matching_blocks(table: LineTable, words: str, limit: int, where: LineFilter | None = None) -> pa.Table:
+    """The ``limit`` blocks that hold most of ``words``, by BM25, which stands in the column ``bm25`` (float32).
+
+    Best first. ``line_number`` is the first line of the block that has a row.
+    """
+    return LineQuery(table, where).blocks(words, limit)

@@ -11,13 +11,17 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from driftline.storage.delta import BASE
+from driftline.storage.catalog import Catalog
+from driftline.storage.delta import BASE, DeltaIndex
 from driftline.storage.delta_files import FileReader
 from driftline.storage.documents import parse_staged
 from driftline.storage.entities import Entity
+from driftline.storage.entry_queries import blob_references
 from driftline.storage.errors import CorruptFile, ObjectNotFound
 from driftline.storage.leases import Sighting, look
 from driftline.storage.lines import Ledger, LineTable
+from driftline.storage.memory_index import MemoryIndex
+from driftline.storage.memory_vectors import VectorTable, vector_tables
 from driftline.storage.objects import ObjectInfo
 from driftline.storage.orphans import Kind, Name, References, parse_name
 from driftline.storage.workspace import CONFIG, SOURCE, Workspace, leased_entity
@@ -46,10 +50,11 @@ class Survey:
         return {entity for purpose, entity in leased if purpose == "source"}
 
 
-def survey(workspace: Workspace) -> Survey:
-    """List ``workspace`` and read every reference in it.
+def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
+    """List ``workspace`` and read every reference in it; memory blobs are judged only by its ``catalog``.
 
-    Raises CorruptFile, WorkspaceTooNew, AccessDenied and StorageError for whatever cannot be listed or read.
+    Raises CatalogError, CatalogMismatch, CorruptFile, WorkspaceTooNew, AccessDenied and StorageError for whatever
+    cannot be listed or read.
     """
     objects = workspace.objects
     listing = tuple((info, parse_name(info.path)) for info in objects.list(temporary=True))
@@ -74,12 +79,15 @@ def survey(workspace: Workspace) -> Survey:
     for directory in sorted({*places[Kind.BASE], *places[Kind.DELTA]}):
         names = [*places[Kind.BASE][directory], *places[Kind.DELTA][directory]]
         entity = Entity.of_directory(directory)
-        if entity.type == level:
-            folded.update(f"{directory}/{name}" for name in _folded(workspace, entity, names))
+        index: DeltaIndex = workspace.documents(entity)
+        if entity.type != level:
+            index = MemoryIndex(objects, directory)
+            names = [name for name in names if name == BASE]  # a delta of memory refers to nothing
+        folded.update(f"{directory}/{name}" for name in _folded(index, names))
     for directory, staged in places[Kind.STAGED].items():
         entity = Entity.of_directory(directory)
         ledgers = [_ledger(table, entity) for table in workspace.line_tables(entity) if table.exists()]
-        _folded(workspace, entity, staged)
+        _folded(workspace.documents(entity), staged)
         held = {name for name in staged if any(ledger.holds(parse_staged(name)) for ledger in ledgers)}
         committed.update(f"{directory}/{name}" for name in held)
         dead.update(f"{directory}/{name}" for name in staged if name not in held)
@@ -88,14 +96,15 @@ def survey(workspace: Workspace) -> Survey:
     bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
     for tenant in _tenants(places):
         tables = {t.path: t for t in workspace.line_tables(tenant)}
-        present = {path: _in_table(places, path) for path in tables}
-        for path, table in tables.items():
-            tracked[path] = _tracked(workspace, table, present[path])
+        every: list[LineTable | VectorTable] = [*tables.values(), *vector_tables(objects, tenant)]
+        for table in every:
+            tracked[table.path] = _tracked(workspace, table, _in_table(places, table.path))
         others = [path for path, table in tables.items() if table.fingerprint != workspace.config.fingerprint]
         if others and bound is not None and workspace.config.fingerprint is not None:
             serving = _fingerprints(workspace, tenant, {*places[Kind.BASE], *places[Kind.DELTA]})
             superseded |= {path: bound for path in others if tables[path].fingerprint not in serving}
-    references = References(frozenset(folded), frozenset(dead), tracked, superseded)
+    blobs, retired = _memory(workspace, catalog) if catalog is not None else (None, {})
+    references = References(frozenset(folded), frozenset(dead), tracked, superseded, blobs, retired)
     return Survey(listing, references, leases, frozenset(committed))
 
 
@@ -108,13 +117,12 @@ def _in_table(places: dict[Kind, dict[str, list[str]]], path: str) -> set[str]:
     return {*places[Kind.TABLE][path], *places[Kind.VERSION][path]}
 
 
-def _folded(workspace: Workspace, entity: Entity, names: Sequence[str]) -> tuple[str, ...]:
-    """The deltas that the base of ``entity`` names as folded. Reads the footers of all its ``names``, base or not."""
-    documents = workspace.documents(entity)
+def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:
+    """The deltas that the base of ``index`` names as folded. Reads the footers of all its ``names``, base or not."""
 
     def footer(name: str) -> tuple[str, ...]:
         try:
-            with FileReader(workspace.objects, f"{documents.directory}/{name}", documents.layout) as file:
+            with FileReader(index.objects, f"{index.directory}/{name}", index.layout) as file:
                 return file.footer.folded if name == BASE else ()
         except ObjectNotFound:
             if name == BASE:
@@ -125,7 +133,13 @@ def _folded(workspace: Workspace, entity: Entity, names: Sequence[str]) -> tuple
         return tuple(name for folded in pool.map(footer, names) for name in folded)
 
 
-def _tracked(workspace: Workspace, table: LineTable, present: set[str]) -> frozenset[str]:
+def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dict[str, datetime]]:
+    """The blobs that entries refer to, and the retired ones; read after the listing, so that no live one is missed."""
+    catalog.check(workspace.config.workspace_id)
+    return catalog.read(blob_references)
+
+
+def _tracked(workspace: Workspace, table: LineTable | VectorTable, present: set[str]) -> frozenset[str]:
     """The paths within ``table`` that its versions name; each of them must be ``present`` in the listing.
 
     That also shows that paths are spelled alike on both sides: if they were not, every file would look like an orphan.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +57,16 @@ class Runs:
 
     def last(self) -> RunRecord | None:
         """The newest run, by the time at which it started."""
+        return next(self.newest_first(), None)
+
+    def ids(self) -> list[str]:
+        """The ids of all runs, newest first."""
         names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self._directory, recursive=False))
-        ids = [match[1] for match in map(_RUN.fullmatch, names) if match]
-        return read_record(self.objects, f"{self._directory}/{max(ids)}.json", RunRecord) if ids else None
+        return sorted((match[1] for match in map(_RUN.fullmatch, names) if match), reverse=True)
+
+    def newest_first(self) -> Iterator[RunRecord]:
+        """The runs, each read when it is asked for."""
+        return (run for run in map(self.get, self.ids()) if run is not None)
 
     @property
     def _directory(self) -> str:

@@ -51,8 +51,25 @@ class WorkspaceConfig(BaseModel):
     dim: int | None = None
 
 
+class IndexedCommit(BaseModel):
+    """The commit that a source was in step with when the lease with ``token`` ended, its work tree being clean.
+
+    ``scanned_with`` stands for all else that decides which files are indexed, and how.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    committed: datetime
+    token: int
+    scanned_with: str
+
+
 class SourceRecord(BaseModel):
-    """``_source.json``: what a source scans. A git work tree is known by ``origin`` and ``subpath``, not by place."""
+    """``_source.json``: what a source scans. A git work tree is known by ``origin`` and ``subpath``, not by place.
+
+    ``commit`` is set by runs that look at changed paths only, and void as soon as the lease had another holder.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -63,6 +80,7 @@ class SourceRecord(BaseModel):
     subpath: str = ""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    commit: IndexedCommit | None = None
 
     def same_place(self, other: SourceRecord) -> bool:
         """Whether both scan the same files: the same URI, or the same path of the same git origin."""

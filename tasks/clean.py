@@ -6,13 +6,13 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CleanupAborted, LeaseHeld, StorageError
-from driftline.storage.leases import Lease, acquire
+from driftline.storage.leases import Lease, acquire, look
 from driftline.storage.objects import TEMPORARY_PREFIX, ObjectInfo, ObjectStore
 from driftline.storage.orphans import Orphan
 from driftline.storage.references import Survey
@@ -109,6 +109,30 @@ class Fence:
         published, _ = finish_staged(self.workspace, source, lease)
         self.published += published
         self.sources.add(source.directory)
+
+
+def release_abandoned(workspace: Workspace, run_id: str) -> int:
+    """Take over the leases whose holders are provably dead, finish what they had staged, release; returns how many.
+
+    What another run takes meanwhile is left to it. Raises StorageError.
+    """
+    released = 0
+
+    def left_to_another(_: str) -> None:
+        nonlocal released
+        released -= 1
+
+    for source, _ in workspace.sources():
+        if look(workspace.objects, lease_path(source)).is_abandoned:
+            released += 1
+            with Fence(workspace, run_id, left_to_another) as fence:
+                fence.take_source(source)
+    for tenant in workspace.tenants():
+        path = lease_path(tenant, "maintenance")
+        if look(workspace.objects, path).is_abandoned:
+            with suppress(LeaseHeld), acquire(workspace.objects, path, run_id):
+                released += 1
+    return released
 
 
 def free(found: Survey, tenants: Iterable[Entity], tell: Callable[[str], None]) -> tuple[set[str], set[str]]:

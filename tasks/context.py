@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from driftline.storage.errors import FingerprintMismatch
@@ -47,8 +48,9 @@ class TaskContext:
         return TaskContext, (self.workspace, self.model)
 
 
+@lru_cache(maxsize=2)
 def load_embedder(model: ModelRef) -> Embedder:
-    """Load ``model`` from this host. Raises ModelNotFound, FingerprintMismatch."""
+    """Load ``model`` from this host, once in a process. Raises ModelNotFound, FingerprintMismatch."""
     from driftline.tasks.embedding import WordTableEmbedder
     from driftline.tasks.models import load_parts
 

@@ -58,12 +58,12 @@ def find_work_tree(root: str) -> WorkTree | None:
     if not _has_git_above(root):
         return None
     asked = ("--show-toplevel", "--show-prefix", "--git-path", "index", "--git-path", "info/exclude")
-    answer = _git(root, "rev-parse", *asked)
+    answer = run_git(root, "rev-parse", *asked)
     lines = answer.decode("utf-8", "surrogateescape").split("\n") if answer is not None else []
     if len(lines) != 5:
         return None
     top, prefix, index, exclude, _ = lines
-    if prefix and _git(top, "check-ignore", "--quiet", "--", f"./{prefix}") is not None:
+    if prefix and run_git(top, "check-ignore", "--quiet", "--", f"./{prefix}") is not None:
         return None
     return WorkTree(root, top, prefix, os.path.join(root, index), os.path.join(root, exclude))
 
@@ -80,7 +80,7 @@ def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = ()) -> pa.Table:
         before = _signature(tree.index)
         options = ("--name-only", "--relative", "--no-renames", "--ignore-submodules=all", "-z")
         comparison = _start(tree.root, "diff-files", *options, "--", *narrowed)
-        tracked = _git(tree.root, "ls-files", "--stage", "-v", "-z", "--", *narrowed)
+        tracked = run_git(tree.root, "ls-files", "--stage", "-v", "-z", "--", *narrowed)
         dirty = _finish(comparison)
         if dirty is None or tracked is None:
             break
@@ -96,8 +96,8 @@ def git_origin(root: str) -> GitOrigin | None:
     tree = find_work_tree(root)
     if tree is None:
         return None
-    url = _git(root, "config", "--get", "remote.origin.url")
-    commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    url = run_git(root, "config", "--get", "remote.origin.url")
+    commit = run_git(root, "rev-parse", "--verify", "--quiet", "HEAD")
     return GitOrigin(
         _without_credentials(url.decode("utf-8", "replace").strip()) if url else None,
         tree.prefix,
@@ -142,7 +142,8 @@ def _signature(path: str) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _git(folder: str, *arguments: str) -> bytes | None:
+def run_git(folder: str, *arguments: str) -> bytes | None:
+    """What git prints when it is run in ``folder``; None if it fails, or takes longer than ten minutes."""
     return _finish(_start(folder, *arguments))
 
 

@@ -139,6 +139,11 @@ class Matcher:
         return excluded
 
 
+def lets_through(rules: Rules, path: str) -> bool:
+    """Whether the caller's own patterns let a file be indexed; ignore files are not asked."""
+    return not Matcher(rules).excluded(pa.array([path], pa.string()))[0]
+
+
 def read_ignore_file(data: bytes) -> list[str]:
     """The lines of an ignore file."""
     return data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").split("\n")

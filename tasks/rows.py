@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.lines import schema
+from driftline.storage.lines import LINES_PER_BLOCK, schema
 from driftline.storage.model import DocMeta
 
 
@@ -25,7 +26,8 @@ def line_rows(
 ) -> pa.Table:
     """Lines as a table of ``storage.lines.schema``; the arrays have one length, ``vectors`` is ``(n, dim) float16``.
 
-    ``doc_index`` points into ``documents``. A zero vector, which has no direction, becomes null and is never near.
+    ``doc_index`` points into ``documents``; documents, and the lines of each, are in their order. A zero vector, which
+    has no direction, becomes null and is never near.
     """
     dim = vectors.shape[1]
     meaningless = pa.array(~vectors.any(axis=1))
@@ -44,8 +46,29 @@ def line_rows(
         "parent_dirs": of_document([parent_dirs(path) for path in paths], pa.list_(pa.string())),
         "ext": of_document([extension(path) for path in paths], pa.string()),
         "hash": of_document([document.hash for document in documents], pa.string()),
+        "block": blocks(paths, doc_index, line_number, text),
     }
     return pa.table(columns, schema=schema(dim))
+
+
+def blocks(
+    paths: Sequence[str], doc_index: pa.Int32Array, line_number: pa.Int32Array, text: pa.StringArray
+) -> pa.StringArray:
+    """``(n,)`` strings: what ``storage.lines.schema`` says of ``block``, null but in the first row of each block."""
+    documents, numbers = doc_index.to_numpy(), line_number.to_numpy()
+    block = numbers // LINES_PER_BLOCK
+    first = np.ones(len(numbers), np.bool_)
+    first[1:] = (documents[1:] != documents[:-1]) | (block[1:] != block[:-1])
+    starts = np.flatnonzero(first)
+    # Lines without a row are empty lines of the block.
+    breaks = np.diff(numbers, prepend=0)
+    breaks[starts] = numbers[starts] % LINES_PER_BLOCK + 1
+    lines = pc.binary_join_element_wise(pc.binary_repeat("\n", pa.array(breaks)), text, "")
+    offsets = pa.array(np.append(starts, len(numbers)), pa.int32())
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, lines), "")
+    named = pc.binary_join_element_wise(pa.array(paths, pa.string()).take(doc_index.take(pa.array(starts))), joined, "")
+    row_of_block = np.cumsum(first) - 1
+    return named.take(pa.array(row_of_block, mask=~first))
 
 
 def parent_dirs(path: str) -> list[str]:

@@ -1,50 +1,39 @@
-"""Semantic search: from a query to windows of lines, best first (DESIGN, "Search")."""
+"""Search: from a query to windows of lines, best first (DESIGN, "Search")."""
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, UsageError
-from driftline.storage.lines import LineTable, quote
-from driftline.storage.queries import LineFilter, nearest_lines
+from driftline.storage.errors import UsageError
+from driftline.storage.filters import LineFilter
+from driftline.storage.model import Embedder
+from driftline.storage.queries import FALLBACK_THRESHOLD, LineQuery, Strategy
 from driftline.storage.sources import known_source
 from driftline.storage.workspace import Workspace
-from driftline.tasks.batch import HASH_BYTES
+from driftline.tasks.candidates import gather, rank
 from driftline.tasks.context import ModelRef, load_embedder
-from driftline.tasks.text import decode, split_lines
+from driftline.tasks.explanation import Explanation
+from driftline.tasks.hits import Hit, hits
+from driftline.tasks.windows import Window, merge_windows
 
 DEFAULT_TOP_K = 10
 DEFAULT_N_LINES = 3
 FETCH_FACTOR = 3
 """Lines fetched for each result wanted, because neighbouring ones merge; more are fetched if that is not enough."""
+CANDIDATE_BLOCKS = 100
+CANDIDATE_LINES = 50
+"""Blocks found by words and lines found by meaning among which a hybrid search chooses; more if results are lacking."""
 
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A window of one document. Line numbers are 1-based and both ends are included.
-
-    ``line`` and ``text`` are its best line; ``score`` is that line's cosine, ``distance`` 1 - ``score``;
-    ``context`` holds the lines from ``start_line`` to ``end_line``.
-    """
-
-    path: str
-    source: str
-    line: int
-    start_line: int
-    end_line: int
-    score: float
-    distance: float
-    rank: int
-    text: str
-    context: tuple[str, ...]
+Mode = Literal["hybrid", "vector", "text"]
+"""By words and meaning, by meaning alone (the cosine of single lines), by words alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,47 +42,32 @@ class SearchReport:
 
     query: str
     results: tuple[Hit, ...]
+    explanation: Explanation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As ``search --json`` prints it."""
-        fields = Hit.__slots__
-        results = [{name: getattr(hit, name) for name in fields} for hit in self.results]
-        return {"query": self.query, "results": [{**hit, "context": list(hit["context"])} for hit in results]}
-
-
-@dataclass(slots=True)
-class _Window:
-    """Neighbouring hits of one document; lines are 0-based and both ends included."""
-
-    entity: str
-    path: str
-    hash: str
-    best: int
-    distance: float
-    text: str
-    first: int
-    last: int
+        results = [{**asdict(hit), "context": list(hit.context)} for hit in self.results]
+        found: dict[str, Any] = {"query": self.query, "results": results}
+        return found | ({"explanation": self.explanation.to_dict()} if self.explanation else {})
 
 
 def search_workspace(
     workspace_uri: str,
     query: str,
     *,
-    top_k: int = DEFAULT_TOP_K,
-    max_distance: float | None = None,
-    n_lines: int = DEFAULT_N_LINES,
     paths: Sequence[str] = (),
     dirs: Sequence[str] = (),
     exts: Sequence[str] = (),
     storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> SearchReport:
-    """The ``top_k`` windows nearest to ``query``; an empty filter means no filter. Needs read access only.
+    """As ``search``, in the workspace at a URI; an empty filter means no filter. Needs read access only.
 
-    Raises WorkspaceNotFound, UsageError, ModelNotFound, FingerprintMismatch, CorruptFile.
+    Raises WorkspaceNotFound, and what ``search`` raises.
     """
     workspace = Workspace.open(workspace_uri, storage_options)
     where = LineFilter(paths=tuple(paths) or None, dirs=tuple(dirs) or None, exts=tuple(exts) or None)
-    return search(workspace, query, top_k=top_k, max_distance=max_distance, n_lines=n_lines, where=where)
+    return search(workspace, query, where=where, **options)
 
 
 def search(
@@ -104,146 +78,123 @@ def search(
     max_distance: float | None = None,
     n_lines: int = DEFAULT_N_LINES,
     where: LineFilter | None = None,
+    mode: Mode = "hybrid",
+    strategy: Strategy = "auto",
+    fallback_threshold: float = FALLBACK_THRESHOLD,
+    explain: bool = False,
 ) -> SearchReport:
-    """As ``search_workspace``, in an open workspace."""
+    """The ``top_k`` windows that answer ``query`` best.
+
+    ``max_distance`` drops lines that are farther. Fewer are found only where fewer lines match.
+    Raises UsageError, ModelNotFound, FingerprintMismatch, CorruptFile.
+    """
     if top_k < 0:
         raise UsageError("top_k must not be negative", str(top_k))
     if n_lines < 0:
         raise UsageError("n_lines must not be negative", str(n_lines))
-    if top_k == 0 or not query.strip():
-        return SearchReport(query, ())
+    if mode not in get_args(Mode):
+        raise UsageError("Unknown mode", str(mode), f"Use one of {', '.join(get_args(Mode))}.")
+    explanation = Explanation(mode, strategy)
+    nothing = SearchReport(query, (), explanation if explain else None)
     config = workspace.config
-    if config.fingerprint is None or config.model is None or config.dim is None:
-        return SearchReport(query, ())
-    tables = [table for tenant in workspace.tenants() if (table := workspace.lines(tenant)).exists()]
-    if not tables:
-        return SearchReport(query, ())
-    vector = load_embedder(ModelRef(config.model, config.fingerprint, config.dim)).embed_query(query)
-    if not vector.any():
-        return SearchReport(query, ())
-
-    fetch = top_k * FETCH_FACTOR
-    while True:
-        found = [nearest_lines(table, vector, fetch, where, max_distance) for table in tables]
-        windows = merge_windows(pa.concat_tables(found).sort_by("distance").to_pylist(), n_lines, top_k)
-        if len(windows) == top_k or all(len(rows) < fetch for rows in found):
-            break
-        fetch *= 2
-    hits = _with_context(workspace, windows, n_lines)
-    return SearchReport(query, tuple(hits))
-
-
-def merge_windows(rows: Sequence[Mapping[str, Any]], n_lines: int, top_k: int) -> list[_Window]:
-    """Rows of ``nearest_lines``, best first, as at most ``top_k`` windows, best first.
-
-    Hits whose contexts touch become one window. No more rows are used than it takes, so that a window
-    does not grow by hits that are farther than all of the windows.
-    """
-    reach = 2 * n_lines + 1 if n_lines else 0
-    rows = rows[: _rows_for(rows, reach, top_k)]
-    of_document: dict[tuple[str, str], list[int]] = {}
-    for rank, row in enumerate(rows):
-        of_document.setdefault((row["entity"], row["path"]), []).append(rank)
-    windows: list[tuple[int, _Window]] = []
-    for ranks in of_document.values():
-        group: list[int] = []
-        for rank in sorted(ranks, key=lambda rank: rows[rank]["line_number"]):
-            if group and rows[rank]["line_number"] - rows[group[-1]]["line_number"] > reach:
-                windows.append((min(group), _window(rows, group)))
-                group = []
-            group.append(rank)
-        windows.append((min(group), _window(rows, group)))
-    return [window for _, window in sorted(windows, key=itemgetter(0))]
+    if top_k == 0 or not query.strip() or config.fingerprint is None or config.model is None or config.dim is None:
+        return nothing
+    with explanation.timed("open"):
+        where = relative_to_sources(workspace, where) if where else None
+        tables = [table for tenant in workspace.tenants() if (table := workspace.lines(tenant)).exists()]
+        queries = [LineQuery(table, where, strategy, fallback_threshold) for table in tables]
+        embedder = load_embedder(ModelRef(config.model, config.fingerprint, config.dim))
+    vector = embedder.embed_query(query)
+    if not queries or (mode == "vector" and not vector.any()):
+        return nothing
+    finder = _Finder(query, vector, embedder, queries, max_distance, explanation)
+    if mode == "vector":
+        windows = finder.vector(top_k, n_lines)
+    else:
+        windows = finder.hybrid(top_k, n_lines, meaning=mode == "hybrid")
+    with explanation.timed("context"):
+        results = tuple(hits(workspace, windows, n_lines))
+    if explain:
+        explanation.lines = sum(query.lines for query in queries)
+        explanation.matches = sum(query.matches for query in queries)
+        explanation.examined = sum(query.examined for query in queries) if mode != "text" else 0
+        explanation.index = next((query.index for query in queries if query.index), None) if mode != "text" else None
+    return SearchReport(query, results, explanation if explain else None)
 
 
-def _rows_for(rows: Sequence[Mapping[str, Any]], reach: int, top_k: int) -> int:
-    """How many of the first ``rows`` make ``top_k`` windows; all of them if they do not."""
-    lines_of: dict[tuple[str, str], list[int]] = {}
-    windows = 0
-    for count, row in enumerate(rows, start=1):
-        line, lines = row["line_number"], lines_of.setdefault((row["entity"], row["path"]), [])
-        at = bisect(lines, line)
-        before = at > 0 and line - lines[at - 1] <= reach
-        after = at < len(lines) and lines[at] - line <= reach
-        one_window = before and after and lines[at] - lines[at - 1] <= reach
-        windows += 1 - before - after + one_window
-        lines.insert(at, line)
-        if windows == top_k:
-            return count
-    return len(rows)
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """One query over the tables of all tenants."""
+
+    query: str
+    embedded: NDArray[np.float32]
+    embedder: Embedder
+    tables: Sequence[LineQuery]
+    max_distance: float | None
+    explanation: Explanation
+
+    def vector(self, top_k: int, n_lines: int) -> list[Window]:
+        """Windows around the nearest lines."""
+        reach = 2 * n_lines + 1 if n_lines else 0
+        fetch = top_k * FETCH_FACTOR
+        while True:
+            with self.explanation.timed("vector"):
+                found = self._nearest(fetch)
+            windows = merge_windows(found.sort_by("distance").to_pylist(), reach, top_k)
+            if len(windows) == top_k or len(found) < fetch:
+                return windows
+            fetch *= 2
+
+    def hybrid(self, top_k: int, n_lines: int, *, meaning: bool) -> list[Window]:
+        """Windows around the lines that rank best among the blocks with the best words and the nearest lines."""
+        reach = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # what is ranked by its neighbours ranks beside them
+        n_blocks, n_nearest = CANDIDATE_BLOCKS, CANDIDATE_LINES if meaning else 0
+        while True:
+            blocks, nearest = self._candidates(n_blocks, n_nearest)
+            with self.explanation.timed("rank"):
+                lines = gather(blocks, nearest)
+                rows = rank(
+                    self.query, self.embedded, lines, blocks, nearest, self.embedder, top_k=top_k, meaning=meaning
+                )
+                if self.max_distance is not None:
+                    rows = [row for row in rows if row["distance"] <= self.max_distance]
+                windows = merge_windows(rows, reach, top_k)
+            self.explanation.blocks, self.explanation.candidates = len(blocks), len(lines)
+            if len(windows) == top_k or (len(blocks) < n_blocks and (not n_nearest or len(nearest) < n_nearest)):
+                return windows
+            n_blocks, n_nearest = 4 * n_blocks, 4 * n_nearest
+
+    def _candidates(self, blocks: int, lines: int) -> tuple[pa.Table, pa.Table]:
+        """The best blocks and the nearest lines, looked up side by side."""
+
+        def timed(phase: str, find: Callable[[], pa.Table]) -> pa.Table:
+            with self.explanation.timed(phase):
+                return find()
+
+        with ThreadPoolExecutor(1) as pool:
+            nearest = pool.submit(timed, "vector", lambda: self._nearest(lines))
+            found = timed("text", lambda: _best([table.blocks(self.query, blocks) for table in self.tables], blocks))
+            return found, nearest.result()
+
+    def _nearest(self, top_k: int) -> pa.Table:
+        found = [table.nearest(self.embedded, top_k, self.max_distance) for table in self.tables]
+        return pa.concat_tables(found).sort_by("distance").slice(0, top_k)
 
 
-def _window(rows: Sequence[Mapping[str, Any]], group: Sequence[int]) -> _Window:
-    best = rows[min(group)]
-    return _Window(
-        best["entity"],
-        best["path"],
-        best["hash"],
-        best=best["line_number"],
-        distance=best["distance"],
-        text=best["text"],
-        first=rows[group[0]]["line_number"],
-        last=rows[group[-1]]["line_number"],
-    )
+def _best(found: Sequence[pa.Table], limit: int) -> pa.Table:
+    return pa.concat_tables(found).sort_by([("bm25", "descending")]).slice(0, limit)
 
 
-def _with_context(workspace: Workspace, windows: Sequence[_Window], n_lines: int) -> Iterator[Hit]:
-    documents = _documents(workspace, windows) if n_lines else {}
-    for rank, window in enumerate(windows, start=1):
-        lines = documents.get((window.entity, window.path))
-        start, end = max(0, window.first - n_lines), window.last + n_lines
-        if not n_lines:
-            context = [window.text]
-        elif lines is None:
-            context = _indexed_lines(workspace, window, start, end)
-        else:
-            context = lines[start : end + 1]
-        yield Hit(
-            path=window.path,
-            source=window.entity,
-            line=window.best + 1,
-            start_line=start + 1,
-            end_line=start + len(context),
-            score=1.0 - window.distance,
-            distance=window.distance,
-            rank=rank,
-            text=window.text,
-            context=tuple(context),
-        )
+def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
+    """``where`` with absolute paths and directories spelled relative to the local source that holds them."""
+    given = [*(where.paths or ()), *(where.dirs or ())]
+    if not any(os.path.isabs(path) for path in given):
+        return where
+    roots = [record.uri for _, record in workspace.sources() if known_source(record.uri).is_local]
 
+    def relative(path: str) -> str:
+        holding = [root for root in roots if path.startswith(f"{root}/") or path == root]
+        return path[len(max(holding, key=len)) :] or "." if holding else path
 
-def _documents(workspace: Workspace, windows: Sequence[_Window]) -> dict[tuple[str, str], list[str]]:
-    """The lines of the documents of ``windows``, from their sources, by ``(entity, path)``.
-
-    One that cannot be read, or has changed since it was indexed, is missing: the index answers for it.
-    """
-    hash_of = {(window.entity, window.path): window.hash for window in windows}
-    found: dict[tuple[str, str], list[str]] = {}
-    for entity in sorted({window.entity for window in windows}):
-        record = workspace.source(Entity.parse(entity, workspace.config.hierarchy))
-        paths = [path for owner, path in hash_of if owner == entity]
-        if record is None:
-            continue
-        try:
-            contents = known_source(record.uri, workspace.objects.storage_options).read_many(paths)
-        except DriftlineError:
-            continue
-        for path, data in zip(paths, contents, strict=True):
-            if isinstance(data, DriftlineError):
-                continue
-            if hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest() == hash_of[entity, path]:
-                found[entity, path] = split_lines(decode(data)[0])
-    return found
-
-
-def _indexed_lines(workspace: Workspace, window: _Window, start: int, end: int) -> list[str]:
-    """Lines ``start`` to ``end`` from the index, which leaves out lines without a letter or digit: those are empty."""
-    entity = Entity.parse(window.entity, workspace.config.hierarchy)
-    table: LineTable = workspace.lines(entity)
-    where = f"entity = {quote(window.entity)} AND path = {quote(window.path)} AND line_number BETWEEN {start} AND {end}"
-    known = {
-        row["line_number"]: row["text"]
-        for batch in table.rows(["line_number", "text"], where)
-        for row in batch.to_pylist()
-    }
-    return [known.get(number, "") for number in range(start, max(known, default=window.last) + 1)]
+    paths = None if where.paths is None else tuple(map(relative, where.paths))
+    return replace(where, paths=paths, dirs=None if where.dirs is None else tuple(map(relative, where.dirs)))

@@ -40,6 +40,7 @@ class LineStore:
         dim, fingerprint = self._embedding()
         paths = sorted({line.path for line in lines} | {document.path for document in documents})
         given = {document.path: document for document in documents}
+        lines = sorted(lines, key=lambda line: (line.path, line.line_number))
         row_of = {path: row for row, path in enumerate(paths)}
         counts = np.bincount([row_of[line.path] for line in lines], minlength=len(paths))
         metas = [
@@ -50,7 +51,7 @@ class LineStore:
             for known in [given.get(path, DocMeta(path, 0, 0, racy=True))]
         ]
         vectors = np.asarray([line.vector for line in lines], np.float32).reshape(len(lines), -1)
-        if len(lines) and vectors.shape[1] != dim:
+        if lines and vectors.shape[1] != dim:
             raise UsageError(f"Vectors have {vectors.shape[1]} dimensions, the workspace {dim}", str(self.entity))
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0).reshape(len(lines), dim)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import runpy
 import shutil
@@ -15,19 +14,18 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import botocore.client
 import botocore.config
 import botocore.session
 import pytest
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError
+
+from tests.proxies import Proxy
+
+pytest_plugins = ("tests.emulators", "tests.postgres_server", "tests.prefect_server")
 
 S3_START_SECONDS = 60
 BUCKET = "driftline-tests"
@@ -135,60 +133,6 @@ def s3_bucket(s3_environment: S3Server) -> str:
     return f"s3://{s3_environment.bucket}/{uuid.uuid4().hex}"
 
 
-class Proxy(ThreadingHTTPServer):
-    """A proxy before the S3 server that drops a header or some answers, and keeps a list of requests; it signs anew."""
-
-    daemon_threads = True
-
-    def __init__(self, upstream: S3Server, *, strip: str = "", lose_answers: int = 0) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.upstream = urlsplit(upstream.endpoint).netloc
-        self.signer = S3SigV4Auth(Credentials(upstream.access_key, upstream.secret_key), "s3", "us-east-1")
-        self.strip = strip.lower()
-        self.answers_to_lose = lose_answers
-        self.requests: list[tuple[str, str]] = []  # method, and path with its query
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def _forward(self) -> None:
-        proxy = self.server
-        assert isinstance(proxy, Proxy)
-        proxy.requests.append((self.command, self.path))
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        dropped = ("authorization", "host", "x-amz-date", "x-amz-content-sha256", proxy.strip)
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
-        request = AWSRequest(self.command, f"http://{proxy.upstream}{self.path}", headers, body)
-        proxy.signer.add_auth(request)
-        upstream = http.client.HTTPConnection(proxy.upstream)
-        upstream.request(self.command, self.path, body, dict(request.headers.items()))
-        answer = upstream.getresponse()
-        data = answer.read()
-        upstream.close()
-        if self.command == "PUT" and proxy.answers_to_lose:
-            proxy.answers_to_lose -= 1
-            self.close_connection = True
-            return
-        self.send_response_only(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("transfer-encoding", "connection"):
-                self.send_header(name, value)
-        if answer.getheader("Content-Length") is None:
-            self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _forward
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def proxy(s3_server: S3Server, request: pytest.FixtureRequest) -> Iterator[Proxy]:
     """Such a proxy, indirectly parametrized by its keyword arguments, if any."""
@@ -211,6 +155,19 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             return "memory://"
         case _:
             return str(request.getfixturevalue("s3_bucket"))
+
+
+@pytest.fixture(params=["local", "memory", "s3", "gs", "az"])
+def every_store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """As ``store_uri``, in every kind of store that there is: for what a store itself must do."""
+    match request.param:
+        case "local":
+            return str(tmp_path / "workspace")
+        case "memory":
+            return "memory://"
+        case kind:
+            fixture = {"s3": "s3_bucket", "gs": "google_bucket", "az": "azure_container"}[kind]
+            return str(request.getfixturevalue(fixture))
 
 
 FAMILIES = (

@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from driftline.flows.ltm import HierarchicalLTMBackend
     from driftline.flows.report import IndexReport
     from driftline.storage.errors import DriftlineError
+    from driftline.storage.memory import MemoryStore
+    from driftline.storage.memory_reads import MemoryEntry
     from driftline.storage.model import (
         CURRENT_EMBEDDING_VERSION,
         DocMeta,
@@ -32,6 +35,8 @@ _HOME = {
     "LineEmbedding": "driftline.storage.model",
     "LineFilter": "driftline.storage.queries",
     "LineStore": "driftline.tasks.store",
+    "MemoryEntry": "driftline.storage.memory_reads",
+    "MemoryStore": "driftline.storage.memory",
     "Workspace": "driftline.storage.workspace",
     "WorkspaceConfig": "driftline.storage.workspace",
     "WorkspaceStats": "driftline.storage.model",
@@ -45,10 +50,14 @@ __all__ = [
     "LineEmbedding",
     "LineFilter",
     "LineStore",
+    "MemoryEntry",
+    "MemoryStore",
     "Workspace",
     "WorkspaceConfig",
     "WorkspaceStats",
     "analyze_document_states",
+    "create_ltm_backend",
+    "grep",
     "index",
     "open",
     "search",
@@ -85,6 +94,21 @@ def search(workspace: Workspace | str, query: str, *, where: LineFilter | None =
 
     opened = open(workspace) if isinstance(workspace, str) else workspace
     return searching.search(opened, query, where=where, **options)
+
+
+def grep(query: str, *files: str, model: str | None = None, **options: Any) -> SearchReport:
+    """Search files, folders and globs without a workspace; ``options`` are those of ``tasks.grep.grep``."""
+    from driftline.tasks.grep import grep as search_texts
+    from driftline.tasks.grep import open_embedder, read_texts
+
+    return search_texts(query, read_texts(files), open_embedder(model), **options)
+
+
+def create_ltm_backend(backend: str = "hierarchical", **options: Any) -> HierarchicalLTMBackend:
+    """A memory store whose methods return dictionaries; ``options`` are those of ``flows.ltm.create_ltm_backend``."""
+    from driftline.flows.ltm import create_ltm_backend as create
+
+    return create(backend, **options)
 
 
 def analyze_document_states(

@@ -25,6 +25,12 @@ WorkspaceOption = Annotated[
         "Default: $DRIFTLINE_WORKSPACE, else the nearest .driftline folder.",
     ),
 ]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config", metavar="FILE", help="Which driftline.toml. Default: $DRIFTLINE_CONFIG, else the nearest one."
+    ),
+]
 ExecutorOption = Annotated[
     str,
     typer.Option(

@@ -8,13 +8,27 @@ from typing import Annotated, Literal
 
 import typer
 
-from driftline.flows.commands.app import DONE, ExecutorOption, JsonOption, WorkersOption, WorkspaceOption, app
+from driftline.flows.commands.app import (
+    DONE,
+    FAILED,
+    ConfigOption,
+    ExecutorOption,
+    JsonOption,
+    WorkersOption,
+    WorkspaceOption,
+    app,
+)
 from driftline.flows.settings import DEFAULT_MAX_FILE_BYTES, workspace_for_indexing, workspace_for_reading
+from driftline.storage.errors import UsageError
 
 
 @app.command()
 def index(
-    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Folders, git work trees or bucket URIs.")],
+    sources: Annotated[
+        list[str] | None, typer.Argument(metavar="SOURCE...", help="Folders, git work trees or bucket URIs.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All sources of driftline.toml instead.")] = False,
+    config: ConfigOption = None,
     workspace: WorkspaceOption = None,
     entity: Annotated[
         str | None, typer.Option(metavar="PATH", help="org:acme/project:alpha/source:web; default: from the name.")
@@ -39,19 +53,34 @@ def index(
     indexes: Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")] = "all",
     as_json: JsonOption = False,
 ) -> int:
-    """Bring the index in step with SOURCE: embed what is new or changed, delete what is gone."""
-    target = workspace_for_indexing(workspace, sources, os.environ, Path.cwd())
+    """Bring the index in step with SOURCE: embed what is new or changed, delete what is gone.
+
+    With --all, a source that fails does not stop the others; the exit code is 3 then.
+    """
+    from driftline.flows.configuration import open_config
     from driftline.flows.display import print_index, print_json
+
+    configuration = None
+    if every:
+        if sources or entity or include or exclude:
+            fix = "Leave out SOURCE, --entity, --include and --exclude, or --all."
+            raise UsageError("With --all the file says what to index", fix=fix)
+        configuration = open_config(config, os.environ, Path.cwd())
+    elif config or not sources:
+        fix = "Name a folder or a bucket, or use --all for those of a driftline.toml."
+        raise UsageError("--config goes with --all" if config else "No SOURCE was given", fix=fix)
+    target = workspace_for_indexing(workspace, sources or (), os.environ, Path.cwd(), configuration)
     from driftline.flows.pipeline import IndexRequest, index_sources
+    from driftline.flows.plan import requests_of
     from driftline.flows.progress import open_progress
 
     request = IndexRequest(
-        sources=tuple(sources),
+        sources=requests_of(configuration.sources) if configuration else tuple(sources or ()),
         workspace=target,
         entity=entity,
         include=tuple(include or ()),
         exclude=tuple(exclude or ()),
-        model=model,
+        model=configuration.model if configuration and model is None else model,
         executor=executor,
         workers=workers,
         full=full,
@@ -62,6 +91,8 @@ def index(
         reembed=reembed,
         wait_seconds=wait,
         indexes=indexes,
+        storage_options=configuration.options() if configuration else None,
+        keep_going=every,
     )
     with open_progress() as progress:
         result = index_sources(request, progress).to_dict()
@@ -69,7 +100,7 @@ def index(
         print_json(result)
     else:
         print_index(result, dry_run)
-    return DONE
+    return FAILED if result["failed"] else DONE
 
 
 @app.command()

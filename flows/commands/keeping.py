@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, FAILED, ExecutorOption, JsonOption, WorkersOption, WorkspaceOption, app
+from driftline.flows.logs import writes_json
 from driftline.flows.settings import DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS, workspace_for_reading
 
 
@@ -98,9 +99,12 @@ def verify(
 
 @contextmanager
 def _audit_shown() -> Iterator[None]:
-    """Send a line for each deletion to standard error."""
+    """Send a line for each deletion to standard error, where logs that are JSON have it anyway."""
     import logging
 
+    if writes_json():
+        yield
+        return
     audit, handler = logging.getLogger("driftline.audit"), logging.StreamHandler()
     audit.setLevel(logging.INFO)
     audit.addHandler(handler)

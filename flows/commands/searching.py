@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from driftline.flows.commands.app import DONE, NOTHING_FOUND, JsonOption, WorkspaceOption, app
+from driftline.flows.commands.app import DONE, NOTHING_FOUND, ConfigOption, JsonOption, WorkspaceOption, app
 from driftline.flows.settings import workspace_for_reading
+
+if TYPE_CHECKING:
+    from driftline.storage.filters import LineFilter
 
 
 @app.command()
@@ -24,29 +29,83 @@ def search(
     n_lines: Annotated[int, typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.")] = 3,
     paths: Annotated[list[str] | None, typer.Option("--path", metavar="PATH", help="Only in this file.")] = None,
     dirs: Annotated[list[str] | None, typer.Option("--dir", metavar="DIR", help="Only below this directory.")] = None,
+    globs: Annotated[list[str] | None, typer.Option("--glob", metavar="GLOB", help="Only files like this.")] = None,
     exts: Annotated[list[str] | None, typer.Option("--ext", metavar="EXT", help="Only files with this ending.")] = None,
+    entities: Annotated[
+        list[str] | None,
+        typer.Option("--entity", metavar="PATH", help="Only this source, or the sources below org:acme/project:alpha."),
+    ] = None,
+    named: Annotated[
+        str | None, typer.Option("--in", metavar="NAME", help="Only in this named workspace of driftline.toml.")
+    ] = None,
+    mode: Annotated[
+        Literal["hybrid", "vector", "text"], typer.Option(help="By words and meaning, by meaning, or by words.")
+    ] = "hybrid",
+    strategy: Annotated[
+        Literal["auto", "prefilter", "postfilter", "hybrid"],
+        typer.Option(help="When filters are applied; all but auto are for comparison."),
+    ] = "auto",
+    explain: Annotated[bool, typer.Option("--explain", help="Say what the search did, and how long it took.")] = False,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Find the lines that mean QUERY. Exit code 1 when there are none."""
-    target = workspace_for_reading(workspace, os.environ, Path.cwd())
-    from driftline.flows.display import print_json, print_search
-    from driftline.tasks.search import search_workspace
+    """Find the lines that answer QUERY. Exit code 1 when there are none."""
+    within: LineFilter | None = None
+    if named is not None:
+        from driftline.flows.configuration import named_workspace_filter, open_config
 
-    result = search_workspace(
-        target,
+        configuration = open_config(config, os.environ, Path.cwd())
+        within = named_workspace_filter(configuration, named)
+        workspace = workspace or configuration.workspace
+    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.display import print_explanation, print_json, print_search
+    from driftline.storage.entities import Entity
+    from driftline.storage.filters import LineFilter
+    from driftline.storage.workspace import Workspace
+    from driftline.tasks.search import search as search_lines
+
+    opened = Workspace.open(target)
+    where = LineFilter(
+        entities=tuple(Entity.parse(path, opened.config.hierarchy) for path in entities) if entities else None,
+        paths=tuple(paths) if paths else None,
+        dirs=tuple(dirs) if dirs else None,
+        globs=tuple(globs) if globs else None,
+        exts=tuple(exts) if exts else None,
+        any_of=(within,) if within else None,
+    )
+    result = search_lines(
+        opened,
         query,
         top_k=top_k,
         max_distance=max_distance,
         n_lines=n_lines,
-        paths=tuple(paths or ()),
-        dirs=tuple(dirs or ()),
-        exts=tuple(exts or ()),
+        where=where,
+        mode=mode,
+        strategy=strategy,
+        explain=explain,
     ).to_dict()
     if as_json:
         print_json(result)
     else:
-        print_search(result)
+        if explain:
+            print_explanation(result["explanation"])
+        print_search(result, _local_folders(target, result["results"]) if sys.stdout.isatty() else None)
     return DONE if result["results"] else NOTHING_FOUND
+
+
+def _local_folders(workspace: str, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The folder of each local source that has hits, for links."""
+    from driftline.flows.settings import local_path
+    from driftline.storage.entities import Entity
+    from driftline.storage.workspace import Workspace
+
+    opened = Workspace.open(workspace)
+    folders: dict[str, str] = {}
+    for entity in {hit["source"] for hit in hits}:
+        record = opened.source(Entity.parse(entity, opened.config.hierarchy))
+        if record is not None and local_path(record.uri) is not None:
+            folders[entity] = record.uri
+    return folders
 
 
 @app.command()

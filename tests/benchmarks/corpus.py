@@ -56,7 +56,7 @@ def packages(lines: int) -> Corpus:
                 return files, found, size
         raise SystemExit(f"Only {found:,} lines of Python are installed here, {lines:,} are wanted.")
 
-    return _cached(f"packages-{lines}", make)
+    return cached(f"packages-{lines}", make)
 
 
 def small_files(files: int) -> Corpus:
@@ -77,7 +77,7 @@ def small_files(files: int) -> Corpus:
             lines, size = lines + len(body), size + len(text)
         return files, lines, size
 
-    return _cached(f"small-{files}", make)
+    return cached(f"small-{files}", make)
 
 
 def git_tree(files: int) -> Corpus:
@@ -93,7 +93,7 @@ def git_tree(files: int) -> Corpus:
         _git(root, "-c", "user.name=bench", "-c", "user.email=bench@localhost", "commit", "-q", "-m", "All of it")
         return plain.files, plain.lines, plain.bytes
 
-    return _cached(f"git-{files}", make)
+    return cached(f"git-{files}", make)
 
 
 def fresh_clone(tree: Corpus, parent: Path) -> Path:
@@ -118,7 +118,7 @@ def model() -> Path:
     return target
 
 
-def _cached(name: str, make: Callable[[Path], tuple[int, int, int]]) -> Corpus:
+def cached(name: str, make: Callable[[Path], tuple[int, int, int]]) -> Corpus:
     """The tree ``name``, made now unless it was made completely before."""
     root, record = CACHE / name / "tree", CACHE / name / "corpus.json"
     if not record.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -239,6 +240,11 @@ def _double(spec: int, context: TaskContext) -> tuple[int, int]:
     return spec, spec * 2
 
 
+def _warn(spec: int, _: TaskContext) -> int:
+    logging.getLogger("driftline.tests").warning("number %d is odd", spec)
+    return spec
+
+
 @pytest.fixture
 def context(runner: Runner) -> TaskContext:
     return make_context(runner.workspace)
@@ -445,3 +451,11 @@ def test_a_scheduler_that_goes_away_during_a_run_is_one_clear_error(context: Tas
         started.scheduler.kill()
         with pytest.raises(ExecutorError, match="gone away"):
             list(results)
+
+
+def test_what_tasks_log_reaches_the_log_of_the_caller(executor: Executor, caplog: pytest.LogCaptureFixture) -> None:
+    assert sorted(executor.map(_warn, [1, 3])) == [1, 3]
+    deadline = time.monotonic() + 20
+    while len(caplog.messages) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert sorted(caplog.messages) == ["number 1 is odd", "number 3 is odd"]

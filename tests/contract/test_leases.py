@@ -56,8 +56,8 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def store(store_uri: str) -> ObjectStore:
-    return ObjectStore.open(store_uri)
+def store(every_store_uri: str) -> ObjectStore:
+    return ObjectStore.open(every_store_uri)
 
 
 @pytest.fixture

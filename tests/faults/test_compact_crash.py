@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,11 @@ from driftline.flows.compaction import CompactRequest, compact_workspace
 from driftline.flows.pipeline import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StorageError
+from driftline.storage.objects import ObjectStore
 from driftline.storage.quality import SearchQuality
 from driftline.storage.workspace import Workspace
 from driftline.tasks import compact
+from tests.effort import examples
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
 
@@ -58,22 +64,60 @@ def test_a_compaction_that_is_interrupted_anywhere_is_finished_by_the_next(
         """Compact a fresh copy; whether it came to its end."""
         shutil.rmtree(uri, ignore_errors=True)
         shutil.copytree(template / "workspace", uri)
-        with injected(faults), pytest.MonkeyPatch.context() as patch:
-            for module, name in STEPS_OF_TABLES:
-                patch.setattr(module, name, _disturbed(faults, name, getattr(module, name)))
-            try:
-                compact_workspace(CompactRequest(uri, max_deltas=0, retention_seconds=0, workers=1))
-            except (Crash, DriftlineError):
-                return False
-        return True
+        return compacted(uri, faults)
 
+    interrupt_everywhere(attempt, lambda: uri, mode, files)
+
+
+@pytest.mark.timeout(examples(120))
+def test_a_compaction_in_a_bucket_that_is_interrupted_is_finished_by_the_next(
+    s3_bucket: str, template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps that make a compaction up; under ``make soak`` every one."""
+    monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
+    attempts = count()
+    uri = ""
+
+    def attempt(faults: Faults) -> bool:
+        nonlocal uri
+        uri = f"{s3_bucket}/{next(attempts)}"
+        objects = ObjectStore.open(uri)
+        found = [path for path in (template / "workspace").rglob("*") if path.is_file()]
+        with ThreadPoolExecutor(8) as pool:
+            names = (path.relative_to(template / "workspace").as_posix() for path in found)
+            list(pool.map(objects.create, names, (path.read_bytes() for path in found)))
+        return compacted(uri, faults)
+
+    only = "" if examples(1) > 1 else "|".join([r"_index\.parquet", *(name for _, name in STEPS_OF_TABLES)])
+    interrupt_everywhere(attempt, lambda: uri, Mode.CRASH_AFTER, files_below(template / "tree"), only=only)
+
+
+def compacted(uri: str, faults: Faults) -> bool:
+    """Whether a compaction came to its end."""
+    with injected(faults), pytest.MonkeyPatch.context() as patch:
+        for module, name in STEPS_OF_TABLES:
+            patch.setattr(module, name, _disturbed(faults, name, getattr(module, name)))
+        try:
+            compact_workspace(CompactRequest(uri, max_deltas=0, retention_seconds=0, workers=1))
+        except (Crash, DriftlineError):
+            return False
+    return True
+
+
+def interrupt_everywhere(
+    attempt: Callable[[Faults], bool], where: Callable[[], str], mode: Mode, files: dict[str, bytes], *, only: str = ""
+) -> None:
+    """Let each operation of a compaction go wrong in turn, and look at what is left, and at what the next one makes."""
     undisturbed = Faults()
     assert attempt(undisturbed)
     assert {name for _, name in STEPS_OF_TABLES} <= set(undisturbed.log)
     assert any("_index.parquet" in operation for operation in undisturbed.log)
     for at, operation in enumerate(undisturbed.log):
+        if not re.search(only, operation):
+            continue
         try:
             attempt(Faults(mode, at))
+            uri = where()
             assert_in_step(Workspace.open(uri), ENTITY, files)
             report = compact_workspace(CompactRequest(uri, max_deltas=0, retention_seconds=0, workers=1))
             assert_in_step(Workspace.open(uri), ENTITY, files)

@@ -171,20 +171,14 @@ def test_live_files_survive_however_a_bucket_is_spelled(
     bucket.assert_alive()
 
 
-@pytest.mark.parametrize("suffix", ["", "/"])
-def test_live_files_survive_in_a_workspace_with_a_gs_uri(
-    local: Corner, suffix: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["google_bucket", "azure_container"])
+def test_live_files_survive_in_a_bucket_of_another_kind(
+    tmp_path: Path, kind: str, tiny_model: Path, request: pytest.FixtureRequest
 ) -> None:
-    planted = local.plant()
-    root = local.uri
-
-    def open_gs(uri: str, storage_options: Any = None) -> ObjectStore:
-        return ObjectStore(uri, LocalDisk(root), {})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ObjectStore, "open", open_gs)
-        assert found(clean(f"gs://bucket/workspace{suffix}")) == planted
-    local.assert_alive()
+    bucket = make_corner(tmp_path, f"{request.getfixturevalue(kind)}/deep er/ü%41", tiny_model)
+    planted = bucket.plant()
+    assert found(clean(bucket.uri + "/")) == planted
+    bucket.assert_alive()
 
 
 def test_a_workspace_that_does_not_see_its_own_files_is_left_alone(

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-START_SECONDS = 180
+from tests.prefect_server import PrefectServer
+
 PROGRAM = """
 import json, sys
 from driftline.flows.index import index
 from driftline.storage.errors import DriftlineError
+from prefect import tags
 from prefect.utilities.callables import parameter_schema
 
+tagged = tags("program")
+tagged.__enter__()
 tree, workspace, model = sys.argv[1:]
 told = {"schema": parameter_schema(index).model_dump(), "prefect": index.name}
 told["report"] = index([tree], workspace=workspace, model=model)
@@ -38,63 +34,24 @@ for name, arguments in {
         index(workspace=workspace, **arguments)
     except Exception as error:
         told[name] = [isinstance(error, DriftlineError), type(error).__name__, str(error)]
+from driftline.flows import flow_runs, index as module
+from driftline.storage.errors import LeaseHeld, StorageError
+
+def failing(kind, real=module.index_sources):
+    failures = [kind("the store is away", workspace)] * 2
+    def work(request, progress):
+        if failures:
+            raise failures.pop()
+        return real(request, progress)
+    return work
+
+flow_runs.attempt.retry_delay_seconds = [0, 0, 0]
+module.index_sources = failing(StorageError)
+told["retried"] = index([tree], workspace=workspace, model=model)
+module.index_sources = failing(LeaseHeld)
+told["not_retried"] = type(index([tree], workspace=workspace, model=model, return_state=True).result(False)).__name__
 print("TOLD" + json.dumps(told))
 """
-
-
-@dataclass(frozen=True)
-class PrefectServer:
-    url: str
-    environment: dict[str, str]
-
-    def post(self, path: str, body: Any) -> Any:
-        request = urllib.request.Request(
-            f"{self.url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-
-
-@pytest.fixture(scope="module")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    """A server of its own on loopback, with SQLite in a temporary folder, that phones nobody."""
-    home = tmp_path_factory.mktemp("prefect")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}/api"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": url,
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.2",
-        "DO_NOT_TRACK": "1",
-    }
-    # Where it can, the server dies with a test run that is killed.
-    command = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-    command += [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with (home / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, cwd=home, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=5).close()
-                break
-            except (OSError, urllib.error.URLError) as error:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(
-                        f"Prefect did not start:\n{(home / 'server.log').read_text()[-3000:]}"
-                    ) from error
-                time.sleep(0.2)
-        yield PrefectServer(url, environment)
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +81,8 @@ def told(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def runs(prefect_server: PrefectServer, told: dict[str, Any]) -> list[dict[str, Any]]:
     """The flow runs that the server knows, oldest first."""
-    assert told
-    found: list[dict[str, Any]] = prefect_server.post("flow_runs/filter", {"sort": "START_TIME_ASC"})
+    mine = {"sort": "START_TIME_ASC", "flow_runs": {"tags": {"all_": ["program"]}}}
+    found: list[dict[str, Any]] = prefect_server.post("flow_runs/filter", mine)
     return found
 
 
@@ -145,17 +102,21 @@ def test_the_server_shows_the_runs_by_the_names_of_their_sources(runs: list[dict
     assert "web" in runs[0]["name"]
 
 
-def test_progress_ends_at_100_and_a_table_shows_the_counts(
+def test_progress_ends_at_100_and_a_report_shows_counts_phases_and_growth(
     prefect_server: PrefectServer, runs: list[dict[str, Any]]
 ) -> None:
     artifacts = prefect_server.post("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [runs[0]["id"]]}}})
-    of_type = {artifact["type"]: artifact for artifact in artifacts}
-    assert set(of_type) == {"progress", "table"}
-    assert of_type["progress"]["data"] == 100
-    assert "2 lines" in of_type["progress"]["description"]
-    (row,) = json.loads(of_type["table"]["data"])
-    assert row["source"].endswith("source:web")
-    assert (row["new"], row["unchanged"], row["skipped"], row["embedded"], row["lines"]) == (1, 0, 1, 2, 2)
+    of_key = {artifact["key"]: artifact for artifact in artifacts}
+    assert set(of_key) == {"driftline-progress", "driftline-report", "driftline-skipped"}
+    assert of_key["driftline-progress"]["data"] == 100
+    assert "2 lines" in of_key["driftline-progress"]["description"]
+    report = of_key["driftline-report"]["data"]
+    assert "source:web |" in report
+    for row in ("new | 1", "unchanged | 0", "skipped | 1", "lines_embedded | 2", "lines_total | 2", "scan | 0"):
+        assert f"\n| {row}" in report
+    assert "![Lines and documents](data:image/svg+xml;base64," in report
+    (skipped,) = json.loads(of_key["driftline-skipped"]["data"])
+    assert (skipped["path"], skipped["reason"]) == (".env", "secret")
 
 
 def test_the_log_of_a_run_tells_its_phases(prefect_server: PrefectServer, runs: list[dict[str, Any]]) -> None:
@@ -190,8 +151,13 @@ def test_a_run_that_fails_ends_as_failed_with_the_clear_message(
     ours, kind, message = told["missing"]
     assert (ours, kind) == (True, "SourceNotFound")
     assert "nowhere" in message
-    failed = [run for run in runs if run["state_type"] == "FAILED"]
-    assert message in failed[-1]["state"]["message"]
+    (failed,) = [run for run in runs if run["state_type"] == "FAILED" and "nowhere" in run["name"]]
+    assert message in failed["state"]["message"]
+
+
+def test_only_errors_of_the_store_are_tried_again(told: dict[str, Any]) -> None:
+    assert told["retried"]["sources"][0]["unchanged"] == 1
+    assert told["not_retried"] == "LeaseHeld"
 
 
 # What the command line must not pay for.

@@ -18,7 +18,9 @@ import driftline as dl
 from driftline.storage.entities import Entity
 from driftline.storage.queries import LineFilter, nearest_lines
 from driftline.tasks import search as searching
-from driftline.tasks.search import merge_windows, search, search_workspace
+from driftline.tasks.hits import Hit
+from driftline.tasks.search import search, search_workspace
+from driftline.tasks.windows import MAX_WINDOW_LINES, merge_windows
 
 Driftline = Callable[..., Any]
 
@@ -67,7 +69,7 @@ def own(corpus: Path, tmp_path: Path, tiny_model: Path) -> Path:
     return tmp_path / "ws"
 
 
-def hits(workspace: Path, query: str, **options: Any) -> tuple[searching.Hit, ...]:
+def hits(workspace: Path, query: str, **options: Any) -> tuple[Hit, ...]:
     return search_workspace(str(workspace), query, **options).results
 
 
@@ -94,6 +96,8 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "rank": 1,
         "text": "subcommand",
         "context": ["---", "subcommand", "three"],
+        "freshness": "fresh",
+        "line_now": 6,
     }
     assert len(found["results"]) == 1
 
@@ -122,29 +126,34 @@ def row(line: int, distance: float, path: str = "a") -> dict[str, Any]:
 
 def test_hits_whose_contexts_touch_become_one_window() -> None:
     rows = [row(10, 0.1), row(40, 0.2), row(17, 0.3), row(25, 0.4), row(10, 0.5, "b")]
-    windows = merge_windows(rows, n_lines=3, top_k=10)
+    windows = merge_windows(rows, reach=7, top_k=10)
     assert [(w.path, w.first, w.last, w.best) for w in windows] == [
         ("a", 10, 17, 10),
         ("a", 40, 40, 40),
         ("a", 25, 25, 25),
         ("b", 10, 10, 10),
     ]
-    assert len(merge_windows(rows, n_lines=0, top_k=10)) == 5
+    assert len(merge_windows(rows, reach=0, top_k=10)) == 5
     assert [(w.first, w.last) for w in merge_windows([row(1, 0.1), row(2, 0.2)], 0, 10)] == [(1, 1), (2, 2)]
 
 
 def test_a_hit_between_two_windows_joins_them() -> None:
-    (window,) = merge_windows([row(0, 0.1), row(14, 0.2), row(7, 0.3)], n_lines=3, top_k=10)
+    (window,) = merge_windows([row(0, 0.1), row(14, 0.2), row(7, 0.3)], reach=7, top_k=10)
     assert (window.first, window.last, window.best, window.distance) == (0, 14, 0, 0.1)
 
 
 def test_windows_grow_only_by_hits_that_are_nearer_than_the_last_window() -> None:
     rows = [row(0, 0.1), row(4, 0.2), row(30, 0.3), row(8, 0.4), row(26, 0.5), row(60, 0.6)]
     for top_k, expected in ((1, [(0, 0)]), (2, [(0, 4), (30, 30)]), (3, [(0, 8), (26, 30), (60, 60)])):
-        assert [(w.first, w.last) for w in merge_windows(rows, 3, top_k)] == expected
+        assert [(w.first, w.last) for w in merge_windows(rows, 7, top_k)] == expected
     between = [row(0, 0.1), row(14, 0.2), row(7, 0.3), row(3, 0.4), row(90, 0.5)]
-    assert [(w.first, w.last) for w in merge_windows(between, 3, 2)] == [(0, 0), (14, 14)]
-    assert [(w.first, w.last) for w in merge_windows(between, 3, 3)] == [(0, 14), (90, 90)]
+    assert [(w.first, w.last) for w in merge_windows(between, 7, 2)] == [(0, 0), (14, 14)]
+    assert [(w.first, w.last) for w in merge_windows(between, 7, 3)] == [(0, 14), (90, 90)]
+
+
+def test_windows_do_not_grow_beyond_a_screen() -> None:
+    (window,) = merge_windows([row(line, 0.1) for line in range(100)], reach=7, top_k=2)[:1]
+    assert (window.first, window.last) == (0, MAX_WINDOW_LINES - 1)
 
 
 def test_windows_of_one_file_never_overlap(corpus: Path) -> None:
@@ -194,18 +203,18 @@ def test_negative_numbers_are_refused_from_python_too(corpus: Path) -> None:
 
 def test_more_results_than_lines_are_all_lines(corpus: Path) -> None:
     total = dl.open(str(corpus)).stats().total_lines
-    found = hits(corpus, "parser", top_k=10_000, n_lines=0)
+    found = hits(corpus, "parser", top_k=10_000, n_lines=0, mode="vector")
     assert len(found) == total
     assert [hit.rank for hit in found] == list(range(1, total + 1))
     assert [hit.distance for hit in found] == sorted(hit.distance for hit in found)
 
 
 def test_max_distance_drops_what_is_farther(corpus: Path) -> None:
-    everything = hits(corpus, "subcommand", top_k=1000, n_lines=0)
+    everything = hits(corpus, "subcommand", top_k=1000, n_lines=0, mode="vector")
     limit = everything[3].distance
-    assert [h.distance for h in hits(corpus, "subcommand", top_k=1000, n_lines=0, max_distance=limit)] == [
-        h.distance for h in everything if h.distance <= limit
-    ]
+    assert [
+        h.distance for h in hits(corpus, "subcommand", top_k=1000, n_lines=0, mode="vector", max_distance=limit)
+    ] == [h.distance for h in everything if h.distance <= limit]
     assert len(hits(corpus, "subcommand", max_distance=0.0)) == 1
 
 

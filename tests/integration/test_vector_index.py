@@ -45,6 +45,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, vectors: NDArray[np.float32]
         "parent_dirs": [[name.partition("/")[0] + "/"] for name in names],
         "ext": ["py"] * ROWS,
         "hash": [""] * ROWS,
+        "block": [None] * ROWS,
     }
     fragments = table.write_fragments(pa.table(columns, schema=schema(DIM)))
     table.commit(SOURCE, 1, BatchId(new_ulid(), 1), (), fragments)
@@ -80,6 +81,7 @@ def test_lines_that_the_index_does_not_hold_yet_are_found(table: LineTable, monk
         "parent_dirs": [[]],
         "ext": ["py"],
         "hash": [""],
+        "block": [None],
     }
     fragments = table.write_fragments(pa.table(columns, schema=schema(DIM)))
     table.commit(SOURCE, 1, BatchId(new_ulid(), 1), (), fragments)

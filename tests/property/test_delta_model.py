@@ -16,6 +16,7 @@ from driftline.storage.delta import ADD, REMOVE, REMOVE_RETENTION, DeltaIndex
 from driftline.storage.errors import UsageError
 from driftline.storage.ids import new_ulid
 from driftline.storage.objects import ObjectStore
+from tests.effort import examples
 
 FIELDS = (pa.field("key", pa.string()), pa.field("value", pa.int64()))
 KEYS = st.sampled_from(
@@ -161,4 +162,4 @@ class DeltaIndexMachine(RuleBasedStateMachine):
 
 
 TestDeltaIndex = DeltaIndexMachine.TestCase
-TestDeltaIndex.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestDeltaIndex.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)

@@ -20,13 +20,13 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace import Workspace
 from driftline.tasks.search import search
+from tests.effort import examples
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, rows_of_file, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
 FIRST_NS = 1_500_000_000_000_000_000
 PATTERNS = ("*.log", "sub/", "b*", "!keep.log")
-EXAMPLES = int(os.environ.get("DRIFTLINE_MACHINE_EXAMPLES", "15"))
 BINARY = b"\0\1\2 word1"
 
 paths = st.sampled_from(["a.txt", "b.txt", "keep.log", "c.log", "sub/a.txt", "sub/d d.txt", "sub/deep/%_'é.txt"])
@@ -267,6 +267,6 @@ def test_after_every_run_the_index_holds_what_is_on_disk(tiny_model: Path, monke
     monkeypatch.setattr("driftline.flows.source_run.BATCHES_PER_COMMIT", 1)
     IndexMachine.model = tiny_model
     IndexMachine.TestCase.settings = settings(
-        max_examples=EXAMPLES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples(10), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
     )
     IndexMachine.TestCase().runTest()

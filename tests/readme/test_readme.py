@@ -21,6 +21,8 @@ BLOCKS = [
     for match in FENCE.finditer(README)
 ]
 
+IDENTITY = ("-c", "user.name=reader", "-c", "user.email=reader@localhost", "-c", "commit.gpgSign=false")
+
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -38,6 +40,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
+    for command in ("init -q -b main", "add -A", "commit -q -m all"):  # a person has a clone
+        subprocess.run(["git", *IDENTITY, *command.split()], cwd=copy, check=True, capture_output=True)
     return copy
 
 
@@ -58,6 +62,7 @@ def environment(tree: Path, s3_server: Any) -> dict[str, str]:
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",  # 20 by default, too few on a busy machine
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
+        **{f"GIT_{who}_{what}": "reader" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
     }
 
 

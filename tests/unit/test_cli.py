@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from driftline.flows import cli
+from driftline.flows.commands import searching
 from driftline.storage.errors import DeletionRefused, UnknownScheme
 
 HEAVY = ("prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "sqlalchemy")
@@ -28,7 +29,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def failing(*_: Any) -> str:
         raise error
 
-    monkeypatch.setattr(cli, "workspace_for_reading", failing)
+    monkeypatch.setattr(searching, "workspace_for_reading", failing)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,10 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         (["search", "x", "--top-k", "-1"], "--top-k"),
         (["search", "x", "--top-k", "many"], "--top-k"),
         (["search", "x", "-n", "-1"], "--n-lines"),
+        (["grep", "x"], "FILE"),
+        (["grep", "x", "nowhere.txt"], "nowhere.txt"),
+        (["mcp"], "driftline index"),
+        (["mcp", "--transport", "smoke"], "--transport"),
         (["status"], "driftline index"),
         (["sources"], "driftline index"),
         (["remove", "source:web"], "driftline index"),
@@ -81,7 +86,9 @@ def test_no_command_shows_the_help_and_is_wrong_use(capsys: pytest.CaptureFixtur
     assert "Usage: driftline" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["index", "search", "status", "sources", "remove", "cleanup", "verify"])
+@pytest.mark.parametrize(
+    "command", ["index", "search", "grep", "status", "sources", "remove", "cleanup", "verify", "ci", "runs", "report"]
+)
 def test_each_command_has_help_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "--help"]) == 0
     assert "--json" in capsys.readouterr().out

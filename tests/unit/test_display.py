@@ -105,3 +105,31 @@ def test_quiet_progress_tells_a_figure_only_now_and_then() -> None:
         "driftline: embed: 110 of 1,000 documents, 1,100 lines",
         "driftline: careful",
     ]
+
+
+def test_on_a_terminal_the_best_line_stands_out_and_a_local_file_is_a_link(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "200"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    local, remote = hit(path="a b/ü.py"), hit(source="org:o/project:p/source:bucket")
+    print_search({"query": "q", "results": [local, remote]}, {local["source"]: "/tree"})
+    out = capsys.readouterr().out
+    assert out.count("\x1b]8;") == 2  # opened and closed, once
+    assert "file:///tree/a%20b/%C3%BC.py\x1b\\" in out
+    assert "\x1b[1;33mten" in out
+    assert "\x1b[2mnine" in out
+
+
+def test_a_line_that_has_moved_or_gone_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    moved = hit(context=[], freshness="moved", line_now=12)
+    others = [hit(context=[], freshness=state) for state in ("gone", "fresh", None)]
+    print_search({"query": "q", "results": [moved, *others]})
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a.py")]
+    assert heads == ["a.py:12  0.50  moved from line 10", "a.py:10  0.50  gone", "a.py:10  0.50", "a.py:10  0.50"]
+
+
+def test_a_hit_without_a_score_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    print_search({"query": "q", "results": [hit(score=None, distance=None, context=[])]})
+    assert capsys.readouterr().out == "a.py:10\n  10: ten\n"

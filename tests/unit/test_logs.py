@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
-from driftline.flows.logs import OwnWarnings
+from driftline.flows.cli import main
+from driftline.flows.logs import OwnWarnings, json_lines, wants_json, writes_json
 
 
 def record(logger: str, level: int, message: str) -> logging.LogRecord:
@@ -29,3 +33,50 @@ def test_only_warnings_of_our_own_are_shown_and_in_one_line(
     root.addHandler(OwnWarnings())
     root.handle(record(logger, level, "not renewed\nyet"))
     assert capsys.readouterr().err == shown
+
+
+def test_json_lines_hold_what_happened_and_nothing_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+    with json_lines():
+        assert writes_json()
+        logging.getLogger("driftline.flows.pipeline").info(
+            "two\nlines", extra={"fields": {"run_id": "01", "path": Path("a")}}
+        )
+        logging.getLogger("gcsfs").error("tried again")
+        try:
+            raise ZeroDivisionError("surprise")
+        except ZeroDivisionError:
+            logging.getLogger("driftline").exception("failed")
+    assert not writes_json()
+    logging.getLogger("driftline.flows.pipeline").info("afterwards")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert datetime.fromisoformat(first.pop("time")).tzinfo is not None
+    assert first == {
+        "level": "info",
+        "logger": "driftline.flows.pipeline",
+        "message": "two\nlines",
+        "run_id": "01",
+        "path": "a",
+    }
+    assert (second["level"], "ZeroDivisionError: surprise" in second["traceback"]) == ("error", True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "value", "wanted"), [(False, "", False), (True, "", True), (False, "json", True), (False, "text", False)]
+)
+def test_json_is_written_when_option_or_variable_ask_for_it(asked: bool, value: str, wanted: bool) -> None:
+    assert wants_json(asked, {"DRIFTLINE_LOG": value}) is wanted
+
+
+def test_another_value_of_the_variable_is_wrong_use(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRIFTLINE_LOG", "yaml")
+    assert main(["runs"]) == 2
+    assert "DRIFTLINE_LOG" in capsys.readouterr().err
+
+
+def test_errors_and_progress_of_a_command_are_json_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["--log-json", "index", str(tmp_path / "nowhere"), "--json"]) == 2
+    out, err = capsys.readouterr()
+    (line,) = (json.loads(line) for line in err.splitlines())
+    assert (line["level"], line["error"], json.loads(out)["error"]) == ("error", "source_not_found", "source_not_found")

@@ -1,0 +1,1 @@
+"""What Prefect, Docker and CI run: files, no code."""

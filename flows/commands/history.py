@@ -1,0 +1,70 @@
+"""``driftline runs`` and ``report``: what runs did, from their ledgers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from driftline.flows.commands.app import DONE, JsonOption, WorkspaceOption, app
+from driftline.flows.settings import workspace_for_reading
+from driftline.storage.errors import UsageError
+
+
+@app.command()
+def runs(
+    workspace: WorkspaceOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 20,
+    as_json: JsonOption = False,
+) -> int:
+    """List what was done to the workspace, newest first."""
+    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.configuration import options_for
+    from driftline.flows.display import print_json, print_runs
+    from driftline.flows.ledger import newest_runs, to_row
+    from driftline.storage.workspace import Workspace
+
+    opened = Workspace.open(target, options_for(target, os.environ, Path.cwd()))
+    result = {"workspace": opened.objects.uri, "runs": [to_row(run) for run in newest_runs(opened, limit)]}
+    if as_json:
+        print_json(result)
+    else:
+        print_runs(result)
+    return DONE
+
+
+@app.command()
+def report(
+    workspace: WorkspaceOption = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the page.")] = Path(
+        "driftline-report.html"
+    ),
+    limit: Annotated[int, typer.Option(min=1, help="Over at most so many runs, the newest.")] = 200,
+    as_json: JsonOption = False,
+) -> int:
+    """Write a page about the workspace: growth, cost of runs, deltas, recall and search times. It loads nothing."""
+    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from datetime import UTC, datetime
+
+    from driftline.flows.configuration import find_config, load_config, options_for
+    from driftline.flows.display import print_json, printable
+    from driftline.flows.html_report import render
+    from driftline.flows.ledger import newest_runs
+    from driftline.storage.workspace import Workspace
+
+    config = find_config(None, os.environ, Path.cwd())
+    prices = load_config(config).prices if config is not None else None
+    opened = Workspace.open(target, options_for(target, os.environ, Path.cwd()))
+    found = newest_runs(opened, limit)
+    page = render(opened.stats(), found, datetime.now(UTC), prices)
+    try:
+        out.write_text(page, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UsageError("The report cannot be written", str(out), f"{error.strerror}.") from error
+    if as_json:
+        print_json({"workspace": opened.objects.uri, "report": str(out.resolve()), "runs": len(found)})
+    else:
+        typer.echo(f"{printable(str(out))}: {len(found):,} runs")
+    return DONE

@@ -1,0 +1,212 @@
+"""``driftline memory``: JSON values under keys, owned by an entity, found again by key, by entity and by meaning."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from driftline.flows.commands.app import DONE, NOTHING_FOUND, JsonOption, WorkspaceOption, app
+from driftline.storage.errors import UsageError
+
+if TYPE_CHECKING:
+    from driftline.storage.memory import MemoryStore
+
+memory = typer.Typer(help="Keep JSON values under keys, owned by an entity, and find them again.")
+app.add_typer(memory, name="memory")
+
+ConfigOption = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="YAML with settings.ltm. Default: $LTM_CONFIG.")
+]
+ScopeOption = Annotated[
+    str | None,
+    typer.Option("--in", metavar="ENTITY", help="Look at or below this entity, such as org:acme. Default: the root."),
+]
+FieldsOption = Annotated[
+    list[str] | None, typer.Option("--where", metavar="FIELD=VALUE", help="Only with this in the metadata.")
+]
+
+
+@memory.command()
+def put(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Unique in its tenant.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON, else taken as text; - reads it from stdin.")],
+    entity: Annotated[
+        str | None, typer.Option(metavar="ENTITY", help="Its owner, such as org:acme/project:alpha/user:alice.")
+    ] = None,
+    fields: Annotated[
+        list[str] | None, typer.Option("--metadata", metavar="FIELD=VALUE", help="Put this into the metadata.")
+    ] = None,
+    expires_in: Annotated[
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Forget it after so many seconds.")
+    ] = None,
+    workspace: WorkspaceOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Store a value; a key that is there already is replaced."""
+    with _opened(workspace, config, create=True) as store:
+        owner = store.hierarchy.root_entity if entity is None else store.hierarchy.entity(entity)
+        expires = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)
+        store.store(key, _value(sys.stdin.read() if value == "-" else value), owner, _fields(fields), expires)
+    return _show({"key": key, "entity": owner.directory}, as_json, f"{key}  {owner.directory}")
+
+
+@memory.command()
+def get(
+    key: Annotated[str, typer.Argument(metavar="KEY")],
+    scope: ScopeOption = None,
+    workspace: WorkspaceOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Print the value of a key; with --json, the whole entry. Exit code 1 when there is none."""
+    from driftline.flows.ltm import entry_to_dict
+
+    with _opened(workspace, config) as store:
+        entry = store.retrieve(key, scope)
+    if entry is None:
+        return _show({"key": key, "entry": None}, as_json) or NOTHING_FOUND
+    return _show(entry_to_dict(entry), as_json, json.dumps(entry.value, ensure_ascii=False))
+
+
+@memory.command(name="list")
+def list_entries(
+    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root.")] = None,
+    prefix: Annotated[str, typer.Option(help="Only keys that start with this.")] = "",
+    after: Annotated[str, typer.Option(help="Go on behind this key.")] = "",
+    limit: Annotated[int, typer.Option(min=0, help="At most so many.")] = 100,
+    workspace: WorkspaceOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """List the keys at and below an entity, with owner and size, from its index. Exit code 1 when there are none."""
+    from driftline.storage.memory_listing import MemoryListing
+
+    with _opened(workspace, config) as store:
+        store.flush()
+        directory = (store.hierarchy.root_entity if scope is None else store.hierarchy.entity(scope)).directory
+        listing = MemoryListing(store.workspace.objects)
+        rows = listing.list(directory, prefix=prefix, after=after, limit=limit).to_pylist()
+        total = listing.totals(directory, prefix=prefix).entries
+    entries = [{**row, "metadata": json.loads(row["metadata"]), **_times(row)} for row in rows]
+    lines = [f"{row['key']}  {row['entity']}  {row['size_bytes']:,} bytes" for row in rows]
+    result = {"entity": directory, "entries": entries, "total_count": total}
+    return _show(result, as_json, *lines) or (DONE if rows else NOTHING_FOUND)
+
+
+@memory.command()
+def search(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
+    scope: ScopeOption = None,
+    top_k: Annotated[int, typer.Option(min=0, help="At most so many results.")] = 5,
+    fields: FieldsOption = None,
+    workspace: WorkspaceOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Find the entries that mean QUERY. Exit code 1 when there are none."""
+    from driftline.flows.ltm import entry_to_dict
+
+    with _opened(workspace, config) as store:
+        hits = store.search_memory(query, top_k, _fields(fields), scope)
+    results = [{"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank} for hit in hits]
+    lines = [
+        f"{hit.score:.2f}  {hit.record.key}  {json.dumps(hit.record.value, ensure_ascii=False)[:200]}" for hit in hits
+    ]
+    return _show({"query": query, "results": results}, as_json, *lines) or (DONE if hits else NOTHING_FOUND)
+
+
+@memory.command()
+def delete(
+    key: Annotated[str, typer.Argument(metavar="KEY")],
+    scope: ScopeOption = None,
+    workspace: WorkspaceOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Delete the entry of a key. Exit code 1 when there is none."""
+    with _opened(workspace, config) as store:
+        deleted = store.delete(key, scope)
+    return _show({"key": key, "deleted": deleted}, as_json) or (DONE if deleted else NOTHING_FOUND)
+
+
+@memory.command()
+def move(
+    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="It moves with all that lies below it.")],
+    parent: Annotated[str, typer.Argument(metavar="PARENT", help="Its new parent, in the same tenant.")],
+    workspace: WorkspaceOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Move an entity, with its entries, under another parent."""
+    with _opened(workspace, config) as store:
+        moved = store.move_entity(entity, parent)
+    return _show({"entity": entity, "moved_to": moved.directory}, as_json, moved.directory)
+
+
+@memory.command()
+def rebuild(
+    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root.")] = None,
+    workspace: WorkspaceOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Make the indexes at and below an entity, and the vectors of a tenant, anew from the catalog."""
+    with _opened(workspace, config) as store:
+        held = store.rebuild(scope)
+    return _show({"indexes": held}, as_json, f"{len(held):,} indexes made anew")
+
+
+@contextmanager
+def _opened(workspace: str | None, config: str | None, *, create: bool = False) -> Iterator[MemoryStore]:
+    """The store of a command; only ``put`` makes a workspace, and only where one was named."""
+    from driftline.flows.memory_configuration import load_memory_configuration, open_memory
+    from driftline.flows.settings import workspace_for_reading
+    from driftline.storage.workspace import Workspace
+
+    configuration = load_memory_configuration(config)
+    uri = workspace_for_reading(workspace or configuration.storage.uri, os.environ, Path.cwd())
+    if not create:
+        Workspace.open(uri)
+    with open_memory(configuration, uri) as store:
+        yield store
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _fields(given: Sequence[str] | None) -> dict[str, Any]:
+    fields = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError("A field is written FIELD=VALUE", repr(text))
+        fields[name] = _value(value)
+    return fields
+
+
+def _times(row: dict[str, Any]) -> dict[str, str | None]:
+    return {name: row[name].isoformat() if row[name] else None for name in ("created", "updated", "expires")}
+
+
+def _show(result: dict[str, Any], as_json: bool, *lines: str) -> int:
+    from driftline.flows.display import print_json, printable
+
+    if as_json:
+        print_json(result)
+    else:
+        for line in lines:
+            typer.echo(printable(line))
+    return DONE

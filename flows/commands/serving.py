@@ -1,0 +1,44 @@
+"""``driftline mcp``: a workspace for programs that speak the Model Context Protocol."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from driftline.flows.commands.app import DONE, WorkspaceOption, app
+from driftline.flows.settings import workspace_for_reading
+from driftline.storage.errors import MissingExtra
+
+
+@app.command()
+def mcp(
+    workspace: WorkspaceOption = None,
+    transport: Annotated[Literal["stdio", "http"], typer.Option(help="How clients connect.")] = "stdio",
+    host: Annotated[str, typer.Option(help="Loopback address of the http transport.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0 chooses a free one.")] = 8765,
+) -> int:
+    """Serve the workspace to MCP clients: search_lines, read_context, index_status."""
+    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.storage.workspace import Workspace
+
+    try:
+        from driftline.flows.mcp_server import serve_http, serve_stdio
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("mcp"):
+            raise
+        fix = "Run: pip install 'driftline[mcp]'"
+        raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
+
+    opened = Workspace.open(target)
+    try:
+        if transport == "stdio":
+            serve_stdio(opened)
+        else:
+            serve_http(opened, host, port, lambda url: print(f"driftline: serving {url}", file=sys.stderr, flush=True))
+    except KeyboardInterrupt:
+        pass  # the way to end it
+    return DONE

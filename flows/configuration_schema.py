@@ -1,0 +1,112 @@
+"""``driftline.toml`` as it is written: which keys there are, of which types, and how a mistake is told."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from cronsim import CronSim, CronSimError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError, field_validator
+
+from driftline.storage.errors import UsageError
+
+SHORTEST_INTERVAL_SECONDS = 1.0
+_CRON_FIELDS = 5
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Table(BaseModel):
+    """A table of the file: a key that it does not know is an error, and so is a value of another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class SourceTable(Table):
+    """``[[sources]]``."""
+
+    uri: Text
+    entity: Text | None = None
+    include: list[Text] = []
+    exclude: list[Text] = []
+    schedule: str | float | None = None
+
+    @field_validator("schedule")
+    @classmethod
+    def _can_be_kept(cls, value: str | float | None) -> str | float | None:
+        if isinstance(value, str):
+            try:
+                CronSim(value if len(value.split()) == _CRON_FIELDS else "", datetime.now(UTC))
+            except CronSimError as error:
+                raise ValueError("write five fields of cron, such as '*/15 * * * *', or a number of seconds") from error
+        elif value is not None and not SHORTEST_INTERVAL_SECONDS <= value < float("inf"):
+            raise ValueError(f"write {SHORTEST_INTERVAL_SECONDS:g} second or more, or five fields of cron")
+        return value
+
+
+class WorkspaceTable(Table):
+    """``[workspaces.NAME]``."""
+
+    sources: list[Text] = []
+    dirs: list[Text] = []
+
+
+class File(Table):
+    """The whole file."""
+
+    workspace: Text | None = None
+    model: Text | None = None
+    sources: list[SourceTable] = []
+    workspaces: dict[Text, WorkspaceTable] = {}
+    storage_options: dict[Text, str | int | float | bool] = {}
+    prices: dict[Text, NonNegativeFloat] = {}
+
+
+def parse(raw: Mapping[str, Any], path: Path) -> File:
+    """The tables of a file. Raises UsageError, which names the first mistake; values are not repeated."""
+    try:
+        return File.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        mistake = _mistake(first["type"], first["msg"], first["loc"], path)
+    raise mistake  # not from pydantic's error, which repeats values that may be secrets
+
+
+def place(path: Path, table: str = "", row: int | None = None) -> str:
+    """How messages name a table of the file, rows counted from 1."""
+    if not table:
+        return str(path)
+    return f"{path}, {table}" if row is None else f"{path}, [[{table}]] number {row + 1}"
+
+
+def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Path) -> UsageError:
+    table, key = _table_of(location)
+    where = place(path)
+    if table is SourceTable and len(location) > 1 and isinstance(location[1], int):
+        where = place(path, "sources", location[1])
+    elif location[0] in ("workspaces", "storage_options", "prices") and len(location) > 1:
+        where = place(path, f"[{location[0]}.{location[1]}]" if table is WorkspaceTable else f"[{location[0]}]")
+    if kind == "extra_forbidden":
+        known = sorted(table.model_fields)
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Known here: {', '.join(known)}."
+        return UsageError(f"Unknown key {key!r}", where, hint)
+    if kind == "missing":
+        return UsageError(f"The key {key!r} is missing", where, "Add it.")
+    if kind == "list_type" and key == "sources" and table is File:
+        return UsageError("'sources' is not a list of tables", where, "Begin each source with [[sources]].")
+    text = message.removeprefix("Value error, ")
+    return UsageError(f"{key!r} cannot be used", where, f"{text[0].upper()}{text[1:]}.")
+
+
+def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:
+    """The table that a mistake lies in, and the key there."""
+    head, rest = str(location[0]), location[1:]
+    if head == "sources" and len(rest) > 1:
+        return SourceTable, str(rest[1])
+    if head == "workspaces" and len(rest) > 1:
+        return WorkspaceTable, str(rest[1])
+    return File, str(rest[0]) if head in ("storage_options", "prices") and rest else head

@@ -1,0 +1,149 @@
+"""The tables of the memory catalog, as SQLAlchemy knows them; ``catalog_migrations`` makes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.engine import Dialect
+
+MAX_KEY_CHARACTERS = 1_024
+
+
+class UtcTime(sa.types.TypeDecorator[datetime]):
+    """A time with zone. SQLite keeps none, so it gets UTC there and back."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        utc = value.astimezone(UTC)
+        return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def text(length: int) -> sa.types.TypeEngine[str]:
+    """Text that every database compares by code point, as the indexes do."""
+    return sa.String(length).with_variant(sa.String(length, collation="C"), "postgresql")
+
+
+def json_object() -> sa.types.TypeEngine[Any]:
+    """A JSON object that can be searched."""
+    return sa.JSON().with_variant(JSONB(), "postgresql")
+
+
+number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""SQLite numbers rows by itself only where the type is INTEGER; it holds 64 bits."""
+path = text(1_024)
+
+metadata = sa.MetaData()
+
+about = sa.Table(
+    "about",
+    metadata,
+    sa.Column("workspace_id", sa.String(64), primary_key=True),
+)
+"""One row: the workspace that this catalog belongs to."""
+
+tenants = sa.Table(
+    "tenants",
+    metadata,
+    sa.Column("id", number, primary_key=True),
+    sa.Column("path", path, nullable=False, unique=True),
+    sa.Column("rev", sa.BigInteger, nullable=False),
+    sa.Column("flusher", sa.String(64)),
+    sa.Column("flusher_until", UtcTime),
+)
+"""Every write locks its tenant's row and counts ``rev`` up, so that a tenant's writes have one order."""
+
+entities = sa.Table(
+    "entities",
+    metadata,
+    sa.Column("id", number, primary_key=True),
+    sa.Column("tenant_id", number, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("path", path, nullable=False, unique=True),
+    sa.Column("type", text(64), nullable=False),
+    sa.Column("name", text(200), nullable=False),
+    sa.Column("created", UtcTime, nullable=False),
+    sa.Index("entities_by_name", "tenant_id", "type", "name"),
+)
+"""``path`` is ``Entity.directory``, ``name`` the id as it was given."""
+
+closure = sa.Table(
+    "closure",
+    metadata,
+    sa.Column("ancestor_id", number, sa.ForeignKey("entities.id"), primary_key=True),
+    sa.Column("descendant_id", number, sa.ForeignKey("entities.id"), primary_key=True),
+    sa.Column("depth", sa.Integer, nullable=False),
+    sa.Index("closure_by_descendant", "descendant_id", "ancestor_id"),
+    sqlite_with_rowid=False,
+)
+"""Every pair of an entity and one at or below it."""
+
+owners = sa.Table(
+    "owners",
+    metadata,
+    sa.Column("entity_id", number, sa.ForeignKey("entities.id"), primary_key=True),
+    sa.Column("entries", sa.BigInteger, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+)
+"""How much each entity owns by itself, so that a count over millions of entries adds up a few numbers."""
+
+entries = sa.Table(
+    "entries",
+    metadata,
+    sa.Column("tenant_id", number, sa.ForeignKey("tenants.id"), primary_key=True),
+    sa.Column("key", text(MAX_KEY_CHARACTERS), primary_key=True),
+    sa.Column("entity_id", number, sa.ForeignKey("entities.id"), nullable=False),
+    sa.Column("rev", sa.BigInteger, nullable=False),
+    sa.Column("inline", sa.LargeBinary),
+    sa.Column("blob_path", path),
+    sa.Column("content_hash", sa.String(32), nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("metadata", json_object(), nullable=False),
+    sa.Column("created", UtcTime, nullable=False),
+    sa.Column("updated", UtcTime, nullable=False),
+    sa.Column("expires", UtcTime),
+    sa.CheckConstraint("(inline IS NULL) <> (blob_path IS NULL)", name="entries_hold_one_value"),
+    sa.Index("entries_by_owner", "entity_id", "key"),
+    sa.Index(
+        "entries_by_expiry",
+        "expires",
+        sqlite_where=sa.text("expires IS NOT NULL"),
+        postgresql_where=sa.text("expires IS NOT NULL"),
+    ),
+)
+"""The value is ``inline``, or lies in the blob at ``blob_path``."""
+
+outbox = sa.Table(
+    "outbox",
+    metadata,
+    sa.Column("id", number, primary_key=True, autoincrement=True),
+    sa.Column("tenant_id", number, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("key", text(MAX_KEY_CHARACTERS), nullable=False),
+    sa.Column("rev", sa.BigInteger, nullable=False),
+    sa.Column("path", path),
+    sa.Column("left_path", path),
+    sa.Column("is_indexed", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Index("outbox_by_tenant", "tenant_id", "id"),
+    sqlite_autoincrement=True,
+)
+"""What indexes and vectors do not know yet: since ``rev`` the entry lies at ``path`` (null: nowhere), no more at
+``left_path``. What ``is_indexed`` waits only for its vector, which a process without a model cannot make. Ids are never
+used again: the vectors remember the last one that they have seen."""
+
+retired_blobs = sa.Table(
+    "retired_blobs",
+    metadata,
+    sa.Column("path", path, primary_key=True),
+    sa.Column("retired", UtcTime, nullable=False),
+)
+"""Blobs that an entry referred to once, and since when none does: cleanup deletes them."""

@@ -1,0 +1,133 @@
+"""The hierarchy of the memory store: its levels, their defaults, and the entities that text and people name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from driftline.storage.entities import INDEX_LEVELS, Entity, decode_id, encode_id
+from driftline.storage.errors import BadEntity, UsageError
+
+MEMORY_LEVELS = ("org", "project", "user", "session")
+UNASSIGNED = "_unassigned"
+ROOT_ID = "default"
+MAX_LEVELS = 8
+MAX_NAME_BYTES = 255
+"""What file systems take as one name: ``type:id``, with the id encoded."""
+MAX_DIRECTORY_BYTES = 700
+"""With a workspace before it and a blob's name behind it, it must stay below the 1,024 bytes of an S3 key."""
+
+_LEVEL = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """``levels`` from the tenant down; ``defaults`` are the ids of levels that nobody named.
+
+    Without a default of its own the first level is called ``default``, the others ``_unassigned``. ``root`` is where
+    calls without a scope look: the ``(type, id)`` of an entity, by default the first level with its default.
+    """
+
+    levels: tuple[str, ...] = MEMORY_LEVELS
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    root: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        names = ", ".join(self.levels)
+        if not 1 <= len(self.levels) <= MAX_LEVELS or len(set(self.levels)) != len(self.levels):
+            raise UsageError(f"A hierarchy has 1 to {MAX_LEVELS} levels, each once", names)
+        for level in self.levels:
+            if not _LEVEL.fullmatch(level) or level == INDEX_LEVELS[-1]:
+                raise UsageError("No level can have this name", repr(level), "Use a-z, 0-9, _, and not 'source'.")
+        for level, name in self.defaults.items():
+            if level not in self.levels:
+                raise UsageError(f"A default is given for a level that is not one of {names}", repr(level))
+            encode_id(name)
+        _ = self.root_entity
+
+    @property
+    def root_entity(self) -> Entity:
+        return self.named(*self.root) if self.root else Entity((self._with_default(self.levels[0]),))
+
+    def named(self, type: str, id: str, parents: Mapping[str, str] | None = None) -> Entity:
+        """The entity ``type:id`` below ``parents``, ``{level: id}``; missing levels get their defaults.
+
+        Raises BadEntity.
+        """
+        given = {**(parents or {}), type: id}
+        for level in given:
+            if level not in self.levels:
+                raise BadEntity(f"Unknown level {level!r}", f"{type}:{id!r}", f"Levels are: {', '.join(self.levels)}.")
+        depth = self.levels.index(type)
+        below = [level for level in given if self.levels.index(level) > depth]
+        if below:
+            raise BadEntity(f"A {below[0]} lies below a {type}, not above it", f"{type}:{id!r}")
+        return self._complete(given)
+
+    def entity(self, given: Entity | str) -> Entity:
+        """``given`` with all levels down to its own, in order, checked. Raises BadEntity.
+
+        Text is ``type:id/type:id``; ids may be written as they are or as ``Entity.directory`` encodes them, which is
+        the only spelling of an id with a slash in it.
+        """
+        parts = _parse(given) if isinstance(given, str) else given.parts
+        ids = dict(parts)
+        depths = [self.levels.index(level) if level in self.levels else -1 for level in ids]
+        if not parts or -1 in depths or len(ids) != len(parts) or sorted(depths) != depths:
+            raise BadEntity(
+                f"An entity names its levels once and in order: {', '.join(self.levels)}",
+                repr(str(given)[:200]),
+                "For example: " + "/".join(f"{level}:name" for level in self.levels[:2]) + ".",
+            )
+        return self._complete(ids)
+
+    def _complete(self, ids: Mapping[str, str]) -> Entity:
+        deepest = max(map(self.levels.index, ids))
+        levels = self.levels[: deepest + 1]
+        full = Entity(tuple((level, ids[level]) if level in ids else self._with_default(level) for level in levels))
+        _check_length(full)
+        return full
+
+    def _with_default(self, level: str) -> tuple[str, str]:
+        return level, self.defaults.get(level, ROOT_ID if level == self.levels[0] else UNASSIGNED)
+
+
+def lineage(entity: Entity) -> list[Entity]:
+    """``entity`` and its ancestors, the tenant first."""
+    return [Entity(entity.parts[:depth]) for depth in range(1, len(entity.parts) + 1)]
+
+
+def is_within(entity: Entity, scope: Entity) -> bool:
+    """Whether ``entity`` is ``scope`` or lies below it."""
+    return entity.parts[: len(scope.parts)] == scope.parts
+
+
+def _parse(text: str) -> tuple[tuple[str, str], ...]:
+    parts = []
+    for segment in text.split("/"):
+        kind, colon, name = segment.partition(":")
+        if not colon or not _LEVEL.fullmatch(kind):
+            raise BadEntity("An entity is written type:id/type:id", repr(text[:200]))
+        decoded = decode_id(name)
+        parts.append((kind, decoded if _encodes(decoded, name) else name))
+    return tuple(parts)
+
+
+def _encodes(text: str, segment: str) -> bool:
+    try:
+        return encode_id(text) == segment
+    except BadEntity:
+        return False
+
+
+def _check_length(entity: Entity) -> None:
+    names = [f"{kind}:{encode_id(name)}" for kind, name in entity.parts]
+    if max(map(len, names)) > MAX_NAME_BYTES:
+        raise BadEntity(f"An id takes more than {MAX_NAME_BYTES} bytes when encoded", repr(max(names, key=len)[:80]))
+    if len("/".join(names)) > MAX_DIRECTORY_BYTES:
+        raise BadEntity(
+            f"The path of an entity takes more than {MAX_DIRECTORY_BYTES} bytes",
+            repr("/".join(names)[:80]),
+            "Shorten its ids.",
+        )

@@ -1,0 +1,110 @@
+"""From windows of lines to results: their text, the lines around them, and what has become of them since."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError
+from driftline.storage.lines import LineTable, quote
+from driftline.storage.sources import known_source
+from driftline.storage.workspace import Workspace
+from driftline.tasks.batch import HASH_BYTES
+from driftline.tasks.freshness import Read, judge_read
+from driftline.tasks.text import decode, split_lines
+from driftline.tasks.windows import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A window of one document. Line numbers are 1-based and both ends are included.
+
+    ``line`` and ``text`` are its best line; ``score`` is that line's cosine, ``distance`` 1 - ``score``;
+    ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed. ``freshness`` says what has
+    become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
+    what was read anyway.
+    """
+
+    path: str
+    source: str
+    line: int
+    start_line: int
+    end_line: int
+    score: float
+    distance: float
+    rank: int
+    text: str
+    context: tuple[str, ...]
+    freshness: str | None = None
+    line_now: int | None = None
+
+
+def hits(workspace: Workspace, windows: Sequence[Window], n_lines: int) -> Iterator[Hit]:
+    """``windows``, best first, with their text and ``n_lines`` of context on each side."""
+    read = _read(workspace, windows, context=n_lines > 0)
+    for rank, window in enumerate(windows, start=1):
+        document = read.get((window.entity, window.path))
+        start, end = max(0, window.first - n_lines), window.last + n_lines
+        if not n_lines:
+            start, context = window.best, [window.text]
+        else:
+            lines = _as_indexed(document, window.hash)
+            context = _indexed_lines(workspace, window, start, end) if lines is None else lines[start : end + 1]
+        judged = judge_read(window.text, window.best + 1, window.hash, document)
+        yield Hit(
+            path=window.path,
+            source=window.entity,
+            line=window.best + 1,
+            start_line=start + 1,
+            end_line=start + len(context),
+            score=1.0 - window.distance,
+            distance=window.distance,
+            rank=rank,
+            text=window.text,
+            context=tuple(context),
+            freshness=judged.state.value if judged else None,
+            line_now=judged.line if judged else None,
+        )
+
+
+def _read(workspace: Workspace, windows: Sequence[Window], context: bool) -> dict[tuple[str, str], Read]:
+    """What reading the documents of ``windows`` comes to, by ``(entity, path)``: remote ones only for their context.
+
+    Documents of forgotten sources are missing, and those of a source that cannot be read.
+    """
+    found: dict[tuple[str, str], Read] = {}
+    for entity in sorted({window.entity for window in windows}):
+        record = workspace.source(Entity.parse(entity, workspace.config.hierarchy))
+        if record is None:
+            continue
+        paths = sorted({window.path for window in windows if window.entity == entity})
+        try:
+            source = known_source(record.uri, workspace.objects.storage_options)
+            if context or source.is_local:
+                contents = source.read_many(paths)
+                found.update({(entity, path): content for path, content in zip(paths, contents, strict=True)})
+        except DriftlineError:
+            continue
+    return found
+
+
+def _as_indexed(read: Read | None, indexed_hash: str) -> list[str] | None:
+    """The lines of a document, None if it could not be read or has changed: then the index answers for it."""
+    if not isinstance(read, bytes) or hashlib.blake2b(read, digest_size=HASH_BYTES).hexdigest() != indexed_hash:
+        return None
+    return split_lines(decode(read)[0])
+
+
+def _indexed_lines(workspace: Workspace, window: Window, start: int, end: int) -> list[str]:
+    """Lines ``start`` to ``end`` from the index, which leaves out lines without a letter or digit: those are empty."""
+    entity = Entity.parse(window.entity, workspace.config.hierarchy)
+    table: LineTable = workspace.lines(entity)
+    where = f"entity = {quote(window.entity)} AND path = {quote(window.path)} AND line_number BETWEEN {start} AND {end}"
+    known = {
+        row["line_number"]: row["text"]
+        for batch in table.rows(["line_number", "text"], where)
+        for row in batch.to_pylist()
+    }
+    return [known.get(number, "") for number in range(start, max(known, default=window.last) + 1)]

@@ -1,0 +1,451 @@
+"""What a memory store promises, over SQLite and PostgreSQL, on a local disk and in a bucket."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity, CatalogMismatch
+from driftline.storage.memory import Item, MemoryStore
+from driftline.storage.memory_index import MemoryIndex
+
+ACME = "org:acme"
+ALICE = "org:acme/project:alpha/user:alice"
+S1, S2 = f"{ALICE}/session:s1", f"{ALICE}/session:s2"
+BOB = "org:acme/project:beta/user:bob"
+LARGE = "a value that is not inlined " * 100
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.time = datetime(2026, 11, 1, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["sqlite on a disk", "postgres and a bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """The URIs of a fresh workspace and of a fresh catalog: two pairs, in which each kind comes once."""
+    if request.param == "sqlite on a disk":
+        return str(tmp_path / "workspace"), request.getfixturevalue("sqlite_catalog")
+    return request.getfixturevalue("s3_bucket"), request.getfixturevalue("postgres_catalog")
+
+
+@pytest.fixture
+def opened(place: tuple[str, str], clock: Clock) -> Iterator[Callable[..., MemoryStore]]:
+    """Opens stores over the same workspace and catalog, and closes them."""
+    stores: list[MemoryStore] = []
+
+    def open_store(**options: Any) -> MemoryStore:
+        stores.append(MemoryStore(place[0], catalog_url=place[1], **{"now": clock, **options}))
+        return stores[-1]
+
+    yield open_store
+    for each in stores:
+        each.close()
+
+
+@pytest.fixture
+def store(opened: Callable[..., MemoryStore]) -> MemoryStore:
+    return opened()
+
+
+def keys(entries: Any) -> list[str]:
+    return [entry.key for entry in entries]
+
+
+def indexed(store: MemoryStore, directory: str) -> dict[str, str]:
+    """What the index of an entity holds: the owner of each key."""
+    store.flush()
+    rows = MemoryIndex(store.workspace.objects, directory).read(columns=["key", "entity"]).to_pylist()
+    return {row["key"]: row["entity"] for row in rows}
+
+
+# -- entries ---------------------------------------------------------------------------------
+
+
+def test_a_value_comes_back_as_it_was_stored(store: MemoryStore) -> None:
+    small: list[Any] = [None, False, 0, "", "text", 1.5, [], {}, {"a": [1, None, "ü\x00 \u2028"]}]
+    values = [*small, LARGE, {"large": LARGE}]
+    for n, value in enumerate(values):
+        store.store(f"key {n}", value, S1, {"n": n})
+    for n, value in enumerate(values):
+        entry = store.retrieve(f"key {n}", ACME)
+        assert entry is not None
+        assert (entry.value, entry.entity, entry.metadata) == (value, store.hierarchy.entity(S1), {"n": n})
+        assert entry.created.utcoffset() == timedelta(0)
+
+
+def test_a_large_value_lies_in_a_blob_below_its_owner_and_a_small_one_does_not(store: MemoryStore) -> None:
+    store.store_many([Item("small", "x", S1), Item("large", LARGE, S1)])
+    blobs = [info.path for info in store.workspace.objects.list(S1) if info.path.endswith(".json")]
+    assert len(blobs) == 1
+    entry = store.retrieve("large", ACME)
+    assert entry is not None
+    assert entry.content_hash in blobs[0]
+
+
+def test_storing_a_key_again_replaces_it_and_under_another_entity_moves_it(store: MemoryStore, clock: Clock) -> None:
+    store.store("key", LARGE, S1)
+    first = store.retrieve("key", ACME)
+    clock.time += timedelta(minutes=1)
+    store.store("key", "second", BOB)
+    entry = store.retrieve("key", ACME)
+    assert first is not None
+    assert entry is not None
+    assert (entry.value, str(entry.entity)) == ("second", BOB)
+    assert (entry.created, entry.updated) == (first.created, clock.time)
+    assert entry.rev > first.rev
+    assert store.retrieve_by_entity("session", "s1", within=ACME).total_count == 0
+    assert keys(store.retrieve_by_entity("user", "bob", within=ACME).entries) == ["key"]
+
+
+def test_a_key_that_was_never_stored_is_none_and_deleting_it_says_so(store: MemoryStore) -> None:
+    assert store.retrieve("key", ACME) is None
+    assert not store.delete("key", ACME)
+    store.store("key", None, S1)
+    assert store.delete("key", ACME)
+    assert store.retrieve("key", ACME) is None
+    assert not store.delete("key", ACME)
+
+
+def test_a_batch_gives_what_is_there(store: MemoryStore) -> None:
+    store.store_many(Item(f"key {n}", LARGE + str(n), S1) for n in range(40))
+    found = store.retrieve_batch([f"key {n}" for n in range(0, 80, 2)], ACME)
+    assert {key: entry.value for key, entry in found.items()} == {f"key {n}": LARGE + str(n) for n in range(0, 40, 2)}
+
+
+def test_of_equal_keys_in_one_bulk_the_last_one_counts(store: MemoryStore) -> None:
+    items = [Item("key", n, f"{ALICE}/session:s{n % 3}") for n in range(5)]
+    assert store.store_many(items) == 1
+    page = store.retrieve_by_entity("user", "alice", within=ACME)
+    assert [(entry.value, entry.entity.id) for entry in page.entries] == [(4, "s1")]
+    assert page.total_count == 1
+
+
+def test_a_bulk_larger_than_one_statement_is_stored_whole(store: MemoryStore) -> None:
+    count = 6_000
+    store.store_many(Item(f"{n:05}", n, f"{ALICE}/session:s{n % 50}") for n in range(count))
+    store.store_many(Item(f"{n:05}", -n, f"{ALICE}/session:s{n % 50}") for n in range(1_000))
+    page = store.retrieve_by_entity("project", "alpha", within=ACME, limit=10)
+    assert (page.total_count, page.has_more) == (count, True)
+    assert sum(entry.value for entry in store.retrieve_batch([f"{n:05}" for n in range(2_000)], ACME).values()) == sum(
+        n if n >= 1_000 else -n for n in range(2_000)
+    )
+
+
+def test_expired_entries_are_not_returned_anywhere(store: MemoryStore, clock: Clock) -> None:
+    store.store("short", 1, S1, {"phase": "plan"}, clock.time + timedelta(hours=1))
+    store.store("long", 2, S1, {"phase": "plan"}, clock.time + timedelta(hours=3))
+    clock.time += timedelta(hours=1)
+    assert store.retrieve("short", ACME) is None
+    assert list(store.retrieve_batch(["short", "long"], ACME)) == ["long"]
+    page = store.retrieve_by_entity("session", "s1", within=ACME)
+    assert (keys(page.entries), page.total_count) == (["long"], 1)
+    assert keys(store.search("", {"phase": "plan"}, ACME)) == ["long"]
+    assert store.collect_expired() == 1
+    assert list(indexed(store, ACME)) == ["long"]
+    store.store("short", 3, S1)
+    assert store.retrieve_by_entity("session", "s1", within=ACME).total_count == 2
+
+
+def test_times_keep_their_instant_whatever_their_zone(store: MemoryStore, clock: Clock) -> None:
+    instant = clock.time + timedelta(hours=1)
+    for hours in (9, -8):
+        store.store("key", 1, S1, expires_at=instant.astimezone(timezone(timedelta(hours=hours))))
+        entry = store.retrieve("key", ACME)
+        assert entry is not None
+        assert entry.expires == instant
+
+
+def test_metadata_is_filtered_by_type_and_value(store: MemoryStore) -> None:
+    values: list[Any] = [1, 1.5, "1", True, "x' OR 1=1 --", [1], {"a": 1}, None]
+    store.store_many(Item(f"{n}", n, S1, {"field": value, "other": n % 2}) for n, value in enumerate(values))
+    for wanted, expected in [(1, "0"), (1.5, "1"), ("1", "2"), (True, "3"), ("x' OR 1=1 --", "4")]:
+        assert keys(store.search("", {"field": wanted}, ACME)) == [expected], wanted
+    assert set(keys(store.search("", {"field": [1, "1"]}, ACME))) == {"0", "2"}
+    assert keys(store.search("", {"field": [1, "1"], "other": 0, "nobody set": None}, ACME)) == ["0", "2"]
+    assert store.search("", {"field": []}, ACME) == []
+    assert store.search("", {'fi"eld': 1}, ACME) == []
+
+
+def test_a_search_finds_keys_by_all_their_words(store: MemoryStore, clock: Clock) -> None:
+    for n, key in enumerate(["Plan of Monday", "plan_50%", "monday's notes", "Été"]):
+        clock.time += timedelta(seconds=n)
+        store.store(key, n, S1)
+    assert keys(store.search("monday", None, ACME)) == ["monday's notes", "Plan of Monday"]
+    assert keys(store.search("MONDAY plan", None, ACME)) == ["Plan of Monday"]
+    assert keys(store.search("_50%", None, ACME)) == ["plan_50%"]
+    assert keys(store.search("Été", None, ACME)) == ["Été"]
+    assert len(store.search("", None, ACME, limit=3)) == 3
+
+
+# -- by entity -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(store: MemoryStore) -> MemoryStore:
+    """Two projects, both with a user alice."""
+    places = [S1, S2, ALICE, BOB, "org:acme/project:beta/user:alice", "org:acme/project:beta/user:alice/session:s1"]
+    store.store_many(Item(f"{place} {n}", n, place) for place in places for n in range(3))
+    return store
+
+
+def test_pages_by_cursor_and_by_offset_hold_each_entry_once_in_the_same_order(filled: MemoryStore) -> None:
+    everything = keys(filled.retrieve_by_entity("org", "acme", within=ACME).entries)
+    assert len(everything) == len(set(everything)) == 18
+    by_cursor: list[str] = []
+    by_offset: list[str] = []
+    cursor = None
+    while True:
+        page = filled.retrieve_by_entity("org", "acme", within=ACME, limit=4, cursor=cursor)
+        by_cursor += keys(page.entries)
+        by_offset += keys(filled.retrieve_by_entity("org", "acme", within=ACME, limit=4, offset=len(by_offset)).entries)
+        assert page.total_count == 18
+        assert page.has_more == (len(by_cursor) < 18)
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert by_cursor == by_offset == everything
+
+
+def test_an_entity_shows_its_own_entries_alone_if_asked(filled: MemoryStore) -> None:
+    page = filled.retrieve_by_entity("user", "alice", within="org:acme/project:alpha", include_descendants=False)
+    assert keys(page.entries) == [f"{ALICE} {n}" for n in range(3)]
+    assert page.total_count == 3
+    assert filled.retrieve_by_entity("user", "alice", within="org:acme/project:alpha").total_count == 9
+
+
+def test_the_same_name_under_two_parents_means_both_within_their_scope(filled: MemoryStore) -> None:
+    assert filled.retrieve_by_entity("user", "alice", within=ACME).total_count == 15
+    assert filled.retrieve_by_entity("session", "s1", within=ACME).total_count == 6
+    assert filled.retrieve_by_entity("session", "s1", within="org:acme/project:beta").total_count == 3
+    assert filled.retrieve_by_entity("user", "nobody", within=ACME) == filled.retrieve_by_entity("user", "alice")
+
+
+def test_allowed_ancestors_limit_and_an_empty_list_allows_nothing(filled: MemoryStore) -> None:
+    def count(allowed: list[str] | None) -> int:
+        page = filled.retrieve_by_entity("user", "alice", within=ACME, allowed_ancestors=allowed)
+        assert len(page.entries) == page.total_count
+        assert len(filled.search("alice", None, ACME, allowed_ancestors=allowed)) == page.total_count
+        return page.total_count
+
+    assert count(None) == 15
+    assert count([]) == 0
+    assert count(["org:acme/project:beta"]) == 6
+    assert count([S1, "org:acme/project:beta/user:alice/session:s1", "org:acme/project:none"]) == 6
+    assert count([ACME]) == 15
+    assert count(["org:other"]) == 0
+
+
+def test_a_scope_below_the_tenant_hides_what_lies_beside_it(filled: MemoryStore) -> None:
+    key = f"{S1} 0"
+    for scope, visible in [(ACME, True), (ALICE, True), (S1, True), (S2, False), (BOB, False), (None, False)]:
+        assert (filled.retrieve(key, scope) is not None) == visible, scope
+    assert not filled.delete(key, S2)
+    assert filled.delete(key, S1)
+
+
+# -- entities --------------------------------------------------------------------------------
+
+
+def test_missing_levels_get_their_defaults(store: MemoryStore) -> None:
+    record = store.register_entity_with_defaults("session", "s123", parents={"user": "alice"})
+    assert str(record.entity) == "org:default/project:_unassigned/user:alice/session:s123"
+    assert [str(above.entity) for above in store.ancestors(record.entity)] == [
+        "org:default/project:_unassigned/user:alice",
+        "org:default/project:_unassigned",
+        "org:default",
+    ]
+    assert store.register_entity_with_defaults("session", "s123", parents={"user": "alice"}) == record
+
+
+def test_a_subtree_is_listed_by_path_type_and_depth(filled: MemoryStore) -> None:
+    below = [str(record.entity) for record in filled.descendants(ACME)]
+    assert below == sorted(below)
+    assert len(below) == 8
+    assert [(r.entity.id, r.depth) for r in filled.descendants(ACME, max_depth=1)] == [("alpha", 1), ("beta", 1)]
+    first = filled.list_entities(ACME, "session", limit=2)
+    rest = filled.list_entities(ACME, "session", after=first[-1].entity)
+    assert [str(r.entity) for r in [*first, *rest]] == [S1, S2, "org:acme/project:beta/user:alice/session:s1"]
+    assert filled.get_entity("org:acme/project:gamma") is None
+
+
+def test_a_moved_subtree_takes_its_entries_along(filled: MemoryStore) -> None:
+    before = len(indexed(filled, "org:acme/project:alpha"))
+    moved = filled.move_entity(ALICE, "org:acme/project:gamma")
+    assert str(moved) == "org:acme/project:gamma/user:alice"
+    assert filled.get_entity(ALICE) is None
+    assert filled.retrieve_by_entity("project", "gamma", within=ACME).total_count == 9
+    assert filled.retrieve_by_entity("project", "alpha", within=ACME).total_count == 0
+    entry = filled.retrieve(f"{S1} 0", "org:acme/project:gamma")
+    assert entry is not None
+    assert str(entry.entity) == "org:acme/project:gamma/user:alice/session:s1"
+    gamma = indexed(filled, "org:acme/project:gamma")
+    assert len(gamma) == before == 9
+    assert gamma[f"{S1} 0"] == "org:acme/project:gamma/user:alice/session:s1"
+    assert indexed(filled, "org:acme/project:alpha") == {}
+    assert indexed(filled, S1) == {}
+    assert len(indexed(filled, ACME)) == 18
+
+
+def test_what_cannot_be_moved_is_refused_and_nothing_changes(filled: MemoryStore) -> None:
+    before = filled.descendants(ACME)
+    for entity, parent in [
+        ("org:acme/project:alpha/user:nobody", "org:acme/project:beta"),
+        (ALICE, "org:acme/project:beta"),
+        (ALICE, "org:acme"),
+        (ALICE, BOB),
+        (ALICE, "org:other/project:beta"),
+        (ACME, "org:other"),
+    ]:
+        with pytest.raises(BadEntity):
+            filled.move_entity(entity, parent)
+    assert filled.descendants(ACME) == before
+    assert filled.get_entity("org:other") is None
+
+
+def test_deleting_an_entity_with_content_needs_to_be_said(filled: MemoryStore) -> None:
+    with pytest.raises(BadEntity, match="cascade"):
+        filled.delete_entity(ALICE)
+    assert filled.delete_entity(ALICE, cascade=True) == 9
+    assert filled.retrieve_by_entity("org", "acme", within=ACME).total_count == 9
+    assert filled.get_entity(S1) is None
+    assert indexed(filled, S1) == {}
+    assert len(indexed(filled, ACME)) == 9
+    with pytest.raises(BadEntity, match="no such entity"):
+        filled.delete_entity(ALICE, cascade=True)
+    filled.delete_entity("org:acme/project:alpha")
+
+
+def test_a_tenant_that_was_deleted_can_begin_anew(filled: MemoryStore) -> None:
+    filled.delete_entity(ACME, cascade=True)
+    filled.store("key", 1, S1)
+    assert list(indexed(filled, ACME)) == ["key"]
+    assert filled.retrieve_by_entity("org", "acme", within=ACME).total_count == 1
+
+
+# -- many at once ----------------------------------------------------------------------------
+
+
+def test_fifty_threads_storing_one_key_leave_one_entry(store: MemoryStore) -> None:
+    threads = 50
+    barrier = threading.Barrier(threads)
+
+    def put(n: int) -> None:
+        barrier.wait()
+        store.store("key", {"n": n, "text": LARGE}, f"{ALICE}/session:s{n % 5}")
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(put, range(threads)))
+    entry = store.retrieve("key", ACME)
+    assert entry is not None
+    assert entry.rev == threads
+    page = store.retrieve_by_entity("org", "acme", within=ACME)
+    assert (page.entries, page.total_count) == ((entry,), 1)
+    owner = entry.entity.directory
+    assert indexed(store, ACME) == {"key": owner}
+    for n in range(5):
+        session = f"{ALICE}/session:s{n}"
+        assert indexed(store, session) == ({"key": owner} if session == owner else {})
+
+
+def test_many_may_register_the_same_entities_at_once(opened: Callable[..., MemoryStore]) -> None:
+    stores = [opened() for _ in range(4)]
+    barrier = threading.Barrier(8)
+
+    def register(n: int) -> list[Any]:
+        barrier.wait()
+        return [stores[n % 4].register_entity(f"org:acme/project:p{m}/user:u").entity for m in range(5)]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(register, range(8)))
+    assert all(each == found[0] for each in found)
+    assert len(stores[0].descendants(ACME)) == 10
+
+
+def test_two_stores_over_one_catalog_see_each_others_writes(opened: Callable[..., MemoryStore]) -> None:
+    first, second = opened(), opened()
+    first.store("key", LARGE, S1)
+    entry = second.retrieve("key", ACME)
+    assert entry is not None
+    second.store("key", "new", S1)
+    again = first.retrieve("key", ACME)
+    assert again is not None
+    assert (entry.value, again.value) == (LARGE, "new")
+
+
+# -- opening ---------------------------------------------------------------------------------
+
+
+def test_a_catalog_serves_one_workspace(store: MemoryStore, place: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(CatalogMismatch, match="belongs to workspace"):
+        MemoryStore(str(tmp_path / "another"), catalog_url=place[1])
+
+
+def test_an_index_is_made_anew_from_the_catalog(filled: MemoryStore) -> None:
+    want = {directory: indexed(filled, directory) for directory in (ACME, ALICE, S1)}
+    objects = filled.workspace.objects
+    damaged = MemoryIndex(objects, S1).log().deltas[0]
+    objects.delete([f"{S1}/{damaged}"])
+    objects.create(f"{S1}/{damaged}", b"damaged")
+    objects.delete([f"{ACME}/{name}" for name in MemoryIndex(objects, ACME).log().deltas])
+    filled.rebuild(ACME)
+    assert {directory: indexed(filled, directory) for directory in (ACME, ALICE, S1)} == want
+
+
+# -- bad input -------------------------------------------------------------------------------
+
+
+HOSTILE = [
+    "../../etc/passwd",
+    "a/b",
+    "/",
+    "%2e%2e",
+    "'; DROP TABLE entries; --",
+    '"',
+    "\\",
+    "ал\u0456ce",
+    "alice",
+    " ",
+    "~2F",
+]
+
+
+def test_hostile_ids_are_names_like_any_other_and_stay_in_their_directory(store: MemoryStore) -> None:
+    owners = [Entity((("org", "acme"), ("project", name), ("user", name))) for name in HOSTILE]
+    store.store_many(Item(f"{n}", LARGE + str(n), owner) for n, owner in enumerate(owners))
+    for n, owner in enumerate(owners):
+        page = store.retrieve_by_entity("user", owner.id, within=ACME)
+        assert [entry.value for entry in page.entries] == [LARGE + str(n)]
+        assert page.entries[0].entity == store.hierarchy.entity(owner.directory) == owner
+    written = [info.path for info in store.workspace.objects.list() if info.path.endswith(".json")]
+    inside = [path for path in written if path != "_workspace.json"]
+    assert len(inside) == len(HOSTILE)
+    assert all(path.startswith("org:acme/project:") and path.count("/") == 3 for path in inside)
+
+
+def test_hostile_keys_are_keys_like_any_other(store: MemoryStore) -> None:
+    names = [*HOSTILE, "k" * 1_024, "é" * 1_024, "%", "_"]
+    store.store_many(Item(name, LARGE + name, S1) for name in names)
+    for name in names:
+        entry = store.retrieve(name, ACME)
+        assert entry is not None
+        assert entry.value == LARGE + name
+    assert store.retrieve_by_entity("session", "s1", within=ACME).total_count == len(names)
+    assert sorted(indexed(store, ACME)) == sorted(names)

@@ -1,0 +1,161 @@
+"""A disk that fills up in the middle of a run: a clear error, and after room is made the next run ends right."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.storage.entities import Entity
+from driftline.storage.quality import SearchQuality
+from driftline.storage.workspace import Workspace
+from driftline.tasks import compact
+from tests.faults.faults import Faults, injected
+from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+
+ENTITY = Entity.parse("source:tree")
+DISK_BYTES = 8 * 1024 * 1024
+PAGE_BYTES = 4096
+TURNS = 3
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 8 MiB, mounted in a namespace of its own, that is gone with the process that holds it.
+
+    Its path leads through that process, so it must not be resolved: workspaces on it are given as ``file://``.
+    """
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = f'mount -t tmpfs -o size={DISK_BYTES} tmpfs "$0" && echo mounted && exec cat'
+    unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    if shutil.which("unshare") is None:
+        pytest.skip("a small disk needs unshare (util-linux)")
+    holder = subprocess.Popen(
+        [*unshare, "sh", "-c", mount, str(place)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert holder.stdout is not None
+        if holder.stdout.readline() != "mounted\n":
+            pytest.skip(f"a small disk cannot be mounted here: {holder.communicate()[1].strip()}")
+        inside = Path(f"/proc/{holder.pid}/root{place}")
+        assert shutil.disk_usage(inside).total == DISK_BYTES
+        yield inside
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+class Ballast:
+    """A file that takes up all of a disk but so many bytes."""
+
+    def __init__(self, disk: Path) -> None:
+        self.file = disk / "ballast"
+
+    def leave(self, free_bytes: int) -> None:
+        free = shutil.disk_usage(self.file.parent).free
+        with self.file.open("ab") as file:
+            file.write(bytes(max(0, free - free_bytes)))
+
+    def away(self) -> None:
+        self.file.unlink()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    change(folder, 0)
+    return folder
+
+
+def change(tree: Path, turn: int) -> None:
+    """Other lines in every file, and a file that comes and goes."""
+    for number in range(12):
+        words = [WORDS[(turn * 7 + number + i) % len(WORDS)] for i in range(60)]
+        (tree / f"file{number}.txt").write_text("".join(f"{word} {turn}\n" for word in words))
+    if turn % 2:
+        (tree / "odd.txt").write_text("word1\n")
+    else:
+        (tree / "odd.txt").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def index(
+    driftline: Callable[..., Any], tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Index the tree in small batches, so that a full disk may be met between any two steps."""
+    monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
+    monkeypatch.setattr("driftline.flows.source_run.BATCH_DOCUMENTS", 4)
+    monkeypatch.setattr("driftline.flows.source_run.BATCHES_PER_COMMIT", 1)
+
+    def run(workspace: Path) -> Any:
+        command = ("index", tree, "--workspace", workspace.as_uri(), "--entity", "source:tree", "--model", model)
+        return driftline(*command, "--workers", 1, "--json")
+
+    return run
+
+
+def assert_told(outcome: Any) -> None:
+    assert (outcome.code, outcome.json["error"]) == (3, "storage_error"), outcome.out + outcome.err
+    assert "No space left" in outcome.json["message"]
+    assert "Free some space" in outcome.json["fix"]
+
+
+def test_an_index_run_into_a_full_disk_is_told_and_made_good_by_the_next(
+    small_disk: Path, tree: Path, index: Callable[..., Any]
+) -> None:
+    workspace, ballast = small_disk / "workspace", Ballast(small_disk)
+    assert index(workspace).code == 0
+    failures = 0
+    for turn, pages in enumerate([0, 1, 3, 7, 9, 12, 20, 34], start=1):
+        change(tree, turn)
+        ballast.leave(pages * PAGE_BYTES)
+        with injected(Faults()):  # a process of its own: where a lease cannot be released, its end has to show that
+            outcome = index(workspace)
+        if outcome.code != 0:
+            assert_told(outcome)
+            failures += 1
+        ballast.away()
+        assert index(workspace).code == 0
+        assert_in_step(Workspace.open(str(workspace)), ENTITY, files_below(tree))
+        assert_nothing_staged(Workspace.open(str(workspace)))
+    assert failures >= 5
+
+
+def test_a_compaction_on_a_full_disk_is_told_and_made_good_by_the_next(
+    small_disk: Path, tree: Path, index: Callable[..., Any], driftline: Callable[..., Any]
+) -> None:
+    template, workspace, ballast = small_disk / "template", small_disk / "workspace", Ballast(small_disk)
+    for turn in range(TURNS):
+        change(tree, turn)
+        assert index(template).code == 0
+    command = ("compact", "--workspace", workspace.as_uri(), "--max-deltas", 0, "--retention-seconds", 0, "--json")
+    failures = 0
+    for pages in [0, 2, 6, 8, 11, 14, 23, 40]:
+        shutil.copytree(template, workspace)
+        ballast.leave(pages * PAGE_BYTES)
+        with injected(Faults()):
+            outcome = driftline(*command)
+        if outcome.code != 0:
+            assert_told(outcome)
+            failures += 1
+        ballast.away()
+        assert_in_step(Workspace.open(str(workspace)), ENTITY, files_below(tree))
+        outcome = driftline(*command)
+        assert outcome.code == 0, outcome.err
+        assert outcome.json["tenants"][0]["after"]["deltas"] == 0
+        assert_in_step(Workspace.open(str(workspace)), ENTITY, files_below(tree))
+        shutil.rmtree(workspace)
+    assert failures >= 5

@@ -1,0 +1,245 @@
+"""Memory under faults: a failing store, a failing catalog, lost connections, and a crash between any two steps."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from driftline.storage import catalog as catalog_module
+from driftline.storage import entry_rows
+from driftline.storage.catalog import Catalog
+from driftline.storage.catalog_tables import outbox, retired_blobs
+from driftline.storage.errors import CatalogConnectionError, CatalogError, ObjectNotFound, StorageError
+from driftline.storage.local_disk import LocalDisk
+from driftline.storage.memory import Item, MemoryStore
+from driftline.storage.memory_index import MemoryIndex
+from driftline.storage.memory_vectors import VectorTable
+from driftline.storage.model import Embedder
+from driftline.tasks.embedding import WordTableEmbedder
+from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.postgres_server import PostgresServer
+
+ACME, S1, S2 = "org:acme", "org:acme/project:p/user:u", "org:acme/project:p/user:v"
+LARGE = "a value that is not inlined " * 100
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_module, "RETRY_DELAYS_SECONDS", (0.0, 0.0, 0.0))
+
+
+@pytest.fixture
+def embedder(tiny_model: Path) -> Callable[[], Embedder]:
+    loaded = WordTableEmbedder.open(str(tiny_model))
+    return lambda: loaded
+
+
+@pytest.fixture
+def store(tmp_path: Path, sqlite_catalog: str) -> Iterator[MemoryStore]:
+    with MemoryStore(str(tmp_path / "workspace"), catalog_url=sqlite_catalog) as opened:
+        yield opened
+
+
+@pytest.fixture
+def shared_store(tmp_path: Path, postgres_catalog: str) -> Iterator[MemoryStore]:
+    with MemoryStore(str(tmp_path / "workspace"), catalog_url=postgres_catalog) as opened:
+        yield opened
+
+
+def blobs(store: MemoryStore) -> list[str]:
+    return [info.path for info in store.workspace.objects.list(ACME) if info.path.endswith(".json")]
+
+
+def value(store: MemoryStore, key: str) -> Any:
+    entry = store.retrieve(key, ACME)
+    return None if entry is None else entry.value
+
+
+def retired(store: MemoryStore) -> list[str]:
+    return list(store.catalog.read(lambda c: c.execute(sa.select(retired_blobs.c.path)).scalars().all()))
+
+
+def test_a_blob_that_cannot_be_written_leaves_nothing_in_the_catalog(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise StorageError("The disk is full", "blob")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalDisk, "create", fail)
+        with pytest.raises(StorageError, match="disk is full"):
+            store.store("key", LARGE, S1)
+    assert store.retrieve("key", ACME) is None
+    assert store.list_entities(ACME) == []
+
+
+def test_a_catalog_that_fails_after_the_blob_names_it(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OperationalError("INSERT", None, Exception("disk I/O error"))
+
+    store.store("key", LARGE, S1)
+    with monkeypatch.context() as patch:
+        patch.setattr(entry_rows, "_tell", fail)
+        with pytest.raises(CatalogError) as failure:
+            store.store("key", LARGE + "new", S2)
+    assert failure.value.blob_path in blobs(store)
+    assert pickle.loads(pickle.dumps(failure.value)).blob_path == failure.value.blob_path
+    assert value(store, "key") == LARGE
+    assert store.get_entity(S2) is None
+    assert retired(store) == []
+
+
+def test_a_connection_that_drops_in_a_transaction_is_made_again(
+    shared_store: MemoryStore, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell, drops = entry_rows._tell, iter([True, True, False])
+
+    def drop_then_tell(*arguments: Any) -> None:
+        if next(drops):
+            assert postgres_server.drop_connections()
+        tell(*arguments)
+
+    monkeypatch.setattr(entry_rows, "_tell", drop_then_tell)
+    shared_store.store("key", LARGE, S1)
+    entry = shared_store.retrieve("key", ACME)
+    assert entry is not None
+    assert (entry.value, entry.rev) == (LARGE, 1)
+    assert shared_store.retrieve_by_entity("org", "acme", within=ACME).total_count == 1
+
+
+def test_a_catalog_that_stays_away_is_a_connection_error_without_a_password(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[float] = []
+    catalog = Catalog("postgresql://someone:secret@127.0.0.1:1/nowhere")
+    monkeypatch.setattr("driftline.storage.catalog.time.sleep", attempts.append)
+    with pytest.raises(CatalogConnectionError) as failure:
+        catalog.read(lambda connection: None)
+    assert len(attempts) == 3
+    assert isinstance(failure.value, ConnectionError)
+    assert "secret" not in str(failure.value)
+    copy = pickle.loads(pickle.dumps(failure.value))
+    assert (str(copy), copy.fix, copy.kind) == (str(failure.value), failure.value.fix, "connection_error")
+
+
+def test_a_commit_whose_acknowledgement_is_lost_is_repeated_without_harm(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.store("key", LARGE, S1)
+    commit, losses = sa.engine.RootTransaction.commit, iter([True])
+
+    def commit_and_lose(transaction: sa.engine.RootTransaction) -> None:
+        commit(transaction)
+        if next(losses, False):
+            raise OperationalError("COMMIT", None, Exception("gone"), connection_invalidated=True)
+
+    monkeypatch.setattr(sa.engine.RootTransaction, "commit", commit_and_lose)
+    store.store("key", LARGE + "new", S2)
+    assert value(store, "key") == LARGE + "new"
+    assert store.retrieve_by_entity("org", "acme", within=ACME).total_count == 1
+    entry = store.retrieve("key", ACME)
+    assert entry is not None
+    assert [path for path in blobs(store) if entry.content_hash in path] not in ([], retired(store))
+    assert len(retired(store)) == 1
+
+
+def test_a_reader_whose_blob_was_replaced_reads_the_catalog_again(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.store("key", LARGE, S1)
+    (old,) = blobs(store)
+    get = LocalDisk.get
+
+    def replace_first(disk: LocalDisk, path: str) -> tuple[bytes, str]:
+        if path == old:
+            monkeypatch.setattr(LocalDisk, "get", get)
+            store.store("key", LARGE + "new", S1)
+            store.workspace.objects.delete([old])
+        return get(disk, path)
+
+    monkeypatch.setattr(LocalDisk, "get", replace_first)
+    assert value(store, "key") == LARGE + "new"
+
+
+def test_a_blob_that_is_gone_or_damaged_is_told(store: MemoryStore) -> None:
+    store.store("key", LARGE, S1)
+    (path,) = blobs(store)
+    store.workspace.objects.delete([path])
+    with pytest.raises(StorageError, match="missing"):
+        store.retrieve("key", ACME)
+    store.workspace.objects.create(path, b'"another value"')
+    with pytest.raises(Exception, match="damaged"):
+        store.retrieve("key", ACME)
+    with pytest.raises(ObjectNotFound):
+        store.workspace.objects.get(path + "x")
+
+
+def _changes(store: MemoryStore) -> None:
+    store.store_many([Item(f"key {n}", f"text of entry {n}", S1, {"n": n}) for n in range(4)])
+    store.store("key 0", "another text", S2)
+    store.delete("key 1", ACME)
+    store.move_entity(S1, "org:acme/project:q")
+
+
+def _state(store: MemoryStore, embedder: Callable[[], Embedder]) -> dict[str, Any]:
+    objects = store.workspace.objects
+    places = ["org:acme", "org:acme/project:p", "org:acme/project:q", S1, S1.replace(":p/", ":q/")]
+    state: dict[str, Any] = {
+        place: sorted(MemoryIndex(objects, place).read(columns=["key", "entity"]).to_pylist(), key=str)
+        for place in places
+    }
+    table = VectorTable(objects, store.hierarchy.entity(ACME), embedder().fingerprint)
+    rows = table.open().to_table(columns=["key", "rev", "entity"], filter="key <> ''").to_pylist()
+    state["vectors"] = sorted(rows, key=str)
+    state["outbox"] = store.catalog.read(lambda c: c.execute(sa.select(sa.func.count()).select_from(outbox)).scalar())
+    return state
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_flush_that_ends_at_any_step_is_finished_by_the_next(
+    mode: Mode, tmp_path: Path, sqlite_catalog: str, embedder: Callable[[], Embedder]
+) -> None:
+    def flush_under(faults: Faults, at: Path) -> dict[str, Any]:
+        url = f"sqlite:///{at / 'catalog.sqlite'}"
+        (at / "catalog.sqlite").write_bytes(Path(sqlite_catalog.removeprefix("sqlite:///")).read_bytes())
+        store = MemoryStore(str(at / "workspace"), catalog_url=url, embedder=embedder)
+        store._flusher.notify = lambda rows: None  # type: ignore[method-assign]  # flush here and nowhere else
+        try:
+            _changes(store)
+            with injected(faults), pytest.MonkeyPatch.context() as patch:
+                _through(patch, faults, Catalog, "write")
+                _through(patch, faults, VectorTable, "_transact")
+                with contextlib.suppress(Crash, StorageError):
+                    store.flush()
+            store.flush()
+            return _state(store, embedder)
+        finally:
+            store.close()
+
+    (tmp_path / "calm").mkdir()
+    calm = Faults()
+    want = flush_under(calm, tmp_path / "calm")
+    assert want["outbox"] == 0
+    assert [row["key"] for row in want["vectors"]] == ["key 0", "key 2", "key 3"]
+    steps = len(calm.log)
+    assert steps > 8
+    for step in range(steps):
+        (tmp_path / str(step)).mkdir()
+        assert flush_under(Faults(mode, step), tmp_path / str(step)) == want, calm.log[step]
+
+
+def _through(patch: pytest.MonkeyPatch, faults: Faults, owner: Any, method: str) -> None:
+    original = getattr(owner, method)
+    error = StorageError if owner is Catalog else OSError
+
+    def wrapped(*arguments: Any) -> Any:
+        return faults.perform(method, lambda: original(*arguments), error)
+
+    patch.setattr(owner, method, wrapped)

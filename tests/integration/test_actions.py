@@ -1,0 +1,368 @@
+"""The actions for YAML agents, called as a host calls them, and the workflows of their reference."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jinja2.nativetypes import NativeEnvironment
+
+import driftline as dl
+from driftline.flows.actions import ACTIONS, register_actions
+from driftline.flows.memory_actions import MEMORY_ACTIONS
+from driftline.storage.workspace import Workspace
+
+REFERENCE = Path(__file__).parents[2] / "flows" / "YAML_REFERENCE.md"
+WORKFLOWS = re.findall(r"^```yaml\n(.*?)^```$", REFERENCE.read_text(), re.MULTILINE | re.DOTALL)
+NAMES = [
+    "search.workspace_create",
+    "search.workspace_index",
+    "search.workspace_search",
+    "search.workspace_stats",
+    "search.semantic",
+    "semtools.search",
+]
+FILES = {
+    "docs/leases.md": "# Leases\nA lease expires when its holder is dead.\nRenew it in time.\n",
+    "docs/deep/cooking.md": "Boil the potatoes in salted water.\n",
+    "src/a.py": "def renew_lease(holder):\n    return holder.renew()\n",
+    "README": "Everything about the project.\n",
+}
+Registry = dict[str, Callable[..., dict[str, Any]]]
+
+
+class Engine:
+    """A host that closes what it was told to close."""
+
+    def __init__(self) -> None:
+        self.to_close: list[Callable[[], None]] = []
+
+    def on_close(self, function: Callable[[], None]) -> None:
+        self.to_close.append(function)
+
+    def close(self) -> None:
+        for function in self.to_close:
+            function()
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def registry(tree: Path, engine: Engine) -> Registry:
+    actions: Registry = {}
+    register_actions(actions, engine, home=str(tree / "home"))
+    return actions
+
+
+@pytest.fixture
+def notes(registry: Registry, tree: Path, tiny_model: Path) -> Registry:
+    """The registry, with a workspace called notes whose model loads at once."""
+    (tree / "empty").mkdir()
+    dl.index(str(tree / "empty"), workspace=str(tree / "home" / "notes"), model=str(tiny_model))
+    return registry
+
+
+def run(registry: Registry, workflow: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """A tiny engine: the names of the nodes visited. It passes keyword arguments of its own, as engines do."""
+    render = NativeEnvironment()
+
+    def value(template: Any) -> Any:
+        if isinstance(template, str) and "{{" in template:
+            return render.from_string(template).render(state=state)
+        if isinstance(template, list):
+            return [value(item) for item in template]
+        return {key: value(item) for key, item in template.items()} if isinstance(template, dict) else template
+
+    nodes = {node["name"]: node for node in workflow["nodes"]}
+    visited = [workflow["nodes"][0]["name"]]
+    while "uses" in (node := nodes[visited[-1]]):
+        state[node["output"]] = registry[node["uses"]](state, **value(node["with"]), run_id="r1", checkpointer=None)
+        visited.append(next(edge["to"] for edge in node["goto"] if value(edge.get("if", True))))
+    return visited
+
+
+# Registering.
+
+
+def test_exactly_the_documented_names_are_registered(registry: Registry) -> None:
+    expected = {known for name in [*NAMES, *MEMORY_ACTIONS] for known in (name, "actions." + name.replace(".", "_"))}
+    assert set(registry) == expected
+    assert list(ACTIONS) == NAMES
+    reference = REFERENCE.read_text()
+    assert all(f"`{name}`" in reference for name in expected)
+    assert all(f"\n## {name}\n" in reference for name in NAMES)
+
+
+def test_a_name_that_the_registry_has_stays() -> None:
+    def mine(state: Any, **_: Any) -> dict[str, Any]:
+        return {"mine": True}
+
+    actions: Registry = {"search.semantic": mine}
+    register_actions(actions, None)
+    assert actions["search.semantic"] is mine
+    assert len(actions) == 2 * len([*NAMES, *MEMORY_ACTIONS])
+
+
+def test_a_registry_may_be_an_object_and_an_engine_may_be_anything() -> None:
+    class Shelf:
+        def __init__(self) -> None:
+            self.held: Registry = {}
+
+        def register(self, name: str, function: Callable[..., dict[str, Any]]) -> None:
+            assert name not in self.held
+            self.held[name] = function
+
+        def get(self, name: str) -> Any:
+            return self.held.get(name)
+
+    for engine in (None, {}, object(), Engine()):
+        shelf = Shelf()
+        register_actions(shelf, engine)
+        register_actions(shelf, engine)
+        assert len(shelf.held) == 2 * len([*NAMES, *MEMORY_ACTIONS])
+
+
+def test_the_arguments_are_those_of_the_reference() -> None:
+    text = REFERENCE.read_text().partition("\n## Memory\n")[0]
+    parts = re.split(r"^## (?:search|semtools)\.\w+$", text, flags=re.MULTILINE)[1:]
+    sections = dict(zip(NAMES, parts, strict=True))
+    for name, function in ACTIONS.items():
+        parameters = [
+            parameter.name
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in ("state", "handles")
+        ]
+        rows = re.findall(r"^\| (`.*?`) \|", sections[name].split("error_type")[0], re.M)
+        assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(parameters), name
+
+
+def test_handles_close_with_the_engine(registry: Registry, engine: Engine) -> None:
+    assert registry["search.workspace_create"]({}, workspace="notes")["success"]
+    engine.close()
+    assert registry["search.workspace_stats"]({}, workspace="notes")["error_type"] == "validation_error"
+
+
+def test_without_a_hook_handles_close_when_the_engine_is_collected(tree: Path) -> None:
+    class Plain:
+        pass
+
+    engine = Plain()
+    actions: Registry = {}
+    register_actions(actions, engine, home=str(tree))
+    assert actions["search.workspace_create"]({}, workspace="notes")["success"]
+    del engine
+    gc.collect()
+    assert not actions["search.workspace_stats"]({}, workspace="notes")["success"]
+
+
+# Workspaces.
+
+
+def test_a_workspace_is_created_once_where_its_name_leads(
+    registry: Registry, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = registry["search.workspace_create"]
+    place = str(tree / "home" / "notes")
+    assert create({}, workspace="notes") == {"success": True, "workspace": place, "created": True}
+    assert create(state={}, workspace="notes") == {"success": True, "workspace": place, "created": False}
+    assert create({}, workspace=place)["created"] is False
+    assert create({}, workspace=tree / "other")["workspace"] == str(tree / "other")
+    assert create({}, workspace="./here")["workspace"] == str(tree / "here")
+    monkeypatch.setenv("DRIFTLINE_HOME", str(tree / "variable"))
+    assert ACTIONS["search.workspace_create"]({}, workspace="notes")["workspace"] == str(tree / "variable" / "notes")
+
+
+def test_indexing_counts_new_changed_and_unchanged_documents(notes: Registry, tree: Path) -> None:
+
+    def index(paths: Any, **options: Any) -> tuple[int, ...]:
+        found = notes["search.workspace_index"]({}, workspace="notes", paths=paths, **options)
+        assert list(found) == ["success", "indexed", "updated", "skipped", "total_lines"], found
+        return tuple(found.values())[1:]
+
+    assert index("docs/leases.md") == (1, 0, 0, 3)
+    assert index(["src/a.py", "docs/leases.md"]) == (1, 0, 1, 5)
+    assert index("docs/**/*.md") == (2, 0, 0, 9)
+    assert index(["src/a.py", "docs"]) == (2, 0, 1, 6)  # takes over from the file and the glob inside it
+    assert index(["src/a.py", "src"]) == (1, 0, 0, 6)
+    (tree / "docs/leases.md").write_text("A lease.\n")
+    assert index(["docs/leases.md", "docs/*.md"]) == (0, 1, 1, 4)  # left to the folder
+    assert index("docs", recursive=False) == (0, 0, 1, 3)
+    assert index("docs", extensions="md") == (1, 0, 1, 4)
+    assert index(".", extensions=[".py"], recursive="true") == (1, 0, 0, 6)
+    assert index("docs/*.none") == (0, 0, 0, 6)
+    stats = notes["search.workspace_stats"]({}, workspace="notes")
+    assert stats == {"success": True, "total_documents": 4, "total_lines": 6, "has_index": False, "index_type": None}
+
+
+def test_nodes_that_run_in_parallel_wait_for_each_other(notes: Registry) -> None:
+    def index(_: int) -> dict[str, Any]:
+        return notes["search.workspace_index"]({}, workspace="notes", paths=["docs", "src"])
+
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(index, range(3)))
+    assert [result["success"] for result in results] == [True] * 3, results
+    assert sum(result["indexed"] for result in results) == 3
+
+
+def test_names_that_look_like_patterns_are_data(notes: Registry, tree: Path) -> None:
+    names = [
+        "a b",
+        " lead",
+        "trail ",
+        "!bang",
+        "#hash",
+        "br[1]",
+        "st*r",
+        "q?",
+        "back\\slash",
+        "nl\n",
+        "{a,b}",
+        "-",
+        "'q\"",
+    ]
+    for name in names:
+        (tree / name).write_text("parser\n")
+    asked = {"workspace": "notes", "paths": [str(tree / name) for name in names]}
+    assert notes["search.workspace_index"]({}, **asked)["indexed"] == len(names)
+    for name in names:
+        asked = {"workspace": "notes", "query": "parser", "paths": str(tree / name)}
+        assert [hit["path"] for hit in notes["search.workspace_search"]({}, **asked)["results"]] == [name]
+
+
+def test_a_bucket_is_a_workspace_and_a_source(tree: Path, registry: Registry, s3_bucket: str) -> None:
+    import fsspec
+
+    with fsspec.open(f"{s3_bucket}/tree/a.txt", "w") as file:
+        file.write("A lease expires.\n")
+    at = {"workspace": f"{s3_bucket}/workspace"}
+    assert registry["search.workspace_create"]({}, **at) == {"success": True, **at, "created": True}
+    assert registry["search.workspace_index"]({}, **at, paths=f"{s3_bucket}/tree")["indexed"] == 1
+    found = registry["search.workspace_search"]({}, **at, query="lease", paths=["a.txt"])
+    assert [(hit["path"], hit["line"]) for hit in found["results"]] == [("a.txt", 1)]
+    missing = registry["search.workspace_stats"]({}, workspace="s3://no-such-bucket/workspace")
+    assert missing["error_type"] in ("workspace_not_found", "storage_error")
+
+
+def test_a_search_is_limited_to_the_paths_that_were_named(notes: Registry, tree: Path) -> None:
+    notes["search.workspace_index"]({}, workspace="notes", paths=["docs", "src"])
+
+    def paths(**options: Any) -> set[str]:
+        found = notes["search.workspace_search"]({}, workspace="notes", query="renew the lease", top_k=50, **options)
+        assert list(found) == ["success", "results", "query"]
+        json.dumps(found)
+        return {hit["path"] for hit in found["results"]}
+
+    everything = {"leases.md", "deep/cooking.md", "a.py"}
+    assert paths() == everything
+    for named, expected in (
+        ("docs", {"leases.md", "deep/cooking.md"}),
+        (["docs/deep"], {"deep/cooking.md"}),
+        (["deep"], {"deep/cooking.md"}),
+        ("leases.md", {"leases.md"}),
+        ([str(tree / "docs/leases.md"), "src"], {"leases.md", "a.py"}),
+        ("docs/*.md", {"leases.md"}),
+        ("**/*.py", {"a.py"}),
+        ("elsewhere", set()),
+        ([], set()),
+    ):
+        assert paths(paths=named) == expected, named
+    assert paths(max_distance=0) == set()
+    notes["search.workspace_index"]({}, workspace="notes", paths=".", extensions="none")
+    assert paths(paths="leases.md") == {"leases.md"}  # although it would lie in the current folder, a source by now
+
+
+def test_semantic_search_needs_no_workspace_and_uses_one_that_is_named(registry: Registry, tree: Path) -> None:
+    asked = {"query": "the holder of a lease has died", "files": ["docs/**/*.md", "README"], "top_k": 1, "n_lines": 0}
+    found = registry["search.semantic"]({}, **asked)
+    assert [(hit["path"], hit["line"]) for hit in found["results"]] == [("docs/leases.md", 2)]
+    assert registry["search.semantic"]({}, **asked, workspace="notes")["error_type"] == "workspace_not_found"
+    registry["search.workspace_create"]({}, workspace="notes")
+    found = registry["search.semantic"]({}, **asked, workspace="notes")
+    assert [(hit["path"], hit["line"]) for hit in found["results"]] == [("leases.md", 2)]
+    (tree / "docs/leases.md").write_text("\n" + FILES["docs/leases.md"])
+    found = registry["search.semantic"]({}, **asked, workspace="notes")
+    assert [hit["line"] for hit in found["results"]] == [3]
+
+
+# Errors.
+
+
+def test_every_failure_is_a_dictionary_with_its_type(registry: Registry, tree: Path) -> None:
+    registry["search.workspace_create"]({}, workspace="notes")
+    registry["search.workspace_create"]({}, workspace="broken")
+    (tree / "home/broken/_workspace.json").write_text("{")
+    (tree / "file").write_text("")
+    expected: list[tuple[str, dict[str, Any], str]] = [
+        ("search.workspace_stats", {"workspace": "nowhere"}, "workspace_not_found"),
+        ("search.workspace_search", {"workspace": "nowhere", "query": "x"}, "workspace_not_found"),
+        ("search.workspace_index", {"workspace": "nowhere", "paths": "docs"}, "workspace_not_found"),
+        ("search.workspace_stats", {"workspace": "broken"}, "index_corrupt"),
+        ("search.workspace_index", {"workspace": "notes", "paths": ["docs", "missing"]}, "file_not_found"),
+        ("search.semantic", {"query": "x", "files": "missing/**"}, "file_not_found"),
+        ("search.workspace_search", {"workspace": "notes"}, "validation_error"),
+        ("search.workspace_search", {"workspace": "notes", "query": " "}, "validation_error"),
+        ("search.workspace_search", {"workspace": "notes", "query": "x", "top_k": -1}, "validation_error"),
+        ("search.workspace_search", {"workspace": "notes", "query": "x", "top_k": "many"}, "validation_error"),
+        ("search.workspace_index", {"workspace": "notes", "paths": []}, "validation_error"),
+        ("search.workspace_stats", {"workspace": ""}, "validation_error"),
+        ("search.workspace_stats", {"workspace": "nonsense://x"}, "validation_error"),
+        ("search.workspace_create", {"workspace": str(tree / "file" / "below")}, "storage_error"),
+    ]
+    for name, arguments, error_type in expected:
+        found = registry[name]({}, **arguments)
+        assert list(found) == ["success", "error", "error_type"], (name, found)
+        assert (found["success"], found["error_type"]) == (False, error_type), (name, found)
+    assert Workspace.open(str(tree / "home/notes")).stats().total_documents == 0  # nothing was written
+
+
+def test_what_lance_raises_is_told_as_such(notes: Registry, tree: Path) -> None:
+    notes["search.workspace_index"]({}, workspace="notes", paths="docs")
+    for file in (tree / "home/notes").rglob("*.lance/data/*"):
+        file.write_bytes(b"no data")
+    found = notes["search.workspace_search"]({}, workspace="notes", query="lease parser")
+    assert (found["success"], found["error_type"]) == (False, "lancedb_error"), found
+
+
+def test_a_defect_is_raised(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    from driftline.flows.action_handles import Handles
+
+    def defect(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Handles, "locate", defect)
+    with pytest.raises(ZeroDivisionError):
+        registry["search.workspace_stats"]({}, workspace="notes")
+
+
+# The reference.
+
+
+def test_the_workflows_of_the_reference_run_and_end_where_they_say(registry: Registry) -> None:
+    assert len(WORKFLOWS) == 5
+    state: dict[str, Any] = {"question": "when does a lease expire"}
+    for text in WORKFLOWS:
+        workflow = yaml.safe_load(text)
+        assert run(registry, workflow, state)[-1] == workflow["ends_at"], (text, state)
+    assert state["found"]["best_match"]["file"] == "docs/leases.md"
+    assert state["found"]["best_match"]["line"] == 2

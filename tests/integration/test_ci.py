@@ -1,0 +1,280 @@
+"""``driftline ci`` in a repository: what it looks at, what it tells people and programs, and when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.storage.entities import Entity
+from driftline.storage.workspace import Workspace
+from tests.oracle import assert_in_step, files_below
+
+Driftline = Callable[..., Any]
+ENTITY = Entity.parse("source:web")
+
+
+def git(folder: Path, *arguments: str, date: str | None = None) -> str:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+    environment = os.environ | ({"GIT_COMMITTER_DATE": date} if date else {})
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True, env=environment
+    )
+    return done.stdout.strip()
+
+
+def commit(folder: Path, date: str | None = None) -> str:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "a commit", date=date)
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "web"
+    for name, text in {"src/a.py": "alpha = 1\n", "src/b.py": "beta = 2\n", "docs/c.md": "# Gamma\n"}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    git(root, "init", "-q", "-b", "main")
+    commit(root)
+    return root
+
+
+@pytest.fixture
+def ci(
+    driftline: Driftline, repository: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Driftline:
+    """``driftline ci`` in the repository, outside of any CI system, into a workspace beside it."""
+    for name in list(os.environ):
+        if name == "CI" or name.startswith(("CI_", "GITHUB_", "GITLAB_", "DRIFTLINE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(repository)
+
+    def run(*arguments: object) -> Any:
+        return driftline("ci", "--workspace", tmp_path / "index", "--model", tiny_model, *arguments)
+
+    return run
+
+
+def source_of(outcome: Any) -> dict[str, Any]:
+    assert outcome.code == 0, outcome.out + outcome.err
+    (source,) = outcome.json["run"]["sources"]
+    return dict(source)
+
+
+def assert_exact(repository: Path, tmp_path: Path) -> None:
+    files = {path: data for path, data in files_below(repository).items() if not path.startswith(".git/")}
+    assert_in_step(Workspace.open(str(tmp_path / "index")), ENTITY, files)
+
+
+# What it looks at.
+
+
+def test_only_changed_paths_are_looked_at_and_the_index_is_as_after_a_full_scan(
+    ci: Driftline, repository: Path, tmp_path: Path
+) -> None:
+    first = source_of(ci("--json"))
+    assert (first["new"], first["base"], first["commit"]) == (3, None, git(repository, "rev-parse", "HEAD"))
+    (repository / "src" / "a.py").write_text("alpha = 'edited'\n")
+    git(repository, "mv", "src/b.py", "docs/moved.py")
+    (repository / "docs" / "c.md").unlink()
+    (repository / "new.txt").write_text("delta\n")
+    now = commit(repository)
+    second = source_of(ci("--json"))
+    counts = {name: second[name] for name in ("new", "changed", "touched", "unchanged", "deleted")}
+    assert counts == {"new": 2, "changed": 1, "touched": 0, "unchanged": 0, "deleted": 2}
+    assert (second["commit"], second["base"], second["documents_total"]) == (now, first["commit"], 3)
+    assert_exact(repository, tmp_path)
+
+
+def test_many_deletions_of_one_commit_are_judged_by_the_whole_source(
+    ci: Driftline, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftline.flows.source_run.GUARDED_DELETIONS", 0)
+    source_of(ci("--json"))
+    (repository / "src" / "a.py").unlink()
+    commit(repository)
+    assert source_of(ci("--json"))["deleted"] == 1  # a third of the source, though all of what was looked at
+    (repository / "src" / "b.py").unlink()
+    (repository / "docs" / "c.md").write_text("# Other\n")
+    commit(repository)
+    assert source_of(ci("--json"))["deleted"] == 1
+    (repository / "docs" / "c.md").unlink()
+    (repository / "other.md").write_text("# None of these\n")
+    commit(repository)
+    refused = ci("--json")
+    assert (refused.code, refused.json["error"]) == (3, "deletion_refused")
+    confirmed = source_of(ci("--json", "--max-delete-fraction", 1))
+    assert (confirmed["deleted"], confirmed["base"]) == (1, None)  # what was refused has to be looked for
+
+
+@pytest.mark.parametrize("event", ["force-push", "branch"])
+def test_another_history_is_compared_by_its_files(event: str, ci: Driftline, repository: Path, tmp_path: Path) -> None:
+    (repository / "src" / "a.py").write_text("alpha = 'pushed'\n")
+    commit(repository)
+    pushed = source_of(ci("--json"))
+    if event == "branch":
+        git(repository, "switch", "-qc", "topic", "HEAD~1")
+    else:
+        git(repository, "reset", "-q", "--hard", "HEAD~1")
+    (repository / "src" / "b.py").write_text("beta = 'pushed instead'\n")
+    commit(repository)
+    found = source_of(ci("--json"))
+    assert (found["base"], found["changed"]) == (pushed["commit"], 2)
+    assert_exact(repository, tmp_path)
+
+
+def test_a_shallow_clone_is_scanned_and_embeds_nothing_twice(ci: Driftline, repository: Path, tmp_path: Path) -> None:
+    git(repository, "config", "remote.origin.url", f"file://{repository}")
+    source_of(ci("--json"))
+    (repository / "new.txt").write_text("delta\n")
+    commit(repository)
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repository}", "checkout/web")
+    found = source_of(ci("--json", tmp_path / "checkout" / "web"))
+    assert (found["base"], found["new"], found["touched"], found["lines_embedded"]) == (None, 1, 3, 1)
+    assert "this clone does not hold" in found["full_scan_reason"]
+    assert_exact(tmp_path / "checkout" / "web", tmp_path)
+
+
+def test_a_run_of_anybody_else_makes_the_next_one_look_at_everything(
+    ci: Driftline, driftline: Driftline, repository: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    source_of(ci("--json"))
+    (repository / "src" / "a.py").write_text("alpha = 'not committed'\n")
+    assert driftline("index", repository, "--workspace", tmp_path / "index", "--model", tiny_model).code == 0
+    git(repository, "checkout", "-q", ".")
+    found = source_of(ci("--json"))
+    assert found["base"] is None
+    assert_exact(repository, tmp_path)
+
+
+def test_a_folder_without_git_is_scanned(ci: Driftline, repository: Path, tmp_path: Path) -> None:
+    shutil.rmtree(repository / ".git")
+    found = source_of(ci("--json"))
+    assert (found["new"], found["base"], found["full_scan_reason"]) == (3, None, "git cannot tell")
+    assert_exact(repository, tmp_path)
+
+
+# The file of sources.
+
+
+def test_the_sources_of_the_file_that_lie_in_the_work_tree_are_indexed(
+    ci: Driftline, repository: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (repository / "driftline.toml").write_text(
+        '[[sources]]\nuri = "src"\nentity = "source:code"\ninclude = ["a.py"]\n'
+        '[[sources]]\nuri = "docs"\n[[sources]]\nuri = "../elsewhere"\n[[sources]]\nuri = "s3://bucket/x"\n'
+    )
+    found = ci("--json")
+    assert found.code == 0, found.out
+    assert [(s["entity"].rpartition(":")[2], s["new"]) for s in found.json["run"]["sources"]] == [
+        ("code", 1),
+        ("docs", 1),
+    ]
+    commit(repository)
+    assert all(s["base"] for s in ci("--json").json["run"]["sources"])
+    shutil.rmtree(repository / "docs")
+    failing = ci("--json")
+    assert failing.code == 3
+    assert [failure["error"] for failure in failing.json["run"]["failed"]] == ["source_not_found"]
+    assert [s["entity"].rpartition(":")[2] for s in failing.json["run"]["sources"]] == ["code"]
+
+
+# What it tells.
+
+
+def test_people_get_lines_and_a_job_summary(
+    ci: Driftline, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_SHA", git(repository, "rev-parse", "HEAD"))
+    monkeypatch.setenv("GITHUB_REF_NAME", "feature|x")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    (tmp_path / "summary.md").write_text("what an earlier step wrote\n")
+    commit_id = git(repository, "rev-parse", "HEAD")[:12]
+    done = ci()
+    assert done.code == 0
+    assert done.out.startswith(f"in step with {commit_id} on feature|x")
+    assert "3 new, 0 changed" in done.out
+    summary = (tmp_path / "summary.md").read_text()
+    assert summary.startswith("what an earlier step wrote\n### Driftline: in step with")
+    assert r"on feature\|x" in summary
+    assert "| 3 | 0 | 0 | 0 | 3 |" in summary
+    failed = ci(repository / "nowhere", "--summary", tmp_path / "other.md")
+    assert failed.code == 2
+    assert "**No such folder" in (tmp_path / "other.md").read_text()
+    unwritable = ci("--summary", tmp_path / "no" / "folder.md")
+    assert (unwritable.code, "the summary was not written" in unwritable.err) == (0, True)
+
+
+def test_programs_get_one_object(ci: Driftline, repository: Path) -> None:
+    report = ci("--json").json
+    assert set(report) == {"action", "commit", "branch", "system", "run", "flow_runs", "staleness", "seconds"}
+    assert (report["action"], report["branch"], report["system"]) == ("indexed", "main", "")
+    assert report["commit"] == git(repository, "rev-parse", "HEAD")
+
+
+def test_a_build_of_another_commit_than_is_checked_out_is_told(ci: Driftline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("CI_COMMIT_SHA", "f" * 40)
+    done = ci()
+    assert done.code == 0
+    assert "is checked out and indexed" in done.err
+
+
+def test_builds_of_other_branches_are_left_alone(ci: Driftline, repository: Path, tmp_path: Path) -> None:
+    skipped = ci("--json", "--branch", "release")
+    assert (skipped.code, skipped.json["action"]) == (0, "skipped")
+    assert not (tmp_path / "index").exists()
+    assert ci("--json", "--branch", "main").json["action"] == "indexed"
+    git(repository, "checkout", "-q", "--detach")
+    assert ci("--branch", "main").code == 2
+
+
+# The gate.
+
+
+def test_the_gate_fails_for_an_index_that_is_older_than_the_commit_by_more(
+    ci: Driftline, repository: Path, tmp_path: Path
+) -> None:
+    assert ci("--max-staleness", 60).code == 2  # no workspace
+    base = source_of(ci("--json"))["commit"]
+    assert ci("--max-staleness", 0).code == 0
+    made = int(git(repository, "show", "-s", "--format=%ct"))
+    (repository / "src" / "a.py").write_text("alpha = 3\n")
+    commit(repository, date=f"{made + 300} +0000")
+    late = ci("--json", "--max-staleness", 200)
+    assert (late.code, late.json["error"]) == (3, "stale_index")
+    early = ci("--json", "--max-staleness", 400)
+    assert early.code == 0
+    (age,) = early.json["staleness"]
+    assert (age["indexed"], age["entity"], early.json["run"]) == (base, str(ENTITY), None)
+    assert age["seconds"] == pytest.approx(300, abs=60)
+    assert source_of(ci("--json"))["changed"] == 1  # the gate had indexed nothing
+    assert ci("--max-staleness", 0).code == 0
+    git(repository, "reset", "-q", "--hard", "HEAD~1")
+    assert ci("--max-staleness", 0).code == 0  # the index holds a later commit
+
+
+def test_a_source_that_was_never_indexed_fails_the_gate(
+    ci: Driftline, driftline: Driftline, tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    assert driftline("index", tmp_path / "other", "--workspace", tmp_path / "index", "--model", tiny_model).code == 0
+    never = ci("--json", "--max-staleness", 9e9)
+    assert (never.code, json.loads(never.out)["error"]) == (3, "stale_index")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--deployment", "web", "src"), ("--deployment", "web", "--max-staleness", "1"), ("src", "--config", "x.toml")],
+)
+def test_options_that_contradict_each_other_are_wrong_use(ci: Driftline, arguments: tuple[str, ...]) -> None:
+    assert ci(*arguments).code == 2

@@ -1,0 +1,120 @@
+"""The shell steps of the CI examples, run as a runner would: a checkout, its variables, and a workspace in a bucket."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.ci_examples import Job, github_jobs, gitlab_jobs
+from tests.conftest import S3Server
+
+BIN = Path(sys.executable).parent
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A shallow clone of a repository with one commit."""
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    git(origin, "init", "-q", "-b", "main")
+    (origin / "a.py").write_text("alpha = 1\n")
+    git(origin, "add", "-A")
+    git(origin, "commit", "-qm", "one")
+    git(tmp_path, "clone", "-q", "--depth", "100", f"file://{origin}", "web")
+    return tmp_path / "web"
+
+
+def run(job: Job, checkout: Path, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("DRIFTLINE_", "CI_", "GITHUB_", "GITLAB_")) and name != "CI"
+    }
+    environment = {**inherited, **job.variables, **variables, "PATH": f"{BIN}{os.pathsep}{inherited['PATH']}"}
+    return subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", job.script],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def s3_variables(server: S3Server, bucket: str) -> dict[str, str]:
+    return {
+        "DRIFTLINE_WORKSPACE": f"{bucket}/driftline",
+        "AWS_ACCESS_KEY_ID": server.access_key,
+        "AWS_SECRET_ACCESS_KEY": server.secret_key,
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_REGION": "us-east-1",
+    }
+
+
+def test_the_jobs_for_github_index_a_push_and_check_a_pull_request(
+    checkout: Path, s3_server: S3Server, s3_bucket: str, tmp_path: Path
+) -> None:
+    jobs = github_jobs()
+    runner = s3_variables(s3_server, s3_bucket) | {
+        "CI": "true",
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_SHA": git(checkout, "rev-parse", "HEAD"),
+        "GITHUB_REF_NAME": "main",
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "RUNNER_TEMP": str(tmp_path),
+    }
+    too_early = run(jobs["fresh"], checkout, runner)
+    assert too_early.returncode == 2, too_early.stderr
+    indexed = run(jobs["index"], checkout, runner)
+    assert indexed.returncode == 0, indexed.stderr
+    report = json.loads((tmp_path / "driftline-ci.json").read_text())
+    assert (report["commit"], report["run"]["sources"][0]["new"]) == (runner["GITHUB_SHA"], 1)
+    assert "in step with" in (tmp_path / "summary.md").read_text()
+    fresh = run(jobs["fresh"], checkout, runner)
+    assert fresh.returncode == 0, fresh.stderr
+    run(jobs["index"], checkout, runner)
+    report = json.loads((tmp_path / "driftline-ci.json").read_text())
+    assert report["run"]["sources"][0]["base"] == runner["GITHUB_SHA"]  # the jobs leave the checkout as it is
+
+
+def test_the_jobs_for_gitlab_index_the_default_branch(checkout: Path, s3_server: S3Server, s3_bucket: str) -> None:
+    runner = s3_variables(s3_server, s3_bucket) | {
+        "CI": "true",
+        "GITLAB_CI": "true",
+        "CI_COMMIT_SHA": git(checkout, "rev-parse", "HEAD"),
+        "CI_COMMIT_BRANCH": "main",
+    }
+    indexed = run(gitlab_jobs()["driftline-index"], checkout, runner)
+    assert indexed.returncode == 0, indexed.stderr
+    assert "in step with" in (checkout / "driftline-ci.md").read_text()
+    assert "1 new" in indexed.stdout
+
+
+def test_a_failing_step_fails_its_job(checkout: Path) -> None:
+    runner = {"DRIFTLINE_WORKSPACE": "nowhere://x", "RUNNER_TEMP": str(checkout.parent)}
+    assert run(github_jobs()["index"], checkout, runner).returncode == 2  # not that of tee
+
+
+@pytest.mark.parametrize("jobs", [github_jobs(), gitlab_jobs()])
+def test_every_job_installs_driftline_and_holds_no_secret(jobs: Mapping[str, Job]) -> None:
+    assert len(jobs) == 3
+    assert "--deployment web " in list(jobs.values())[2].script
+    for job in jobs.values():
+        assert len(job.installs) == 1
+        assert "driftline" in job.installs[0]
+        secrets = {name: value for name, value in job.variables.items() if "KEY" in name or "AUTH" in name}
+        assert all(value.startswith("${{ secrets.") for value in secrets.values())

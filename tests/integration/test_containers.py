@@ -1,0 +1,101 @@
+"""The container files, as far as they can be tested without a container: schema, lint, commands, health checks.
+
+The commands of server, worker and Dask are those that the tests of deployments and of kills run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from tests.compose import BIN, FILE, compose_command, services
+from tests.prefect_server import PrefectServer, answers, free_port, started, wait_until
+
+ROOT = FILE.parents[1]
+DOCKERFILE = FILE.with_name("Dockerfile")
+
+
+def run(*command: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=60)
+
+
+def test_the_compose_file_is_valid() -> None:
+    done = run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", FILE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = set(services())
+    for service in services().values():
+        assert set(service.get("depends_on", ())) <= names
+
+
+def test_the_dockerfile_passes_its_linter() -> None:
+    done = run(BIN / "hadolint", DOCKERFILE)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_dockerfile_copies_all_that_the_package_is_made_of() -> None:
+    copied = set(re.findall(r"^COPY (?!--)(.+) \S+$", DOCKERFILE.read_text(), re.MULTILINE))
+    for name in " ".join(copied).split():
+        assert (ROOT / name).exists(), name
+    rooms = {"deployments/prefect.yaml", "flows", "tasks", "storage", "requirements.lock", "pyproject.toml"}
+    assert rooms <= set(" ".join(copied).split())
+    # Not root, and a number, which Kubernetes can check.
+    assert re.findall(r"^USER (.+)$", DOCKERFILE.read_text(), re.MULTILINE) == ["1000"]
+
+
+def test_every_service_is_watched_or_said_to_end() -> None:
+    for name, service in services().items():
+        assert service["restart"] in ("unless-stopped", "no"), name
+        assert "healthcheck" in service or name in ("bucket", "deploy", "worker", "dask-worker"), name
+
+
+def test_the_command_that_deploys_reads_the_example(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    example = FILE.with_name("driftline.example.toml")
+    command = compose_command("deploy", {})
+    prefixed = [*command, "--pool", "compose", "--prefix", "compose:"]
+    done = run(*prefixed, environment=prefect_server.environment | {"DRIFTLINE_CONFIG": str(example)})
+    assert done.returncode == 0, done.stderr
+    deployed = prefect_server.get("deployments/name/driftline-index/compose:web")
+    assert deployed["parameters"]["executor"] == "tcp://dask-scheduler:8786"
+    assert deployed["parameters"]["workspace"] == "s3://driftline/workspace"
+    prefect_server.call("DELETE", f"deployments/{deployed['id']}")
+
+
+def test_the_health_check_of_the_server_tells_whether_it_answers(prefect_server: PrefectServer) -> None:
+    port = prefect_server.url.split(":")[2].partition("/")[0]
+    _, _, option, program = services()["prefect"]["healthcheck"]["test"]
+    assert "4200" in program
+    assert run(BIN / "python", option, program.replace("4200", port)).returncode == 0
+    assert run(BIN / "python", option, program.replace("4200", str(free_port()))).returncode != 0
+
+
+def test_the_store_takes_a_workspace_from_those_who_have_its_password(tmp_path: Path) -> None:
+    port = free_port()
+    replaced = {
+        "-dir=/data": f"-dir={tmp_path}",
+        "-s3.port=8333": f"-s3.port={port}",
+        "-ip.bind=0.0.0.0": "-ip.bind=127.0.0.1",
+    }
+    names = [
+        "s3.port.grpc",
+        *(f"{part}.port{kind}" for part in ("master", "volume", "filer") for kind in ("", ".grpc")),
+    ]
+    ports = [f"-{name}={free_port()}" for name in names]
+    command = [*compose_command("s3", replaced, "weed"), "-ip=127.0.0.1", "-s3.port.iceberg=0", *ports]
+    environment = os.environ | {"AWS_ACCESS_KEY_ID": "compose", "AWS_SECRET_ACCESS_KEY": "password"}
+    with started(command, tmp_path / "weed.log", environment, tmp_path) as process:
+        address = f"http://127.0.0.1:{port}"
+        wait_until(lambda: answers(f"{address}/healthz"), process, tmp_path / "weed.log")
+        (tmp_path / "web").mkdir()
+        (tmp_path / "web" / "a.txt").write_text("import argparse\n")
+        index = [BIN / "driftline", "index", tmp_path / "web", "--workspace", "s3://driftline/workspace"]
+        environment |= {"AWS_ENDPOINT_URL": address, "AWS_REGION": "us-east-1"}
+        for _ in range(2):
+            done = run(*compose_command("bucket", {}), environment=environment)
+            assert done.returncode == 0, done.stderr
+        done = run(*index, environment=environment)
+        assert done.returncode == 0, done.stderr
+        done = run(*index, environment=environment | {"AWS_SECRET_ACCESS_KEY": "wrong"})
+        assert done.returncode == 2, done.stderr

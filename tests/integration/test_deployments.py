@@ -1,0 +1,196 @@
+"""``driftline deploy`` against a real Prefect server and a real worker: what is registered, and what runs by itself."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.browser import CHROMIUM, Browser, open_browser
+from tests.deployed import Site, until
+from tests.oracle import WORDS, save_tiny_model
+from tests.prefect_server import PrefectServer
+
+pytestmark = pytest.mark.timeout(300)  # a server, a worker and a dozen runs, on a machine that may be busy
+
+NEVER = "0 0 29 2 *"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, prefect_server: PrefectServer) -> Site:
+    """Two sources that nothing indexes by itself, and one that is indexed every few seconds."""
+    folder = tmp_path_factory.mktemp("site")
+    for tree in ("web", "docs", "ticking"):
+        (folder / tree).mkdir()
+        (folder / tree / "a.txt").write_text(f"{WORDS[1]} {WORDS[2]}\n{WORDS[3]}\n")
+    model = save_tiny_model(folder / "model")
+    schedules = {"web": f'"{NEVER}"', "docs": f'"{NEVER}"', "ticking": "25"}
+    sources = [f'[[sources]]\nuri = "{name}"\nschedule = {schedule}' for name, schedule in schedules.items()]
+    (folder / "driftline.toml").write_text("\n\n".join([f'model = "{model}"', *sources]))
+    return Site(folder, prefect_server)
+
+
+def registered(site: Site) -> dict[str, Any]:
+    """What the server holds, but for the times of changes."""
+    deployments = site.server.post("deployments/filter", {"deployments": {"tags": {"all_": ["driftline"]}}})
+    automations = site.server.post("automations/filter", {})
+    return {
+        "deployments": sorted((one["id"], one["name"], one["schedules"][0]["id"]) for one in deployments),
+        "schedules": [len(one["schedules"]) for one in deployments],
+        "automations": sorted(one["name"] for one in automations),
+        "pools": [one["name"] for one in site.server.post("work_pools/filter", {})],
+    }
+
+
+@pytest.fixture(scope="module")
+def deployed(site: Site) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """What ``driftline deploy`` printed, and what was registered after the first and the second time."""
+    told = site.driftline("deploy")
+    once = registered(site)
+    site.driftline("deploy")
+    return told, once, registered(site)
+
+
+@pytest.fixture(scope="module")
+def worker(site: Site, deployed: object) -> Iterator[subprocess.Popen[bytes]]:
+    with site.worker() as process:
+        yield process
+
+
+def test_deploying_twice_registers_everything_once(deployed: tuple[Any, Any, Any]) -> None:
+    told, once, twice = deployed
+    names = [f"driftline-index/{source}" for source in ("web", "docs", "ticking")]
+    assert told["deployments"] == [
+        *names,
+        "driftline-compact/compact",
+        "driftline-cleanup/cleanup",
+        "driftline-verify/verify",
+    ]
+    assert len(once["deployments"]) == len(told["deployments"])
+    assert set(once["schedules"]) == {1}
+    assert len(once["automations"]) == 2  # the trigger of compactions, and runs without a heartbeat
+    assert "driftline" in once["pools"]
+    assert twice == once
+
+
+def test_limits_and_parameters_are_registered(site: Site, deployed: object) -> None:
+    web, compact = site.deployment("driftline-index/web"), site.deployment("driftline-compact/compact")
+    assert web["global_concurrency_limit"]["limit"] == compact["global_concurrency_limit"]["limit"] == 1
+    assert web["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+    assert compact["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+    assert web["parameters"]["sources"] == [str(site.folder / "web")]
+    assert web["parameters"]["workspace"] == str(site.folder / ".driftline")
+    assert site.deployment("driftline-cleanup/cleanup")["parameters"]["dry_run"] is True
+    assert web["parameter_openapi_schema"]["properties"]["workers"]["anyOf"][0]["minimum"] == 1
+
+
+def test_the_schedule_fires_by_itself(site: Site, worker: object) -> None:
+    def completed() -> bool:
+        runs = site.runs_of("driftline-index/ticking")
+        return any(run["auto_scheduled"] and run["state_type"] == "COMPLETED" for run in runs)
+
+    until(completed, "a scheduled run")
+    site.assert_in_step("ticking")
+
+
+def test_a_source_that_is_not_in_the_file_any_more_is_paused(site: Site, worker: object) -> None:
+    file = site.folder / "driftline.toml"
+    file.write_text(file.read_text().partition('[[sources]]\nuri = "ticking"')[0])
+    assert site.driftline("deploy")["paused"] == ["driftline-index/ticking"]
+    assert site.deployment("driftline-index/ticking")["paused"] is True
+    for run in site.runs_of("driftline-index/ticking"):  # on a busy machine some may have queued up
+        if run["state_type"] == "SCHEDULED":
+            site.server.call("DELETE", f"flow_runs/{run['id']}")
+
+
+def test_a_run_that_leaves_too_many_deltas_starts_a_compaction(site: Site, worker: object) -> None:
+    site.assert_completed(site.trigger("driftline-index/web", max_deltas=0))
+
+    def started() -> list[Any]:
+        runs = site.runs_of("driftline-compact/compact")
+        return [run for run in runs if run["created_by"]["type"] == "AUTOMATION"]
+
+    until(lambda: bool(started()), "the compaction")
+    (run,) = started()
+    assert run["parameters"]["entity"].endswith("source:web")
+    site.assert_completed(run["id"])
+    (web,) = (source for source in site.driftline("sources")["sources"] if source["entity"].endswith("source:web"))
+    assert web["lines"] == 2
+    site.assert_in_step("web")
+
+
+def test_one_commit_makes_one_run_and_runs_of_a_source_queue_up(site: Site, worker: object) -> None:
+    (site.folder / "docs" / "b.txt").write_text(f"{WORDS[4]}\n")
+    first, second = (site.trigger("driftline-index/docs", key="4f0bdaf") for _ in range(2))
+    assert first == second
+    other = site.trigger("driftline-index/docs", key="b65ff4b")
+    site.assert_completed(first, other)
+    assert len([run for run in site.runs_of("driftline-index/docs") if not run["auto_scheduled"]]) == 2
+    states = [
+        state["name"] for one in (first, other) for state in site.server.get(f"flow_run_states/?flow_run_id={one}")
+    ]
+    assert "AwaitingConcurrencySlot" in states
+    site.assert_in_step("docs")
+
+
+def test_a_second_compaction_is_cancelled_and_the_rest_completes(site: Site, worker: object) -> None:
+    compactions = [site.trigger("driftline-compact/compact") for _ in range(2)]
+    others = [site.trigger(f"driftline-{name}/{name}") for name in ("cleanup", "verify")]
+    assert sorted(site.end_of(*compactions)) == ["CANCELLED", "COMPLETED"]
+    site.assert_completed(*others)
+
+
+# What people see.
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
+    with open_browser() as window:
+        yield window
+
+
+@pytest.fixture(scope="module")
+def shown_run(site: Site, worker: object) -> str:
+    """A run after another one, with a file that is left out."""
+    site.change("web", 30, 5)
+    (site.folder / "web" / ".env").write_text("TOKEN=1\n")
+    run = site.trigger("driftline-index/web", max_deltas=1000)
+    site.assert_completed(run)
+    return run
+
+
+def test_the_page_of_a_run_shows_its_state_and_its_log(site: Site, shown_run: str, browser: Browser) -> None:
+    browser.open(f"{site.page}/runs/flow-run/{shown_run}", "Completed", "driftline-index", "embedding: 30 documents")
+    browser.keep("run")
+
+
+def test_the_report_of_a_run_shows_tables_and_plots(site: Site, shown_run: str, browser: Browser) -> None:
+    artifacts = site.server.post("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [shown_run]}}})
+    of_key = {artifact["key"]: artifact["id"] for artifact in artifacts}
+    browser.open(f"{site.page}/artifacts/artifact/{of_key['driftline-skipped']}", ".env", "secret")
+    browser.open(
+        f"{site.page}/artifacts/artifact/{of_key['driftline-report']}", "Documents and lines", "Seconds by phase"
+    )
+    widths = browser.page.eval_on_selector_all("img", "images => images.map(image => image.naturalWidth)")
+    assert len(widths) >= 2
+    assert min(widths) > 100
+    browser.keep("report", height=1250)
+
+
+def test_the_form_of_a_deployment_explains_its_parameters(site: Site, deployed: object, browser: Browser) -> None:
+    form = f"{site.page}/deployments/deployment/{site.deployment('driftline-index/web')['id']}/run"
+    browser.open(form, "Folders, git work trees or bucket URIs", "Read and embed everything again.")
+    assert str(site.folder / "web") in browser.page.locator("textarea").first.input_value()
+    browser.keep("form")
+
+
+def test_the_page_of_a_workspace_opens_without_a_server(site: Site, shown_run: str, browser: Browser) -> None:
+    page = site.folder / "report.html"
+    site.driftline("report", "--out", str(page))
+    browser.open(page.as_uri(), "Runs", "index")
+    assert browser.page.locator("svg").count() >= 2
+    browser.keep("workspace", height=1000)

@@ -1,0 +1,110 @@
+"""``driftline index --all``: the sources of one file, in one run, each for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Driftline = Callable[..., Any]
+
+
+@pytest.fixture
+def team(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a file of three sources, one of which is not there; the current directory."""
+    for name, text in {"web/a.py": "alpha = 1\n", "web/b.js": "let beta\n", "docs/guide/c.md": "gamma\n"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "driftline.toml").write_text(
+        f"""
+workspace = "index"
+model = "{tiny_model}"
+
+[[sources]]
+uri = "web"
+include = ["*.py"]
+
+[[sources]]
+uri = "gone"
+
+[[sources]]
+uri = "docs"
+entity = "org:acme/project:alpha/source:handbook"
+"""
+    )
+    for variable in ("DRIFTLINE_CONFIG", "DRIFTLINE_WORKSPACE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def documents(outcome: Any) -> dict[str, int]:
+    return {s["entity"].rpartition(":")[2]: s["documents_total"] for s in outcome.json["sources"]}
+
+
+def test_a_source_that_fails_does_not_stop_the_others(
+    team: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = driftline("index", "--all", "--json")
+    assert done.code == 3
+    assert done.json["workspace"] == str(team / "index")
+    assert documents(done) == {"web": 1, "handbook": 1}
+    (failure,) = done.json["failed"]
+    assert (failure["uri"], failure["error"]) == (str(team / "gone"), "source_not_found")
+    (run,) = driftline("runs", "--json", "--limit", 1).json["runs"]
+    assert (run["outcome"], run["failed"]) == ("source_not_found", [failure["uri"]])
+    # The file is the truth: what it no longer says is forgotten.
+    text = (team / "driftline.toml").read_text()
+    (team / "driftline.toml").write_text(text.replace('include = ["*.py"]\n', "").replace('"gone"', '"docs/guide"'))
+    monkeypatch.chdir(team / "web")
+    mended = driftline("index", "--all", "--json")
+    assert (mended.code, mended.json["failed"]) == (0, [])
+    assert documents(mended) == {"web": 2, "guide": 1, "handbook": 1}
+    # Commands that read find the workspace of the file.
+    assert driftline("status", "--json").json["total_documents"] == 4
+    told = driftline("index", "--all")
+    assert "in step after" in told.out
+
+
+def test_when_no_source_can_be_begun_nothing_is_written(team: Path, driftline: Driftline) -> None:
+    (team / "driftline.toml").write_text('[[sources]]\nuri = "gone"\n[[sources]]\nuri = "lost"\n')
+    failed = driftline("index", "--all", "--json")
+    assert (failed.code, failed.json["error"]) == (2, "source_not_found")
+    assert not (team / ".driftline").exists()
+
+
+def test_a_dry_run_over_all_writes_nothing(team: Path, driftline: Driftline) -> None:
+    planned = driftline("index", "--all", "--dry-run", "--json")
+    assert (planned.code, documents(planned)) == (3, {"web": 0, "handbook": 0})
+    assert {s["new"] for s in planned.json["sources"]} == {1}
+    assert not (team / "index").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--all", "web"), ("--all", "--entity", "source:x"), ("--all", "--include", "*.py"), ("web", "--config", "x"), ()],
+)
+def test_all_and_source_exclude_each_other(team: Path, driftline: Driftline, arguments: tuple[str, ...]) -> None:
+    wrong = driftline("index", *arguments)
+    assert (wrong.code, "SOURCE" in wrong.err or "--all" in wrong.err) == (2, True)
+
+
+def test_without_a_file_all_says_what_is_missing(
+    driftline: Driftline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DRIFTLINE_CONFIG", raising=False)
+    missing = driftline("index", "--all")
+    assert (missing.code, "driftline.toml" in missing.err) == (2, True)
+
+
+def test_the_nearest_workspace_counts_unless_the_file_is_named(
+    team: Path, driftline: Driftline, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert driftline("index", "docs", "--model", tiny_model).code == 0  # without --all the file says nothing
+    monkeypatch.chdir(team / "docs" / "guide")
+    assert driftline("sources", "--json").json["workspace"] == str(team / "docs" / ".driftline")
+    monkeypatch.setenv("DRIFTLINE_CONFIG", str(team / "driftline.toml"))
+    assert driftline("sources").code == 2  # the workspace of the file is not there yet

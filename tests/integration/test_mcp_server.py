@@ -1,0 +1,224 @@
+"""The MCP server, asked by the SDK's own client: over stdio, over HTTP, and in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+import driftline as dl
+from driftline.flows import mcp_server
+from driftline.flows.mcp_server import make_server
+
+START_SECONDS = 90
+Outcome = Any
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A folder with a workspace ``ws`` over the trees ``web`` and ``app``, and a file that is not indexed."""
+    place = tmp_path_factory.mktemp("mcp")
+    for source in ("web", "app"):
+        (place / source).mkdir()
+        (place / source / "both.txt").write_text(f"{source}\nparser\n")
+    (place / "web" / "long.txt").write_text("\n".join(["subcommand " * 100] * 400))
+    (place / "web" / "only.txt").write_text("one\n---\nnamespace\ntwo\n")
+    (place / "secret.txt").write_text("namespace\n")
+    for source in ("web", "app"):
+        dl.index(str(place / source), workspace=str(place / "ws"), model=str(tiny_model))
+    return place
+
+
+def ask(server: Any, *calls: tuple[str, dict[str, Any]]) -> list[Outcome]:
+    async def talk() -> list[Outcome]:
+        async with Client(server, read_timeout_seconds=START_SECONDS) as client:
+            return [await client.call_tool(name, arguments) for name, arguments in calls]
+
+    return asyncio.run(talk())
+
+
+FIND = ("search_lines", {"query": "namespace", "top_k": 1, "n_lines": 1})
+
+
+def check_found(outcome: Outcome) -> None:
+    assert not outcome.is_error, outcome
+    (hit,) = outcome.structured_content["results"]
+    assert (hit["path"], hit["line"], hit["text"]) == ("only.txt", 3, "namespace")
+    assert hit["context"][hit["line"] - hit["start_line"]] == "namespace"
+
+
+def test_a_client_finds_a_line_over_stdio(place: Path) -> None:
+    program = str(Path(sys.executable).parent / "driftline")
+    server = StdioServerParameters(command=program, args=["mcp", "--workspace", str(place / "ws")])
+    found, context = ask(server, FIND, ("read_context", {"path": "only.txt", "line": 3, "n_lines": 1}))
+    check_found(found)
+    assert context.structured_content["lines"] == ["---", "namespace", "two"]
+
+
+def status_for_host(url: str, host: str) -> int:
+    """What the server answers to a request for a name that a web page has made to lead to it."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=START_SECONDS)
+    headers = {"Host": host, "Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    connection.request("POST", "/mcp", '{"jsonrpc": "2.0", "id": 1, "method": "ping"}', headers)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_a_client_finds_a_line_over_http(place: Path) -> None:
+    program = str(Path(sys.executable).parent / "driftline")
+    command = [program, "mcp", "--transport", "http", "--port", "0", "--workspace", str(place / "ws")]
+    guarded = ["setpriv", "--pdeathsig", "KILL", *command] if shutil.which("setpriv") else command
+    with subprocess.Popen(guarded, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            assert said.startswith("driftline: serving http://127.0.0.1:"), said
+            url = said.split()[-1]
+            assert status_for_host(url, "evil.example") in (403, 421)
+            found, status = ask(url, FIND, ("index_status", {}))
+            check_found(found)
+            assert status.structured_content["total_documents"] == 4
+        finally:
+            process.send_signal(signal.SIGINT)
+            code_at_end = process.wait(START_SECONDS)
+        assert code_at_end == 0
+        assert process.stderr.read() == ""
+
+
+def test_tools_have_schemas_with_bounds(place: Path) -> None:
+    async def tools() -> dict[str, Any]:
+        async with Client(make_server(dl.open(str(place / "ws")))) as client:
+            return {tool.name: tool for tool in (await client.list_tools()).tools}
+
+    found = asyncio.run(tools())
+    assert set(found) == {"search_lines", "index_status", "read_context"}
+    top_k = found["search_lines"].input_schema["properties"]["top_k"]
+    assert (top_k["minimum"], top_k["maximum"]) == (1, mcp_server.MAX_TOP_K)
+    for tool in found.values():
+        assert tool.description
+        assert tool.output_schema
+        assert tool.annotations.read_only_hint
+
+
+def test_filters_and_modes_reach_the_search(place: Path) -> None:
+    def paths(**options: Any) -> set[str]:
+        asked = {"query": "parser", "top_k": 50, "n_lines": 0, **options}
+        (outcome,) = ask(make_server(dl.open(str(place / "ws"))), ("search_lines", asked))
+        assert not outcome.is_error, outcome
+        return {hit["path"] for hit in outcome.structured_content["results"]}
+
+    assert paths(mode="text") == {"both.txt"}
+    assert paths(mode="vector") == {"both.txt", "long.txt", "only.txt"}
+    assert paths(mode="vector", globs=["on*.txt"]) == {"only.txt"}
+    assert paths(mode="vector", paths=["only.txt", "both.txt"]) == {"only.txt", "both.txt"}
+    assert paths(mode="vector", exts=["md"]) == set()
+
+
+def test_answers_are_bounded(place: Path) -> None:
+    server = make_server(dl.open(str(place / "ws")))
+    wide = {"query": "subcommand", "top_k": 50, "n_lines": 20}
+    answers = ask(server, ("search_lines", wide), ("read_context", {"path": "long.txt", "line": 200, "n_lines": 100}))
+    for answer in answers:
+        content = answer.structured_content
+        windows = content.get("results", [content])
+        lines = [line for window in windows for line in window.get("context", window.get("lines"))]
+        assert content["truncated"]
+        assert 1000 < sum(len(line) + 1 for line in lines) <= mcp_server.MAX_ANSWER_BYTES
+        assert max(map(len, lines)) <= mcp_server.MAX_LINE_CHARACTERS
+        for window in windows:
+            assert window["end_line"] - window["start_line"] + 1 == len(window.get("context", window.get("lines")))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "complaint"),
+    [
+        ("read_context", {"path": "../secret.txt", "line": 1}, "No such document is indexed"),
+        ("read_context", {"path": "only.txt/../../secret.txt", "line": 1}, "No such document is indexed"),
+        ("read_context", {"path": "ABSOLUTE", "line": 1}, "No such document is indexed"),
+        ("read_context", {"path": "only.txt", "line": 99}, "has no line 99"),
+        ("read_context", {"path": "only.txt", "line": 0}, "greater than or equal to 1"),
+        ("read_context", {"path": "both.txt", "line": 1}, "Several sources"),
+        ("read_context", {"path": "only.txt", "line": 1, "source": "../web"}, "An entity is written"),
+        ("search_lines", {"query": ""}, "at least 1 character"),
+        ("search_lines", {"query": "x", "top_k": 1000}, "less than or equal to 50"),
+        ("search_lines", {"query": "x", "paths": ["../x"]}, "leads out of its source"),
+        ("search_lines", {"query": "x", "mode": "guess"}, "Input should be"),
+        ("no_such_tool", {}, "no_such_tool"),
+    ],
+)
+def test_what_goes_wrong_is_an_error_of_the_protocol(
+    place: Path, name: str, arguments: dict[str, Any], complaint: str
+) -> None:
+    arguments = {key: str(place / "secret.txt") if value == "ABSOLUTE" else value for key, value in arguments.items()}
+    (outcome,) = ask(make_server(dl.open(str(place / "ws"))), (name, arguments))
+    assert outcome.is_error
+    assert complaint in outcome.content[0].text
+
+
+def test_what_was_not_indexed_is_never_read(place: Path, tmp_path: Path, tiny_model: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "inner").mkdir(parents=True)
+    for name in ("plain.txt", "inner/deep.txt"):
+        (tree / name).write_text("parser\n---\nnamespace\n")
+    dl.index(str(tree), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "deep.txt").write_text("PRIVATE\nPRIVATE\nPRIVATE\n")
+    (tree / "plain.txt").unlink()
+    (tree / "plain.txt").symlink_to(outside / "deep.txt")
+    shutil.rmtree(tree / "inner")
+    (tree / "inner").symlink_to(outside)
+    server = make_server(dl.open(str(tmp_path / "ws")))
+    for path in ("plain.txt", "inner/deep.txt"):
+        (outcome,) = ask(server, ("read_context", {"path": path, "line": 2}))
+        assert outcome.structured_content["lines"] == ["parser", "", "namespace"]  # from the index
+        assert outcome.structured_content["current"] is False
+
+
+def test_a_server_sees_what_is_indexed_after_its_start(tmp_path: Path, tiny_model: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a.txt").write_text("parser\n")
+
+    def index() -> None:
+        dl.index(str(tree), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+
+    index()
+
+    async def talk() -> None:
+        async with Client(make_server(dl.open(str(tmp_path / "ws")))) as client:
+            (tree / "a.txt").write_text("parser\nnamespace\n")
+            index()
+            outcome = await client.call_tool("search_lines", {"query": "namespace", "top_k": 1})
+            assert outcome.structured_content["results"][0]["line"] == 2
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize(("host", "complaint"), [("0.0.0.0", "loopback only"), ("192.0.2.1", "loopback only")])
+def test_only_loopback_is_served(place: Path, driftline: Callable[..., Any], host: str, complaint: str) -> None:
+    outcome = driftline("mcp", "--workspace", place / "ws", "--transport", "http", "--host", host)
+    assert outcome.code == 2
+    assert complaint in outcome.err
+
+
+def test_wrong_use_ends_before_anything_is_served(
+    place: Path, tmp_path: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert driftline("mcp", "--workspace", tmp_path / "nowhere").code == 2
+    monkeypatch.setitem(sys.modules, "mcp.server", None)
+    monkeypatch.delitem(sys.modules, "driftline.flows.mcp_server")
+    outcome = driftline("mcp", "--workspace", place / "ws")
+    assert outcome.code == 2
+    assert "driftline[mcp]" in outcome.err

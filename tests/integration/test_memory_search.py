@@ -1,0 +1,212 @@
+"""Memory by its meaning: real vectors in Lance, filters pushed down, every hit confirmed by the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from driftline.storage.errors import BadEntry, UsageError
+from driftline.storage.memory import Item, MemoryStore
+from driftline.storage.memory_vectors import VectorTable
+from driftline.tasks.embedding import WordTableEmbedder
+
+ACME = "org:acme"
+S1, S2 = "org:acme/project:p/user:u/session:s1", "org:acme/project:q/user:u/session:s2"
+LARGE = "notes on the release of the search engine " * 60
+
+
+class Counting:
+    """The real embedder, which counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.inner = WordTableEmbedder.open()
+        self.dim, self.fingerprint = self.inner.dim, self.inner.fingerprint
+        self.texts: list[str] = []
+        self.queries: list[str] = []
+
+    def embed(self, lines: Any, dtype: Any = np.float32) -> NDArray[Any]:
+        self.texts += list(lines)
+        return self.inner.embed(lines, dtype)
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        self.queries.append(text)
+        return self.inner.embed_query(text)
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def clock() -> list[datetime]:
+    return [datetime(2026, 11, 1, tzinfo=UTC)]
+
+
+@pytest.fixture
+def open_store(
+    tmp_path: Path, sqlite_catalog: str, embedder: Counting, clock: list[datetime]
+) -> Iterator[Callable[..., MemoryStore]]:
+    stores: list[MemoryStore] = []
+    embedder.texts.clear()
+    embedder.queries.clear()
+
+    def opened(**options: Any) -> MemoryStore:
+        given = {"embedder": lambda: embedder, "now": lambda: clock[0], **options}
+        stores.append(MemoryStore(str(tmp_path / "workspace"), catalog_url=sqlite_catalog, **given))
+        return stores[-1]
+
+    yield opened
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store: Callable[..., MemoryStore]) -> MemoryStore:
+    store = open_store()
+    store.store_many(
+        [
+            Item("cat", "a cat sleeps on the sofa", S1, {"source": "chat", "phase": "plan", "year": 2025}),
+            Item("dog", "a dog runs through the park", S1, {"source": "chat", "phase": "act", "year": 2026}),
+            Item("engine", {"title": "search engine", "body": "unrelated"}, S2, {"source": "web", "year": 2026}),
+            Item("release", LARGE, S2, {"source": "web", "phase": "act"}),
+            Item("field", {"body": "a kitten on a couch", "noise": "tax law " * 50}, S2, {"text_field": "body"}),
+            Item("nothing", None, S1),
+            Item("number", 12345, S1),
+        ]
+    )
+    return store
+
+
+def found(
+    store: MemoryStore, query: str, top_k: int, filter: dict[str, Any] | None = None, scope: str = ACME, **given: Any
+) -> list[str]:
+    return [hit.record.key for hit in store.search_memory(query, top_k, filter, scope, **given)]
+
+
+def vectors(store: MemoryStore, embedder: Counting) -> int:
+    return VectorTable(store.workspace.objects, store.hierarchy.entity(ACME), embedder.fingerprint).count()
+
+
+def test_the_nearest_entries_come_first_with_score_and_rank(store: MemoryStore, embedder: Counting) -> None:
+    hits = store.search_memory("cat on a sofa", 3, None, ACME)
+    assert [hit.rank for hit in hits] == [1, 2, 3]
+    assert hits[0].record.key == "cat"
+    assert hits[0].record.value == "a cat sleeps on the sofa"
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    stored = embedder.inner.embed(["a cat sleeps on the sofa"])[0]
+    assert hits[0].score == pytest.approx(float(stored @ embedder.inner.embed_query("cat on a sofa")), abs=2e-3)
+    assert found(store, "search engine release", 1) == ["release"]
+
+
+def test_only_the_named_field_is_embedded(store: MemoryStore, embedder: Counting) -> None:
+    store.flush()
+    assert "a kitten on a couch" in embedder.texts
+    assert not any("tax law" in text for text in embedder.texts)
+    assert found(store, "kitten couch", 1) == ["field"]
+
+
+def test_filters_are_anded_and_undefined_ones_left_out(store: MemoryStore) -> None:
+    everything = found(store, "cat", 10)
+    assert set(everything) >= {"cat", "dog", "engine", "release", "field"}
+    assert "nothing" not in everything
+    assert set(found(store, "cat", 10, {"source": "chat"})) == {"cat", "dog"}
+    assert found(store, "cat", 10, {"source": "chat", "phase": "act"}) == ["dog"]
+    assert found(store, "cat", 10, {"source": "chat", "phase": None, "year": 2025}) == ["cat"]
+    assert set(found(store, "cat", 10, {"year": [2025, 2026.0]})) == {"cat", "dog", "engine"}
+    assert found(store, "cat", 10, {"source": "x' OR '1'='1"}) == []
+    assert set(found(store, "cat", 10, {"entity": "org:acme/project:q"})) == {"engine", "release", "field"}
+    assert found(store, "cat", 10, {"entity": "org:acme/project:q", "source": "chat"}) == []
+    assert found(store, "cat", 10, {"entity": []}) == []
+    with pytest.raises(BadEntry):
+        found(store, "cat", 10, {"source": {"a": 1}})
+
+
+def test_scopes_and_allowed_ancestors_are_pushed_down(store: MemoryStore) -> None:
+    assert set(found(store, "cat", 1, scope="org:acme/project:q")) == {"field"}
+    assert found(store, "cat", 10, allowed_ancestors=[]) == []
+    assert "cat" in found(store, "cat", 10, allowed_ancestors=[S1])
+    assert "release" not in found(store, "release", 10, allowed_ancestors=[S1])
+    assert found(store, "cat", 10, scope="org:other") == []
+
+
+def test_the_query_is_embedded_as_one_and_nothing_is_for_no_results(store: MemoryStore, embedder: Counting) -> None:
+    store.flush()
+    embedder.texts.clear()
+    assert found(store, "cat", 0) == []
+    assert found(store, "  ", 5) == []
+    assert (embedder.queries, embedder.texts) == ([], [])
+    found(store, "cat", 2)
+    assert embedder.queries == ["cat"]
+    assert "cat" not in embedder.texts
+    with pytest.raises(UsageError):
+        found(store, "cat", -1)
+
+
+def test_hits_are_confirmed_by_the_catalog(
+    store: MemoryStore, clock: list[datetime], embedder: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.store("short", "a cat for an hour", S1, expires_at=clock[0] + timedelta(hours=1))
+    assert set(found(store, "cat", 3)) == {"cat", "short", "field"}
+    monkeypatch.setattr(store, "_flusher", _Nothing())  # the vectors stay behind
+    store.delete("cat", ACME)
+    clock[0] += timedelta(hours=2)
+    assert vectors(store, embedder) == 7
+    assert found(store, "cat", 1) == ["field"]
+    store.store("dog", "quite another text", S1)
+    assert "dog" not in found(store, "dog", 10)
+
+
+class _Nothing:
+    has_waiting = False
+
+    def notify(self, rows: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_store_without_a_model_leaves_vectors_to_one_that_has_it(
+    store: MemoryStore, open_store: Callable[..., MemoryStore], embedder: Counting
+) -> None:
+    store.flush()
+    plain = open_store(embedder=None)
+    plain.store("bird", "a bird sings", S1)
+    plain.delete("dog", ACME)
+    plain.flush()
+    assert plain.flush() == 0
+    assert "bird" not in found(store, "a bird sings", 10)
+    store.flush()
+    assert found(store, "a bird sings", 1) == ["bird"]
+    assert "dog" not in found(store, "dog", 10)
+
+
+def test_vectors_are_made_anew_from_the_catalog(store: MemoryStore, embedder: Counting) -> None:
+    store.flush()
+    before = found(store, "cat", 10)
+    objects = store.workspace.objects
+    objects.delete([info.path for info in objects.list("org:acme/_tables")])
+    assert found(store, "cat", 10) == []
+    store.rebuild(ACME)
+    assert found(store, "cat", 10) == before
+    store.rebuild(ACME)
+    assert vectors(store, embedder) == len(before)
+    store.store("bird", "a bird sings", S1)
+    assert found(store, "a bird sings", 1) == ["bird"]
+
+
+def test_vectors_may_lie_in_a_bucket(s3_bucket: str, sqlite_catalog: str, embedder: Counting) -> None:
+    with MemoryStore(s3_bucket, catalog_url=sqlite_catalog, embedder=lambda: embedder) as store:
+        store.store("cat", "a cat sleeps on the sofa", S1)
+        store.store("dog", LARGE, S1)
+        assert found(store, "cat", 1) == ["cat"]
+        store.move_entity("org:acme/project:p/user:u", "org:acme/project:r")
+        assert found(store, "cat", 1, scope="org:acme/project:r") == ["cat"]
+        assert found(store, "cat", 1, scope="org:acme/project:p") == []

@@ -1,0 +1,173 @@
+"""``compact`` and ``cleanup`` cover memory: deltas are folded, expired entries and blobs without an entry go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows.cleaning import CleanupReport, CleanupRequest, clean_workspace
+from driftline.flows.compaction import CompactRequest, compact_workspace
+from driftline.storage import entry_rows
+from driftline.storage.catalog_tables import retired_blobs
+from driftline.storage.errors import CatalogError, CatalogMismatch
+from driftline.storage.memory import Item, MemoryStore
+from driftline.storage.memory_index import MemoryIndex
+from driftline.storage.memory_listing import MemoryListing, Totals
+from driftline.storage.orphans import Reason
+from driftline.storage.workspace import Workspace
+from driftline.tasks.embedding import WordTableEmbedder
+
+ACME, S1, S2 = "org:acme", "org:acme/project:p/user:u/session:s1", "org:acme/project:p/user:u/session:s2"
+LARGE = "a value that is not inlined " * 100
+
+
+@pytest.fixture
+def store(tmp_path: Path, tiny_model: Path) -> Iterator[MemoryStore]:
+    """A store with the catalog in its workspace."""
+    embedder = WordTableEmbedder.open(str(tiny_model))
+    with MemoryStore(str(tmp_path / "workspace"), embedder=lambda: embedder) as opened:
+        yield opened
+
+
+def clean(store: MemoryStore, max_age_seconds: float = 0.0, **options: Any) -> CleanupReport:
+    return clean_workspace(CleanupRequest(store.workspace.objects.uri, max_age_seconds, dry_run=False, **options))
+
+
+def blobs(store: MemoryStore) -> set[str]:
+    return {info.path for info in store.workspace.objects.list("org:acme/project:p") if info.path.endswith(".json")}
+
+
+def test_blobs_without_an_entry_go_and_the_others_stay(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.store_many([Item("kept", LARGE, S1), Item("replaced", LARGE + "1", S1), Item("deleted", LARGE + "2", S1)])
+    store.store("replaced", LARGE + "3", S2)
+    store.delete("deleted", ACME)
+    with monkeypatch.context() as patch:
+        patch.setattr(entry_rows, "put", _fail)
+        with pytest.raises(CatalogError) as failure:
+            store.store("lost", LARGE, S1)
+    store.flush()
+    assert len(blobs(store)) == 5
+    assert clean(store, 3600).orphans == ()
+    report = clean(store)
+    assert {orphan.reason for orphan in report.orphans} == {Reason.UNOWNED}
+    assert len(report.deleted) == 3
+    assert failure.value.blob_path in {orphan.path for orphan in report.deleted}
+    assert report.foreign == ()
+    assert len(blobs(store)) == 2
+    entries = store.retrieve_batch(["kept", "replaced", "deleted", "lost"], ACME)
+    assert {key: entry.value for key, entry in entries.items()} == {"kept": LARGE, "replaced": LARGE + "3"}
+    assert store.catalog.read(lambda c: c.execute(retired_blobs.select()).all()) == []
+    assert clean(store).orphans == ()
+
+
+def _fail(*_: object) -> None:
+    raise CatalogError("The catalog failed", "")
+
+
+def test_a_retired_blob_ages_from_the_moment_it_was_retired(tmp_path: Path) -> None:
+    now = [datetime.now(UTC) - timedelta(hours=3)]
+    with MemoryStore(str(tmp_path / "workspace"), now=lambda: now[0]) as store:
+        store.store("key", LARGE, S1)
+        store.delete("key", ACME)
+        assert len(clean(store, 7200).deleted) == 0  # the object itself is seconds old
+        now[0] += timedelta(hours=3)
+        store.store("key", LARGE, S1)
+        store.delete("key", ACME)
+        assert [orphan.path in blobs(store) for orphan in clean(store, 0.0).deleted] == [False, False]
+
+
+def test_expired_entries_are_collected(tmp_path: Path) -> None:
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    with MemoryStore(str(tmp_path / "workspace")) as store:
+        store.store_many([Item("expired", LARGE, S1, None, past), Item("alive", LARGE, S1)])
+        store.flush()
+        report = clean(store)
+        assert [orphan.reason for orphan in report.deleted] == [Reason.UNOWNED]
+        assert MemoryIndex(store.workspace.objects, ACME).read(columns=["key"])["key"].to_pylist() == ["alive"]
+        assert store.retrieve_by_entity("org", "acme", within=ACME).total_count == 1
+
+
+def test_without_its_catalog_no_blob_is_judged_and_another_ones_catalog_aborts(
+    tmp_path: Path, sqlite_catalog: str, s3_bucket: str
+) -> None:
+    with MemoryStore(s3_bucket, catalog_url=sqlite_catalog) as store:
+        store.store("key", LARGE, S1)
+        store.delete("key", ACME)
+        report = clean(store)
+        assert report.orphans == ()
+        assert "DATABASE_URL" in report.skipped[0]
+        with MemoryStore(str(tmp_path / "other"), catalog_url=f"sqlite:///{tmp_path}/other.sqlite") as other:
+            other.store("key", LARGE, S1)
+        with pytest.raises(CatalogMismatch):
+            clean(store, catalog_url=f"sqlite:///{tmp_path}/other.sqlite")
+        assert len(blobs(store)) == 1
+        assert len(clean(store, catalog_url=sqlite_catalog).deleted) == 1
+
+
+def test_compaction_folds_the_memory_of_every_level_and_cleanup_spares_it(store: MemoryStore) -> None:
+    for n in range(4):
+        store.store(f"key {n}", f"text {n}", S1)
+        store.flush()
+    store.delete("key 0", ACME)
+    store.flush()
+    objects = store.workspace.objects
+    before = {place: MemoryIndex(objects, place).read() for place in (ACME, "org:acme/project:p", S1)}
+    hits = [hit.record.key for hit in store.search_memory("text", 10, None, ACME)]
+    report = compact_workspace(CompactRequest(objects.uri, max_deltas=2, retention_seconds=0.0))
+    assert report.tenants[0].folded == dict.fromkeys((ACME, "org:acme/project:p", "org:acme/project:p/user:u", S1), 5)
+    assert report.tenants[0].skipped == []
+    for place, rows in before.items():
+        assert MemoryIndex(objects, place).log().deltas == ()
+        assert MemoryIndex(objects, place).read() == rows
+    assert [hit.record.key for hit in store.search_memory("text", 10, None, ACME)] == hits
+    report_of_cleanup = clean(store)
+    assert (report_of_cleanup.orphans, report_of_cleanup.foreign, report_of_cleanup.skipped) == ((), (), [])
+    assert compact_workspace(CompactRequest(objects.uri, max_deltas=0)).tenants[0].folded == {}
+
+
+@pytest.mark.parametrize("place", ["local", "s3"])
+def test_listings_come_from_the_indexes(
+    place: str, request: pytest.FixtureRequest, tmp_path: Path, sqlite_catalog: str
+) -> None:
+    uri = str(tmp_path / "it's a workspace") if place == "local" else request.getfixturevalue("s3_bucket")
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    with MemoryStore(uri, catalog_url=sqlite_catalog) as store:
+        listing = MemoryListing(store.workspace.objects, threads=1)
+        assert listing.totals(ACME) == Totals(0, 0)
+        store.store_many(Item(f"k{n:03}", n, S1 if n % 2 else S2, {"n": n}) for n in range(100))
+        store.store("expired", 1, S1, expires_at=past)
+        store.flush()
+        MemoryIndex(store.workspace.objects, ACME).compact()
+        store.delete("k000", ACME)
+        store.store("k001", "longer than before", S2)
+        store.store("é", 1, S1)
+        store.flush()
+
+        def keys(**given: Any) -> list[str]:
+            return [str(key) for key in listing.list(ACME, **given)["key"].to_pylist()]
+
+        assert keys() == [*(f"k{n:03}" for n in range(1, 100)), "é"]
+        assert keys(prefix="k01") == [f"k{n:03}" for n in range(10, 20)]
+        assert keys(low="k098") == ["k098", "k099", "é"]
+        assert keys(low="k010", high="k013", after="k010") == ["k011", "k012"]
+        assert keys(prefix="k", limit=2) == ["k001", "k002"]
+        assert keys(prefix="' OR 1=1 --") == []
+        assert listing.totals(ACME).entries == 100
+        assert listing.totals(ACME, prefix="k00").entries == 9
+        owners = listing.by_owner("org:acme/project:p")
+        assert {owner: totals.entries for owner, totals in owners.items()} == {S1: 50, S2: 50}
+        assert sum(totals.size_bytes for totals in owners.values()) == listing.totals(S1).size_bytes + (
+            listing.totals(S2).size_bytes
+        )
+
+
+def test_a_workspace_of_memory_alone_is_a_workspace(store: MemoryStore, driftline: Callable[..., Any]) -> None:
+    store.store("key", LARGE, S1)
+    store.flush()
+    assert Workspace.open(store.workspace.objects.uri).stats().total_documents == 0
+    assert driftline("verify", "--workspace", store.workspace.objects.uri, "--json").code == 0
+    assert driftline("cleanup", "--workspace", store.workspace.objects.uri, "--json").json["orphan_count"] == 0

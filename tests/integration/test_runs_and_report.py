@@ -1,0 +1,181 @@
+"""``driftline runs`` and ``report``: the ledgers of real runs, as a list and as a page that needs nothing else."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows.html_report import render
+from driftline.flows.ledger import History, newest_runs, to_row
+from driftline.flows.plots import Series, line_plot, number
+from driftline.storage.entities import Entity
+from driftline.storage.model import WorkspaceStats
+from driftline.storage.runs import RunRecord, Runs
+from driftline.storage.workspace import Workspace
+
+Driftline = Callable[..., Any]
+START = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def run(kind: str, hour: int, report: dict[str, Any], outcome: str = "done") -> RunRecord:
+    started = (START + timedelta(hours=hour)).isoformat()
+    return RunRecord(run_id=f"{hour:026}", kind=kind, started=started, seconds=1.5, outcome=outcome, report=report)
+
+
+def source(entity: str, lines: int, **figures: Any) -> dict[str, Any]:
+    counts = dict.fromkeys(("new", "changed", "touched", "unchanged", "deleted", "bytes_read", "lines_embedded"), 0)
+    return {"entity": entity, "lines_total": lines, "revision": 7, "skipped": [], **counts, **figures}
+
+
+def values(series: Series) -> list[float]:
+    return [value for _, value in series.points]
+
+
+# Real runs.
+
+
+def test_the_runs_of_a_workspace_and_its_page(driftline: Driftline, tiny_model: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "web<b>"
+    tree.mkdir()
+    at = ("--workspace", tmp_path / "index")
+    for number_of_run in range(2):
+        (tree / f"{number_of_run}.txt").write_text("hello\nworld\n")
+        assert driftline("index", tree, *at, "--model", tiny_model).code == 0
+    entity = driftline("sources", *at, "--json").json["sources"][0]["entity"]
+    assert driftline("compact", *at, "--entity", entity).code == 0
+    assert driftline("remove", entity, *at).code == 0
+    listed = driftline("runs", *at, "--json").json
+    assert [one["kind"] for one in listed["runs"]] == ["remove", "compact", "index", "index"]
+    assert {one["outcome"] for one in listed["runs"]} == {"done"}
+    remove, compact, second, _ = listed["runs"]
+    assert (remove["entity"], remove["documents"], remove["lines"]) == (entity, 2, 4)
+    assert compact["folded"] == 2
+    assert (second["sources"], second["new"], second["lines_embedded"]) == ([entity], 1, 2)
+    assert len(driftline("runs", *at, "--json", "--limit", 2).json["runs"]) == 2
+    text = driftline("runs", *at).out
+    assert text.index("remove") < text.index("compact") < text.index("lines embedded 2")
+    page = tmp_path / "report.html"
+    assert driftline("report", *at, "-o", page, "--json").json == {
+        "workspace": str(tmp_path / "index"),
+        "report": str(page),
+        "runs": 4,
+    }
+    html = page.read_text()
+    for title in ("Growth: lines", "Cost per run: time", "Deltas by source", "Runs", "index", "compact"):
+        assert title in html
+    assert "<b>.txt" not in html
+    assert "web&lt;b&gt;" in html
+    assert_needs_nothing_else(html)
+    assert driftline("report", *at, "-o", tmp_path / "no" / "folder.html").code == 2
+
+
+def test_a_workspace_without_runs_has_an_empty_list_and_a_page(driftline: Driftline, tmp_path: Path) -> None:
+    Workspace.open_for_writing(str(tmp_path / "index"))
+    assert driftline("runs", "--workspace", tmp_path / "index", "--json").json["runs"] == []
+    assert "No runs" in driftline("runs", "--workspace", tmp_path / "index").out
+    assert driftline("report", "--workspace", tmp_path / "index", "-o", tmp_path / "r.html").code == 0
+
+
+def assert_needs_nothing_else(html: str) -> None:
+    """No link, script, style sheet or image from anywhere, and the browser is told to load none."""
+
+    class Page(HTMLParser):
+        tags: list[str]
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag not in ("script", "link", "img", "iframe", "object"), tag
+            assert not {name for name, _ in attrs} & {"src", "href"}, attrs
+
+    Page().feed(html)
+    assert "default-src 'none'" in html
+    assert "url(" not in html
+    for plot in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ET.fromstring(plot)
+
+
+def test_a_run_over_several_tenants_is_one_run(tmp_path: Path) -> None:
+    workspace = Workspace.open_for_writing(str(tmp_path / "index"))
+    for tenant in (Entity.parse("org:acme"), Entity.parse("org:other")):
+        runs = Runs(workspace.objects, tenant)
+        workspace.objects.create(f"{tenant.directory}/project:p/source:s/_source.json", b"{}")
+        runs.record(run("cleanup", 2, {"deleted_count": 3}))
+        runs.record(run("index", 1, {"sources": [source("web", 5, new=1)]}))
+    rows = [to_row(found) for found in newest_runs(workspace, 10)]
+    assert [(row["kind"], row.get("deleted"), row.get("new")) for row in rows] == [
+        ("cleanup", 6, None),
+        ("index", 0, 1),
+    ]
+    assert len(newest_runs(workspace, 1)) == 1
+
+
+# What the plots show.
+
+
+def test_growth_adds_sources_up_and_knows_those_that_were_there_before() -> None:
+    history = History(
+        [
+            run("index", 1, {"sources": [source("web", 100, new=4)]}),
+            run("index", 2, {"sources": [source("docs", 50, unchanged=9, changed=1)]}),
+            run("index", 3, {"sources": [source("web", 120, changed=1)]}),
+            run("index", 4, {"sources": [source("web", 0, revision=0)]}, "storage_error"),
+            run("remove", 5, {"entity": "docs"}),
+        ]
+    )
+    assert values(history.growth("lines_total")) == [150, 150, 170, 120]
+
+
+def test_deltas_fall_when_they_are_folded_and_measurements_come_from_compactions() -> None:
+    folded = {
+        "tenant": "org:default",
+        "folded": [{"entity": "web", "deltas": 3}],
+        "before": {"recall_at_10": 0.9, "p50_seconds": 0.02},
+        "after": {"recall_at_10": 0.99, "p50_seconds": 0.01},
+        "versions_removed": 1,
+    }
+    history = History(
+        [
+            run("index", 1, {"sources": [source("web", 1, deltas=2)]}),
+            run("index", 2, {"sources": [source("web", 1, deltas=3)]}),
+            run("compact", 3, folded),
+        ]
+    )
+    assert to_row(history.runs[-1])["folded"] == 3
+    assert [values(line) for line in history.deltas()] == [[2, 3, 0]]
+    assert [values(line) for line in history.measured("recall_at_10")] == [[0.99]]
+    assert [values(line) for line in history.measured("p50_seconds", 1000)] == [[10]]
+
+
+def test_requests_are_priced_where_runs_have_counted_them() -> None:
+    history = History([run("index", hour, {"sources": [], "requests": {"put": 500, "get": 7}}) for hour in (1, 2)])
+    series, cost = history.requests({"put": 0.01})
+    assert {line.name: values(line) for line in series} == {"put": [500, 500], "get": [7, 7]}
+    assert cost == pytest.approx(0.01)
+    assert history.requests({})[1] is None
+    stats = WorkspaceStats("w", 1, 1, False, None, "m", (), 0, None)
+    html = render(stats, list(reversed(history.runs)), START, {"put": 0.01})
+    assert "Cost per run: requests" in html
+    assert "0.0100" in html
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (1234, "1,234"), (12_345_678, "12.3M"), (0.0342, "0.0342")])
+def test_figures_are_short(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_plot_holds_every_point_within_its_frame_and_survives_any_name() -> None:
+    points = [(START + timedelta(hours=hour), float(value)) for hour, value in enumerate((0, 999_999, 500_000))]
+    svg = ET.fromstring(line_plot("a < b & \x07", [Series('"q" <x>', points), Series("one", points[:1])], unit="s"))
+    circles = svg.findall("{*}circle")
+    assert len(circles) == 4
+    for circle in circles:
+        assert 0 <= float(circle.attrib["cx"]) <= 560
+        assert 0 <= float(circle.attrib["cy"]) <= 220
+    assert float(circles[1].attrib["cy"]) < float(circles[2].attrib["cy"]) < float(circles[0].attrib["cy"])
+    assert line_plot("nothing", [Series("none", [])]) == ""

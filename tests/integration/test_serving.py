@@ -1,0 +1,69 @@
+"""``driftline serve``: one machine, no worker, no pool, and a Prefect server of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError
+from driftline.storage.workspace import Workspace
+from tests.deployed import BIN, until
+from tests.oracle import WORDS, assert_in_step, files_below, save_tiny_model
+from tests.prefect_server import answers, free_port, started
+
+pytestmark = pytest.mark.timeout(300)  # a server and its runs, on a machine that may be busy
+
+SECONDS = 10
+
+
+def post(url: str, body: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_twice(tmp_path: Path) -> None:
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "a.txt").write_text(f"{WORDS[1]}\n")
+    model = save_tiny_model(tmp_path / "model")
+    (tmp_path / "driftline.toml").write_text(f'model = "{model}"\n[[sources]]\nuri = "web"\nschedule = {SECONDS}\n')
+    port = free_port()
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "DRIFTLINE_"))}
+    environment = variables | {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+    command = [str(BIN / "driftline"), "serve", "--port", str(port)]
+    url, entity = f"http://127.0.0.1:{port}/api", Entity.parse("source:web")
+
+    def runs() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = post(f"{url}/flow_runs/filter", {"sort": "START_TIME_ASC"})
+        return [run for run in found if run["state_type"] not in ("SCHEDULED", "PENDING")]
+
+    def in_step() -> bool:
+        try:
+            assert_in_step(Workspace.open(str(tmp_path / ".driftline")), entity, files_below(tmp_path / "web"))
+        except (DriftlineError, AssertionError):
+            return False
+        return True
+
+    with started(command, tmp_path / "serve.log", environment, tmp_path) as process:
+        until(in_step, "the first run")
+        again = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (again.returncode, again.stdout) == (0, "This machine serves them already.\n")
+        (tmp_path / "web" / "b.txt").write_text(f"{WORDS[2]}\n")
+        until(in_step, "a run that sees the change")
+        assert all(run["auto_scheduled"] for run in runs())
+        times = [run["expected_start_time"] for run in runs()]
+        assert len(times) == len(set(times))  # no moment of the schedule ran twice
+        assert len(post(f"{url}/automations/filter", {})) == 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    assert not answers(f"{url}/health")  # its server went with it

@@ -1,0 +1,148 @@
+"""Proxies before the S3 server: one that drops a header or some answers, one that speaks like Google Cloud Storage."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Protocol
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from xml.sax.saxutils import escape
+
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+_OF_A_CONNECTION = ("authorization", "host", "x-amz-date", "x-amz-content-sha256")
+_OF_A_TRANSFER = ("transfer-encoding", "connection")
+
+
+Answer = tuple[http.client.HTTPResponse, bytes]
+"""Head and body."""
+
+
+class Upstream(Protocol):
+    """An S3 server and an administrator's credentials."""
+
+    @property
+    def endpoint(self) -> str: ...
+    @property
+    def access_key(self) -> str: ...
+    @property
+    def secret_key(self) -> str: ...
+
+
+class Proxy(ThreadingHTTPServer):
+    """Passes requests on, signed anew, without the header ``strip``; loses some answers; keeps a list of requests."""
+
+    daemon_threads = True
+
+    def __init__(self, upstream: Upstream, *, strip: str = "", lose_answers: int = 0) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = urlsplit(upstream.endpoint).netloc
+        self.signer = S3SigV4Auth(Credentials(upstream.access_key, upstream.secret_key), "s3", "us-east-1")
+        self.strip = strip.lower()
+        self.answers_to_lose = lose_answers
+        self.requests: list[tuple[str, str]] = []  # method, and path with its query
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def path_upstream(self, path: str) -> str:
+        return path
+
+    def headers_upstream(self, headers: Message) -> dict[str, str]:
+        dropped = (*_OF_A_CONNECTION, self.strip)
+        return {name: value for name, value in headers.items() if name.lower() not in dropped}
+
+    def headers_back(self, answer: http.client.HTTPResponse) -> dict[str, str]:
+        return {name: value for name, value in answer.getheaders() if name.lower() not in _OF_A_TRANSFER}
+
+    def ask(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """What the server says."""
+        request = AWSRequest(method, f"http://{self.upstream}{path}", headers, body)
+        self.signer.add_auth(request)
+        connection = http.client.HTTPConnection(self.upstream)
+        connection.request(method, path, body, dict(request.headers.items()))
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        return answer, data
+
+
+class GoogleProxy(Proxy):
+    """The XML API of Google Cloud Storage, as far as objects go: generations, and conditions on them.
+
+    A generation is the number that an etag's bytes make, so that it changes with the content and leads back to it.
+    """
+
+    def path_upstream(self, path: str) -> str:
+        url = urlsplit(path)
+        query = urlencode(parse_qsl(url.query, keep_blank_values=True), quote_via=quote, safe="")
+        return quote(unquote(url.path)) + ("?" + query if query else "")
+
+    def headers_upstream(self, headers: Message) -> dict[str, str]:
+        sent = {name: value for name, value in super().headers_upstream(headers).items() if "goog" not in name.lower()}
+        match headers.get("x-goog-if-generation-match"):
+            case None:
+                pass
+            case "0":
+                sent["If-None-Match"] = "*"
+            case generation:
+                number = int(generation)
+                sent["If-Match"] = number.to_bytes((number.bit_length() + 7) // 8).decode()
+        return sent
+
+    def headers_back(self, answer: http.client.HTTPResponse) -> dict[str, str]:
+        headers = super().headers_back(answer)
+        etag = answer.getheader("ETag")
+        return headers | ({"x-goog-generation": str(int.from_bytes(etag.encode()))} if etag else {})
+
+    def ask(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        if method != "DELETE":
+            return super().ask(method, path, headers, body)
+        found = super().ask("GET", path, {}, b"")
+        # By a single deletion this S3 server would leave an empty directory behind, and Google knows none.
+        bucket, _, key = unquote(path).removeprefix("/").partition("/")
+        body = f"<Delete><Object><Key>{escape(key)}</Key></Object></Delete>".encode()
+        digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+        done = super().ask("POST", f"/{bucket}?delete=", {"Content-MD5": digest}, body)
+        # S3 does not mind a missing object, Google does.
+        return found if found[0].status == http.client.NOT_FOUND else done
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two writes, and the second would wait 40 ms
+
+    def _forward(self) -> None:
+        proxy = self.server
+        assert isinstance(proxy, Proxy)
+        proxy.requests.append((self.command, self.path))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        headers = proxy.headers_upstream(self.headers)
+        answer, data = proxy.ask(self.command, proxy.path_upstream(self.path), headers, body)
+        if self.command == "PUT" and proxy.answers_to_lose:
+            proxy.answers_to_lose -= 1
+            self.close_connection = True
+            return
+        self.send_response_only(answer.status)
+        back = proxy.headers_back(answer)
+        for name, value in back.items():
+            self.send_header(name, value)
+        if not any(name.lower() == "content-length" for name in back):
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _forward
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass

@@ -1,0 +1,76 @@
+"""Which commit and branch a build is of."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from driftline.flows.builds import Build
+from driftline.storage.errors import UsageError
+
+COMMIT = "a" * 40
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (
+            {
+                "CI": "true",
+                "GITHUB_ACTIONS": "true",
+                "GITHUB_SHA": COMMIT,
+                "GITHUB_HEAD_REF": "",
+                "GITHUB_REF_NAME": "main",
+                "GITHUB_SERVER_URL": "https://git.example",
+                "GITHUB_REPOSITORY": "team/web",
+                "GITHUB_RUN_ID": "17",
+            },
+            ("GitHub Actions", COMMIT, "main", "https://git.example/team/web/actions/runs/17"),
+        ),
+        (
+            {"GITHUB_ACTIONS": "true", "GITHUB_SHA": COMMIT, "GITHUB_HEAD_REF": "topic", "GITHUB_REF_NAME": "3/merge"},
+            ("GitHub Actions", COMMIT, "topic", None),
+        ),
+        (
+            {"CI": "true", "GITLAB_CI": "true", "CI_COMMIT_SHA": COMMIT, "CI_COMMIT_BRANCH": "main", "CI_JOB_URL": "u"},
+            ("GitLab CI", COMMIT, "main", "u"),
+        ),
+        ({"JENKINS_URL": "x", "GIT_COMMIT": COMMIT, "BRANCH_NAME": "main"}, ("Jenkins", COMMIT, "main", None)),
+        ({"CI": "true", "CI_COMMIT_SHA": COMMIT, "CI_COMMIT_BRANCH": "main"}, ("CI", COMMIT, "main", None)),
+        ({"CI": "true"}, ("CI", None, None, None)),
+        ({}, ("", None, None, None)),
+    ],
+)
+def test_ci_systems_are_understood(
+    environ: dict[str, str], expected: tuple[str, str | None, str | None, str | None], tmp_path: Path
+) -> None:
+    build = Build.detect(environ, str(tmp_path))
+    assert (build.system, build.commit, build.branch, build.url) == expected
+    assert build.checked_out is None
+
+
+def test_git_tells_what_ci_does_not(tmp_path: Path) -> None:
+    who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+    for command in (["init", "-q", "-b", "topic"], [*who, "commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    build = Build.detect({}, str(tmp_path))
+    assert build.branch == "topic"
+    assert build.commit == build.checked_out
+    assert build.committed is not None
+    other = Build.detect({"GITHUB_ACTIONS": "1", "GITHUB_SHA": COMMIT}, str(tmp_path))
+    assert (other.commit, other.checked_out, other.committed) == (COMMIT, build.commit, None)
+
+
+def test_a_time_that_ci_tells_is_used() -> None:
+    told = {"GITLAB_CI": "1", "CI_COMMIT_SHA": COMMIT, "CI_COMMIT_TIMESTAMP": "2026-11-22T03:04:05+01:00"}
+    committed = Build.detect(told, "/").committed
+    assert committed is not None
+    assert committed.isoformat() == "2026-11-22T03:04:05+01:00"
+    assert Build.detect(told | {"CI_COMMIT_TIMESTAMP": "yesterday"}, "/").committed is None
+
+
+def test_a_build_of_no_known_commit_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="CI_COMMIT_SHA"):
+        Build.detect({}, str(tmp_path)).required_commit()

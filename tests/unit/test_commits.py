@@ -1,0 +1,214 @@
+"""What git says has changed: between two commits, and on the disk; and when all has to be looked at instead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from driftline.storage.workspace import IndexedCommit
+from driftline.tasks.commits import changes_between, changes_on_disk, commit_time, head, is_ancestor
+from driftline.tasks.git import WorkTree, find_work_tree
+from driftline.tasks.since_commit import WorkTreeAtCommit
+
+
+def git(folder: Path, *arguments: str) -> str:
+    settings = ("user.name=test", "user.email=test@localhost", "protocol.file.allow=always")
+    options = [part for setting in settings for part in ("-c", setting)]
+    done = subprocess.run(["git", *options, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit(folder: Path) -> str:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "a commit")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def tree_at(folder: Path) -> WorkTree:
+    tree = find_work_tree(str(folder))
+    assert tree is not None
+    return tree
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "repository"
+    (root / "sub").mkdir(parents=True)
+    git(root, "init", "-q", "-b", "main")
+    for name in ("a.py", "b b.py", "sub/c.py", "sub/é\n.py"):
+        (root / name).write_text(f"content of {name}\n")
+    commit(root)
+    return root
+
+
+def test_edits_additions_deletions_and_both_ends_of_a_rename_differ(repository: Path) -> None:
+    base = git(repository, "rev-parse", "HEAD")
+    (repository / "a.py").write_text("edited\n")
+    (repository / "new.py").write_text("new\n")
+    git(repository, "mv", "b b.py", "sub/moved.py")
+    (repository / "sub" / "é\n.py").unlink()
+    now = commit(repository)
+    assert changes_between(tree_at(repository), base, now).paths == (
+        "a.py",
+        "b b.py",
+        "new.py",
+        "sub/moved.py",
+        "sub/é\n.py",
+    )
+    assert changes_between(tree_at(repository / "sub"), base, now).paths == ("moved.py", "é\n.py")
+    assert changes_between(tree_at(repository), base, base).paths == ()
+
+
+def test_a_history_that_was_rewritten_is_compared_by_its_files(repository: Path) -> None:
+    (repository / "a.py").write_text("pushed\n")
+    pushed = commit(repository)
+    git(repository, "reset", "-q", "--hard", "HEAD~1")
+    (repository / "b b.py").write_text("pushed instead\n")
+    assert changes_between(tree_at(repository), pushed, commit(repository)).paths == ("a.py", "b b.py")
+
+
+@pytest.mark.parametrize("base", ["f" * 40, "--output=x", "", "HEAD"])
+def test_a_base_that_the_clone_does_not_hold_means_all(repository: Path, base: str) -> None:
+    changes = changes_between(tree_at(repository), base, git(repository, "rev-parse", "HEAD"))
+    assert changes.paths is None
+    assert "indexed last" in changes.why
+
+
+def test_a_shallow_clone_that_lacks_the_base_means_all(repository: Path, tmp_path: Path) -> None:
+    base = git(repository, "rev-parse", "HEAD")
+    (repository / "a.py").write_text("edited\n")
+    now = commit(repository)
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repository}", "shallow")
+    assert changes_between(tree_at(tmp_path / "shallow"), base, now).paths is None
+    git(tmp_path / "shallow", "fetch", "-q", "--depth", "2", "origin", "main")
+    assert changes_between(tree_at(tmp_path / "shallow"), base, now).paths == ("a.py",)
+
+
+@pytest.mark.parametrize("name", [".gitignore", "sub/.driftlineignore", ".gitattributes"])
+def test_a_file_that_decides_about_others_means_all(repository: Path, name: str) -> None:
+    base = git(repository, "rev-parse", "HEAD")
+    (repository / name).write_text("*.log\n")
+    assert changes_on_disk(tree_at(repository / "sub")).paths is None
+    now = commit(repository)
+    changes = changes_between(tree_at(repository / "sub"), base, now)
+    assert changes.paths is None
+    assert name in changes.why
+
+
+def test_a_submodule_means_all(repository: Path, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "-q", str(repository), "inner")
+    base = git(repository, "rev-parse", "HEAD")
+    git(repository, "submodule", "add", "-q", str(tmp_path / "inner"), "inner")
+    now = commit(repository)
+    assert changes_between(tree_at(repository), base, now).paths is None
+    assert changes_on_disk(tree_at(repository)).paths is None
+
+
+def test_what_is_edited_deleted_or_untracked_differs_from_the_commit(repository: Path) -> None:
+    tree = tree_at(repository)
+    assert changes_on_disk(tree).paths == ()
+    (repository / "a.py").write_text("edited\n")
+    (repository / "b b.py").unlink()
+    (repository / "fresh").mkdir()
+    (repository / "fresh" / "new.py").write_text("new\n")
+    (repository / "staged.py").write_text("staged\n")
+    git(repository, "add", "staged.py")
+    assert changes_on_disk(tree).paths == ("a.py", "b b.py", "fresh/new.py", "staged.py")
+    assert changes_on_disk(tree_at(repository / "sub")).paths == ()
+
+
+def test_what_only_this_machine_ignores_is_seen(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "global-ignore").write_text("*.log\n")
+    git(repository, "config", "core.excludesFile", str(tmp_path / "global-ignore"))
+    (repository / "x.log").write_text("indexed all the same\n")
+    assert changes_on_disk(tree_at(repository)).paths == ("x.log",)
+
+
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+def test_files_that_git_is_told_not_to_look_at_mean_all(repository: Path, flag: str) -> None:
+    git(repository, "update-index", flag, "a.py")
+    assert changes_on_disk(tree_at(repository)).paths is None
+
+
+def test_a_repository_inside_that_git_does_not_look_into_means_all(repository: Path) -> None:
+    (repository / "inner").mkdir()
+    git(repository / "inner", "init", "-q")
+    (repository / "inner" / "x.py").write_text("x\n")
+    assert changes_on_disk(tree_at(repository)).paths is None
+
+
+def test_names_that_are_no_text_are_left_out_as_the_scan_does(repository: Path) -> None:
+    base = git(repository, "rev-parse", "HEAD")
+    Path(os.fsdecode(os.fsencode(repository) + b"/bad\xff.py")).write_text("x\n")
+    assert changes_on_disk(tree_at(repository)).paths == ()
+    assert changes_between(tree_at(repository), base, commit(repository)).paths == ()
+
+
+def test_the_head_knows_its_time_and_branch(repository: Path) -> None:
+    found = head(str(repository))
+    assert found is not None
+    assert (found.id, found.branch) == (git(repository, "rev-parse", "HEAD"), "main")
+    assert abs((datetime.now(UTC) - found.committed).total_seconds()) < 600
+    assert commit_time(str(repository), found.id) == found.committed
+    git(repository, "checkout", "-q", "--detach")
+    detached = head(str(repository))
+    assert detached is not None
+    assert detached.branch is None
+
+
+def test_without_git_or_a_first_commit_there_is_no_head(tmp_path: Path) -> None:
+    assert head(str(tmp_path)) is None
+    git(tmp_path, "init", "-q")
+    assert head(str(tmp_path)) is None
+
+
+def test_a_commit_holds_those_before_it(repository: Path) -> None:
+    first = git(repository, "rev-parse", "HEAD")
+    (repository / "a.py").write_text("edited\n")
+    second = commit(repository)
+    assert is_ancestor(str(repository), first, second)
+    assert not is_ancestor(str(repository), second, first)
+    assert not is_ancestor(str(repository), "f" * 40, second)
+
+
+# What is recorded of a run, and when it counts.
+
+
+def look(repository: Path, rules: object = ()) -> WorkTreeAtCommit:
+    found = WorkTreeAtCommit.look(str(repository), rules)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def last(repository: Path) -> IndexedCommit:
+    """What a run with token 4 recorded."""
+    reached = look(repository).reached(4)
+    assert reached is not None
+    return reached
+
+
+def test_a_recorded_commit_counts_only_if_nobody_had_the_lease_since(repository: Path, last: IndexedCommit) -> None:
+    (repository / "a.py").write_text("edited\n")
+    assert look(repository).changes_since(last, 5).paths == ("a.py",)
+    assert look(repository).changes_since(last, 6).paths is None
+    assert look(repository).changes_since(None, 5).paths is None
+
+
+def test_other_settings_mean_all(repository: Path, last: IndexedCommit) -> None:
+    assert look(repository, ("*.py",)).changes_since(last, 5).paths is None
+    (repository / ".git" / "info" / "exclude").write_text("*.py\n")
+    assert look(repository).changes_since(last, 5).paths is None
+
+
+def test_nothing_is_recorded_of_a_tree_that_is_not_at_its_commit(repository: Path) -> None:
+    began = look(repository)
+    (repository / "a.py").write_text("edited\n")
+    assert began.reached(1) is None
+    commit(repository)
+    assert began.reached(1) is None
+    assert look(repository).reached(1) is not None

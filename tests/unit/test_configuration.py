@@ -1,0 +1,262 @@
+"""``driftline.toml``: what it may say, how a mistake is told, and what its named workspaces allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from driftline.flows.configuration import Configuration, Schedule, find_config, load_config, named_workspace_filter
+from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
+from driftline.storage.filters import LineFilter
+
+Write = Callable[[str], Path]
+
+TEAM = """
+workspace = "s3://index/team"
+
+[[sources]]
+uri = "web"
+include = ["*.py"]
+exclude = ["vendored/"]
+schedule = "*/15 8-18 * * 1-5"
+
+[[sources]]
+uri = "s3://docs/handbook/"
+entity = "org:acme/project:docs/source:handbook"
+schedule = 600
+
+[[sources]]
+uri = "../shared"
+
+[workspaces.backend]
+sources = ["source:shared"]
+dirs = ["web/api", "./web/api/", "s3://docs/handbook/ops"]
+
+[workspaces.everything]
+sources = ["org:default", "org:acme"]
+
+[workspaces.overlapping]
+sources = ["source:web"]
+dirs = ["web/api"]
+
+[workspaces.empty]
+
+[storage_options]
+aws_region = "eu-central-1"
+aws_access_key_id = "${TEAM_KEY}"
+aws_secret_access_key = "block:team-secret"
+allow_http = true
+
+[prices]
+put = 0.005
+"""
+
+WEB, SHARED = Entity.parse("source:web"), Entity.parse("source:shared")
+HANDBOOK = Entity.parse("org:acme/project:docs/source:handbook")
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a configuration file into a folder of its own, beside two sources, and returns its path."""
+    (tmp_path / "team" / "web" / "api").mkdir(parents=True)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "team" / "web" / "README.md").touch()
+
+    def put(text: str) -> Path:
+        path = tmp_path / "team" / "driftline.toml"
+        path.write_text(text)
+        return path
+
+    return put
+
+
+@pytest.fixture
+def team(write: Write) -> Configuration:
+    return load_config(write(TEAM))
+
+
+def test_sources_are_resolved_relative_to_the_file(team: Configuration, tmp_path: Path) -> None:
+    assert team.workspace == "s3://index/team"
+    web, handbook, shared = team.sources
+    assert (web.uri, web.entity) == (str(tmp_path / "team" / "web"), WEB)
+    assert (web.include, web.exclude) == (("*.py",), ("vendored/",))
+    assert web.schedule == Schedule(cron="*/15 8-18 * * 1-5")
+    assert (handbook.uri, handbook.entity) == ("s3://docs/handbook", HANDBOOK)
+    assert handbook.schedule == Schedule(interval_seconds=600)
+    assert (shared.uri, shared.entity, shared.schedule) == (str(tmp_path / "shared"), SHARED, None)
+
+
+def test_the_workspace_is_beside_the_file_by_default(write: Write) -> None:
+    path = write('[[sources]]\nuri = "web"\n')
+    assert load_config(path).workspace == str(path.parent / ".driftline")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('[[sources]]\nuri = "web"\nshedule = 5', r"'shedule'.*\[\[sources\]\] number 1.*'schedule'"),
+        ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "b"\ncolour = 1', r"'colour'.*number 2.*Known here: .*uri"),
+        ('worspace = "x"', "'worspace'.*Did you mean 'workspace'"),
+        ("workspace = 3", "'workspace' cannot be used"),
+        ('[sources]\nuri = "web"', r"\[\[sources\]\]"),
+        ('[[sources]]\nentity = "source:a"', "'uri' is missing"),
+        ('[[sources]]\nuri = ""', "'uri' cannot be used"),
+        ('[[sources]]\nuri = "web"\ninclude = "*.py"', "'include' cannot be used.*list"),
+        ('[[sources]]\nuri = "web"\nschedule = "every day"', "'schedule' cannot be used.*five fields"),
+        ('[[sources]]\nuri = "web"\nschedule = "99 * * * *"', "'schedule' cannot be used"),
+        ('[[sources]]\nuri = "web"\nschedule = "* * * * * *"', "'schedule' cannot be used"),
+        ('[[sources]]\nuri = "web"\nschedule = 0', "'schedule' cannot be used.*1 second"),
+        ('[[sources]]\nuri = "web"\nschedule = inf', "'schedule' cannot be used"),
+        ('[[sources]]\nuri = "web"\nschedule = true', "'schedule' cannot be used"),
+        ('[[sources]]\nuri = "web"\nentity = "nonsense"', r"nonsense.*\[\[sources\]\] number 1"),
+        ('[[sources]]\nuri = "web"\nentity = "org:acme"', "org:acme is none.*number 1"),
+        ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "./web/"', "listed twice.*number 2"),
+        ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "x/web"', "Two sources are .*source:web.*number 2"),
+        ('[workspaces.a]\ndirectories = ["web"]', r"'directories'.*\[workspaces.a\].*dirs"),
+        (
+            '[[sources]]\nuri = "web"\n[workspaces.a]\ndirs = ["nowhere"]',
+            r"'nowhere' lies in no source.*\[workspaces.a\]",
+        ),
+        ('[[sources]]\nuri = "web"\n[workspaces.a]\ndirs = ["webb"]', "'webb' lies in no source"),
+        ('[[sources]]\nuri = "web"\n[workspaces.a]\nsources = ["source:wob"]', "source:wob.*Sources: .*source:web"),
+        ("[prices]\nput = -1", r"'put' cannot be used.*\[prices\]"),
+        ("[storage_options]\nx = [1]", r"'x' cannot be used.*\[storage_options\]"),
+        ("[[sources]", "not TOML"),
+    ],
+)
+def test_a_mistake_is_told_with_its_key_and_table(write: Write, text: str, complaint: str) -> None:
+    path = write(text)
+    with pytest.raises(UsageError, match=complaint) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_what_is_no_text_is_told(write: Write) -> None:
+    path = write("")
+    path.write_bytes(b'workspace = "\xff"')
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load_config(path)
+
+
+# Where it is found.
+
+
+def test_the_nearest_file_from_here_upward_is_found(write: Write, tmp_path: Path) -> None:
+    path = write("")
+    (tmp_path / "other.toml").touch()
+    below = path.parent / "web" / "api"
+    assert find_config(None, {}, below) == path
+    assert find_config(None, {"DRIFTLINE_CONFIG": "../../../other.toml"}, below) == tmp_path / "other.toml"
+    assert find_config(path, {"DRIFTLINE_CONFIG": "../../../other.toml"}, below) == path
+    with pytest.raises(UsageError, match="named by DRIFTLINE_CONFIG"):
+        find_config(None, {"DRIFTLINE_CONFIG": "missing.toml"}, below)
+    with pytest.raises(UsageError, match="named by --config"):
+        find_config("missing.toml", {}, below)
+
+
+# Secrets.
+
+SECRET = "hunter2-hunter2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[storage_options]\naws_secret_access_key = "{SECRET}"',
+        f'[storage_options]\naws_session_token = "{SECRET}"',
+        f'[storage_options]\nAZURE_STORAGE_SAS_TOKEN = "{SECRET}"',
+        f'[storage_options]\npassword = "{SECRET}"',
+        f'[storage_options]\npassword = "${{A}}{SECRET}"',
+        f'[storage_options]\nheader = "block:Not A Name {SECRET}"',
+        f'[storage_options]\ngoogle_service_account = \'{{"private_key": "{SECRET}"}}\'',
+        f'[storage_options]\nproxy_url = "http://me:{SECRET}@proxy"',
+        f'[storage_options]\ntoken = ["{SECRET}"]',
+        f'workspace = "s3://me:{SECRET}@bucket/x"',
+        f'workspace = ["{SECRET}"]',
+        f'[[sources]]\nuri = "sftp://me:{SECRET}@host/x"',
+        f'[[sources]]\nuri = "https://host/x?sig={SECRET}"',
+        f'[[sources]]\nuri = "web"\n[workspaces.a]\ndirs = ["sftp://me:{SECRET}@host/x"]',
+    ],
+)
+def test_a_secret_in_the_file_is_refused_and_not_repeated(write: Write, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_config(write(text))
+    assert SECRET not in str(caught.value)
+    assert caught.value.__context__ is None  # pydantic's own error would repeat the value in a traceback
+    assert SECRET not in repr(caught.value.to_dict())
+
+
+def test_references_are_resolved_only_when_they_are_used(team: Configuration, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert team.storage_options["aws_access_key_id"] == "${TEAM_KEY}"
+    assert team.storage_options["aws_secret_access_key"] == "block:team-secret"
+    without_block = {key: value for key, value in team.storage_options.items() if not value.startswith("block:")}
+    resolved = Configuration(team.path, "x", storage_options=without_block).options({"TEAM_KEY": "abc"})
+    assert resolved == {"aws_region": "eu-central-1", "aws_access_key_id": "abc", "allow_http": "true"}
+    with pytest.raises(UsageError, match="'aws_access_key_id' needs the variable TEAM_KEY"):
+        team.options({})
+
+
+# Named workspaces.
+
+
+def test_a_named_workspace_is_the_union_of_its_sources_and_directories(team: Configuration) -> None:
+    found = named_workspace_filter(team, "backend")
+    assert found.any_of is not None
+    assert set(found.any_of) == {
+        LineFilter(entities=(SHARED,)),
+        LineFilter(entities=(WEB,), dirs=("api",)),
+        LineFilter(entities=(HANDBOOK,), dirs=("ops",)),
+    }
+    assert (found.entities, found.dirs) == (None, None)
+
+
+def test_an_entity_names_all_sources_below_it(team: Configuration) -> None:
+    assert named_workspace_filter(team, "everything") == LineFilter(entities=tuple(sorted((WEB, SHARED, HANDBOOK))))
+
+
+def test_a_directory_of_a_source_that_is_wholly_in_adds_nothing(team: Configuration) -> None:
+    assert named_workspace_filter(team, "overlapping") == LineFilter(entities=(WEB,))
+
+
+def test_an_empty_workspace_allows_nothing(team: Configuration) -> None:
+    found = named_workspace_filter(team, "empty")
+    assert found == LineFilter(entities=())
+    assert found.to_sql() is not None
+
+
+def test_a_directory_above_sources_means_all_of_them(write: Write) -> None:
+    config = load_config(
+        write('[[sources]]\nuri = "web"\n[[sources]]\nuri = "../shared"\n[workspaces.a]\ndirs = [".."]')
+    )
+    assert named_workspace_filter(config, "a") == LineFilter(entities=tuple(sorted((WEB, SHARED))))
+
+
+def test_a_directory_in_two_sources_means_both(write: Write) -> None:
+    all_and_web = '[[sources]]\nuri = "."\nentity = "source:all"\n[[sources]]\nuri = "web"\n'
+    config = load_config(write(all_and_web + '[workspaces.a]\ndirs = ["web/api"]'))
+    found = named_workspace_filter(config, "a")
+    assert set(found.any_of or ()) == {
+        LineFilter(entities=(Entity.parse("source:all"),), dirs=("web/api",)),
+        LineFilter(entities=(WEB,), dirs=("api",)),
+    }
+
+
+@pytest.mark.parametrize(("name", "complaint"), [("web/gone", "does not exist"), ("web/README.md", "is a file")])
+def test_a_directory_that_is_not_there_is_told(write: Write, name: str, complaint: str) -> None:
+    config = load_config(write(f'[[sources]]\nuri = "web"\n[workspaces.a]\ndirs = ["{name}"]'))
+    with pytest.raises(UsageError, match=rf"{name.rpartition('/')[2]}.*{complaint}.*\[workspaces.a\]"):
+        named_workspace_filter(config, "a")
+
+
+def test_without_its_source_a_directory_is_taken_at_its_word(write: Write) -> None:
+    config = load_config(write('[[sources]]\nuri = "elsewhere"\n[workspaces.a]\ndirs = ["elsewhere/x"]'))
+    assert named_workspace_filter(config, "a") == LineFilter(entities=(Entity.parse("source:elsewhere"),), dirs=("x",))
+
+
+def test_an_unknown_name_is_told_with_the_known_ones(team: Configuration) -> None:
+    with pytest.raises(UsageError, match=r"'backen'.*Known: backend, everything, overlapping, empty"):
+        named_workspace_filter(team, "backen")

@@ -1,0 +1,89 @@
+"""What ``driftline.toml`` makes of deployments/prefect.yaml, without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from driftline.flows.configuration import Configuration, load_config
+from driftline.flows.deployments import deployment_name, deployments_of
+from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
+
+FILE = Path(__file__).resolve().parents[2] / "deployments" / "prefect.yaml"
+
+
+def configuration(folder: Path, text: str) -> Configuration:
+    (folder / "driftline.toml").write_text(text)
+    return load_config(folder / "driftline.toml")
+
+
+def by_name(folder: Path, text: str, **options: Any) -> dict[str, dict[str, Any]]:
+    return {spec["name"]: spec for spec in deployments_of(configuration(folder, text), **options).deployments}
+
+
+def test_each_source_has_a_deployment_with_its_own_schedule(tmp_path: Path) -> None:
+    found = by_name(
+        tmp_path,
+        '[[sources]]\nuri = "web"\nschedule = "0 * * * *"\ninclude = ["*.py"]\n'
+        '[[sources]]\nuri = "s3://bucket/docs"\nentity = "org:acme/project:a/source:docs"\nschedule = 90\n'
+        '[[sources]]\nuri = "plain"\n',
+    )
+    assert list(found) == ["web", "acme:a:docs", "plain", "compact", "cleanup", "verify"]
+    web, docs = found["web"], found["acme:a:docs"]
+    assert web["schedules"] == [{"slug": "schedule", "cron": "0 * * * *"}]
+    assert docs["schedules"][0]["interval"] == 90
+    assert found["plain"]["schedules"][0]["cron"] == "*/15 * * * *"
+    assert web["parameters"]["sources"] == [str(tmp_path / "web")]
+    assert web["parameters"]["include"] == ["*.py"]
+    assert docs["parameters"]["entity"] == "org:acme/project:a/source:docs"
+    assert {spec["parameters"]["workspace"] for spec in found.values()} == {str(tmp_path / ".driftline")}
+
+
+def test_nothing_is_left_of_the_placeholders(tmp_path: Path) -> None:
+    wanted = deployments_of(configuration(tmp_path, '[[sources]]\nuri = "web"\n'))
+    assert "$DRIFTLINE" not in yaml.safe_dump(list(wanted.deployments))
+    (trigger,) = next(spec for spec in wanted.deployments if spec["name"] == "compact")["triggers"]
+    assert trigger["match"]["driftline.workspace"] == str(tmp_path / ".driftline")
+
+
+def test_secrets_stay_references(tmp_path: Path) -> None:
+    text = '[storage_options]\nsecret = "${STORE_SECRET}"\n[[sources]]\nuri = "web"\n'
+    for spec in by_name(tmp_path, text).values():
+        assert spec["parameters"]["storage_options"] == {"secret": "${STORE_SECRET}"}
+
+
+def test_a_prefix_and_an_executor_reach_what_they_should(tmp_path: Path) -> None:
+    text = '[[sources]]\nuri = "web"\n'
+    found = by_name(tmp_path, text, prefix="team:", executor="tcp://dask:8786")
+    with_executor = [name for name, spec in found.items() if spec["parameters"].get("executor") == "tcp://dask:8786"]
+    assert with_executor == ["team:web", "team:compact"]
+
+
+def test_a_file_without_sources_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no source"):
+        deployments_of(configuration(tmp_path, ""))
+
+
+@pytest.mark.parametrize(
+    ("entity", "name"),
+    [
+        ("source:web", "web"),
+        ("project:alpha/source:web", "alpha:web"),
+        ("org:acme/source:web", "acme:default:web"),
+        ("source:a:b", "a~3Ab"),
+    ],
+)
+def test_names_are_short_and_tell_sources_apart(entity: str, name: str) -> None:
+    assert deployment_name(Entity.parse(entity)) == name
+
+
+def test_the_file_is_one_that_prefect_reads_by_itself() -> None:
+    spec = yaml.safe_load(FILE.read_text())
+    assert spec["pull"] == []
+    assert {one["concurrency_limit"]["collision_strategy"] for one in spec["deployments"][1:]} == {"CANCEL_NEW"}
+    (automation,) = spec["automations"]
+    assert automation["trigger"]["posture"] == "Proactive"

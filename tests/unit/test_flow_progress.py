@@ -1,0 +1,68 @@
+"""The progress artifact of a flow run never holds the pipeline up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from driftline.flows import flow_runs
+from driftline.flows.flow_runs import PrefectProgress, options_of
+from driftline.storage.errors import UsageError
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
+    """What a server that takes 0.1 s for each update was told."""
+    updates: list[tuple[float, str]] = []
+
+    def update(_: object, progress: float, description: str) -> None:
+        time.sleep(0.1)
+        updates.append((progress, description))
+
+    monkeypatch.setattr(flow_runs, "create_progress_artifact", lambda *_, **__: uuid4())
+    monkeypatch.setattr(flow_runs, "update_progress_artifact", update)
+    monkeypatch.setattr(flow_runs, "UPDATE_SECONDS", 0.05)
+    return updates
+
+
+def test_a_slow_server_is_told_rarely_and_the_pipeline_does_not_wait_for_it(told: list[tuple[float, str]]) -> None:
+    with PrefectProgress(logging.getLogger("tests")) as progress:
+        progress.phase("embedding", 100_000)
+        busy = 0.0
+        for _ in range(10):
+            started = time.thread_time()
+            for _ in range(100):
+                progress.advance(10, 20)
+            busy += time.thread_time() - started
+            time.sleep(0.06)
+        assert len(told) == 1  # the next one may come after 10 s: 1 % of the time
+        assert busy < 0.05
+        progress.finish("done")
+    assert told[-1] == (100.0, "done")
+    assert "documents" in told[0][1]
+
+
+def test_a_server_that_is_away_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch, told: list[Any]) -> None:
+    calls: list[float] = []
+
+    def fail(_: object, progress: float, description: str) -> None:
+        calls.append(progress)
+        raise OSError("no route")
+
+    monkeypatch.setattr(flow_runs, "update_progress_artifact", fail)
+    with PrefectProgress(logging.getLogger("tests")) as progress:
+        progress.phase("scanning")
+        time.sleep(0.3)
+    assert calls
+
+
+def test_secrets_are_resolved_on_the_worker_and_refused_in_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORE_SECRET", "s3cr3t")
+    assert options_of({"secret": "${STORE_SECRET}"}) == {"secret": "s3cr3t"}
+    with pytest.raises(UsageError) as caught:
+        options_of({"secret": "s3cr3t"})
+    assert "s3cr3t" not in str(caught.value)

@@ -1,0 +1,61 @@
+"""Whether a hit is still where the index says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driftline.storage.errors import AccessDenied, ObjectNotFound
+from driftline.tasks.batch import HASH_BYTES
+from driftline.tasks.freshness import Freshness, State, judge, judge_read
+from driftline.tasks.text import MAX_LINE_CHARACTERS
+
+
+def digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("current", "expected"),
+    [
+        (["one", "two", "three"], Freshness(State.FRESH, 2)),
+        (["zero", "one", "two"], Freshness(State.MOVED, 3)),
+        (["two"], Freshness(State.MOVED, 1)),
+        (["two", "x", "two"], Freshness(State.MOVED, 3)),
+        (["two", "x", "y", "two"], Freshness(State.MOVED, 1)),
+        (["one", "two ", "three"], Freshness(State.STALE)),
+        ([], Freshness(State.STALE)),
+    ],
+)
+def test_a_line_is_fresh_moved_or_stale(current: list[str], expected: Freshness) -> None:
+    assert judge("two", 2, current) == expected
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.sampled_from("abc"), st.integers(1, 15))
+def test_the_place_told_holds_the_line_and_no_nearer_one_does(current: Sequence[str], text: str, line: int) -> None:
+    found = judge(text, line, current)
+    places = [number for number, content in enumerate(current, 1) if content == text]
+    assert (found.state is State.STALE) == (not places)
+    if places:
+        assert found.line in places
+        assert abs(found.line - line) == min(abs(place - line) for place in places)
+        assert (found.state is State.FRESH) == (found.line == line)
+
+
+def test_a_line_that_the_index_cut_is_compared_as_far_as_it_was_kept() -> None:
+    long = "x" * (MAX_LINE_CHARACTERS + 9)
+    assert judge(long[:MAX_LINE_CHARACTERS], 1, [long]) == Freshness(State.FRESH, 1)
+
+
+def test_what_reading_came_to_decides() -> None:
+    data = b"one\ntwo\n"
+    assert judge_read("two", 2, digest(data), data) == Freshness(State.FRESH, 2)
+    assert judge_read("two", 2, digest(data), b"two\n") == Freshness(State.MOVED, 1)
+    assert judge_read("two", 2, digest(data), b"\0binary") == Freshness(State.STALE)
+    assert judge_read("two", 2, digest(data), ObjectNotFound("Not found", "x")) == Freshness(State.GONE)
+    assert judge_read("two", 2, digest(data), AccessDenied("Access denied", "x")) is None
+    assert judge_read("two", 2, digest(data), None) is None

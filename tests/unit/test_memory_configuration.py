@@ -1,0 +1,101 @@
+"""The configuration of the memory store: YAML, references, the environment, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from driftline.flows.memory_configuration import MemoryConfiguration, load_memory_configuration
+from driftline.storage.errors import UsageError
+
+FULL = """
+settings:
+  ltm:
+    backend: hierarchical
+    catalog: {type: postgresql, url: "postgresql://u:${PASSWORD}@h/d", pool_size: 7}
+    storage: {uri: "${BUCKET:-s3://default}/memory"}
+    hierarchy:
+      levels: [org, team, agent]
+      root_entity: {type: team, id: core}
+      defaults: {team: everyone}
+    performance:
+      metadata_cache: {enabled: true, ttl_seconds: "${TTL:-60}"}
+      parallel_reads: {threads: "${THREADS}"}
+    index: {format: parquet, row_group_size: 122880, compression: zstd}
+    inline_threshold: 512
+"""
+
+
+def load(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> MemoryConfiguration:
+    file = tmp_path / "memory.yaml"
+    file.write_text(text)
+    return load_memory_configuration(file, environ or {})
+
+
+def test_a_file_is_read_with_its_references(tmp_path: Path) -> None:
+    found = load(tmp_path, FULL, {"PASSWORD": "secret", "THREADS": "8"})
+    assert found.catalog.url == "postgresql://u:secret@h/d"
+    assert found.storage.uri == "s3://default/memory"
+    assert (found.performance.parallel_reads.threads, found.performance.metadata_cache.ttl_seconds) == (8, 60.0)
+    assert found.hierarchy.levels == ("org", "team", "agent")
+    assert found.inline_threshold == 512
+    assert "secret" not in repr(found)
+
+
+def test_without_anything_there_are_defaults() -> None:
+    assert load_memory_configuration(environ={}) == MemoryConfiguration()
+
+
+def test_the_environment_wins_and_its_numbers_are_numbers(tmp_path: Path) -> None:
+    environ = {
+        "PASSWORD": "x",
+        "THREADS": "8",
+        "DATABASE_URL": "postgresql://other/d",
+        "LTM_STORAGE_URI": "/srv/memory",
+        "LTM_ROOT_ENTITY_TYPE": "org",
+        "LTM_ROOT_ENTITY_ID": "acme",
+        "LTM_METADATA_CACHE_TTL": "5",
+        "LTM_PARALLEL_THREADS": "3",
+        "LTM_COMPACTION_THRESHOLD": "12",
+    }
+    found = load(tmp_path, FULL, environ)
+    assert found.catalog.url == "postgresql://other/d"
+    assert found.storage.uri == "/srv/memory"
+    assert found.hierarchy.root_entity is not None
+    assert (found.hierarchy.root_entity.type, found.hierarchy.root_entity.id) == ("org", "acme")
+    assert found.performance.metadata_cache.ttl_seconds == 5.0
+    assert found.performance.parallel_reads.threads == 3
+    assert found.index.compaction_threshold == 12
+
+
+def test_a_root_of_which_only_the_id_is_named_is_of_the_first_level() -> None:
+    found = load_memory_configuration(environ={"LTM_ROOT_ENTITY_ID": "acme"}, hierarchy={"levels": ["team", "agent"]})
+    assert found.hierarchy.root_entity is not None
+    assert found.hierarchy.root_entity.type == "team"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("inline_threshold: 512", "inline_treshold: 512", "inline_treshold: no such key"),
+        ("pool_size: 7", "poolsize: 7", "catalog.poolsize: no such key"),
+        ("pool_size: 7", "pool_size: none", "catalog.pool_size"),
+        ("type: postgresql,", "type: sqlite,", "the type is sqlite"),
+        ("backend: hierarchical", "backend: flat", "backend"),
+        ("compression: zstd", "compression: snappy", "index.compression"),
+        ("${PASSWORD}", "${MISSING}", "MISSING is not set"),
+        ("ltm:", "other:", "settings.ltm"),
+        ("[org, team, agent]", "[org, ", "no YAML"),
+    ],
+)
+def test_what_is_wrong_is_told_by_name_and_without_secrets(tmp_path: Path, old: str, new: str, told: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        load(tmp_path, FULL.replace(old, new), {"PASSWORD": "secret", "THREADS": "8"})
+    assert told in str(refusal.value)
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_memory_configuration(environ={"LTM_CONFIG": str(tmp_path / "missing.yaml")})

@@ -1,0 +1,189 @@
+"""Bad input to a memory store is refused with a clear error, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.storage.catalog import parse_url
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity, BadEntry, UsageError
+from driftline.storage.hierarchy import Hierarchy
+from driftline.storage.memory import Item, MemoryStore
+
+LARGE = "a value that is not inlined " * 100
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryStore]:
+    """One store for all tests here: nothing is ever written to it."""
+    with MemoryStore(str(tmp_path_factory.mktemp("memory") / "workspace")) as opened:
+        yield opened
+        assert not [info for info in opened.workspace.objects.list() if ":" in info.path]
+        assert opened.list_entities("org:acme") == []
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a\x00b", "x" * 2_000, "\ud800", "😀" * 100], ids=ascii)
+def test_an_id_that_no_directory_can_have_is_refused(store: MemoryStore, name: str) -> None:
+    with pytest.raises(BadEntity):
+        store.store("key", LARGE, Entity((("org", "acme"), ("project", name))))
+    with pytest.raises(BadEntity):
+        store.register_entity_with_defaults("user", name)
+
+
+def test_a_path_that_no_bucket_can_have_is_refused(store: MemoryStore) -> None:
+    parts = tuple((level, "ü" * 40) for level in store.hierarchy.levels)
+    with pytest.raises(BadEntity, match="path"):
+        store.store("key", LARGE, Entity(parts))
+
+
+@pytest.mark.parametrize("key", ["", "a\x00b", "a\nb", "x" * 1_025, "\udc80", None, 7], ids=ascii)
+def test_a_key_that_no_database_can_hold_is_refused(store: MemoryStore, key: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: store.store(key, LARGE, "org:acme"),
+        lambda: store.retrieve(key, "org:acme"),
+        lambda: store.delete(key, "org:acme"),
+    ]
+    for call in calls:
+        with pytest.raises(BadEntry):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("value", "metadata", "expires"),
+    [
+        (float("nan"), None, None),
+        (object(), None, None),
+        ("\ud800", None, None),
+        (1, {"a": float("inf")}, None),
+        (1, {"a": "\x00"}, None),
+        (1, {"a": "x" * 70_000}, None),
+        (1, {"a": {1}}, None),
+        (1, {1: "a"}, None),
+        (1, None, datetime(2026, 1, 1)),
+    ],
+    ids=range(9),
+)
+def test_what_cannot_be_stored_is_refused_before_anything_is_written(
+    store: MemoryStore, value: Any, metadata: Any, expires: datetime | None
+) -> None:
+    with pytest.raises(BadEntry):
+        store.store_many([Item("fine", LARGE, "org:acme"), Item("key", value, "org:acme", metadata, expires)])
+
+
+def test_metadata_may_speak_of_nul_without_holding_it(store: MemoryStore) -> None:
+    from driftline.storage.memory_values import check_metadata
+
+    assert check_metadata({"a": "\\u0000"}) == {"a": "\\u0000"}
+    with pytest.raises(BadEntry, match="NUL"):
+        check_metadata({"a": "\\\x00"})
+
+
+@pytest.mark.parametrize(
+    "entity",
+    [
+        "",
+        "acme",
+        "org",
+        "org:acme/",
+        "project:a/org:b",
+        "org:a/org:b",
+        "team:x",
+        "org:a//project:b",
+        "source:web",
+        ":x",
+    ],
+)
+def test_what_names_no_entity_is_refused(store: MemoryStore, entity: str) -> None:
+    with pytest.raises(BadEntity):
+        store.store("key", LARGE, entity)
+    with pytest.raises(BadEntity):
+        store.retrieve("key", entity)
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "WzFd", "WyJhIiwgMV0=", "\x00", "é"])
+def test_what_is_no_cursor_is_refused(store: MemoryStore, cursor: str) -> None:
+    with pytest.raises(UsageError, match="not a cursor"):
+        store.retrieve_by_entity("org", "acme", cursor=cursor)
+
+
+@pytest.mark.parametrize("fields", [{"a": {}}, {"a": [[]]}, {"a": object()}])
+def test_a_filter_of_anything_but_scalars_is_refused(store: MemoryStore, fields: dict[str, Any]) -> None:
+    with pytest.raises(BadEntry):
+        store.search("", fields)
+
+
+def test_a_search_by_meaning_needs_a_model(store: MemoryStore) -> None:
+    with pytest.raises(UsageError, match="embedding model"):
+        store.search_memory("query")
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("org:acme", ["acme"]),
+        ("project:p", ["default", "p"]),
+        ("session:s", ["default", "_unassigned", "_unassigned", "s"]),
+        ("org:a~2Fb", ["a/b"]),
+        ("org:a~b", ["a~b"]),
+        ("org:a~2fb", ["a~2fb"]),
+        ("org:Zoë", ["Zoë"]),
+        ("org:Zo~C3~AB", ["Zoë"]),
+        ("org:~7E2F", ["~2F"]),
+    ],
+)
+def test_text_names_an_entity_plainly_or_as_its_directory(text: str, ids: list[str]) -> None:
+    entity = Hierarchy().entity(text)
+    assert [name for _, name in entity.parts] == ids
+    assert Hierarchy().entity(entity.directory) == entity
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"levels": ()},
+        {"levels": ("org", "org")},
+        {"levels": ("org", "source")},
+        {"levels": ("Org",)},
+        {"levels": tuple(f"l{n}" for n in range(9))},
+        {"defaults": {"team": "x"}},
+        {"defaults": {"org": ".."}},
+        {"root": ("team", "x")},
+    ],
+)
+def test_a_hierarchy_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Hierarchy(**options)
+
+
+def test_a_level_below_is_no_parent() -> None:
+    with pytest.raises(BadEntity, match="below"):
+        Hierarchy().named("project", "p", {"user": "u"})
+
+
+@pytest.mark.parametrize("url", ["", "x", "mysql://u:secret@h/d", "sqlite://", "sqlite:///:memory:"])
+def test_what_is_no_catalog_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse_url(url)
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_every_spelling_of_postgresql_means_psycopg(scheme: str) -> None:
+    assert parse_url(f"{scheme}://u@h/d").drivername == "postgresql+psycopg"
+
+
+def test_a_workspace_in_a_bucket_needs_a_catalog_of_its_own(s3_bucket: str) -> None:
+    with pytest.raises(UsageError, match="catalog"):
+        MemoryStore(s3_bucket)
+
+
+def test_a_catalog_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    from driftline.storage.errors import CatalogError
+
+    with pytest.raises(CatalogError, match="unable to open"):
+        MemoryStore(str(tmp_path / "workspace"), catalog_url=f"sqlite:///{tmp_path}/missing/catalog.sqlite")
