@@ -36,7 +36,8 @@ class Deployments:
 def deployments_of(configuration: Configuration, *, executor: str = "inline", prefix: str = "") -> Deployments:
     """One index deployment for each source, and those that look after the workspace.
 
-    ``executor`` is where index and compact run their tasks. ``prefix`` goes before every name, for several workspaces on one server. Raises UsageError if there is no source.
+    ``executor`` is where index and compact run their tasks. ``prefix`` goes before every name, for several workspaces
+    on one server. Raises UsageError if there is no source.
     """
     if not configuration.sources:
         raise UsageError("There is no source to deploy", str(configuration.path), "Add a [[sources]] table.")

@@ -11,9 +11,9 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines import is_one_of, quote
 
-_GLOB_PART = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|[^*?\[]+|\[")
+_GLOB_PART = re.compile(r"(?<![^/])\*\*/|\*\*|\*|\?|\[!?+[^/][^\]/]*\]|[^*?\[]+|\[")
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
-_SPECIAL_IN_SET = re.compile(r"[\\\[\]^&~]")
+_SET_ITEM = re.compile(r"(.)-(.)|(.)", re.DOTALL)
 _ESCAPED = r"\\\g<0>"
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -78,11 +78,22 @@ def _translated(part: str) -> str:
         return "(?:.*/)?"
     if part in ("**", "*", "?"):
         return {"**": ".*", "*": "[^/]*", "?": "[^/]"}[part]
-    if part.startswith("[") and part.endswith("]") and len(part) > 2:
-        inside = part[1:-1]
-        negated, inside = inside.startswith("!"), inside.removeprefix("!")
-        return f"[{'^/' if negated else ''}{_SPECIAL_IN_SET.sub(_ESCAPED, inside)}]"
+    if len(part) > 1 and part[0] == "[":
+        return _set(part[1:-1])
     return _SPECIAL.sub(_ESCAPED, part)
+
+
+def _set(inside: str) -> str:
+    """A set of characters, none of them a slash; a range that is upside down holds nothing."""
+    ranges = ""
+    negated = inside.startswith("!")
+    for first, last, single in _SET_ITEM.findall(inside[negated:]):
+        low, high = first or single, last or single
+        for start, end in ((low, min(high, ".")), (max(low, "0"), high)):  # those before the slash, and after it
+            ranges += rf"\U{ord(start):08x}-\U{ord(end):08x}" if start <= end else ""
+    if negated:
+        return f"[^/{ranges}]"
+    return f"[{ranges}]" if ranges else r"[^\U00000000-\U0010ffff]"
 
 
 def _glob(glob: str) -> str:

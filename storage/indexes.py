@@ -26,10 +26,10 @@ TOKENIZER: dict[str, Any] = {
     "stem": True,
     "remove_stop_words": False,
 }
-"""Identifiers are split into words and words are stemmed (``tasks/terms.py`` does the same); "is not" can be code."""
+"""Identifiers are split into words and words are stemmed; "is not" can be code."""
 
 VECTOR_INDEX = "IVF_RQ"
-"""With one bit for each dimension (storage/adr/0007): small, and quick to search as a whole. What it finds is compared
+"""With one bit for each dimension (storage/adr/0008): small, and quick to search as a whole. What it finds is compared
 by the vectors themselves."""
 VECTOR_BITS = 1
 VECTOR_METRIC: Literal["l2"] = "l2"
@@ -91,6 +91,14 @@ def maintain(table: LineTable, scope: Scope = "all", *, thorough: bool = False) 
         if changed and changed[-1] == name:
             dataset = table.open()
     return changed
+
+
+def tokens(text: str, *, whole: bool = False) -> list[str]:
+    """The words of ``text`` in their order, as the full-text index holds them; ``whole``: with endings and accents."""
+    import lance
+
+    options = TOKENIZER | {"stem": False, "ascii_folding": False} if whole else TOKENIZER
+    return [token.text for token in lance.tokenize(text, **options)]
 
 
 def drop(table: LineTable, names: Sequence[str]) -> None:

@@ -47,7 +47,7 @@ def schema(dim: int) -> pa.Schema:
     """The columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``; ``parent_dirs`` end with a slash.
 
     ``block`` stands in the first row of each block of a document: its path, a line feed, and the lines of the block
-    from the first to the last that has a row, joined by line feeds (storage/adr/0006).
+    from the first to the last that has a row, joined by line feeds (storage/adr/0007).
     """
     return pa.schema(
         [

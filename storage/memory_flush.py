@@ -76,19 +76,27 @@ class Flusher:
 
         ``shared`` leaves tenants alone that another process is flushing.
         """
-        flushed = 0
         with self._one_at_a_time:
             self._waiting = 0  # what is written from here on is either seen below or counted anew
-            for tenant in self._catalog.read(partial(outbox.waiting, for_vectors=self._search is not None)):
-                if shared and not self._claim(tenant, CLAIM_SECONDS):
-                    continue
-                while batch := self._batch(tenant):
-                    self._publish(tenant, batch)
-                    flushed += len(batch)
-                    if shared:
-                        self._claim(tenant, CLAIM_SECONDS)
+            try:
+                return self._flush(shared)
+            except BaseException:
+                self._waiting += 1
+                raise
+
+    def _flush(self, shared: bool) -> int:
+        flushed = 0
+        for tenant in self._catalog.read(partial(outbox.waiting, for_vectors=self._search is not None)):
+            if shared and not self._claim(tenant, CLAIM_SECONDS):
+                self._waiting += 1  # the other one may have looked for the last time already
+                continue
+            while batch := self._batch(tenant):
+                self._publish(tenant, batch)
+                flushed += len(batch)
                 if shared:
-                    self._claim(tenant, 0.0)
+                    self._claim(tenant, CLAIM_SECONDS)
+            if shared:
+                self._claim(tenant, 0.0)
         return flushed
 
     def close(self) -> None:
@@ -137,5 +145,4 @@ class Flusher:
                 pause_seconds = FLUSH_SECONDS
             except DriftlineError as error:
                 _log.warning("Memory indexes lag behind, and are tried again: %s", error)
-                self._waiting = max(self._waiting, 1)
                 pause_seconds = min(2 * pause_seconds, MAX_PAUSE_SECONDS)

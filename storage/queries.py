@@ -58,6 +58,10 @@ class LineQuery:
     def dataset(self) -> LanceDataset:
         return self.table.open(cached=True)
 
+    def open(self) -> None:
+        """Open the table and count what matches now, rather than when the first line is asked for."""
+        _ = self.matches
+
     @cached_property
     def sql(self) -> str | None:
         return self.where.to_sql() if self.where else None

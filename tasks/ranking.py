@@ -3,9 +3,9 @@
 A line is judged with its neighbours, since one line alone says little:
 
     score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
-          + 0.04 x BM25 of the four best blocks of its document
-          + 8 x cosine of the vectors around it
-          + 4 if it begins a definition
+          + 0.06 x BM25 of the four best blocks of its document
+          + 8 x cosine of the vectors around it; 2 x in prose
+          + 4 if it begins a definition, in code
 
 The figures were chosen on the tuning half of ``tests/benchmarks/quality.py``.
 """
@@ -13,7 +13,7 @@ The figures were chosen on the tuning half of ``tests/benchmarks/quality.py``.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,27 +26,28 @@ WORD_REACH, WORD_DECAY = 8, 0.85
 MEANING_REACH, MEANING_DECAY = 3, 0.7
 """The same of vectors."""
 PATH_WEIGHT = 0.5
-DOCUMENT_WEIGHT, DOCUMENT_BLOCKS = 0.04, 4
-MEANING_WEIGHT = 8.0
+DOCUMENT_WEIGHT, DOCUMENT_BLOCKS = 0.06, 4
+MEANING_WEIGHT, PROSE_MEANING_WEIGHT = 8.0, 2.0
+"""In prose, words say more than the vectors of a few short lines."""
+PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
 DEFINITION_BONUS = 4.0
 BM25_K1, BM25_B = 1.2, 0.75
 _DEFINITION = re.compile(
     r"\s*(?:(?:export|default|public|private|protected|internal|static|abstract|final|async|inline|pub(?:\([^)]*\))?)\s+)*"
-    r"(?:def|class|func|function|fn|fun|interface|struct|enum|trait|impl|module|type|record|namespace)\s+\w"
+    r"(?:def|class|func|function|fn|fun|interface|struct|enum|trait|impl|module|type|record|namespace)\s+"
+    r"[\w.<>]+\s*(?:[(:{<=\[]|$|(?:struct|interface|extends|implements|for)\b)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Candidates, ``n`` of them, in the order of documents and lines.
+    """Where ``n`` lines stand, in the order of documents and lines.
 
-    ``document`` ``(n,) int`` tells documents apart, ``number`` ``(n,) int`` holds 0-based lines.
+    ``document`` ``(n,) int`` tells documents apart, ``number`` ``(n,) int`` counts from 0 in each.
     """
 
     document: NDArray[np.int64]
     number: NDArray[np.int64]
-    text: Sequence[str]
-    path: Sequence[str]
 
 
 def word_weights(
@@ -54,16 +55,13 @@ def word_weights(
 ) -> NDArray[np.float32]:
     """``(t,)``: what each of ``t`` words weighs (its idf), from the scores that an index has given to ``b`` blocks.
 
-    ``counts`` ``(b, t)`` says how often each block holds each word, ``lengths`` ``(b,)`` how many words it has. An
-    index tells its scores, not the weights in them; they are what explains the scores best (non-negative least
-    squares).
+    ``counts`` ``(b, t)`` says how often each block holds each word, ``lengths`` ``(b,)`` how long it is. An index
+    tells its scores, not the weights in them; they are what explains the scores best (least squares).
     """
-    from scipy.optimize import nnls
-
     if not counts.size:
         return np.zeros(counts.shape[1], np.float32)
-    weights, _ = nnls(_saturated(counts, lengths), bm25.astype(np.float64))
-    return np.asarray(weights, np.float32)
+    weights, *_ = np.linalg.lstsq(_saturated(counts, lengths), bm25)
+    return np.asarray(weights.clip(min=0), np.float32)
 
 
 def text_scores(
@@ -76,19 +74,29 @@ def text_scores(
     """``(n,)``: BM25 of the words around each line and of its path.
 
     ``counts`` and ``in_path`` ``(n, t)`` say how often a line and its path hold each word of the query, ``lengths``
-    ``(n,)`` how many words a line has, ``weights`` ``(t,)`` what each word weighs.
+    ``(n,)`` how long a line is, ``weights`` ``(t,)`` what each word weighs.
     """
     around = _around(lines, np.column_stack([counts, lengths]), WORD_REACH, WORD_DECAY)
     scores: NDArray[np.float32] = _saturated(around[:, :-1] + in_path, around[:, -1]) @ weights
     return scores + PATH_WEIGHT * ((in_path > 0) @ weights)
 
 
-def document_scores(documents: Sequence[Hashable], bm25: Sequence[float]) -> dict[Hashable, float]:
-    """What each document gains by its best blocks; ``documents`` names that of each block, best first."""
-    of_document: dict[Hashable, list[float]] = {}
-    for document, score in zip(documents, bm25, strict=True):
-        of_document.setdefault(document, []).append(score)
-    return {name: DOCUMENT_WEIGHT * sum(found[:DOCUMENT_BLOCKS]) for name, found in of_document.items()}
+def line_scores(
+    counts: NDArray[np.float32], lengths: NDArray[np.float32], weights: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """``(n,)``: BM25 of the words of each line alone, which tells the best line of a window."""
+    scores: NDArray[np.float32] = _saturated(counts, lengths) @ weights
+    return scores
+
+
+def document_scores(document: Sequence[int], bm25: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """``(count,)``: what each document gains by its best blocks; ``document`` names that of each block, best first."""
+    gains, taken = np.zeros(count, np.float32), [0] * count
+    for at, score in zip(document, bm25.tolist(), strict=True):
+        if taken[at] < DOCUMENT_BLOCKS:
+            taken[at] += 1
+            gains[at] += DOCUMENT_WEIGHT * score
+    return gains
 
 
 def meaning_scores(lines: Lines, vectors: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -99,24 +107,33 @@ def meaning_scores(lines: Lines, vectors: NDArray[np.float32], query: NDArray[np
     return cosines
 
 
+def is_prose(path: str) -> bool:
+    """Whether a document is meant to be read as text, by its extension."""
+    return path.lower().endswith(PROSE_EXTENSIONS)
+
+
 def definitions(text: Sequence[str]) -> NDArray[np.bool_]:
     """``(n,)``: which lines begin the definition of a function, a class or a type."""
     return np.fromiter((_DEFINITION.match(line) is not None for line in text), np.bool_, len(text))
 
 
 def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """How often each text holds each of ``words``, which are distinct terms, ``(n, t)``; and its length, ``(n,)``."""
+    """How often each text holds each of ``words``, which are distinct terms, ``(n, t)``; and its length, ``(n,)``.
+
+    Lengths are in characters, which BM25 only compares with their mean.
+    """
     column = {word: at for at, word in enumerate(words)}
+    # Most lines hold none of the words, and a stem has all but two letters of its beginning from the word itself.
+    beginnings = "|".join(re.escape(word[: max(1, len(word) - 2)]) for word in words)
+    may_hold = re.compile(beginnings or "(?!)", re.IGNORECASE).search
     counts = np.zeros((len(texts), len(words)), np.float32)
-    lengths = np.zeros(len(texts), np.float32)
     for row, text in enumerate(texts):
-        found = terms(text)
-        lengths[row] = len(found)
-        for term in found:
-            at = column.get(term)
-            if at is not None:
-                counts[row, at] += 1
-    return counts, lengths
+        if may_hold(text) or not text.isascii():  # terms are without accents
+            for term in terms(text):
+                at = column.get(term)
+                if at is not None:
+                    counts[row, at] += 1
+    return counts, np.fromiter((len(text.strip()) for text in texts), np.float32, len(texts))
 
 
 def _saturated(counts: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.filters import LineFilter
 from driftline.storage.model import Embedder
@@ -22,6 +23,7 @@ from driftline.tasks.candidates import gather, rank
 from driftline.tasks.context import ModelRef, load_embedder
 from driftline.tasks.explanation import Explanation
 from driftline.tasks.hits import Hit, hits
+from driftline.tasks.terms import as_indexed, telling_words
 from driftline.tasks.windows import Window, merge_windows
 
 DEFAULT_TOP_K = 10
@@ -30,6 +32,7 @@ FETCH_FACTOR = 3
 """Lines fetched for each result wanted, because neighbouring ones merge; more are fetched if that is not enough."""
 CANDIDATE_BLOCKS = 100
 CANDIDATE_LINES = 50
+MAX_BLOCKS = 6_400
 """Blocks found by words and lines found by meaning among which a hybrid search chooses; more if results are lacking."""
 
 Mode = Literal["hybrid", "vector", "text"]
@@ -99,11 +102,14 @@ def search(
     config = workspace.config
     if top_k == 0 or not query.strip() or config.fingerprint is None or config.model is None or config.dim is None:
         return nothing
-    with explanation.timed("open"):
+    with explanation.timed("open"), ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load_embedder, ModelRef(config.model, config.fingerprint, config.dim))
         where = relative_to_sources(workspace, where) if where else None
         tables = [table for tenant in workspace.tenants() if (table := workspace.lines(tenant)).exists()]
         queries = [LineQuery(table, where, strategy, fallback_threshold) for table in tables]
-        embedder = load_embedder(ModelRef(config.model, config.fingerprint, config.dim))
+        for query_of_table in queries:
+            query_of_table.open()
+        embedder = loading.result()
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
         return nothing
@@ -153,14 +159,18 @@ class _Finder:
             blocks, nearest = self._candidates(n_blocks, n_nearest)
             with self.explanation.timed("rank"):
                 lines = gather(blocks, nearest)
-                rows = rank(
-                    self.query, self.embedded, lines, blocks, nearest, self.embedder, top_k=top_k, meaning=meaning
-                )
+                rows = rank(self.query, self.embedded, lines, blocks, self.embedder, top_k=top_k, meaning=meaning)
                 if self.max_distance is not None:
                     rows = [row for row in rows if row["distance"] <= self.max_distance]
                 windows = merge_windows(rows, reach, top_k)
             self.explanation.blocks, self.explanation.candidates = len(blocks), len(lines)
-            if len(windows) == top_k or (len(blocks) < n_blocks and (not n_nearest or len(nearest) < n_nearest)):
+            all_near = not meaning or len(nearest) < n_nearest  # within the distance, if one is given
+            all_blocks = len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
+            if (
+                len(windows) == top_k
+                or (all_near and self.max_distance is not None)
+                or (all_blocks and (all_near or not meaning))
+            ):
                 return windows
             n_blocks, n_nearest = 4 * n_blocks, 4 * n_nearest
 
@@ -173,7 +183,8 @@ class _Finder:
 
         with ThreadPoolExecutor(1) as pool:
             nearest = pool.submit(timed, "vector", lambda: self._nearest(lines))
-            found = timed("text", lambda: _best([table.blocks(self.query, blocks) for table in self.tables], blocks))
+            words = as_indexed(telling_words(self.query))
+            found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
             return found, nearest.result()
 
     def _nearest(self, top_k: int) -> pa.Table:
@@ -186,15 +197,33 @@ def _best(found: Sequence[pa.Table], limit: int) -> pa.Table:
 
 
 def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
-    """``where`` with absolute paths and directories spelled relative to the local source that holds them."""
-    given = [*(where.paths or ()), *(where.dirs or ())]
-    if not any(os.path.isabs(path) for path in given):
+    """``where`` with absolute paths and directories as those of the local sources that hold them, and of no others.
+
+    One that no source holds is left as it is.
+    """
+    if not any(os.path.isabs(name) for name in (*(where.paths or ()), *(where.dirs or ()))):
         return where
-    roots = [record.uri for _, record in workspace.sources() if known_source(record.uri).is_local]
+    roots = [(entity, record.uri) for entity, record in workspace.sources() if known_source(record.uri).is_local]
+    within = where.any_of
+    if where.paths is not None:
+        alternatives = _by_source(roots, where.paths).items()
+        within = tuple(LineFilter(entities=entities, paths=paths, any_of=within) for entities, paths in alternatives)
+    if where.dirs is not None:
+        alternatives = _by_source(roots, where.dirs).items()
+        within = tuple(LineFilter(entities=entities, dirs=dirs, any_of=within) for entities, dirs in alternatives)
+    return replace(where, paths=None, dirs=None, any_of=within)
 
-    def relative(path: str) -> str:
-        holding = [root for root in roots if path.startswith(f"{root}/") or path == root]
-        return path[len(max(holding, key=len)) :] or "." if holding else path
 
-    paths = None if where.paths is None else tuple(map(relative, where.paths))
-    return replace(where, paths=paths, dirs=None if where.dirs is None else tuple(map(relative, where.dirs)))
+def _by_source(
+    roots: Sequence[tuple[Entity, str]], names: Sequence[str]
+) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
+    """``names`` relative to the sources that hold them; under None those that none of ``roots`` holds."""
+    found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
+    for name in names:
+        path = os.path.normpath(name)
+        held: list[tuple[tuple[Entity, ...] | None, str]] = [
+            ((entity,), path[len(root) :] or ".") for entity, root in roots if f"{path}/".startswith(f"{root}/")
+        ]
+        for entities, relative in held or [(None, name)]:
+            found[entities] = (*found.get(entities, ()), relative)
+    return found

@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
-import Stemmer
+from driftline.storage.indexes import tokens
 
-_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
-_WORDS_KEPT = 65_536
-_stemmer = Stemmer.Stemmer("english")
+_NAME_PART = re.compile(r"[^\W_]+")  # the tokenizer leaves the underscores of _cache and __init__ where they are
+_PARTS_KEPT = 65_536
+
+WORDS_OF_A_NAME = 2
+
+_FILLERS = """
+a an and are as at be been but by can do does for from had has have how if in into is it its of on or so such than
+that the their then there these they this to was we were what when where which who will with you your
+"""
+STOP_WORDS = frozenset(_FILLERS.split())
+"""Words of a question that say nothing about its answer."""
 
 
 def terms(text: str) -> list[str]:
     """The terms of ``text`` in their order: ``parse_HTTPRequests`` gives pars, http, request."""
-    return [stem(word) for word in _WORD.findall(text)]
+    return [term for part in _NAME_PART.findall(text) for term in _terms_of(part)]
 
 
-@lru_cache(_WORDS_KEPT)
-def stem(word: str) -> str:
-    """``word`` in lower case, without its English ending (Porter's second stemmer)."""
-    return str(_stemmer.stemWord(word.lower()))
+def telling_words(query: str) -> list[str]:
+    """The distinct words of ``query``, identifiers split, without STOP_WORDS unless it has no others."""
+    words = list(dict.fromkeys(tokens(" ".join(_NAME_PART.findall(query)), whole=True)))
+    return [word for word in words if word not in STOP_WORDS] or words
+
+
+def as_indexed(words: Sequence[str]) -> str:
+    """A query for the full-text index, which holds ``_cache`` and ``__init__`` with their underscores.
+
+    Those are looked for where the query may be a name: among many words, rare spellings would outweigh the others.
+    """
+    if len(words) > WORDS_OF_A_NAME:
+        return " ".join(words)
+    return " ".join(f"{word} _{word} __{word}__ {word}_" for word in words)
+
+
+@lru_cache(_PARTS_KEPT)
+def _terms_of(part: str) -> tuple[str, ...]:
+    return tuple(tokens(part))

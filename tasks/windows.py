@@ -12,7 +12,10 @@ MAX_WINDOW_LINES = 32
 
 @dataclass(slots=True)
 class Window:
-    """Neighbouring hits of one document; lines are 0-based and both ends included. ``best`` is the first hit."""
+    """Neighbouring hits of one document; lines are 0-based, both ends included.
+
+    ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance`` and ``text`` are its.
+    """
 
     entity: str
     path: str
@@ -20,36 +23,49 @@ class Window:
     best: int
     distance: float
     text: str
+    fit: float
     first: int
     last: int
 
+    @classmethod
+    def around(cls, row: Mapping[str, Any]) -> Window:
+        """The window of one hit."""
+        line, distance = row["line_number"], row["distance"]
+        fit = row.get("fit", -distance)
+        return cls(row["entity"], row["path"], row["hash"], line, distance, row["text"], fit, first=line, last=line)
+
+    def take_in(self, other: Window) -> None:
+        """Become a window of both; the one that fits better names the best line."""
+        if other.fit > self.fit:
+            self.best, self.distance, self.text, self.fit = other.best, other.distance, other.text, other.fit
+        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
+
 
 def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, top_k: int) -> list[Window]:
-    """Hits, best first, as at most ``top_k`` windows, in the order of their best hits.
+    """Hits, best first, as at most ``top_k`` windows, in the order of their first hits.
 
-    ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``. Hits up to ``reach`` lines
-    apart become one window, unless it would be too long: then the later one is left out. Hits are
-    read until there are enough windows, so that none grows by hits that are worse than all of them.
+    ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` if that is
+    not simply the better the nearer. Hits up to ``reach`` lines apart become one window, unless it would be too long:
+    then the later one is left out. Hits are read until there are enough windows, so that none grows by hits that are
+    worse than all of them.
     """
     windows: list[Window] = []
     of_document: dict[tuple[str, str], list[Window]] = {}
     for row in rows:
-        number = row["line_number"]
-        known = of_document.setdefault((row["entity"], row["path"]), [])
-        near = [window for window in known if window.first - reach <= number <= window.last + reach]
+        new = Window.around(row)
+        known = of_document.setdefault((new.entity, new.path), [])
+        near = [window for window in known if window.first - reach <= new.first <= window.last + reach]
         if near:
-            first = min(number, *(window.first for window in near))
-            last = max(number, *(window.last for window in near))
-            if last - first < MAX_WINDOW_LINES:
-                near[0].first, near[0].last = first, last
-                for merged in near[1:]:
-                    known.remove(merged)
-                    windows.remove(merged)
+            joined = (*near, new)
+            if max(w.last for w in joined) - min(w.first for w in joined) < MAX_WINDOW_LINES:
+                for other in joined[1:]:
+                    near[0].take_in(other)
+                for other in near[1:]:
+                    known.remove(other)
+                    windows.remove(other)
             continue
-        text, distance = row["text"], row["distance"]
-        window = Window(row["entity"], row["path"], row["hash"], number, distance, text, first=number, last=number)
-        known.append(window)
-        windows.append(window)
+        known.append(new)
+        windows.append(new)
         if len(windows) == top_k:
             break
     return windows

@@ -16,6 +16,7 @@ from driftline.flows.settings import workspace_for_reading
 
 if TYPE_CHECKING:
     from driftline.storage.filters import LineFilter
+    from driftline.storage.workspace import Workspace
 
 
 @app.command()
@@ -61,10 +62,9 @@ def search(
     from driftline.flows.display import print_explanation, print_json, print_search
     from driftline.storage.entities import Entity
     from driftline.storage.filters import LineFilter
-    from driftline.storage.workspace import Workspace
     from driftline.tasks.search import search as search_lines
 
-    opened = Workspace.open(target)
+    opened = _open(target)
     where = LineFilter(
         entities=tuple(Entity.parse(path, opened.config.hierarchy) for path in entities) if entities else None,
         paths=tuple(paths) if paths else None,
@@ -93,13 +93,20 @@ def search(
     return DONE if result["results"] else NOTHING_FOUND
 
 
+def _open(workspace: str) -> Workspace:
+    """The workspace, with the storage options of ``driftline.toml`` if it is the one named there."""
+    from driftline.flows.configuration import options_for
+    from driftline.storage.workspace import Workspace
+
+    return Workspace.open(workspace, options_for(workspace, os.environ, Path.cwd()))
+
+
 def _local_folders(workspace: str, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The folder of each local source that has hits, for links."""
     from driftline.flows.settings import local_path
     from driftline.storage.entities import Entity
-    from driftline.storage.workspace import Workspace
 
-    opened = Workspace.open(workspace)
+    opened = _open(workspace)
     folders: dict[str, str] = {}
     for entity in {hit["source"] for hit in hits}:
         record = opened.source(Entity.parse(entity, opened.config.hierarchy))
@@ -113,9 +120,8 @@ def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> in
     """Show what the workspace holds."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
     from driftline.flows.display import print_json, print_status
-    from driftline.storage.workspace import Workspace
 
-    result = asdict(Workspace.open(target).stats())
+    result = asdict(_open(target).stats())
     if as_json:
         print_json(result)
     else:
@@ -128,9 +134,8 @@ def sources(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> i
     """List the sources of the workspace."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
     from driftline.flows.display import print_json, print_sources
-    from driftline.storage.workspace import Workspace
 
-    stats = Workspace.open(target).stats()
+    stats = _open(target).stats()
     result = {"workspace": stats.workspace, "sources": list(stats.sources)}
     if as_json:
         print_json(result)

@@ -142,7 +142,8 @@ def _score(name: str, answer: Contender, queries: Sequence[Query]) -> Score:
         lines=float(np.mean(lengths)) if lengths else 0.0,
     )
     print(
-        f"{name:22} {score.mrr:7.3f} {score.recall:10.3f} {score.ndcg:8.3f} {score.milliseconds:7.1f} {score.lines:6.1f}",
+        f"{name:22} {score.mrr:7.3f} {score.recall:10.3f} {score.ndcg:8.3f} "
+        f"{score.milliseconds:7.1f} {score.lines:6.1f}",
         flush=True,
     )
     return score

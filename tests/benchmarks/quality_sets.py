@@ -41,7 +41,7 @@ CODE_PACKAGES = (
 MIN_QUERY_WORDS, MAX_QUERY_WORDS = 5, 30
 MIN_FUNCTION_LINES = 3
 MIN_REST_WORDS = 15
-MAX_PER_FILE = 4
+MAX_PER_FILE = {"code": 4, "prose": 16}
 _SEED = 20261122
 _SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\"*])[.!?:](?:\s|$)")
 _MARKUP = re.compile(r":[a-z:]+:`|[`*]|\[([^\]]*)\]\([^)]*\)")
@@ -94,7 +94,7 @@ def code_set(packages: Sequence[str] = CODE_PACKAGES, count: int = 2_400) -> Que
                 trees.append((path, text))
                 if not re.search(r"(^|/)(tests?|testing|_vendor|vendored)/|/test_|/conftest", path):
                     found += [(query, path, first, last) for query, first, last in functions]
-        return _write(root, trees, found, count)
+        return _write("code", root, trees, found, count)
 
     return _read("code", f"quality-code-{len(packages)}-{count}", make)
 
@@ -109,7 +109,7 @@ def prose_set(count: int = 1_200) -> QuerySet:
             rest, paragraphs = without_first_sentences(text)
             trees.append((path, rest))
             found += [(query, path, first, last) for query, first, last in paragraphs]
-        return _write(root, trees, found, count)
+        return _write("prose", root, trees, found, count)
 
     return _read("prose", f"quality-prose-{count}", make)
 
@@ -194,7 +194,7 @@ def _documentation() -> Iterator[tuple[str, str]]:
 
 
 def _write(
-    root: Path, trees: Sequence[tuple[str, str]], found: Sequence[tuple[str, str, int, int]], count: int
+    kind: Kind, root: Path, trees: Sequence[tuple[str, str]], found: Sequence[tuple[str, str, int, int]], count: int
 ) -> tuple[int, int, int]:
     """Write the tree, and beside it a random choice of the queries that are asked only once."""
     lines = size = 0
@@ -207,7 +207,7 @@ def _write(
     dice, per_file = random.Random(_SEED), Counter[str]()
     chosen: list[Query] = []
     for text, path, first, last in dice.sample(list(found), len(found)):
-        if asked[text.lower()] == 1 and per_file[path] < MAX_PER_FILE and len(chosen) < count:
+        if asked[text.lower()] == 1 and per_file[path] < MAX_PER_FILE[kind] and len(chosen) < count:
             per_file[path] += 1
             chosen.append(Query(text, path, first, last, dice.choice(("tuning", "reporting"))))
     (root.parent / "queries.json").write_text(json.dumps([asdict(query) for query in chosen]))

@@ -29,14 +29,19 @@ class Directories:
 
 
 def sample_queries(table: LineTable, embedder: WordTableEmbedder, count: int) -> NDArray[np.float32]:
-    """``(count, dim)``: vectors of lines of the table without their first word, so that none is stored as such."""
+    """``(count, dim)``: the vectors of ``sample_texts``."""
+    return np.stack([embedder.embed_query(text) for text in sample_texts(table, count)])
+
+
+def sample_texts(table: LineTable, count: int) -> list[str]:
+    """Lines of the table without their first word, so that none is stored as such."""
     texts = pa.Table.from_batches(table.rows(["text"]))["text"]
     dice, chosen = random.Random(_SEED), list[str]()
     while len(chosen) < count:
         words = str(texts[dice.randrange(len(texts))].as_py()).split()
         if len(words) >= MIN_WORDS:
             chosen.append(" ".join(words[1:]))
-    return np.stack([embedder.embed_query(text) for text in chosen])
+    return chosen
 
 
 def choose_directories(table: LineTable, shares: Sequence[float]) -> list[Directories]:

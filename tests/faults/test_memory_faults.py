@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from driftline.storage.memory import Item, MemoryStore
 from driftline.storage.memory_index import MemoryIndex
 from driftline.storage.memory_vectors import VectorTable
 from driftline.storage.model import Embedder
+from driftline.storage.outbox import claim
 from driftline.tasks.embedding import WordTableEmbedder
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.postgres_server import PostgresServer
@@ -129,6 +131,7 @@ def test_a_catalog_that_stays_away_is_a_connection_error_without_a_password(
     assert (str(copy), copy.fix, copy.kind) == (str(failure.value), failure.value.fix, "connection_error")
 
 
+@pytest.mark.filterwarnings("ignore:transaction already deassociated")  # which is what is simulated
 def test_a_commit_whose_acknowledgement_is_lost_is_repeated_without_harm(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +182,34 @@ def test_a_blob_that_is_gone_or_damaged_is_told(store: MemoryStore) -> None:
         store.retrieve("key", ACME)
     with pytest.raises(ObjectNotFound):
         store.workspace.objects.get(path + "x")
+
+
+def test_what_another_process_is_flushing_is_tried_again(store: MemoryStore) -> None:
+    store.store("key", 1, S1)
+    tenant, now = store.hierarchy.entity(ACME), datetime.now(UTC)
+    until = now + timedelta(minutes=1)
+    assert store.catalog.write(lambda connection: claim(connection, tenant, "another", now, until))
+    store.store("another key", 1, S1)
+    store._flusher.flush(shared=True)
+    assert store._flusher.has_waiting
+    assert store.flush() >= 1
+    assert store.flush() == 0
+
+
+def test_a_flush_that_fails_is_made_good_on_close(
+    tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise StorageError("The disk is full", "delta")
+
+    with MemoryStore(str(tmp_path / "workspace"), catalog_url=sqlite_catalog) as store:
+        create = LocalDisk.create
+        monkeypatch.setattr(LocalDisk, "create", fail)
+        store.store("key", 1, S1)
+        with pytest.raises(StorageError):
+            store.flush()
+        monkeypatch.setattr(LocalDisk, "create", create)
+    assert MemoryIndex(store.workspace.objects, ACME).read(columns=["key"])["key"].to_pylist() == ["key"]
 
 
 def _changes(store: MemoryStore) -> None:

@@ -19,7 +19,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["indexing", "unchanged", "memory", "recall", "index_kinds"])
+@pytest.mark.parametrize("name", ["indexing", "unchanged", "memory", "searching", "quality", "index_kinds"])
 def test_a_benchmark_runs_on_a_small_corpus(name: str, corpora: Path) -> None:
     env = {**os.environ, "TMPDIR": str(corpora)}
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--small"]

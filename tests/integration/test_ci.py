@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from driftline.storage.entities import Entity
+from driftline.storage.ids import new_ulid
 from driftline.storage.workspace import Workspace
+from driftline.tasks.mend import mend_source
 from tests.oracle import assert_in_step, files_below
 
 Driftline = Callable[..., Any]
@@ -151,6 +153,19 @@ def test_a_run_of_anybody_else_makes_the_next_one_look_at_everything(
     git(repository, "checkout", "-q", ".")
     found = source_of(ci("--json"))
     assert found["base"] is None
+    assert_exact(repository, tmp_path)
+
+
+def test_what_a_repair_took_out_is_found_though_the_commit_is_the_same(
+    ci: Driftline, repository: Path, tmp_path: Path
+) -> None:
+    source_of(ci("--json"))
+    workspace = Workspace.open(str(tmp_path / "index"))
+    assert workspace.config.fingerprint is not None
+    mend_source(workspace, ENTITY, {workspace.config.fingerprint: {"src/a.py"}}, new_ulid())
+    found = source_of(ci("--json"))
+    assert (found["base"], found["new"]) == (None, 1)
+    assert "another run" in found["full_scan_reason"]
     assert_exact(repository, tmp_path)
 
 

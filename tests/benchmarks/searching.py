@@ -1,0 +1,98 @@
+"""How long searches take and how right they are, with and without directory filters, warm and as a command.
+
+    .venv/bin/python tests/benchmarks/searching.py
+
+``search`` is what ``driftline search`` does by default, with results and their context. Recall@10 compares the lines
+that the vector index finds with those of exact search, by the distances of stored vectors. "Compared" is how many
+vectors a search looks at; beside it what filtering afterwards looks at.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from unittest.mock import patch
+
+import corpus
+import measure
+import numpy as np
+from queries import choose_directories, recall, sample_texts
+
+from driftline.storage import queries as storage_queries
+from driftline.storage.queries import LineFilter, LineQuery, nearest_lines
+from driftline.storage.workspace import Workspace
+from driftline.tasks.embedding import WordTableEmbedder
+from driftline.tasks.search import search
+
+TOP_K = 10
+SHARES = (0.5, 0.1, 0.01, 0.001)
+
+
+def main() -> int:
+    options = measure.begin(__doc__, lines=1_300_000, queries=60, cold=5)
+    tree = corpus.packages(5_000 if options.small else options.lines)
+    count = 3 if options.small else options.queries
+    verdict = measure.Verdict(options.small)
+    print(tree)
+    with measure.scratch() as folder:
+        target = str(folder / "workspace")
+        measure.run([*measure.DRIFTLINE, "index", str(tree.path), "--workspace", target])
+        workspace = Workspace.open(target)
+        table = workspace.lines(workspace.tenants()[0])
+        texts = sample_texts(table, count)
+        filters: list[LineFilter | None] = [None]
+        filters += [LineFilter(dirs=chosen.names) for chosen in choose_directories(table, SHARES)]
+        print(f"{table.count():,} lines with a word; {count} queries, {TOP_K} results each")
+        print(f"{'share':>8} {'p50 ms':>7} {'p95 ms':>7} {'recall':>7} {'compared':>9} {'after':>9} {'vector p50':>10}")
+        rows = [_measured(workspace, texts, where) for where in filters]
+        cold = [
+            measure.run([*measure.DRIFTLINE, "search", text, "--workspace", target]).seconds
+            for text in texts[: options.cold]
+        ]
+    verdict.at_most("p50 of a search, the worst of all filters", max(row[0] for row in rows), 30, "ms")
+    verdict.at_most("p95 of a search, the worst of all filters", max(row[1] for row in rows), 80, "ms")
+    verdict.at_least(f"recall@{TOP_K} of the index, the worst of all filters", min(row[2] for row in rows), 0.95, "")
+    verdict.at_most("driftline search as a command, median", measure.median(cold), 1.2, "s")
+    return verdict.exit_code
+
+
+def _measured(workspace: Workspace, texts: list[str], where: LineFilter | None) -> tuple[float, float, float]:
+    """Measure one filter and print it; returns p50 and p95 in milliseconds, and the recall of the index."""
+    table = workspace.lines(workspace.tenants()[0])
+    embedder = WordTableEmbedder.open()
+    vectors = [embedder.embed_query(text) for text in texts]
+    recalls = []
+    with patch.object(storage_queries, "EXACT_SEARCH_ROWS", -1):
+        for vector in vectors:
+            found = nearest_lines(table, vector, TOP_K, where)["distance"].to_pylist()
+            exact = nearest_lines(table, vector, TOP_K, where, exact=True)["distance"].to_pylist()
+            recalls.append(recall(found, exact))
+    by_vector = _milliseconds(lambda number: nearest_lines(table, vectors[number], TOP_K, where), len(texts))
+    searched = _milliseconds(lambda number: search(workspace, texts[number], where=where), len(texts))
+    before, after = LineQuery(table, where), LineQuery(table, where, strategy="postfilter")
+    p50, p95, mean = float(np.median(searched)), float(np.quantile(searched, 0.95)), float(np.mean(recalls))
+    print(
+        f"{before.matches / before.lines:8.3%} {p50:7.1f} {p95:7.1f} {mean:7.3f} {before.examined:9,} "
+        f"{after.examined:9,} {np.median(by_vector):10.1f}",
+        flush=True,
+    )
+    return p50, p95, mean
+
+
+def _milliseconds(search_number: Callable[[int], object], count: int) -> list[float]:
+    search_number(0)
+    found = []
+    for number in range(count):
+        started = time.perf_counter()
+        search_number(number)
+        found.append(1000 * (time.perf_counter() - started))
+    return found
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stderr}")

@@ -1,0 +1,341 @@
+"""Searching by words, by meaning and by both: what each finds, within which filters, and what it tells of itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import driftline as dl
+from driftline.storage.entities import Entity
+from driftline.storage.filters import LineFilter
+from driftline.storage.indexes import TEXT, coverage
+from driftline.tasks.hits import Hit
+from driftline.tasks.search import Mode, SearchReport, search
+
+Driftline = Callable[..., Any]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+CLIENT = """\
+from transport import connection
+
+payload = get_http_response(address)
+print(get_http_response)
+retry(get_http_response, times=3)
+
+
+
+
+
+
+
+def unrelated():
+    return 0
+
+
+
+
+def get_http_response(address):
+    return connection(address)
+"""
+FILES = {
+    "net/client.py": CLIENT,
+    "net/cars.md": "The automobile stopped at the red light.\n",
+    "food/soup.md": "Boil the carrots and add salt.\n",
+    "food/it's 100%_done.md": "Bake the bread until it is brown.\n",
+    "api/server.py": "class Server:\n    def listen(self, port):\n        self.port = port\n",
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with the default model over ``web``, ``docs`` beside it, and the same names in another tenant."""
+    place = tmp_path_factory.mktemp("modes")
+    write(place / "web", FILES)
+    write(place / "docs", {"net/cars.md": "Bicycles have two wheels.\n", "guide.md": "Read the manual first.\n"})
+    write(place / "foreign", {"net/client.py": "def get_http_response(url): ...\n"})
+    for source, entity in (
+        ("web", "source:web"),
+        ("docs", "source:docs"),
+        ("foreign", "org:other/project:x/source:foreign"),
+    ):
+        dl.index(str(place / source), workspace=str(place / "ws"), entity=entity)
+    return place / "ws"
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def ask(workspace: Path, query: str, **options: Any) -> SearchReport:
+    return search(dl.open(str(workspace)), query, **options)
+
+
+def found(workspace: Path, query: str, **options: Any) -> tuple[Hit, ...]:
+    return ask(workspace, query, **options).results
+
+
+WEB = LineFilter(entities=(Entity.parse("source:web"),))
+
+
+# What each mode finds.
+
+
+def test_a_query_without_a_word_in_common_is_found_by_its_meaning(corpus: Path) -> None:
+    query = "vehicle traffic signal"
+    assert found(corpus, query, mode="text") == ()
+    prose = LineFilter(exts=("md",))
+    for mode in ("hybrid", "vector"):
+        assert found(corpus, query, mode=mode, where=prose)[0].text.startswith("The automobile")
+
+
+@pytest.mark.parametrize("query", ["getHTTPResponse", "get_http_response", "GetHttpResponses", "HTTP response"])
+def test_an_identifier_is_found_however_it_is_written(corpus: Path, query: str) -> None:
+    for mode in ("text", "hybrid"):
+        best = found(corpus, query, mode=mode, where=WEB)[0]
+        assert best.path == "net/client.py"
+        assert "get_http_response" in best.text
+
+
+@pytest.mark.parametrize("query", ["__init__", "_cache", "cache", "init", "class", "class_"])
+def test_an_underscore_at_the_end_of_a_name_hides_it_from_no_one(tmp_path: Path, tiny_model: Path, query: str) -> None:
+    write(tmp_path / "tree", {"x.py": "def __init__(self):\n    self._cache = class_\n", "y.py": "nothing = here\n"})
+    dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    assert [hit.path for hit in found(tmp_path / "ws", query, mode="text")] == ["x.py"]
+
+
+@pytest.mark.parametrize("query", ["café", "CAFÉ", "cafe", "ŁÓDŹ", "lodz", "straße"])
+def test_accents_and_case_do_not_hide_a_word(tmp_path: Path, tiny_model: Path, query: str) -> None:
+    write(tmp_path / "tree", {"x.txt": "le café de Łódź, Hauptstraße 1, Straße 2\n", "y.txt": "nothing here\n"})
+    dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    assert [hit.path for hit in found(tmp_path / "ws", query, mode="text")] == ["x.txt"]
+
+
+def test_a_definition_comes_before_its_uses(corpus: Path) -> None:
+    best = found(corpus, "get http response", where=WEB)[0]
+    assert best.text == "def get_http_response(address):"
+    assert best.line == CLIENT[: CLIENT.index("def get_http_response")].count("\n") + 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_what_is_near_enough_is_found_in_each_mode(corpus: Path, mode: Mode) -> None:
+    everything = found(corpus, "get http response", top_k=100, n_lines=0, mode=mode)
+    distances = sorted(hit.distance for hit in everything)
+    limit = sum(distances[len(distances) // 2 - 1 :][:2]) / 2
+    near = found(corpus, "get http response", top_k=100, n_lines=0, mode=mode, max_distance=limit)
+    assert near
+    assert all(hit.distance <= limit for hit in near)
+    assert {(h.source, h.path) for h in near} == {(h.source, h.path) for h in everything if h.distance <= limit}
+    assert found(corpus, "get http response", mode=mode, max_distance=0.0) == ()
+    for hit in everything:
+        assert hit.score == pytest.approx(1 - hit.distance)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_results_wanted_are_none(corpus: Path, mode: Mode) -> None:
+    assert found(corpus, "get http response", mode=mode, top_k=0) == ()
+    assert found(corpus, "\n ", mode=mode) == ()
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "vector"])
+def test_every_line_is_found_when_enough_are_wanted(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
+    """Also one that stands beyond the reach of the words of its own block."""
+    write(tmp_path / "tree", {"a.txt": "parser" + 15 * "\n" + "namespace\n", "b.txt": "subcommand\n"})
+    dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    lines = {(hit.path, hit.line) for hit in found(tmp_path / "ws", "parser", mode=mode, top_k=50)}
+    assert lines == {("a.txt", 1), ("a.txt", 16), ("b.txt", 1)}
+
+
+@pytest.mark.parametrize("query", ["->", "%", "'", '"x" OR y:*', "a" * 5000, "\u0000", "日本語"])
+def test_any_query_is_answered(corpus: Path, query: str) -> None:
+    for mode in MODES:
+        for hit in found(corpus, query, mode=mode, top_k=3):
+            assert hit.text
+
+
+def test_every_mode_agrees_on_where_a_line_stands(corpus: Path) -> None:
+    for mode in MODES:
+        for hit in found(corpus, "port server listen", mode=mode, where=WEB, top_k=20, n_lines=1):
+            lines = FILES[hit.path].split("\n")
+            assert lines[hit.line - 1] == hit.text
+            assert list(hit.context) == lines[hit.start_line - 1 : hit.end_line]
+            assert (hit.freshness, hit.line_now) == ("fresh", hit.line)
+
+
+# Tenants and absolute paths.
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tenants_are_searched_together_and_apart(corpus: Path, mode: Mode) -> None:
+    both = found(corpus, "get http response", mode=mode, top_k=20)
+    assert {hit.source.split("/")[0] for hit in both} == {"org:default", "org:other"}
+    for tenant in ("org:default", "org:other"):
+        where = LineFilter(entities=(Entity.parse(tenant),))
+        assert {hit.source.split("/")[0] for hit in found(corpus, "get http response", mode=mode, where=where)} == {
+            tenant
+        }
+
+
+def test_an_absolute_path_names_one_file(corpus: Path) -> None:
+    web = corpus.parent / "web"
+    for where in (
+        LineFilter(paths=(str(web / "net/cars.md"),)),
+        LineFilter(dirs=(str(web / "net"),), exts=("md",)),
+        LineFilter(dirs=(f"{web}/net/",), paths=(f"{web}/./net/cars.md", "guide.md")),
+    ):
+        hits = found(corpus, "wheels of a car", where=where, mode="vector")
+        assert [(hit.source.rpartition(":")[2], hit.path) for hit in hits] == [("web", "net/cars.md")]
+    whole = found(corpus, "wheels of a car", where=LineFilter(dirs=(str(web),)), mode="vector", top_k=50)
+    assert {hit.path for hit in whole} == set(FILES)
+    assert found(corpus, "wheels", where=LineFilter(paths=("/nowhere/net/x.md",))) == ()
+
+
+# Named workspaces.
+
+
+CONFIG = """
+workspace = "ws"
+[[sources]]
+uri = "web"
+[[sources]]
+uri = "docs"
+[workspaces.overlapping]
+dirs = ["web/net", "web", "web/food"]
+[workspaces.narrow]
+dirs = ["web/net", "docs/net", "./web/net/"]
+[workspaces.mixed]
+sources = ["source:docs"]
+dirs = ["web/food"]
+[workspaces.empty]
+"""
+
+
+@pytest.fixture(scope="module")
+def config(corpus: Path) -> Path:
+    path = corpus.parent / "driftline.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("overlapping", {f"web:{path}" for path in FILES}),
+        ("narrow", {"web:net/client.py", "web:net/cars.md", "docs:net/cars.md"}),
+        ("mixed", {"web:food/soup.md", "web:food/it's 100%_done.md", "docs:net/cars.md", "docs:guide.md"}),
+    ],
+)
+def test_a_named_workspace_holds_its_directories_and_sources(
+    config: Path, driftline: Driftline, name: str, expected: set[str]
+) -> None:
+    at = ("--in", name, "--config", config, "--top-k", 50, "--json")
+    for mode in ("vector", "hybrid"):
+        results = driftline("search", "bread and wheels", *at, "--mode", mode).json["results"]
+        assert {f"{hit['source'].rpartition(':')[2]}:{hit['path']}" for hit in results} == expected
+    lines = [(hit["source"], hit["path"], hit["line"]) for hit in results]
+    assert len(lines) == len(set(lines))
+    within = driftline("search", "wheels", *at, "--glob", "net/*").json["results"]
+    assert {f"{hit['source'].rpartition(':')[2]}:{hit['path']}" for hit in within} == {
+        path for path in expected if ":net/" in path
+    }
+
+
+def test_an_empty_named_workspace_allows_nothing(config: Path, driftline: Driftline) -> None:
+    outcome = driftline("search", "bread", "--in", "empty", "--config", config, "--json")
+    assert (outcome.code, outcome.json["results"]) == (1, [])
+
+
+def test_an_unknown_name_and_an_invalid_directory_are_refused(
+    config: Path, corpus: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = driftline("search", "bread", "--in", "nothing", "--config", config)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "'nothing'" in outcome.err
+    assert "overlapping, narrow, mixed, empty" in outcome.err
+    for number, text in enumerate(('dirs = ["web/nowhere"]', 'dirs = ["elsewhere"]', 'dirs = ["web/net/cars.md"]')):
+        wrong = corpus.parent / f"wrong{number}.toml"
+        wrong.write_text(f"{CONFIG}[workspaces.bad]\n{text}\n")
+        outcome = driftline("search", "bread", "--in", "bad", "--config", wrong)
+        assert (outcome.code, outcome.out) == (2, ""), text
+        assert "workspaces.bad" in outcome.err
+    monkeypatch.chdir(os.sep)
+    outcome = driftline("search", "bread", "--in", "bad", "--workspace", corpus)
+    assert (outcome.code, outcome.out) == (2, "")
+
+
+# What a search tells of itself.
+
+
+@pytest.mark.parametrize("strategy", ["auto", "prefilter", "postfilter", "hybrid"])
+def test_figures_of_a_search_are_those_of_its_filter(corpus: Path, driftline: Driftline, strategy: str) -> None:
+    at = ("--workspace", corpus, "--explain", "--strategy", strategy)
+    total = dl.open(str(corpus)).stats().total_lines
+    counts = {"--dir": ("food", 2), "--ext": ("md", 5), "--glob": ("**/s*", 4), "--entity": ("org:other", 1)}
+    for option, (value, matches) in counts.items():
+        told = driftline("search", "bread", option, value, *at, "--json").json["explanation"]
+        assert (told["lines"], told["matches"], told["hit_rate"]) == (total, matches, matches / total), option
+        assert (told["mode"], told["strategy"], told["index"]) == ("hybrid", strategy, None)
+        assert told["examined"] in {"postfilter": (total,), "hybrid": (matches, total)}.get(strategy, (matches,))
+        assert 0 < told["candidates"] <= matches
+        assert all(seconds > 0 for seconds in told["seconds"].values())
+    shown = driftline("search", "bread", "--dir", "food", *at)
+    assert f"2 of {total} lines match the filter" in shown.out
+    assert "explanation" not in driftline("search", "bread", "--workspace", corpus, "--json").json
+
+
+def test_a_search_that_finds_nothing_explains_itself_too(corpus: Path, driftline: Driftline) -> None:
+    at = ("--workspace", corpus, "--explain", "--json")
+    total = dl.open(str(corpus)).stats().total_lines
+    told = driftline("search", "bread", "--dir", "nowhere", *at).json
+    assert (told["results"], told["explanation"]["matches"], told["explanation"]["lines"]) == ([], 0, total)
+    assert told["explanation"]["hit_rate"] == 0
+    assert driftline("search", "bread", "--top-k", 0, *at).json["explanation"]["seconds"] == {}
+
+
+# What has become of it since.
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_results_tell_what_has_become_of_their_lines(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
+    tree, workspace = tmp_path / "tree", tmp_path / "ws"
+    before = "argument\nparser\nnamespace\n"
+    write(tree, {f"{name}.txt": before for name in ("same", "moved", "stale", "gone", "binary")})
+    dl.index(str(tree), workspace=str(workspace), model=str(tiny_model))
+    (tree / "moved.txt").write_text(f"subcommand\n\n{before}")
+    (tree / "stale.txt").write_text("argument\nparsers\nnamespace\n")
+    (tree / "gone.txt").unlink()
+    (tree / "binary.txt").write_bytes(b"parser\0\1")
+    for n_lines in (0, 2):
+        hits = found(workspace, "parser", mode=mode, n_lines=n_lines, top_k=20)
+        told = {hit.path: (hit.line, hit.text, hit.freshness, hit.line_now) for hit in hits if hit.text == "parser"}
+        assert told == {
+            "same.txt": (2, "parser", "fresh", 2),
+            "moved.txt": (2, "parser", "moved", 4),
+            "stale.txt": (2, "parser", "stale", None),
+            "gone.txt": (2, "parser", "gone", None),
+            "binary.txt": (2, "parser", "stale", None),
+        }
+    shutil.rmtree(tree)
+    for hit in found(workspace, "parser", mode=mode):
+        assert hit.freshness in ("gone", None)
+        assert hit.context
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lines_that_the_text_index_does_not_hold_yet_are_found(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
+    tree, workspace = tmp_path / "tree", tmp_path / "ws"
+    write(tree, {"old.txt": "argument\nparser\n"})
+    dl.index(str(tree), workspace=str(workspace), model=str(tiny_model))
+    write(tree, {"new.txt": "subcommand\nexclusive_group\n", "old.txt": "argument\nprefix\n"})
+    dl.index(str(tree), workspace=str(workspace), model=str(tiny_model))
+    opened = dl.open(str(workspace))
+    assert coverage(opened.lines(opened.tenants()[0]).open())[TEXT].unindexed_rows > 0
+    assert found(workspace, "exclusiveGroup", mode=mode)[0].path == "new.txt"
+    assert found(workspace, "prefix", mode=mode)[0].text == "prefix"
+    assert all(hit.text != "parser" for hit in found(workspace, "parser", mode=mode, top_k=50, n_lines=0))

@@ -1,0 +1,135 @@
+"""Blocks of lines, and windows of hits, against models of them in plain Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from driftline.storage.entities import Entity
+from driftline.storage.lines import LINES_PER_BLOCK
+from driftline.storage.model import DocMeta
+from driftline.tasks.candidates import gather
+from driftline.tasks.rows import blocks, line_rows
+from driftline.tasks.windows import MAX_WINDOW_LINES, merge_windows
+
+texts = st.text(st.characters(exclude_characters="\n", codec="utf-8"), min_size=1, max_size=6)
+documents = st.dictionaries(
+    st.text(st.sampled_from("ab/\n 🚀'"), min_size=1, max_size=6),
+    st.dictionaries(st.integers(0, 5 * LINES_PER_BLOCK), texts, max_size=24),
+    max_size=5,
+)
+Documents = dict[str, dict[int, str]]
+
+
+def as_rows(given_documents: Documents) -> tuple[list[str], list[tuple[int, int, str]]]:
+    """Paths in no order, and rows as (index of the path, line, text) in that of documents and lines."""
+    paths = list(given_documents)
+    return paths, [
+        (at, number, text) for at, path in enumerate(paths) for number, text in sorted(given_documents[path].items())
+    ]
+
+
+def blocks_by_hand(given_documents: Documents) -> dict[tuple[str, int], str]:
+    """What stands in each block, by its path and the first of its lines that has a row."""
+    found: dict[tuple[str, int], str] = {}
+    for path, lines in given_documents.items():
+        for first in range(0, 6 * LINES_PER_BLOCK, LINES_PER_BLOCK):
+            inside = [number for number in lines if first <= number < first + LINES_PER_BLOCK]
+            if inside:
+                shown = [lines.get(number, "") for number in range(first, max(inside) + 1)]
+                found[path, min(inside)] = "\n".join([path, *shown])
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(given_documents=documents)
+def test_blocks_hold_their_path_and_lines(given_documents: Documents) -> None:
+    paths, rows = as_rows(given_documents)
+    found = blocks(
+        paths,
+        pa.array([at for at, _, _ in rows], pa.int32()),
+        pa.array([number for _, number, _ in rows], pa.int32()),
+        pa.array([text for _, _, text in rows], pa.string()),
+    ).to_pylist()
+    assert len(found) == len(rows)
+    held = {(paths[at], number): block for (at, number, _), block in zip(rows, found, strict=True) if block is not None}
+    assert held == blocks_by_hand(given_documents)
+
+
+@settings(max_examples=75, deadline=None)
+@given(given_documents=documents, data=st.data())
+def test_candidates_are_the_lines_of_blocks_and_the_nearest_once_and_in_order(
+    given_documents: Documents, data: st.DataObject
+) -> None:
+    paths, rows = as_rows(given_documents)
+    entity = Entity.parse("source:x")
+    table = line_rows(
+        entity,
+        [DocMeta(path, 0, 0, hash=f"hash of {path}") for path in paths],
+        pa.array([at for at, _, _ in rows], pa.int32()),
+        pa.array([number for _, number, _ in rows], pa.int32()),
+        pa.array([text for _, _, text in rows], pa.string()),
+        np.ones((len(rows), 4), np.float16),
+    )
+    starts = [at for at, block in enumerate(table["block"].to_pylist()) if block is not None]
+    some = st.permutations(starts).flatmap(lambda order: st.integers(0, len(order)).map(lambda count: order[:count]))
+    chosen = data.draw(some)
+    near = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True, max_size=5) if rows else st.just([]))
+    candidates = gather(table.take(pa.array(chosen, pa.int64())), table.take(pa.array(near, pa.int64())))
+    of_blocks = {(rows[at][0], rows[at][1] // LINES_PER_BLOCK) for at in chosen}
+    expected = [
+        (str(entity), paths[at], number, text, f"hash of {paths[at]}")
+        for row, (at, number, text) in enumerate(rows)
+        if row in near or (at, number // LINES_PER_BLOCK) in of_blocks
+    ]
+    assert [(c.entity, c.path, c.line_number, c.text, c.hash) for c in candidates] == sorted(expected)
+    for candidate in candidates:
+        if candidate.block >= 0:
+            start = rows[chosen[candidate.block]]
+            assert (paths[start[0]], start[1] // LINES_PER_BLOCK) == (
+                candidate.path,
+                candidate.line_number // LINES_PER_BLOCK,
+            )
+
+
+hits = st.lists(st.tuples(st.sampled_from(("a", "b")), st.integers(0, 90)), unique=True, max_size=40).map(
+    lambda found: [hit(path, number, rank) for rank, (path, number) in enumerate(found)]
+)
+
+
+def hit(path: str, number: int, rank: int) -> dict[str, Any]:
+    return {
+        "entity": "e",
+        "path": path,
+        "hash": "h",
+        "line_number": number,
+        "distance": rank / 100,
+        "text": f"{path} {number}",
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows=hits, reach=st.integers(0, 9), top_k=st.integers(1, 12))
+def test_windows_hold_what_is_near_and_never_touch(rows: list[dict[str, Any]], reach: int, top_k: int) -> None:
+    windows = merge_windows(rows, reach, top_k)
+    assert len(windows) <= top_k
+    assert [w.distance for w in windows] == sorted(w.distance for w in windows)
+    if rows:
+        assert (windows[0].path, windows[0].best) == (rows[0]["path"], rows[0]["line_number"])
+    numbers = {(row["path"], row["line_number"]) for row in rows}
+    for at, window in enumerate(windows):
+        assert window.first <= window.best <= window.last < window.first + MAX_WINDOW_LINES
+        assert {(window.path, window.first), (window.path, window.last)} <= numbers
+        assert window.text == f"{window.path} {window.best}"
+        for other in windows[:at]:
+            assert other.path != window.path or other.last + reach < window.first or window.last + reach < other.first
+    if len(windows) < top_k:  # then all hits were read: each is in a window, or would have made one too long
+        for row in rows:
+            near = [
+                w for w in windows if w.path == row["path"] and w.first - reach <= row["line_number"] <= w.last + reach
+            ]
+            assert near, row

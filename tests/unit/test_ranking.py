@@ -1,0 +1,157 @@
+"""The arithmetic of ranking, against its definition told line by line."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from driftline.tasks import ranking
+from driftline.tasks.ranking import (
+    Lines,
+    count_words,
+    definitions,
+    document_scores,
+    meaning_scores,
+    text_scores,
+    word_weights,
+)
+
+K1, B = 1.2, 0.75
+Floats = NDArray[np.float32]
+
+
+def saturated(count: float, length: float, mean: float) -> float:
+    """The part of BM25 that a count and a length make."""
+    return count * (K1 + 1) / (count + K1 * (1 - B + B * length / mean))
+
+
+def some_lines(rng: np.random.Generator, n: int) -> Lines:
+    """Lines of four documents, with gaps between them."""
+    document = np.sort(rng.integers(0, 4, n))
+    number = np.concatenate([np.sort(rng.choice(60, (document == d).sum(), replace=False)) for d in range(4)])
+    return Lines(document, number)
+
+
+def around(lines: Lines, values: Floats, reach: int, decay: float) -> NDArray[np.float64]:
+    """Each line and its neighbours in its document, the farther the less."""
+    total = np.zeros(values.shape)
+    for i in range(len(values)):
+        for j in range(len(values)):
+            away = abs(int(lines.number[i]) - int(lines.number[j]))
+            if lines.document[i] == lines.document[j] and away <= reach:
+                total[i] += decay**away * values[j]
+    return total
+
+
+def test_weights_of_words_are_recovered_from_scores_of_an_index() -> None:
+    rng = np.random.default_rng(1)
+    counts = rng.poisson(0.8, (80, 5)).astype(np.float32)
+    counts[:, 4] = 0  # no block holds it
+    lengths = rng.integers(20, 300, 80).astype(np.float32)
+    idf = np.array([math.log(1 + (1000 - df + 0.5) / (df + 0.5)) for df in (3, 40, 400, 900, 1)])
+    mean = lengths.mean()
+    scores = [
+        sum(weight * saturated(count, length, mean) for weight, count in zip(idf, row, strict=True))
+        for row, length in zip(counts.tolist(), lengths.tolist(), strict=True)
+    ]
+    found = word_weights(counts, lengths, np.array(scores, np.float32))
+    assert np.allclose(found[:4], idf[:4], rtol=1e-3)
+    assert found[4] == 0
+
+
+def test_without_blocks_or_words_nothing_weighs_anything() -> None:
+    assert (
+        word_weights(np.zeros((0, 3), np.float32), np.zeros(0, np.float32), np.zeros(0, np.float32)).tolist() == [0] * 3
+    )
+    assert word_weights(np.zeros((2, 0), np.float32), np.ones(2, np.float32), np.ones(2, np.float32)).shape == (0,)
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 70])
+def test_words_around_a_line_and_of_its_path_make_its_score(n: int) -> None:
+    rng = np.random.default_rng(n)
+    lines = some_lines(rng, n)
+    counts = rng.poisson(0.2, (n, 3)).astype(np.float32)
+    lengths = rng.integers(1, 80, n).astype(np.float32)
+    in_path = rng.poisson(0.5, (4, 3)).astype(np.float32)[lines.document]
+    weights = np.array([4.0, 0.5, 2.0], np.float32)
+    near = around(lines, np.column_stack([counts, lengths]), ranking.WORD_REACH, ranking.WORD_DECAY)
+    mean = near[:, -1].mean()
+    expected = [
+        sum(
+            weights[t] * saturated(near[i, t] + in_path[i, t], near[i, -1], mean)
+            + (ranking.PATH_WEIGHT * weights[t] if in_path[i, t] else 0)
+            for t in range(3)
+        )
+        for i in range(n)
+    ]
+    assert np.allclose(text_scores(lines, counts, lengths, in_path, weights), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 3, 60])
+def test_meaning_is_the_cosine_of_what_stands_around_a_line(n: int) -> None:
+    rng = np.random.default_rng(n)
+    lines = some_lines(rng, n)
+    vectors = rng.standard_normal((n, 6)).astype(np.float32)
+    query = rng.standard_normal(6).astype(np.float32)
+    query /= np.linalg.norm(query)
+    near = around(lines, vectors, ranking.MEANING_REACH, ranking.MEANING_DECAY)
+    expected = near @ query / np.linalg.norm(near, axis=1)
+    assert np.allclose(meaning_scores(lines, vectors, query), expected, atol=1e-5)
+    assert meaning_scores(lines, np.zeros_like(vectors), query).tolist() == [0.0] * n
+
+
+def test_a_document_gains_by_its_best_blocks_only() -> None:
+    best = ranking.DOCUMENT_BLOCKS
+    scores = np.arange(20, 0, -1).astype(np.float32)
+    document = [0, 2] + [2] * 18
+    gains = document_scores(document, scores, 3)
+    assert gains.tolist() == pytest.approx(
+        [ranking.DOCUMENT_WEIGHT * 20, 0, ranking.DOCUMENT_WEIGHT * sum(range(19, 19 - best, -1))]
+    )
+
+
+def test_words_are_counted_as_terms_however_they_are_written() -> None:
+    texts = ["def getHTTPResponses(self):", "responses, response; http_response", "  ", "responding"]
+    counts, lengths = count_words(texts, ["respons", "http", "absent"])
+    assert counts.tolist() == [[1, 1, 0], [3, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert lengths.argmax() == 1
+    assert lengths[2] == 0
+    assert count_words(texts, [])[0].shape == (4, 0)
+
+
+@pytest.mark.parametrize(
+    "word", ["happy", "happily", "dying", "skies", "running", "cities", "generously", "ties", "y", "Über"]
+)
+def test_every_form_of_a_word_that_has_its_stem_is_counted(word: str) -> None:
+    from driftline.tasks.terms import terms
+
+    counts, _ = count_words([word, f"x {word.upper()} y_{word.lower()}"], terms(word))
+    assert counts[:, 0].all()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def f(x):",
+        "    async def run(self) -> None:",
+        "class A(B):",
+        "export default function main() {",
+        "pub(crate) fn new() -> Self {",
+        "public static final class X {",
+        "type Alias = int",
+        "impl Trait for X {",
+        "\tfunc main() {",
+    ],
+)
+def test_lines_that_begin_a_definition_are_told(line: str) -> None:
+    assert definitions([line]).tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    "line", ["define(x)", "x = def_value", "return function(x)", "# def f(x):", "classes = []", "", "class", "def"]
+)
+def test_other_lines_are_not(line: str) -> None:
+    assert definitions([line, "def f():"]).tolist() == [False, True]
