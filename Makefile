@@ -11,6 +11,8 @@ STAMP := $(VENV)/.driftline-stamp
 PYTHON ?= $(shell for p in python3.11 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 ARGS ?=
+# Test processes side by side: most tests wait for a disk, a server or another process.
+JOBS ?= 2
 # An emulator of Azure's blobs, for the tests; newer releases want a newer Node.js than Debian has.
 AZURITE_VERSION := 3.34.0
 AZURITE := $(VENV)/azurite/.installed-$(AZURITE_VERSION)
@@ -30,7 +32,7 @@ test: $(STAMP) .dev ## all tests (ARGS="-k name" for some)
 	@[ -e $(AZURITE) ] || $(MAKE) --no-print-directory azurite || echo "make: the tests of Azure are skipped" >&2
 	@command -v chromium >/dev/null || \
 		echo "make: the tests of web pages are skipped without Chromium (Debian: apt-get install chromium)" >&2
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 soak: $(STAMP) .dev ## the long proofs in full: a minute of 13 processes, hundreds of random histories
 	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/pytest --timeout 3600 \

@@ -64,7 +64,8 @@ def maintain(table: LineTable, scope: Scope = "all", *, thorough: bool = False) 
 
     ``scope="text"`` leaves the vector index alone. ``thorough`` leaves no row to a scan and makes one part of each
     index, since fragments that different parts hold cannot be merged. The caller holds the tenant's maintenance
-    lease, since two builds at once fail. Searches are right without it, only slower. Raises StorageError.
+    lease, since two builds at once fail. Searches go without it, only slower, and words are then neither split nor
+    stemmed. Raises StorageError.
     """
     if scope == "none" or not table.exists():
         return []

@@ -103,7 +103,8 @@ def rank(
     if meaning:
         cosines = meaning_scores(Lines(lines.document[around], lines.number[around]), vectors, vector)
         prose = np.array([is_prose(candidates[number].path) for number in chosen.tolist()])
-        weight = np.where(prose & (relevance > 0), PROSE_MEANING_WEIGHT, MEANING_WEIGHT)
+        words_tell = bool((relevance > 0).any())
+        weight = np.where(prose & words_tell, PROSE_MEANING_WEIGHT, MEANING_WEIGHT)
         defines = definitions([texts[number] for number in chosen.tolist()]) & (relevance > 0) & ~prose
         relevance = relevance + weight * cosines[at] + DEFINITION_BONUS * defines
         fit = fit + weight * own_cosines + DEFINITION_BONUS * defines

@@ -32,8 +32,9 @@ FETCH_FACTOR = 3
 """Lines fetched for each result wanted, because neighbouring ones merge; more are fetched if that is not enough."""
 CANDIDATE_BLOCKS = 100
 CANDIDATE_LINES = 50
-MAX_BLOCKS = 6_400
 """Blocks found by words and lines found by meaning among which a hybrid search chooses; more if results are lacking."""
+MAX_BLOCKS = 6_400
+"""So many blocks hold all the words that a search for many results can judge."""
 
 Mode = Literal["hybrid", "vector", "text"]
 """By words and meaning, by meaning alone (the cosine of single lines), by words alone."""
@@ -164,13 +165,11 @@ class _Finder:
                     rows = [row for row in rows if row["distance"] <= self.max_distance]
                 windows = merge_windows(rows, reach, top_k)
             self.explanation.blocks, self.explanation.candidates = len(blocks), len(lines)
-            all_near = not meaning or len(nearest) < n_nearest  # within the distance, if one is given
-            all_blocks = len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
-            if (
-                len(windows) == top_k
-                or (all_near and self.max_distance is not None)
-                or (all_blocks and (all_near or not meaning))
-            ):
+            all_near = not meaning or len(nearest) < n_nearest
+            # All lines within a distance are known when the nearest are.
+            by_distance = meaning and self.max_distance is not None
+            all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
+            if len(windows) == top_k or (all_near and all_blocks):
                 return windows
             n_blocks, n_nearest = 4 * n_blocks, 4 * n_nearest
 

@@ -19,7 +19,8 @@ from tests.deployed import Site, until
 from tests.oracle import assert_nothing_staged, save_tiny_model
 from tests.prefect_server import PrefectServer, free_port, started
 
-pytestmark = pytest.mark.timeout(400)  # a server, workers and eight runs, on a machine that may be busy
+# a server, workers and eight runs, on a machine that may be busy
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("prefect")]
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = "driftline-index/kills:web"

@@ -16,7 +16,8 @@ import pytest
 from tests.ci_examples import github_jobs, gitlab_jobs
 from tests.prefect_server import PrefectServer
 
-pytestmark = pytest.mark.timeout(180)  # a server, on a machine that may be busy
+# a server, on a machine that may be busy
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("prefect")]
 Driftline = Callable[..., Any]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -10,6 +10,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.compose import BIN, FILE, compose_command, services
 from tests.prefect_server import PrefectServer, answers, free_port, started, wait_until
 
@@ -51,6 +53,7 @@ def test_every_service_is_watched_or_said_to_end() -> None:
         assert "healthcheck" in service or name in ("bucket", "deploy", "worker", "dask-worker"), name
 
 
+@pytest.mark.xdist_group("prefect")
 def test_the_command_that_deploys_reads_the_example(prefect_server: PrefectServer, tmp_path: Path) -> None:
     example = FILE.with_name("driftline.example.toml")
     command = compose_command("deploy", {})
@@ -63,6 +66,7 @@ def test_the_command_that_deploys_reads_the_example(prefect_server: PrefectServe
     prefect_server.call("DELETE", f"deployments/{deployed['id']}")
 
 
+@pytest.mark.xdist_group("prefect")
 def test_the_health_check_of_the_server_tells_whether_it_answers(prefect_server: PrefectServer) -> None:
     port = prefect_server.url.split(":")[2].partition("/")[0]
     _, _, option, program = services()["prefect"]["healthcheck"]["test"]

@@ -13,7 +13,8 @@ from tests.deployed import Site, until
 from tests.oracle import WORDS, save_tiny_model
 from tests.prefect_server import PrefectServer
 
-pytestmark = pytest.mark.timeout(300)  # a server, a worker and a dozen runs, on a machine that may be busy
+# a server, a worker and a dozen runs, on a machine that may be busy
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("prefect")]
 
 NEVER = "0 0 29 2 *"
 

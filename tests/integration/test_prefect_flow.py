@@ -86,7 +86,8 @@ def runs(prefect_server: PrefectServer, told: dict[str, Any]) -> list[dict[str, 
     return found
 
 
-pytestmark = pytest.mark.timeout(450)  # a server and five flow runs, on a machine that may be busy
+# a server and five flow runs, on a machine that may be busy
+pytestmark = [pytest.mark.timeout(450), pytest.mark.xdist_group("prefect")]
 
 
 def test_the_flow_returns_the_report_of_the_command_line(told: dict[str, Any]) -> None:

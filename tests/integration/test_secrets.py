@@ -75,6 +75,7 @@ aws_region = "us-east-1"
         assert not [data for data in everything if secret.encode() in data]
 
 
+@pytest.mark.xdist_group("prefect")
 def test_a_secret_block_of_prefect_is_read_when_it_is_used(prefect_server: PrefectServer) -> None:
     from prefect.blocks.system import Secret
     from prefect.settings import PREFECT_API_URL, temporary_settings

@@ -19,7 +19,8 @@ from tests.deployed import BIN, until
 from tests.oracle import WORDS, assert_in_step, files_below, save_tiny_model
 from tests.prefect_server import answers, free_port, started
 
-pytestmark = pytest.mark.timeout(300)  # a server and its runs, on a machine that may be busy
+# a server and its runs, on a machine that may be busy
+pytestmark = pytest.mark.timeout(300)
 
 SECONDS = 10
 
