@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,8 @@ def write(root: Path, files: dict[str, str]) -> None:
 @contextmanager
 def as_nobody(tmp_path: Path, tiny_model: Path, workspace: Path) -> Iterator[None]:
     """Become a user who owns the workspace and reads whatever others may read."""
-    for path in (*tmp_path.parents[:2], tmp_path, tiny_model, *tiny_model.iterdir()):
+    above = takewhile(lambda path: path != Path(tempfile.gettempdir()), tmp_path.parents)
+    for path in (*above, tmp_path, tiny_model, *tiny_model.iterdir()):
         path.chmod(0o755)
     for path in (workspace, *workspace.rglob("*")):
         os.chown(path, NOBODY, -1)
