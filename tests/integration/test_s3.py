@@ -103,7 +103,8 @@ def test_a_source_and_its_index_are_kept_in_step_wherever_they_lie(
     }
     assert best("print('the parent parsers')") == "root.py:2"
     assert best("prefix characters") == "b/new.txt:1"
-    everything = driftline("search", "parser = argparse.ArgumentParser()", "--top-k", 100, "-n", 0, *at).json["results"]
+    lines = ("--mode", "vector", "--top-k", 100, "-n", 0)
+    everything = driftline("search", "parser = argparse.ArgumentParser()", *lines, *at).json["results"]
     assert {hit["path"] for hit in everything} == {"a/banana.txt", "b/odd name %41 ü.md", "b/new.txt", "root.py"}
     assert len(everything) == 6
 
