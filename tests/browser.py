@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 SCREENSHOTS = Path(__file__).resolve().parents[1] / "deployments" / "screenshots"
 SCREENSHOT_VARIABLE = "DRIFTLINE_SCREENSHOTS"
 """Set it to 1 to renew the pictures that the README shows."""
-WAIT_MILLISECONDS = 60_000
+WAIT_MILLISECONDS = 120_000
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -26,7 +26,7 @@ class Browser:
 
     def open(self, url: str, *texts: str) -> None:
         """Open ``url`` and wait until each of ``texts`` can be seen."""
-        self.page.goto(url)
+        self.page.goto(url, timeout=WAIT_MILLISECONDS, wait_until="domcontentloaded")
         for text in texts:
             expect(self.page.get_by_text(text).first).to_be_visible(timeout=WAIT_MILLISECONDS)
 
