@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from driftline.storage.errors import UsageError
 from driftline.storage.filters import LineFilter
 from driftline.storage.indexes import TEXT_COLUMN, VECTOR, VECTOR_METRIC, coverage
-from driftline.storage.lines import LineTable, lines_only
+from driftline.storage.lines import LineTable
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
 __all__ = ["LineFilter", "LineQuery", "Strategy", "matching_blocks", "nearest_lines"]
 
-EXACT_SEARCH_ROWS = 100_000
+EXACT_SEARCH_ROWS = 20_000
 """Up to so many matching lines are compared one by one: faster than an index, and exact."""
 REFINED_ROWS = 500
 """At least so many lines are taken from the index, which knows vectors only roughly, and compared by their own."""
@@ -69,12 +69,17 @@ class LineQuery:
     @cached_property
     def lines(self) -> int:
         """How many lines the table has."""
-        return int(self.dataset.count_rows(lines_only(None)))
+        return self._count(None)
 
     @cached_property
     def matches(self) -> int:
         """How many lines the filter allows."""
-        return int(self.dataset.count_rows(lines_only(self.sql))) if self.sql else self.lines
+        return self._count(self.sql) if self.sql else self.lines
+
+    def _count(self, where: str | None) -> int:
+        """Lines that match. Rows that are none are counted apart, since an index finds them and not the others."""
+        of_none = f"path = '' AND ({where})" if where else "path = ''"
+        return int(self.dataset.count_rows(where)) - int(self.dataset.count_rows(of_none))
 
     @cached_property
     def filters_afterwards(self) -> bool:
@@ -119,7 +124,7 @@ class LineQuery:
         if self.index is None:
             nearest["use_index"] = False
         else:
-            nearest["nprobes"] = self.lines  # capped by the number of partitions
+            nearest["nprobes"] = self.dataset.count_rows()  # capped by the number of partitions
         fetch = top_k
         while True:
             if self.index is not None:

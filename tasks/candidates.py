@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.indexes import TEXT_COLUMN
 from driftline.storage.lines import LINES_PER_BLOCK
 from driftline.storage.model import Embedder
 from driftline.tasks.ranking import (
@@ -35,65 +37,137 @@ DISTANCE_DIGITS = 6
 """Sums of float32 in another order differ behind it: a line that is the query itself has the distance 0."""
 
 
-class Candidate(NamedTuple):
-    """A line; ``line_number`` is 0-based. ``block`` is its row among the blocks, -1 if it is none of theirs.
+Document = tuple[str, str, str]
+"""Entity, path and hash."""
 
-    ``near`` says whether it is one of the nearest.
+
+@dataclass(frozen=True, slots=True)
+class BlockLines:
+    """The ``n`` lines of some blocks, and how often they hold each of ``words``, ``t`` terms.
+
+    ``documents`` has a document for each line, ``numbers`` are 0-based, ``block`` is the row of each among the blocks.
+    ``counts`` are ``(n, t) float32``, ``lengths`` ``(n,) float32``.
     """
 
-    entity: str
-    path: str
-    line_number: int
-    text: str
-    hash: str
-    block: int
-    near: bool
+    words: Sequence[str]
+    documents: Sequence[Document]
+    numbers: Sequence[int]
+    texts: Sequence[str]
+    block: Sequence[int]
+    counts: NDArray[np.float32]
+    lengths: NDArray[np.float32]
 
 
-def gather(blocks: pa.Table, nearest: pa.Table) -> list[Candidate]:
-    """The distinct lines of ``blocks`` (``storage.queries.matching_blocks``) and ``nearest``, by document and line."""
-    found: dict[tuple[str, str, int], Candidate] = {}
-    for row in nearest.to_pylist():
-        key = row["entity"], row["path"], row["line_number"]
-        found[key] = Candidate(*key, row["text"], row["hash"], block=-1, near=True)
-    for at, row in enumerate(blocks.to_pylist()):
-        entity, path, digest = row["entity"], row["path"], row["hash"]
-        first = row["line_number"] // LINES_PER_BLOCK * LINES_PER_BLOCK
-        lines = row["block"][len(path) + 1 :].split("\n")
-        for number, text in enumerate(lines, start=first):
-            if text:  # lines without a word have no row
-                key = entity, path, number
-                found[key] = Candidate(*key, text, digest, at, near=key in found)
-    return [found[key] for key in sorted(found)]
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """``n`` distinct lines, in the order of ``documents`` and lines.
+
+    ``lines`` says where each line stands (``number`` 0-based) and ``texts`` what it says. ``block`` ``(n,)`` is its row
+    among the blocks, -1 if it is none of theirs; ``near`` ``(n,) bool`` says whether it is one of the nearest.
+    ``words``, ``counts`` and ``lengths`` are as in BlockLines.
+    """
+
+    words: Sequence[str]
+    documents: Sequence[Document]
+    lines: Lines
+    texts: Sequence[str]
+    block: NDArray[np.int64]
+    near: NDArray[np.bool_]
+    counts: NDArray[np.float32]
+    lengths: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def row(self, at: int) -> dict[str, Any]:
+        """One line as ``storage.queries.nearest_lines`` gives it, without its distance."""
+        entity, path, digest = self.documents[self.lines.document[at]]
+        number = int(self.lines.number[at])
+        return {"entity": entity, "path": path, "line_number": number, "text": self.texts[at], "hash": digest}
+
+
+def lines_of(blocks: pa.Table, query: str) -> BlockLines:
+    """The lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them."""
+    words = sorted(set(terms(" ".join(telling_words(query)))))
+    documents: list[Document] = []
+    numbers: list[int] = []
+    texts: list[str] = []
+    block: list[int] = []
+    rows = zip(_documents(blocks), blocks["line_number"].to_pylist(), blocks[TEXT_COLUMN].to_pylist(), strict=True)
+    for at, (document, start, text) in enumerate(rows):
+        lines = text[len(document[1]) + 1 :].split("\n")
+        for number, line in enumerate(lines, start=start // LINES_PER_BLOCK * LINES_PER_BLOCK):
+            if line:  # lines without a word have no row
+                documents.append(document)
+                numbers.append(number)
+                texts.append(line)
+                block.append(at)
+    return BlockLines(words, documents, numbers, texts, block, *count_words(texts, words))
+
+
+def gather(found: BlockLines, nearest: pa.Table) -> Candidates:
+    """The distinct lines of blocks and of ``nearest`` (``storage.queries.nearest_lines``)."""
+    places = list(zip(found.documents, found.numbers, strict=True))
+    texts = [*found.texts]
+    seen = {place: at for at, place in enumerate(places)}
+    near = set[int]()
+    for place, text in zip(
+        zip(_documents(nearest), nearest["line_number"].to_pylist(), strict=True),
+        nearest["text"].to_pylist(),
+        strict=True,
+    ):
+        at = seen.setdefault(place, len(places))
+        near.add(at)
+        if at == len(places):
+            places.append(place)
+            texts.append(text)
+    counts, lengths = count_words(texts[len(found.texts) :], found.words)
+    block = [*found.block, *[-1] * len(counts)]
+    order = sorted(seen.values(), key=places.__getitem__)
+    documents = sorted({document for document, _ in places})
+    index = {document: at for at, document in enumerate(documents)}
+    return Candidates(
+        found.words,
+        documents,
+        Lines(
+            np.fromiter((index[places[at][0]] for at in order), np.int64, len(order)),
+            np.fromiter((places[at][1] for at in order), np.int64, len(order)),
+        ),
+        [texts[at] for at in order],
+        np.array(block, np.int64)[order],
+        np.fromiter((at in near for at in order), np.bool_, len(order)),
+        np.concatenate([found.counts, counts])[order],
+        np.concatenate([found.lengths, lengths])[order],
+    )
+
+
+def _documents(rows: pa.Table) -> list[Document]:
+    return list(zip(*(rows[name].to_pylist() for name in ("entity", "path", "hash")), strict=True))
 
 
 def rank(
-    query: str,
     vector: NDArray[np.float32],
-    candidates: Sequence[Candidate],
+    candidates: Candidates,
     blocks: pa.Table,
     embedder: Embedder,
     *,
     top_k: int,
     meaning: bool = True,
 ) -> list[dict[str, Any]]:
-    """The best of ``candidates``, which are ``gather``'s, for ``query``, best first.
+    """The best of ``candidates``, which are ``gather``'s, best first.
 
     They are rows of ``storage.queries.nearest_lines`` with a ``relevance``, by which they are ordered, and a ``fit``,
     which leaves their neighbours out. ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, words alone
     decide, and lines without any are left out.
     """
-    if not candidates:
+    if not len(candidates):
         return []
-    documents: dict[tuple[str, str], int] = {}
-    numbers = [documents.setdefault((line.entity, line.path), len(documents)) for line in candidates]
-    lines = Lines(np.array(numbers), np.array([line.line_number for line in candidates]))
-    texts = [line.text for line in candidates]
-    of_words, of_own_words = _text_scores(query, lines, texts, candidates, documents, blocks)
+    lines, texts = candidates.lines, candidates.texts
+    of_words, of_own_words = _text_scores(candidates, blocks)
     chosen = np.flatnonzero(of_words > 0)
     chosen = chosen[np.argsort(-of_words[chosen], kind="stable")][: JUDGED_LINES * max(top_k, MIN_RESULTS)]
     if meaning:
-        chosen = np.union1d(chosen, np.flatnonzero([line.near for line in candidates]))
+        chosen = np.union1d(chosen, np.flatnonzero(candidates.near))
     steps = np.arange(-MEANING_REACH, MEANING_REACH + 1)
     around = np.unique((chosen[:, None] + steps).clip(0, len(candidates) - 1))
     at = np.searchsorted(around, chosen)  # where the chosen ones are among those around them
@@ -102,7 +176,8 @@ def rank(
     relevance, fit = of_words[chosen], of_own_words[chosen]
     if meaning:
         cosines = meaning_scores(Lines(lines.document[around], lines.number[around]), vectors, vector)
-        prose = np.array([is_prose(candidates[number].path) for number in chosen.tolist()])
+        of_prose = np.fromiter((is_prose(path) for _, path, _ in candidates.documents), np.bool_)
+        prose = of_prose[lines.document[chosen]]
         words_tell = bool((relevance > 0).any())
         weight = np.where(prose & words_tell, PROSE_MEANING_WEIGHT, MEANING_WEIGHT)
         defines = definitions([texts[number] for number in chosen.tolist()]) & (relevance > 0) & ~prose
@@ -110,7 +185,7 @@ def rank(
         fit = fit + weight * own_cosines + DEFINITION_BONUS * defines
     return [
         {
-            **candidates[chosen[i]]._asdict(),
+            **candidates.row(chosen[i]),
             "distance": round(1 - float(own_cosines[i]), DISTANCE_DIGITS),
             "relevance": float(relevance[i]),
             "fit": float(fit[i]),
@@ -119,26 +194,20 @@ def rank(
     ]
 
 
-def _text_scores(
-    query: str,
-    lines: Lines,
-    texts: Sequence[str],
-    candidates: Sequence[Candidate],
-    documents: dict[tuple[str, str], int],
-    blocks: pa.Table,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _text_scores(candidates: Candidates, blocks: pa.Table) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """``(n,)`` each: what the words around the candidates, and of their documents, say; and their own alone."""
-    words = sorted(set(terms(" ".join(telling_words(query)))))
-    counts, lengths = count_words(texts, words)
-    in_path, path_lengths = count_words([path for _, path in documents], words)
-    block = np.array([line.block for line in candidates])
-    inside = block >= 0
+    words, counts, lengths = candidates.words, candidates.counts, candidates.lengths
+    in_path, path_lengths = count_words([path for _, path, _ in candidates.documents], words)
+    inside = candidates.block >= 0
+    block = candidates.block[inside]
     block_counts = np.zeros((len(blocks), len(words)), np.float32)
-    np.add.at(block_counts, block[inside], counts[inside])
-    block_lengths = np.bincount(block[inside], lengths[inside], minlength=len(blocks)).astype(np.float32)
-    document = [documents[key] for key in zip(blocks["entity"].to_pylist(), blocks["path"].to_pylist(), strict=True)]
+    np.add.at(block_counts, block, counts[inside])
+    block_lengths = np.bincount(block, lengths[inside], minlength=len(blocks)).astype(np.float32)
+    index = {document: at for at, document in enumerate(candidates.documents)}
+    document = [index[held] for held in _documents(blocks)]
     bm25 = blocks["bm25"].to_numpy()
     weights = word_weights(block_counts + in_path[document], block_lengths + path_lengths[document], bm25)
+    lines = candidates.lines
     scores = text_scores(lines, counts, lengths, in_path[lines.document], weights)
-    scores += document_scores(document, bm25, len(documents))[lines.document] * (scores > 0)
+    scores += document_scores(document, bm25, len(index))[lines.document] * (scores > 0)
     return scores, line_scores(counts, lengths, weights)

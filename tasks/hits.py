@@ -13,7 +13,7 @@ from driftline.storage.sources import known_source
 from driftline.storage.workspace import Workspace
 from driftline.tasks.batch import HASH_BYTES
 from driftline.tasks.freshness import Read, judge_read
-from driftline.tasks.text import decode, split_lines
+from driftline.tasks.text import decode, lines_between
 from driftline.tasks.windows import Window
 
 
@@ -50,8 +50,8 @@ def hits(workspace: Workspace, windows: Sequence[Window], n_lines: int) -> Itera
         if not n_lines:
             start, context = window.best, [window.text]
         else:
-            lines = _as_indexed(document, window.hash)
-            context = _indexed_lines(workspace, window, start, end) if lines is None else lines[start : end + 1]
+            text = _as_indexed(document, window.hash)
+            context = _indexed_lines(workspace, window, start, end) if text is None else lines_between(text, start, end)
         judged = judge_read(window.text, window.best + 1, window.hash, document)
         yield Hit(
             path=window.path,
@@ -90,11 +90,11 @@ def _read(workspace: Workspace, windows: Sequence[Window], context: bool) -> dic
     return found
 
 
-def _as_indexed(read: Read | None, indexed_hash: str) -> list[str] | None:
-    """The lines of a document, None if it could not be read or has changed: then the index answers for it."""
+def _as_indexed(read: Read | None, indexed_hash: str) -> str | None:
+    """The text of a document, None if it could not be read or has changed: then the index answers for it."""
     if not isinstance(read, bytes) or hashlib.blake2b(read, digest_size=HASH_BYTES).hexdigest() != indexed_hash:
         return None
-    return split_lines(decode(read)[0])
+    return decode(read)[0]
 
 
 def _indexed_lines(workspace: Workspace, window: Window, start: int, end: int) -> list[str]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.tasks.terms import terms
+from driftline.tasks.terms import NAME_PART, terms_of
 
 WORD_REACH, WORD_DECAY = 8, 0.85
 """Lines on either side whose words count for a line, and what they count for each line of distance."""
@@ -32,6 +32,7 @@ MEANING_WEIGHT, PROSE_MEANING_WEIGHT = 8.0, 2.0
 PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
 DEFINITION_BONUS = 4.0
 BM25_K1, BM25_B = 1.2, 0.75
+_PART_OR_LINE_END = re.compile(rf"{NAME_PART.pattern}|\n")
 _DEFINITION = re.compile(
     r"\s*(?:(?:export|default|public|private|protected|internal|static|abstract|final|async|inline|pub(?:\([^)]*\))?)\s+)*"
     r"(?:def|class|func|function|fn|fun|interface|struct|enum|trait|impl|module|type|record|namespace)\s+"
@@ -122,18 +123,34 @@ def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.
 
     Lengths are in characters, which BM25 only compares with their mean.
     """
-    column = {word: at for at, word in enumerate(words)}
-    # Most lines hold none of the words, and a stem has all but two letters of its beginning from the word itself.
-    beginnings = "|".join(re.escape(word[: max(1, len(word) - 2)]) for word in words)
-    may_hold = re.compile(beginnings or "(?!)", re.IGNORECASE).search
-    counts = np.zeros((len(texts), len(words)), np.float32)
-    for row, text in enumerate(texts):
-        if may_hold(text) or not text.isascii():  # terms are without accents
-            for term in terms(text):
-                at = column.get(term)
-                if at is not None:
-                    counts[row, at] += 1
+    columns_of = _Columns(words)
+    cells: list[int] = []
+    row = 0
+    for part in _PART_OR_LINE_END.findall("\n".join(text.replace("\n", " ") for text in texts)):
+        if part == "\n":
+            row += len(words)
+        else:
+            for column in columns_of[part]:
+                cells.append(row + column)  # noqa: PERF401 - this loop runs for every word of every candidate
+    counts = np.bincount(cells, minlength=len(texts) * len(words)).astype(np.float32).reshape(len(texts), len(words))
     return counts, np.fromiter((len(text.strip()) for text in texts), np.float32, len(texts))
+
+
+class _Columns(dict[str, Sequence[int]]):
+    """By a part of a name: the positions of its terms among some words; found out when a part is first asked for."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._position = {word: at for at, word in enumerate(words)}
+        # Most parts have none of the words, and a stem has all but two letters of its beginning from the word itself.
+        beginnings = "|".join(re.escape(word[: max(1, len(word) - 2)]) for word in words)
+        self._may_hold = re.compile(beginnings or "(?!)", re.IGNORECASE).search
+
+    def __missing__(self, part: str) -> Sequence[int]:
+        found: Sequence[int] = ()
+        if self._may_hold(part) or not part.isascii():  # terms are without accents
+            found = [self._position[term] for term in terms_of(part) if term in self._position]
+        self[part] = found
+        return found
 
 
 def _saturated(counts: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDArray[np.float32]:

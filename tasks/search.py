@@ -19,7 +19,7 @@ from driftline.storage.model import Embedder
 from driftline.storage.queries import FALLBACK_THRESHOLD, LineQuery, Strategy
 from driftline.storage.sources import known_source
 from driftline.storage.workspace import Workspace
-from driftline.tasks.candidates import gather, rank
+from driftline.tasks.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.context import ModelRef, load_embedder
 from driftline.tasks.explanation import Explanation
 from driftline.tasks.hits import Hit, hits
@@ -157,10 +157,9 @@ class _Finder:
         reach = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # what is ranked by its neighbours ranks beside them
         n_blocks, n_nearest = CANDIDATE_BLOCKS, CANDIDATE_LINES if meaning else 0
         while True:
-            blocks, nearest = self._candidates(n_blocks, n_nearest)
+            blocks, nearest, lines = self._candidates(n_blocks, n_nearest)
             with self.explanation.timed("rank"):
-                lines = gather(blocks, nearest)
-                rows = rank(self.query, self.embedded, lines, blocks, self.embedder, top_k=top_k, meaning=meaning)
+                rows = rank(self.embedded, lines, blocks, self.embedder, top_k=top_k, meaning=meaning)
                 if self.max_distance is not None:
                     rows = [row for row in rows if row["distance"] <= self.max_distance]
                 windows = merge_windows(rows, reach, top_k)
@@ -173,8 +172,8 @@ class _Finder:
                 return windows
             n_blocks, n_nearest = 4 * n_blocks, 4 * n_nearest
 
-    def _candidates(self, blocks: int, lines: int) -> tuple[pa.Table, pa.Table]:
-        """The best blocks and the nearest lines, looked up side by side."""
+    def _candidates(self, blocks: int, lines: int) -> tuple[pa.Table, pa.Table, Candidates]:
+        """The best blocks and the nearest lines, looked up side by side, and the lines of both."""
 
         def timed(phase: str, find: Callable[[], pa.Table]) -> pa.Table:
             with self.explanation.timed(phase):
@@ -184,7 +183,8 @@ class _Finder:
             nearest = pool.submit(timed, "vector", lambda: self._nearest(lines))
             words = as_indexed(telling_words(self.query))
             found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
-            return found, nearest.result()
+            read = lines_of(found, self.query)  # while the nearest are still looked for
+            return found, nearest.result(), gather(read, nearest.result())
 
     def _nearest(self, top_k: int) -> pa.Table:
         found = [table.nearest(self.embedded, top_k, self.max_distance) for table in self.tables]

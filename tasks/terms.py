@@ -8,7 +8,8 @@ from functools import lru_cache
 
 from driftline.storage.indexes import tokens
 
-_NAME_PART = re.compile(r"[^\W_]+")  # the tokenizer leaves the underscores of _cache and __init__ where they are
+NAME_PART = re.compile(r"[^\W_]+")
+"""The tokenizer leaves the underscores of _cache and __init__ where they are."""
 _PARTS_KEPT = 65_536
 
 WORDS_OF_A_NAME = 2
@@ -23,12 +24,12 @@ STOP_WORDS = frozenset(_FILLERS.split())
 
 def terms(text: str) -> list[str]:
     """The terms of ``text`` in their order: ``parse_HTTPRequests`` gives pars, http, request."""
-    return [term for part in _NAME_PART.findall(text) for term in _terms_of(part)]
+    return [term for part in NAME_PART.findall(text) for term in terms_of(part)]
 
 
 def telling_words(query: str) -> list[str]:
     """The distinct words of ``query``, identifiers split, without STOP_WORDS unless it has no others."""
-    words = list(dict.fromkeys(tokens(" ".join(_NAME_PART.findall(query)), whole=True)))
+    words = list(dict.fromkeys(tokens(" ".join(NAME_PART.findall(query)), whole=True)))
     return [word for word in words if word not in STOP_WORDS] or words
 
 
@@ -43,5 +44,6 @@ def as_indexed(words: Sequence[str]) -> str:
 
 
 @lru_cache(_PARTS_KEPT)
-def _terms_of(part: str) -> tuple[str, ...]:
+def terms_of(part: str) -> tuple[str, ...]:
+    """The terms of one NAME_PART."""
     return tuple(tokens(part))

@@ -127,6 +127,14 @@ def split_lines(text: str) -> list[str]:
     return lines[:-1] if lines[-1] == "" else lines
 
 
+def lines_between(text: str, first: int, last: int) -> list[str]:
+    """Lines ``first`` to ``last``, counted from 0, both included, of ``split_lines``; fewer where the text ends."""
+    lines = _unix_line_ends(text).split("\n", last + 1)
+    if len(lines) == last + 2 or lines[-1] in ("", "\r"):
+        del lines[-1]  # what is behind them
+    return [line.removesuffix("\r") for line in lines[first:]]
+
+
 def _unix_line_ends(text: str) -> str:
     return text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
 

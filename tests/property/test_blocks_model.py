@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from driftline.storage.entities import Entity
 from driftline.storage.lines import LINES_PER_BLOCK
 from driftline.storage.model import DocMeta
-from driftline.tasks.candidates import gather
+from driftline.tasks.candidates import gather, lines_of
 from driftline.tasks.rows import blocks, line_rows
 from driftline.tasks.windows import MAX_WINDOW_LINES, merge_windows
 
@@ -79,21 +79,19 @@ def test_candidates_are_the_lines_of_blocks_and_the_nearest_once_and_in_order(
     some = st.permutations(starts).flatmap(lambda order: st.integers(0, len(order)).map(lambda count: order[:count]))
     chosen = data.draw(some)
     near = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True, max_size=5) if rows else st.just([]))
-    candidates = gather(table.take(pa.array(chosen, pa.int64())), table.take(pa.array(near, pa.int64())))
+    candidates = gather(lines_of(table.take(pa.array(chosen, pa.int64())), "x"), table.take(pa.array(near, pa.int64())))
     of_blocks = {(rows[at][0], rows[at][1] // LINES_PER_BLOCK) for at in chosen}
     expected = [
         (str(entity), paths[at], number, text, f"hash of {paths[at]}")
         for row, (at, number, text) in enumerate(rows)
         if row in near or (at, number // LINES_PER_BLOCK) in of_blocks
     ]
-    assert [(c.entity, c.path, c.line_number, c.text, c.hash) for c in candidates] == sorted(expected)
-    for candidate in candidates:
-        if candidate.block >= 0:
-            start = rows[chosen[candidate.block]]
-            assert (paths[start[0]], start[1] // LINES_PER_BLOCK) == (
-                candidate.path,
-                candidate.line_number // LINES_PER_BLOCK,
-            )
+    found = [candidates.row(at) for at in range(len(candidates))]
+    assert [tuple(row.values()) for row in found] == sorted(expected)
+    for row, block in zip(found, candidates.block.tolist(), strict=True):
+        if block >= 0:
+            at, number, _ = rows[chosen[block]]
+            assert (paths[at], number // LINES_PER_BLOCK) == (row["path"], row["line_number"] // LINES_PER_BLOCK)
 
 
 hits = st.lists(st.tuples(st.sampled_from(("a", "b")), st.integers(0, 90)), unique=True, max_size=40).map(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.model import SkipReason
-from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, split_documents, split_lines
+from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, lines_between, split_documents, split_lines
 
 RUSSIAN = "Съешь же ещё этих мягких французских булок, да выпей чаю.\n" * 20
 
@@ -141,3 +141,8 @@ def test_lines_equal_those_of_a_plain_loop(texts: list[str]) -> None:
 def test_every_kept_line_has_the_same_number_among_all_lines(text: str) -> None:
     lines = split_lines(text)
     assert all(lines[number] == kept for _, number, kept in rows(text))
+
+
+@given(st.text(st.sampled_from("ab\r\n\n")), st.integers(0, 6), st.integers(0, 6))
+def test_lines_between_are_a_part_of_all_lines(text: str, first: int, more: int) -> None:
+    assert lines_between(text, first, first + more) == split_lines(text)[first : first + more + 1]
