@@ -17,7 +17,11 @@ JOBS ?= 2
 AZURITE_VERSION := 3.34.0
 AZURITE := $(VENV)/azurite/.installed-$(AZURITE_VERSION)
 
-.PHONY: help setup demo test soak azurite readme lint format types layers check lock clean
+# An incremental indexer to compare with; it has an environment of its own, since nothing else needs it.
+PEERS := llama-index-core==0.14.25 model2vec
+PEERS_STAMP := $(VENV)/peers/.installed-$(subst $(eval ) ,_,$(PEERS))
+
+.PHONY: help setup demo test soak bench peers azurite readme lint format types layers check lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +41,11 @@ test: $(STAMP) .dev ## all tests (ARGS="-k name" for some)
 soak: $(STAMP) .dev ## the long proofs in full: a minute of 13 processes, hundreds of random histories
 	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/pytest --timeout 3600 \
 		tests/faults/test_soak.py tests/faults/test_compact_crash.py tests/property $(ARGS)
+
+bench: $(STAMP) .dev peers ## every benchmark, beside its peers, into tests/benchmarks/RESULTS.md (ARGS="searching" for some)
+	$(BIN)/python tests/benchmarks/bench.py $(ARGS)
+
+peers: $(STAMP) $(PEERS_STAMP) ## what the benchmarks compare with
 
 azurite: $(STAMP) $(AZURITE) ## what the tests of Azure need; needs npm
 
@@ -83,6 +92,12 @@ $(AZURITE):
 	@mkdir -p $(VENV)/azurite
 	@npm install --prefix $(VENV)/azurite --silent --no-audit --no-fund --no-save --ignore-scripts --omit=dev \
 		--omit=optional azurite@$(AZURITE_VERSION)
+	@touch $@
+
+$(PEERS_STAMP):
+	@echo "make: installing $(PEERS) into $(VENV)/peers"
+	@$(BIN)/python -m venv --clear $(VENV)/peers
+	@$(VENV)/peers/bin/python -m pip install -qq --disable-pip-version-check $(PEERS)
 	@touch $@
 
 # The rooms under their import names, for tools that read source and do not know the mapping in pyproject.toml.

@@ -15,6 +15,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 CACHE = Path(tempfile.gettempdir()) / "driftline-bench"
@@ -42,19 +43,23 @@ class Corpus:
 
 
 def packages(lines: int) -> Corpus:
-    """At least ``lines`` lines of Python: the installed packages in the order of their names, until it is enough."""
+    """At least ``lines`` lines of Python: the installed packages in the order of their names, until it is enough.
+
+    Beyond what is installed, copies follow: times and sizes are as of new lines, which repeat themselves, too.
+    """
 
     def make(root: Path) -> tuple[int, int, int]:
         files = found = size = 0
-        for path in _sources():
-            data = path.read_bytes()
-            target = root / path.relative_to(_site())
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-            files, found, size = files + 1, found + data.count(b"\n"), size + len(data)
-            if found >= lines:
-                return files, found, size
-        raise SystemExit(f"Only {found:,} lines of Python are installed here, {lines:,} are wanted.")
+        for copy in count():
+            for path in _sources():
+                data = path.read_bytes()
+                target = root / (f"copy_{copy}" if copy else "") / path.relative_to(_site())
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+                files, found, size = files + 1, found + data.count(b"\n"), size + len(data)
+                if found >= lines:
+                    return files, found, size
+        raise AssertionError("never reached")
 
     return cached(f"packages-{lines}", make)
 

@@ -56,6 +56,7 @@ def main() -> int:
             f"{name:16} {seconds[name]:7.1f} {cpu:7.1f} {tree.lines / seconds[name]:9,.0f} {peak:8,.0f} "
             f"{seconds[SEMBLE] / seconds[name]:9.2f} {seconds[PLAIN] / seconds[name]:8.2f}"
         )
+    measure.bars("Lines indexed per second", "lines/s", {name: tree.lines / taken for name, taken in seconds.items()})
     verdict = measure.Verdict(options.small)
     verdict.at_least("lines/s to exact and full-text search, of semble's", seconds[SEMBLE] / seconds[TEXT], 1.8)
     verdict.at_least("lines/s with all indexes, of semble's", seconds[SEMBLE] / seconds[ALL], 1.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import platform
 import statistics
@@ -20,19 +21,29 @@ from pathlib import Path
 import psutil
 
 _POLL_SECONDS = 0.02
+RECORDS = "DRIFTLINE_BENCH_RECORDS"
+"""Variable that names the file in which ``bench.py`` collects what the benchmarks find."""
 DRIFTLINE = (sys.executable, "-c", "import sys; from driftline.flows.cli import main; sys.exit(main())")
 """The command ``driftline`` as its console script runs it, whether or not that is installed on the PATH."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run of a process. ``own_peak`` is its resident memory in bytes, ``largest_peak`` that of it or any child."""
+    """One run of a process.
+
+    ``own_peak`` is its resident memory in bytes, ``children_peak`` that of its largest child.
+    """
 
     seconds: float
     cpu_seconds: float
     own_peak: int
-    largest_peak: int
+    children_peak: int
     output: str
+
+    @property
+    def largest_peak(self) -> int:
+        """That of the process or of any child."""
+        return max(self.own_peak, self.children_peak)
 
 
 def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> Measured:
@@ -50,7 +61,7 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> Measure
         output, errors = out.read(), err.read()
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command, output, errors)
-    return Measured(seconds, usage.ru_utime + usage.ru_stime, peak.own, peak.largest, output)
+    return Measured(seconds, usage.ru_utime + usage.ru_stime, peak.own, peak.children, output)
 
 
 class _Peak(threading.Thread):
@@ -58,7 +69,7 @@ class _Peak(threading.Thread):
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
-        self.own = self.largest = 0
+        self.own = self.children = 0
         self._pid = pid
         self._done = threading.Event()
         self.start()
@@ -74,7 +85,7 @@ class _Peak(threading.Thread):
                 children = [_resident(child) for child in process.children(recursive=True)]
             except psutil.NoSuchProcess:
                 return
-            self.largest = max(self.largest, self.own, *children)
+            self.children = max([self.children, *children])
 
     def stop(self) -> None:
         self._done.set()
@@ -109,12 +120,25 @@ class Verdict:
     def _judge(self, what: str, value: float, target: float, unit: str, relation: str, fine: bool) -> None:
         outcome = "small run" if self.small else "ok" if fine else "MISSED"
         print(f"  {outcome:9} {what}: {value:.3g} {unit} ({relation} {target:.3g})", flush=True)
+        record("figure", what=what, value=value, unit=unit, relation=relation, target=target, fine=fine)
         if not fine and not self.small:
             self.missed.append(what)
 
     @property
     def exit_code(self) -> int:
         return 1 if self.missed else 0
+
+
+def bars(title: str, unit: str, values: Mapping[str, float]) -> None:
+    """Hand a plot of some contenders to ``bench.py``, which runs all benchmarks; alone, nothing is drawn."""
+    record("bars", title=title, unit=unit, values=dict(values))
+
+
+def record(kind: str, **told: object) -> None:
+    """Append a JSON line to the file that RECORDS names, if it names one."""
+    if target := os.environ.get(RECORDS):
+        with Path(target).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, **told}) + "\n")
 
 
 def begin(description: str | None, **defaults: int) -> argparse.Namespace:

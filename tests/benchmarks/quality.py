@@ -60,6 +60,7 @@ def main() -> int:
             print(f"\n{queries.kind}: {len(asked)} queries ({half} half) over {queries.tree}")
             print(f"{'':22} {'MRR@10':>7} {'recall@10':>10} {'NDCG@10':>8} {'p50 ms':>7} {'lines':>6}")
             scores = {name: _score(name, answer, asked) for name, answer in _contenders(queries, folder)}
+            measure.bars(f"MRR@10 on {queries.kind}", "", {name: score.mrr for name, score in scores.items()})
             hybrid, semble = scores["driftline, hybrid"], scores["semble 0.7"]
             verdict.at_least(f"MRR@10 on {queries.kind}, of semble's", hybrid.mrr / max(semble.mrr, 1e-9), mrr_ratio)
             verdict.at_least(

@@ -13,10 +13,10 @@ from typing import Any
 import lancedb
 import numpy as np
 import pyarrow as pa
-from lancedb.index import FTS, BTree, IvfSq, LabelList
+from lancedb.index import FTS, BTree, IvfRq, LabelList
 from model2vec import StaticModel
 
-from driftline.storage.indexes import ROWS_PER_PARTITION, SAMPLE_RATE, VECTOR_METRIC
+from driftline.storage.indexes import ROWS_PER_PARTITION, SAMPLE_RATE, VECTOR_BITS, VECTOR_METRIC
 
 LINES_PER_BATCH = 100_000
 
@@ -64,9 +64,8 @@ def main(tree: str, model_path: str, target: str) -> None:
     table.create_index("parent_dirs", config=LabelList())
     table.create_index("text", config=FTS(with_position=False))
     partitions = max(1, table.count_rows() // ROWS_PER_PARTITION)
-    table.create_index(
-        "vector", config=IvfSq(distance_type=VECTOR_METRIC, num_partitions=partitions, sample_rate=SAMPLE_RATE)
-    )
+    kind = IvfRq(VECTOR_METRIC, num_partitions=partitions, num_bits=VECTOR_BITS, sample_rate=SAMPLE_RATE)
+    table.create_index("vector", config=kind)
     print(len(files))
 
 
