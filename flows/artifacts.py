@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from driftline.flows.configuration import prices_for
+from driftline.flows.display import told_requests
 from driftline.flows.ledger import History, newest_runs
 from driftline.flows.pipeline import IndexRequest
 from driftline.flows.plots import Series, line_plot
 from driftline.storage.errors import DriftlineError
+from driftline.storage.request_counts import KINDS
 from driftline.storage.workspace import Workspace
 
 MAX_ROWS = 1_000
@@ -29,13 +34,33 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> None:
         text.append("**A dry run: nothing was written.**")
     counts = {name: [source[name] for source in sources] for name in (*_STATES, "lines_embedded", "lines_total")}
     counts["skipped"] = [len(source["skipped"]) for source in sources]
-    seconds = {name: [s["phases"].get(name, 0.0) for s in sources] for source in sources for name in source["phases"]}
+    seconds = _by_phase([result["phases"], *(source["phases"] for source in sources)])
+    work = _by_phase([result["worker_phases"], *(source["worker_phases"] for source in sources)])
     names = [source["entity"] for source in sources]
     text += ["## Documents and lines", _markdown(names, counts), *_plots(request)]
-    text += ["## Seconds by phase", _markdown(names, seconds)]
+    text += ["## Seconds by phase", _markdown(["all", *names], seconds)]
+    if work:
+        text += ["## Seconds of workers by phase, added up", _markdown(["all", *names], work)]
+    if result["requests"]:
+        kinds = {kind: [counts.get(kind, 0) for counts in result["requests_by_phase"].values()] for kind in KINDS}
+        told = told_requests(result["requests"], _prices())
+        text += ["## Requests", told, _markdown(list(result["requests_by_phase"]), kinds)]
     create_markdown_artifact("\n\n".join(text), key="driftline-report", description="What the run did")
     skipped = [{"source": source["entity"], **file} for source in sources for file in source["skipped"]]
     _table("driftline-skipped", skipped, "files are not in the index")
+
+
+def _prices() -> Mapping[str, float]:
+    """Those of the file that the worker finds, if it finds one that is right: a report is no reason to fail."""
+    try:
+        return prices_for(os.environ, Path.cwd())
+    except DriftlineError as error:
+        get_run_logger().warning("Requests have no price: %s", error)
+        return {}
+
+
+def _by_phase(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    return {name: [part.get(name, 0.0) for part in parts] for name in parts[0]}
 
 
 def show_compaction(result: dict[str, Any]) -> None:

@@ -108,6 +108,12 @@ def options_for(workspace: str, environ: Mapping[str, str], cwd: Path) -> dict[s
     return config.options(environ) if config is not None and config.workspace == workspace else None
 
 
+def prices_for(environ: Mapping[str, str], cwd: Path) -> Mapping[str, float]:
+    """What 1,000 requests of a kind cost by the file that ``find_config`` finds; empty without one."""
+    path = find_config(None, environ, cwd)
+    return load_config(path).prices if path is not None else {}
+
+
 def load_config(path: str | os.PathLike[str]) -> Configuration:
     """Read and check a configuration file. Raises UsageError."""
     file = Path(path).resolve()
@@ -171,7 +177,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
     if model is not None and (file.parent / Path(model).expanduser()).is_dir():
         model = _absolute(model, file)
     return Configuration(
-        file, _absolute(workspace, file), model, tuple(sources), workspaces, options, dict(parsed.prices)
+        file, _absolute(workspace, file), model, tuple(sources), workspaces, options, parsed.prices.known
     )
 
 

@@ -54,6 +54,21 @@ class WorkspaceTable(Table):
     dirs: list[Text] = []
 
 
+class PriceTable(Table):
+    """``[prices]``: what 1,000 requests of a kind cost, in any currency."""
+
+    list: NonNegativeFloat | None = None
+    get: NonNegativeFloat | None = None
+    head: NonNegativeFloat | None = None
+    put: NonNegativeFloat | None = None
+    delete: NonNegativeFloat | None = None
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The prices that were given, by kind."""
+        return self.model_dump(exclude_none=True)
+
+
 class File(Table):
     """The whole file."""
 
@@ -62,7 +77,7 @@ class File(Table):
     sources: list[SourceTable] = []
     workspaces: dict[Text, WorkspaceTable] = {}
     storage_options: dict[Text, str | int | float | bool] = {}
-    prices: dict[Text, NonNegativeFloat] = {}
+    prices: PriceTable = PriceTable()
 
 
 def parse(raw: Mapping[str, Any], path: Path) -> File:
@@ -105,8 +120,10 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
 def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:
     """The table that a mistake lies in, and the key there."""
     head, rest = str(location[0]), location[1:]
+    if head == "prices" and rest:
+        return PriceTable, str(rest[0])
     if head == "sources" and len(rest) > 1:
         return SourceTable, str(rest[1])
     if head == "workspaces" and len(rest) > 1:
         return WorkspaceTable, str(rest[1])
-    return File, str(rest[0]) if head in ("storage_options", "prices") and rest else head
+    return File, str(rest[0]) if head == "storage_options" and rest else head

@@ -18,6 +18,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from driftline.storage.request_counts import price
+
 Result = Mapping[str, Any]
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(10, 32), *range(127, 160))}
@@ -33,8 +35,8 @@ def print_json(result: Result) -> None:
     _emit(json.dumps(result) + "\n")
 
 
-def print_index(result: Result, dry_run: bool) -> None:
-    """What a run did: a paragraph for each source."""
+def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | None = None) -> None:
+    """What a run did: a paragraph for each source; ``prices`` are those of 1,000 requests, by kind."""
     lines: list[Text | Table] = []
     failed = result.get("failed", ())
     for source in result["sources"]:
@@ -47,9 +49,18 @@ def print_index(result: Result, dry_run: bool) -> None:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
             lines.append(Text(f"  not indexed: {listed}", style="yellow"))
     lines += [Text(f"failed: {printable(failure['message'])}", style="red") for failure in failed]
+    if result["requests"]:
+        lines.append(Text(f"requests: {told_requests(result['requests'], prices or {})}", style="dim"))
     verb = "would change" if dry_run else "partly in step" if failed else "in step"
     lines.append(Text(f"{printable(result['workspace'])} {verb} after {result['seconds']:.1f} s", style="dim"))
     _print(lines)
+
+
+def told_requests(requests: Mapping[str, int], prices: Mapping[str, float]) -> str:
+    """``12 LIST, 3 GET: about 0.0001``, the price only where there is one."""
+    told = ", ".join(f"{count:,} {kind.upper()}" for kind, count in requests.items())
+    cost = price(requests, prices)
+    return told if cost is None else f"{told}: about {cost:.4g}"
 
 
 def print_search(result: Result, folders: Mapping[str, str] | None = None) -> None:
@@ -159,7 +170,8 @@ def print_verify(result: Result) -> None:
     if more > 0:
         lines.append(Text(f"... and {more:,} more (--json shows all)"))
     mended = f", {result['mended']:,} mended" if result["mended"] else ""
-    checked = f"{result['documents']:,} documents and {result['lines']:,} lines checked"
+    checked = f"{result['documents']:,} documents, {result['lines']:,} lines and "
+    checked += f"{result['memory_entries']:,} memory entries checked"
     lines.append(Text(f"{checked}, findings: {len(result['findings']):,}{mended}", "dim"))
     _print(lines)
 

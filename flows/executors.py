@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
+from driftline.storage.request_counts import Counts, count_all, tally
 from driftline.storage.sources import Source, open_source
 from driftline.storage.workspace import Workspace
 from driftline.tasks.context import TaskContext
@@ -49,7 +50,10 @@ class Executor(Protocol):
         ...
 
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
-        """The results of ``task(spec, context)`` as they come, in no order; specs are taken as slots become free."""
+        """The results of ``task(spec, context)`` as they come, in no order; specs are taken as slots become free.
+
+        Several threads may map at once, and share the slots. Requests to stores count as if they were sent here.
+        """
         ...
 
 
@@ -61,25 +65,31 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._pool = ThreadPoolExecutor(slots, thread_name_prefix="driftline")
+        self._alone = threading.Lock()
 
     def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
         self._context = context
 
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
         if self.slots == 1:
-            yield from (task(spec, self._context) for spec in specs)
+            for spec in specs:
+                with self._alone:
+                    result = task(spec, self._context)
+                yield result
             return
         rest = iter(specs)
-        pending: set[Future[Result]] = set()
+        pending: set[Future[tuple[Result, Counts]]] = set()
         try:
             while True:
                 for spec in islice(rest, self.slots * IN_FLIGHT_PER_SLOT - len(pending)):
-                    pending.add(self._pool.submit(task, spec, self._context))
+                    pending.add(self._pool.submit(_counted, task, spec, self._context))
                 if not pending:
                     return
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 for future in done:
-                    yield future.result()
+                    result, requests = future.result()
+                    count_all(requests)
+                    yield result
         finally:
             for future in pending:
                 future.cancel()
@@ -156,11 +166,14 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
             ) from error
         key, workspace = self._key, context.workspace.objects.uri
 
-        def reach(dask_worker: Worker) -> str:
+        def reach(dask_worker: Worker) -> tuple[str, Counts]:
             found = _context_of(dask_worker, key).workspace
-            return unreachable(None if new_workspace else found, sources)
+            with tally() as requests:
+                problem = unreachable(None if new_workspace else found, sources)
+            return problem, requests.counts
 
-        for worker, problem in self._client.run(reach).items():
+        for worker, (problem, requests) in self._client.run(reach).items():
+            count_all(requests)
             if problem:
                 raise ExecutorError(
                     f"Worker {worker} cannot reach what it shall work on: {problem}",
@@ -183,7 +196,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
             for future in running:
                 pending.remove(future)
                 try:
-                    result: Result = future.result()
+                    result, requests = future.result()
                 except KilledWorker as error:
                     raise ExecutorError(
                         "A batch has killed several workers one after another",
@@ -200,6 +213,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                     following = self._submit(task, spec)
                     pending.add(following)
                     running.add(following)
+                count_all(requests)
                 yield result
         finally:
             for future in pending:
@@ -220,12 +234,19 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self._stack.close()
 
 
-def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> Result:
+def _counted(task: Task[Spec, Result], spec: Spec, context: TaskContext) -> tuple[Result, Counts]:
+    """What a task returns, and what it has asked of stores."""
+    with tally() as requests:
+        result = task(spec, context)
+    return result, requests.counts
+
+
+def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> tuple[Result, Counts]:
     from distributed import get_worker
 
     worker = get_worker()
     with _logged_to(worker, key):
-        return task(spec, _context_of(worker, key))
+        return _counted(task, spec, _context_of(worker, key))
 
 
 class _ToCoordinator(logging.Handler):

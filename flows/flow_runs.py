@@ -26,7 +26,6 @@ from driftline.flows.references import check_options, resolve_options
 from driftline.storage.errors import StorageError, WorkspaceNotFound
 from driftline.storage.ids import new_ulid
 from driftline.storage.workspace import Workspace
-from driftline.tasks.clean import release_abandoned
 
 UPDATE_SECONDS = 1.0
 MAX_SHARE = 0.01
@@ -167,6 +166,8 @@ def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
 
     Only of processes that are provably dead; a live one releases its leases itself, those on other hosts expire.
     """
+    from driftline.tasks.clean import release_abandoned  # loads SQLAlchemy, which no other flow run needs
+
     given = flow_run.parameters
     workspace, options = given["workspace"], options_of(given.get("storage_options"))
     try:

@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from driftline.flows.plots import Series
+from driftline.storage.request_counts import price
 from driftline.storage.runs import RunRecord, Runs
 from driftline.storage.workspace import Workspace
 
@@ -63,6 +64,7 @@ def _figures(run: RunRecord) -> dict[str, Any]:
                 "skipped": sum(len(source.get("skipped", ())) for source in sources),
                 "commits": sorted({source["commit"] for source in sources if source.get("commit")}),
                 "failed": [failure["uri"] for failure in report.get("failed", ())],
+                "requests": sum(report.get("requests", {}).values()),
             }
         case "compact":
             parts = _parts(run)
@@ -148,9 +150,8 @@ class History:
         for run in self.runs:
             for kind, count in run.report.get("requests", {}).items():
                 found[kind].append((_moment(run), float(count)))
-        priced = [kind for kind in found if kind in prices]
-        cost = sum(prices[kind] / 1000 * sum(count for _, count in found[kind]) for kind in priced)
-        return [Series(kind, points) for kind, points in found.items()], cost if priced else None
+        cost = price({kind: round(sum(count for _, count in points)) for kind, points in found.items()}, prices)
+        return [Series(kind, points) for kind, points in found.items()], cost
 
 
 def _finished_sources(run: RunRecord) -> list[Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, Self
 from driftline.flows.memory_configuration import MemoryConfiguration, load_memory_configuration, open_memory
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
-from driftline.storage.memory import Item, MemoryStore
+from driftline.storage.memory import MemoryItem, MemoryStore
 from driftline.storage.memory_reads import MemoryEntry
 from driftline.storage.memory_upkeep import compact_indexes
 
@@ -96,7 +96,9 @@ class HierarchicalLTMBackend:
             if unknown or "key" not in item or "value" not in item:
                 raise BadEntry("An item has key, value and perhaps entity, metadata, expires_at", str(sorted(item)))
             expires = _time(item.get("expires_at"))
-            drafts.append(Item(item["key"], item["value"], item.get("entity") or root, item.get("metadata"), expires))
+            drafts.append(
+                MemoryItem(item["key"], item["value"], item.get("entity") or root, item.get("metadata"), expires)
+            )
         return {"stored": self.core.store_many(drafts)}
 
     @_told

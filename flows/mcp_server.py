@@ -1,7 +1,6 @@
 """The MCP server: a workspace as tools for programs that speak the Model Context Protocol.
 
-Tools only read. What they return is bounded, and what goes wrong is an error of the protocol (``is_error``). A tool for
-the memory store belongs here, too, added by ``make_server`` when memory is configured.
+Tools only read. What they return is bounded, and what goes wrong is an error of the protocol (``is_error``).
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel, Field
 
+from driftline.flows.mcp_memory import FilterValue, MemoryAnswer, memory_answer
 from driftline.storage.errors import DriftlineError, UsageError
 from driftline.storage.filters import LineFilter
+from driftline.storage.memory import MemoryStore
 from driftline.storage.workspace import Workspace
 from driftline.tasks.excerpts import read_excerpt
 from driftline.tasks.search import Mode, search
@@ -39,6 +40,7 @@ _INSTRUCTIONS = (
     "Search indexed repositories and documents by meaning with search_lines; read around a hit with read_context, "
     "giving it the hit's path, line and source."
 )
+_OF_MEMORY = " Look up what was stored in memory with search_memory."
 _GOODBYE_SECONDS = 3
 """How long an interrupted HTTP server waits for clients that hold a stream open."""
 _P = ParamSpec("_P")
@@ -105,10 +107,11 @@ class ContextAnswer(BaseModel):
     truncated: bool
 
 
-def make_server(workspace: Workspace) -> MCPServer[Any]:
-    """The server of an open workspace, which it reads anew at each call."""
+def make_server(workspace: Workspace, memory: Callable[[], MemoryStore] | None = None) -> MCPServer[Any]:
+    """The server of an open workspace, which it reads anew at each call, and of the store that ``memory`` opens."""
+    instructions = _INSTRUCTIONS + (_OF_MEMORY if memory else "")
     server: MCPServer[Any] = MCPServer(
-        "driftline", instructions=_INSTRUCTIONS, version=version("driftline"), log_level="WARNING"
+        "driftline", instructions=instructions, version=version("driftline"), log_level="WARNING"
     )
     reads = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
@@ -195,12 +198,32 @@ def make_server(workspace: Workspace) -> MCPServer[Any]:
             truncated=truncated,
         )
 
+    if memory is None:
+        return server
+
+    @server.tool(annotations=reads)
+    @_telling_errors
+    def search_memory(
+        query: Query,
+        top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="At most so many entries.")] = 5,
+        filter: Annotated[
+            dict[str, FilterValue] | None,
+            Field(description="Fields of the metadata, all of which must fit; a list means any of its values."),
+        ] = None,
+        entity: Annotated[
+            str | None,
+            Field(description="Look at or below this entity, as in org:acme/project:alpha; by default the root."),
+        ] = None,
+    ) -> MemoryAnswer:
+        """Find the entries of the memory store that mean the query, best first."""
+        return memory_answer(memory(), query, top_k, filter, entity, MAX_ANSWER_BYTES)
+
     return server
 
 
-def serve_stdio(workspace: Workspace) -> None:
+def serve_stdio(workspace: Workspace, memory: Callable[[], MemoryStore] | None = None) -> None:
     """Serve one client over standard input and output, until it closes them. An interrupt ends the process."""
-    server = make_server(workspace)
+    server = make_server(workspace, memory)
     # The SDK reads in a thread that no KeyboardInterrupt reaches; there is nothing to finish.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -209,7 +232,13 @@ def serve_stdio(workspace: Workspace) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def serve_http(workspace: Workspace, host: str, port: int, on_ready: Callable[[str], None]) -> None:
+def serve_http(
+    workspace: Workspace,
+    host: str,
+    port: int,
+    on_ready: Callable[[str], None],
+    memory: Callable[[], MemoryStore] | None = None,
+) -> None:
     """Serve over streamable HTTP until interrupted; ``on_ready`` gets the URL, whose port is free to choose with 0.
 
     Raises UsageError for an address that other machines could reach, since there is no authentication, or is taken.
@@ -224,7 +253,7 @@ def serve_http(workspace: Workspace, host: str, port: int, on_ready: Callable[[s
         security = TransportSecuritySettings(
             allowed_hosts=[f"{name}:*" for name in names], allowed_origins=[f"http://{name}:*" for name in names]
         )
-        app = make_server(workspace).streamable_http_app(transport_security=security)
+        app = make_server(workspace, memory).streamable_http_app(transport_security=security)
         on_ready(f"http://{shown}:{listener.getsockname()[1]}/mcp")
         uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GOODBYE_SECONDS)).run(
             sockets=[listener]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,6 +19,8 @@ from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
     from driftline.storage.memory import MemoryStore
+    from driftline.storage.memory_listing import MemoryListing
+    from driftline.storage.objects import ObjectStore
 
 CONFIG_VARIABLE = "LTM_CONFIG"
 VARIABLES: Mapping[str, tuple[str, ...]] = {
@@ -164,6 +167,32 @@ def open_memory(configuration: MemoryConfiguration, storage_uri: str | None = No
         cache_seconds=cache.ttl_seconds if cache.enabled else 0.0,
         pool_size=configuration.catalog.pool_size,
     )
+
+
+def open_listing(configuration: MemoryConfiguration, objects: ObjectStore) -> MemoryListing:
+    """What answers listings and counts from the indexes, with the cache and the threads of ``configuration``."""
+    from driftline.storage.memory_listing import MemoryListing
+
+    performance = configuration.performance
+    threads, cached = performance.parallel_reads.threads, performance.metadata_cache.enabled
+    return MemoryListing(objects, threads=threads, cached=cached)
+
+
+def find_memory(configuration: MemoryConfiguration, workspace: str) -> Callable[[], MemoryStore] | None:
+    """What opens the store that can be searched by meaning, once, or None where there is none.
+
+    It lies where the configuration says, else in ``workspace``. Nothing is created by looking. Raises
+    WorkspaceNotFound, CatalogError, CatalogConnectionError.
+    """
+    from driftline.storage.workspace import Workspace
+    from driftline.tasks.memory_cleaning import open_catalog
+
+    uri = configuration.storage.uri or workspace
+    opened = Workspace.open(uri)
+    with open_catalog(opened, configuration.catalog.url) as catalog:
+        if catalog is None or catalog.belongs_to() != opened.config.workspace_id or not configuration.embedding.enabled:
+            return None
+    return cache(lambda: open_memory(configuration, uri))
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from driftline.flows.executors import Executor, open_executor
 from driftline.flows.plan import IndexPlan, IndexRequest, make_plan
 from driftline.flows.progress import NullProgress, Progress
 from driftline.flows.report import IndexReport, RemoveReport
-from driftline.flows.source_run import SourceRun
+from driftline.flows.source_runs import run_all
 from driftline.storage.documents import SCHEMA, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, DriftlineError, LeaseHeld, UsageError
 from driftline.storage.ids import new_ulid
 from driftline.storage.indexes import maintain
 from driftline.storage.leases import acquire
+from driftline.storage.request_counts import phase, tally
 from driftline.storage.runs import RunRecord, Runs
 from driftline.storage.workspace import Workspace, lease_path
 from driftline.tasks.commit import Changes, Committer, settle
 from driftline.tasks.context import TaskContext
 from driftline.tasks.reembed import complete_reembedding, remove_strays
+from driftline.tasks.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -41,55 +46,59 @@ def index_sources(request: IndexRequest, progress: Progress | None = None) -> In
     the failures of single sources are in the report instead, unless no source can be begun.
     """
     started, clock = datetime.now(UTC), time.monotonic()
-    plan = make_plan(request)
-    with open_executor(request.executor, request.workers) as executor:
-        if not request.dry_run:
-            plan = _claim(plan)
-        report = IndexReport(new_ulid(), plan.workspace.objects.uri, failed=list(plan.failures))
+    watch = Stopwatch()
+    with tally() as sent, ExitStack() as stack:
+        with watch.phase("start"), phase("start"):
+            plan = make_plan(request)
+            executor = open_executor(request.executor, request.workers)
+            stack.enter_context(executor)
+            if not request.dry_run:
+                plan = _claim(plan)
+        report = IndexReport(new_ulid(), plan.workspace.objects.uri, failed=list(plan.failures), phases=watch.seconds)
         outcome = "failed"
         try:
-            _run(plan, executor, progress or NullProgress(), report)
+            _run(plan, executor, progress or NullProgress(), report, watch)
             outcome = report.failed[0][1].kind if report.failed else "done"
         except DriftlineError as error:
             outcome = error.kind
             raise
         finally:
-            report.seconds = time.monotonic() - clock
+            report.seconds, report.requests = time.monotonic() - clock, sent.counts
             if not request.dry_run:
-                _record(plan, report, started, outcome)
+                with watch.phase("ledger"), phase("ledger"):
+                    _record(plan, report, started, outcome)
             told = {"run_id": report.run_id, "outcome": outcome, "seconds": round(report.seconds, 3)}
             log.info("index run %s: %s after %.1f s", *told.values(), extra={"fields": told})
+    report.requests = sent.counts
     return report
 
 
-def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport) -> None:
+def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, watch: Stopwatch) -> None:
     """Fill ``report``. A source that fails does not stop the others; the first failure is raised at the end."""
     new_workspace = plan.workspace.config.fingerprint is None
-    executor.start(
-        TaskContext(plan.workspace, plan.model), [part.source for part in plan.sources], new_workspace=new_workspace
-    )
+    with watch.phase("start"), phase("start"):
+        executor.start(
+            TaskContext(plan.workspace, plan.model), [part.source for part in plan.sources], new_workspace=new_workspace
+        )
     failure: DriftlineError | None = None
     stale = set[Entity]()
-    for source in plan.sources:
-        run = SourceRun(plan, source, executor, progress, report.run_id)
-        report.sources.append(run.report)
-        try:
-            run.execute()
-        except DriftlineError as error:
+    for run, error in run_all(plan, executor, progress, report):
+        if error is not None:
             if plan.request.keep_going:
-                report.failed.append((source.source.uri, error))
+                report.failed.append((run.report.uri, error))
             elif isinstance(error, UsageError):
-                raise
+                raise error
             progress.message(str(error))
             failure = failure or error
         if run.indexes_lag:
-            stale.add(source.entity.tenant)
+            stale.add(run.entity.tenant)
     if not plan.request.dry_run:
-        if plan.replaces is not None and failure is None:
-            complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
-        for tenant in sorted(stale):
-            progress.phase(f"building indexes of {tenant}")
-            report.indexes += _maintain(plan, tenant, report.run_id, progress)
+        with watch.phase("index"), phase("index"):
+            if plan.replaces is not None and failure is None:
+                complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
+            for tenant in sorted(stale):
+                progress.phase(f"building indexes of {tenant}")
+                report.indexes += _maintain(plan, tenant, report.run_id, progress)
     if failure is not None and not plan.request.keep_going:
         raise failure
 
@@ -127,18 +136,24 @@ def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: st
         Runs(plan.workspace.objects, tenant).record(record)
 
 
-def remove_source(workspace_uri: str, entity_path: str, *, wait_seconds: float = 0.0) -> RemoveReport:
+def remove_source(
+    workspace_uri: str,
+    entity_path: str,
+    *,
+    wait_seconds: float = 0.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RemoveReport:
     """Take a source, its documents and its lines out of the index; its files are not touched.
 
     Raises BadEntity for a source that is not there, LeaseHeld while a run works on it.
     """
     started, clock = datetime.now(UTC), time.monotonic()
-    known = Workspace.open(workspace_uri)
+    known = Workspace.open(workspace_uri, storage_options)
     entity = Entity.parse(entity_path, known.config.hierarchy)
     if known.source(entity) is None:
         names = ", ".join(str(name) for name, _ in known.sources()) or "none"
         raise BadEntity("There is no such source", str(entity), f"Sources: {names}.")
-    workspace = Workspace.open_for_writing(workspace_uri)
+    workspace = Workspace.open_for_writing(workspace_uri, storage_options)
     run_id = new_ulid()
     with acquire(workspace.objects, lease_path(entity), run_id, wait_seconds=wait_seconds) as lease:
         settle(workspace, entity, lease)

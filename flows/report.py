@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from driftline.storage.errors import DriftlineError
 from driftline.storage.model import DocumentState
+from driftline.storage.request_counts import Counts, by_kind
 from driftline.tasks.compact import Figures
 
 
@@ -16,7 +18,8 @@ class SourceReport:
 
     ``revision`` is the ``rev`` of its last commit: reading the manifest as of it shows what the run left. ``commit`` is
     what git had checked out; with ``base`` only what differs between the two was looked at, otherwise everything,
-    ``full_scan_reason`` says why if less was asked for.
+    ``full_scan_reason`` says why if less was asked for. ``phases`` are the seconds that pass for the coordinator,
+    ``worker_phases`` those that tasks take, summed over workers, while the phase ``batches`` passes.
     """
 
     entity: str
@@ -30,12 +33,13 @@ class SourceReport:
     revision: int = 0
     deltas: int = 0
     phases: dict[str, float] = field(default_factory=dict)
+    worker_phases: dict[str, float] = field(default_factory=dict)
     commit: str | None = None
     base: str | None = None
     full_scan_reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``index --json`` prints it; ``phases`` are in seconds."""
+        """As ``index --json`` prints it."""
         return {
             "entity": self.entity,
             "uri": self.uri,
@@ -50,7 +54,8 @@ class SourceReport:
             "commit": self.commit,
             "base": self.base,
             "full_scan_reason": self.full_scan_reason,
-            "phases": {name: round(seconds, 3) for name, seconds in self.phases.items()},
+            "phases": _rounded(self.phases),
+            "worker_phases": _rounded(self.worker_phases),
         }
 
 
@@ -58,7 +63,8 @@ class SourceReport:
 class IndexReport:
     """One run over all its sources. ``indexes`` names the search indexes that were built or extended.
 
-    ``failed`` are the sources, by URI, whose failure was not raised.
+    ``failed`` are the sources, by URI, whose failure was not raised. ``phases`` are of the run itself; those of its
+    sources may overlap, where several are worked on at once. ``requests`` are those to object stores, without Lance's.
     """
 
     run_id: str
@@ -67,9 +73,11 @@ class IndexReport:
     indexes: list[str] = field(default_factory=list)
     failed: list[tuple[str, DriftlineError]] = field(default_factory=list)
     seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    requests: Counts = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``index --json`` prints it."""
+        """As ``index --json`` prints it; ``phases`` and ``worker_phases`` are the sums over run and sources."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,
@@ -77,7 +85,23 @@ class IndexReport:
             "failed": [{"uri": uri, **error.to_dict()} for uri, error in self.failed],
             "indexes": self.indexes,
             "seconds": round(self.seconds, 3),
+            "phases": _rounded(_summed([*(source.phases for source in self.sources), self.phases])),
+            "worker_phases": _rounded(_summed(source.worker_phases for source in self.sources)),
+            "requests": by_kind(self.requests),
+            "requests_by_phase": self.requests,
         }
+
+
+def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for part in parts:
+        for name, seconds in part.items():
+            sums[name] = sums.get(name, 0.0) + seconds
+    return sums
+
+
+def _rounded(phases: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(seconds, 3) for name, seconds in phases.items()}
 
 
 @dataclass(frozen=True, slots=True)

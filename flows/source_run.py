@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +15,7 @@ from driftline.flows.plan import IndexPlan, SourcePlan
 from driftline.flows.progress import Progress
 from driftline.flows.report import SourceReport
 from driftline.flows.settings import DEFAULT_MAX_DELTAS
+from driftline.storage import request_counts
 from driftline.storage.documents import SCHEMA, revision, totals
 from driftline.storage.errors import DeletionRefused
 from driftline.storage.leases import acquire
@@ -26,6 +27,7 @@ from driftline.tasks.partition import PartitionSpec, scan_partition
 from driftline.tasks.reembed import remove_strays
 from driftline.tasks.scan import ScanResult, ScanSpec, plan_partitions
 from driftline.tasks.since_commit import WorkTreeAtCommit
+from driftline.tasks.stopwatch import Stopwatch
 from driftline.tasks.walk import Subtree
 
 BATCH_BYTES = 4 * 1024 * 1024
@@ -39,18 +41,31 @@ GUARDED_DELETIONS = 100
 
 
 class SourceRun:
-    """One execution over one source. ``report`` fills as it goes; ``indexes_lag`` tells that lines have changed."""
+    """One execution over one source. ``report`` fills as it goes; ``indexes_lag`` tells that lines have changed.
+
+    Sources that run beside each other share ``committing``: their commits take turns, since all go to one table.
+    """
 
     def __init__(
-        self, plan: IndexPlan, source: SourcePlan, executor: Executor, progress: Progress, run_id: str
+        self,
+        plan: IndexPlan,
+        source: SourcePlan,
+        executor: Executor,
+        progress: Progress,
+        run_id: str,
+        committing: AbstractContextManager[object] | None = None,
     ) -> None:
         self.report = SourceReport(str(source.entity), source.source.uri, commit=source.commit)
         self.indexes_lag = False
+        self.entity = source.entity
+        self._committing = committing or nullcontext()
         self._plan = plan
         self._source = source
         self._executor = executor
         self._progress = progress
         self._run_id = run_id
+        self._watch = Stopwatch()
+        self.report.phases = self._watch.seconds
         self._new_hashes = Counter[str]()
         self._work_tree: WorkTreeAtCommit | None = None
         self._only: tuple[str, ...] | None = None
@@ -61,23 +76,18 @@ class SourceRun:
         if request.dry_run:
             self._dry_run()
             return
-        lease = acquire(workspace.objects, lease_path(entity), self._run_id, wait_seconds=request.wait_seconds)
+        with self._timed("lease"):
+            lease = acquire(workspace.objects, lease_path(entity), self._run_id, wait_seconds=request.wait_seconds)
         with lease:
             with self._timed("settle"):
                 self.indexes_lag = lease.taken_over
                 self.indexes_lag |= settle(workspace, entity, lease) > 0
                 self._narrow(lease.token)
                 workspace.bind_source(entity, self._source.record)
-            committer = Committer(
-                workspace,
-                entity,
-                lease,
-                self._run_id,
-                workspace.lines(entity, self._plan.model.fingerprint),
-                self._plan.model.dim,
-            )
-            if len(workspace.line_tables(entity)) > 1:
-                self.indexes_lag |= remove_strays(committer) > 0
+                table = workspace.lines(entity, self._plan.model.fingerprint)
+                committer = Committer(workspace, entity, lease, self._run_id, table, self._plan.model.dim)
+                if len(workspace.line_tables(entity)) > 1:
+                    self.indexes_lag |= remove_strays(committer) > 0
             scans = self._scan()
             self._embed(scans, committer)
             refused = self._delete(scans, committer)
@@ -87,7 +97,7 @@ class SourceRun:
                 workspace.bind_source(entity, self._source.record.model_copy(update={"commit": reached}))
             with self._timed("totals"):
                 self._count_totals()
-        self._mention_deltas()
+                self._mention_deltas()
         if refused:
             raise refused
 
@@ -152,10 +162,11 @@ class SourceRun:
     def _embed(self, scans: Iterable[ScanResult], committer: Committer) -> None:
         changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)]).sort_by("path")
         retouched = pa.concat_tables([scan.diff.retouched for scan in scans])
-        with self._timed("embed"):
+        with self._timed("batches"):
             if len(retouched):
                 self._count_retouched(retouched)
-                committer.commit(Changes(_as_manifest(retouched)))
+                with self._timed("commit"):
+                    committer.commit(Changes(_as_manifest(retouched)))
             self._progress.phase("embedding", total=len(changes))
             pending: list[BatchResult] = []
             since = time.monotonic()
@@ -180,7 +191,9 @@ class SourceRun:
             yield self._batch(changes[start:], dry_run)
 
     def _batch(self, changes: pa.Table, dry_run: bool) -> BatchSpec:
-        return BatchSpec(self._source.source, self._source.entity, changes.combine_chunks(), dry_run)
+        # A copy: a slice would travel to its worker with all that it was cut from.
+        rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
+        return BatchSpec(self._source.source, self._source.entity, rows, dry_run)
 
     def _commit(self, committer: Committer, results: list[BatchResult]) -> None:
         rows = [result.rows for result in results if len(result.rows)]
@@ -191,7 +204,7 @@ class SourceRun:
             fragments=tuple(f for result in results for f in result.fragments),
             replaced=tuple(path for result in results for path in result.replaced),
         )
-        with self._timed("commit"):
+        with self._timed("commit"), self._committing:
             committer.commit(changes)
         self.indexes_lag |= changes.touches_lines
 
@@ -204,7 +217,7 @@ class SourceRun:
             return None
         refused = self._refusal(gone)
         if refused is None:
-            with self._timed("delete"):
+            with self._timed("delete"), self._committing:
                 had_lines = pc.greater(gone["lines"], 0)
                 removed = gone.filter(had_lines)["path"].to_pylist()
                 committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(gone["path"].to_pylist())))
@@ -247,6 +260,8 @@ class SourceRun:
         self.report.skipped += result.skipped
         self.report.lines_embedded += result.lines
         self.report.bytes_read += result.bytes_read
+        for phase, seconds in result.seconds.items():
+            self.report.worker_phases[phase] = self.report.worker_phases.get(phase, 0.0) + seconds
         self._new_hashes.update(result.new_hashes)
 
     def _count_retouched(self, retouched: pa.Table) -> None:
@@ -290,11 +305,8 @@ class SourceRun:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        started = time.monotonic()
-        try:
+        with self._watch.phase(phase), request_counts.phase(phase):
             yield
-        finally:
-            self.report.phases[phase] = self.report.phases.get(phase, 0.0) + time.monotonic() - started
 
 
 def _as_manifest(retouched: pa.Table) -> pa.Table:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from driftline.flows.cleaning import DATABASE_VARIABLE
 from driftline.flows.pipeline import IndexRequest, index_sources
 from driftline.flows.progress import NullProgress, Progress
+from driftline.storage.catalog import Catalog
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.ids import new_ulid
 from driftline.storage.leases import look
 from driftline.storage.workspace import Workspace, lease_path
+from driftline.tasks.memory_cleaning import open_catalog
+from driftline.tasks.memory_verifying import mend_memory, verify_memory
 from driftline.tasks.mend import mend_indexes, mend_source, set_aside
-from driftline.tasks.verify import OF_DOCUMENTS, Finding, FindingKind, Verification, verify
+from driftline.tasks.verify import OF_DOCUMENTS, OF_MEMORY, Finding, FindingKind, Verification, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,8 @@ class VerifyRequest:
     workspace: str
     repair: bool = False
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    catalog_url: str | None = field(default=None, repr=False)
+    """Of the memory store; by default $DATABASE_URL, else the catalog in the workspace."""
 
 
 @dataclass(slots=True)
@@ -36,6 +43,7 @@ class VerifyReport:
     workspace: str
     documents: int = 0
     lines: int = 0
+    memory_entries: int = 0
     findings: Sequence[Finding] = ()
     mended: int = 0
     skipped: list[str] = field(default_factory=list)
@@ -48,6 +56,7 @@ class VerifyReport:
             "workspace": self.workspace,
             "documents": self.documents,
             "lines": self.lines,
+            "memory_entries": self.memory_entries,
             "findings": [{**asdict(finding), "kind": str(finding.kind)} for finding in self.findings],
             "mended": self.mended,
             "skipped": self.skipped,
@@ -58,30 +67,45 @@ class VerifyReport:
 def verify_workspace(request: VerifyRequest, progress: Progress | None = None) -> VerifyReport:
     """Check a workspace against itself, and mend it if asked.
 
-    Without ``repair`` nothing is written. Raises WorkspaceNotFound, WorkspaceTooNew, StorageError.
+    Without ``repair`` nothing is written. Raises WorkspaceNotFound, WorkspaceTooNew, CatalogMismatch, CatalogError,
+    StorageError.
     """
-    started, told = time.monotonic(), progress or NullProgress()
+    told = progress or NullProgress()
     workspace = Workspace.open(request.workspace, request.storage_options)
+    with open_catalog(workspace, request.catalog_url or os.environ.get(DATABASE_VARIABLE)) as catalog:
+        return _verify(workspace, catalog, request, told)
+
+
+def _verify(workspace: Workspace, catalog: Catalog | None, request: VerifyRequest, told: Progress) -> VerifyReport:
+    started = time.monotonic()
     report = VerifyReport(new_ulid(), workspace.objects.uri)
 
     def skip(message: str) -> None:
         report.skipped.append(message)
         told.message(message)
 
-    found = verify(workspace, told.phase)
+    def check() -> Verification:
+        found = verify(workspace, told.phase)
+        if catalog is not None:
+            told.phase("checking memory")
+            verify_memory(workspace, catalog, found)
+        return found
+
+    found = check()
     before = len(found.findings)
     if request.repair and found.findings:
         workspace = Workspace.open_for_writing(request.workspace, request.storage_options)
-        repair = _Repair(workspace, request, report.run_id, told, skip)
+        repair = _Repair(workspace, request, report.run_id, told, skip, catalog)
         if repair.set_damaged_files_aside(found):
-            found = verify(workspace, told.phase)
+            found = check()
             before = max(before, len(found.findings))
         repair.mend(found)
-        found = verify(workspace, told.phase)
+        found = check()
         report.mended = max(0, before - len(found.findings))
     for name in found.busy:
         skip(f"{name} was not judged, because a run works on it")
-    report.documents, report.lines, report.findings = found.documents, found.lines, found.findings
+    report.documents, report.lines, report.memory_entries = found.documents, found.lines, found.memory_entries
+    report.findings = found.findings
     report.seconds = time.monotonic() - started
     return report
 
@@ -93,6 +117,7 @@ class _Repair:
     run_id: str
     progress: Progress
     skip: Any
+    catalog: Catalog | None
 
     def set_damaged_files_aside(self, found: Verification) -> int:
         """Rename the files of manifests that cannot be read, so that the rest can be; returns how many."""
@@ -107,11 +132,14 @@ class _Repair:
         return count
 
     def mend(self, found: Verification) -> None:
-        """Take what is wrong out of the index, then index the sources that it belongs to."""
+        """Take what is wrong out of the index, then index the sources that it belongs to; make memory indexes anew."""
+        self._mend_memory([finding for finding in found.findings if finding.kind in OF_MEMORY])
         wrong: dict[Entity, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         indexes: dict[str, set[str]] = defaultdict(set)
         for finding in found.findings:
             entity = _source_of(found, finding.entity)
+            if finding.kind in OF_MEMORY:
+                continue
             if finding.kind is FindingKind.INDEX:
                 indexes[finding.entity].add(finding.path)
             elif entity is None:
@@ -139,6 +167,18 @@ class _Repair:
                 mend_indexes(self.workspace, Entity.of_directory(tenant), sorted(names), self.run_id)
             except LeaseHeld as error:
                 self.skip(str(error))
+
+    def _mend_memory(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            if finding.kind is FindingKind.BLOB:
+                self.skip(f"Not mended, because nothing else holds its value: {finding.path!r} of {finding.entity}")
+        for name in sorted({finding.entity for finding in findings if finding.kind is FindingKind.MEMORY_VECTORS}):
+            self.skip(f"The vectors of {name} need a model: driftline memory rebuild {name}")
+        try:
+            if self.catalog is not None:
+                mend_memory(self.workspace, self.catalog, findings)
+        except LeaseHeld as error:
+            self.skip(str(error))
 
     def _index(self, entity: Entity) -> None:
         record = self.workspace.source(entity)

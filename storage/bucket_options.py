@@ -114,8 +114,10 @@ def for_fsspec(scheme: str, storage_options: Mapping[str, Any]) -> dict[str, Any
             options[theirs] = options.pop(ours)
     if endpoint := _pop_first(options, _ENDPOINTS[scheme]):
         options[_FSSPEC_ENDPOINT.get(scheme, "endpoint")] = endpoint
-    if scheme == "s3" and (region := _pop_first(options, _REGIONS)):
-        options["client_kwargs"] = {"region_name": region, **options.get("client_kwargs", {})}
+    if scheme == "s3":
+        options.setdefault("max_concurrency", 1)  # else it asks for the size of each file before it reads it
+        if region := _pop_first(options, _REGIONS):
+            options["client_kwargs"] = {"region_name": region, **options.get("client_kwargs", {})}
     return {key: value for key, value in options.items() if key not in _CLIENT_KEYS | _RETRY_KEYS}
 
 

@@ -32,11 +32,16 @@ from driftline.storage.errors import (
     UnsafeStore,
     UsageError,
 )
+from driftline.storage.request_counts import count
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ObjectMeta, PutResult, UpdateVersion
+    from obstore import GetOptions, ListResult, ObjectMeta, PutResult, UpdateVersion
 
+USER_AGENT = "driftline"
+"""In a store's access log; what Lance asks for has its own."""
 LIST_CHUNK = 1000
+DELETED_AT_ONCE = {"s3": 1000, "gs": 1, "az": 256}
+"""Objects that one request deletes."""
 WHOLE_OBJECT_BYTES = 8 * 1024 * 1024
 """Up to this size one request for all is cheaper than several for parts."""
 REASON_CHARACTERS = 200
@@ -67,19 +72,22 @@ class Bucket:
         store = _STORES[scheme]
         # A read that stalls fails soon, and so does a wrong endpoint; a large upload may take its time.
         with self._translated("open", ""):
-            self._reader = store(name, **self._options.for_obstore(read_timeout="10s", timeout="300s"))
-            self._writer = store(name, **self._options.for_obstore(timeout="300s"))
+            agent = {"user_agent": USER_AGENT, "timeout": "300s"}
+            self._reader = store(name, **self._options.for_obstore(read_timeout="10s", **agent))
+            self._writer = store(name, **self._options.for_obstore(**agent))
 
     def lance_uri(self, path: str) -> str:
         # Lance percent-decodes the path of a URI.
         return f"{self._uri}/{quote(self._key(path))}"
 
     def get(self, path: str) -> tuple[bytes, str]:
+        count("get")
         with self._translated("read", path):
             result = obstore.get(self._reader, self._key(path))
             return bytes(result.bytes()), self._version(result.meta)
 
     def open_input(self, path: str) -> pa.NativeFile:
+        count("get")
         with self._translated("read", path):
             found = obstore.get(self._reader, self._key(path))
             if found.meta["size"] <= WHOLE_OBJECT_BYTES:
@@ -88,6 +96,7 @@ class Bucket:
 
     def read_range(self, path: str, start: int, end: int, etag: str | None) -> bytes:
         """Some bytes of an object that still has ``etag``. Raises ObjectNotFound when it has been replaced."""
+        count("get")
         options: GetOptions = {"range": (start, end), "if_match": etag}
         try:
             with self._translated("read", path):
@@ -96,6 +105,7 @@ class Bucket:
             raise ObjectNotFound("The object was replaced while it was read", error.where) from None
 
     def head(self, path: str) -> ObjectInfo | None:
+        count("head")
         try:
             with self._translated("look up", path):
                 return self._info(obstore.head(self._reader, self._key(path)))
@@ -103,11 +113,13 @@ class Bucket:
             return None
 
     def create(self, path: str, data: bytes) -> str:
+        count("put")
         with self._translated("create", path):
             return self._version(obstore.put(self._writer, self._key(path), data, mode="create"))
 
     def replace(self, path: str, data: bytes, version: str) -> str:
         mode: UpdateVersion = {"version": version} if self._scheme == "gs" else {"e_tag": version}
+        count("put")
         with self._translated("replace", path):
             return self._version(obstore.put(self._writer, self._key(path), data, mode=mode))
 
@@ -115,24 +127,35 @@ class Bucket:
         key = self._key(prefix) or None
         with self._translated("list", prefix):
             if not recursive:
-                yield from map(self._info, obstore.list_with_delimiter(self._reader, key)["objects"])
+                yield from map(self._info, self._level(prefix)["objects"])
                 return
-            for chunk in obstore.list(self._reader, key, chunk_size=LIST_CHUNK):
+            count("list")
+            for page, chunk in enumerate(obstore.list(self._reader, key, chunk_size=LIST_CHUNK)):
+                if page:
+                    count("list")
                 yield from map(self._info, chunk)
 
     def directories(self, prefix: str) -> list[str]:
         with self._translated("list", prefix):
-            found = obstore.list_with_delimiter(self._reader, self._key(prefix) or None)
+            found = self._level(prefix)
         return [directory.rpartition("/")[2] for directory in found["common_prefixes"]]
+
+    def _level(self, prefix: str) -> ListResult[Sequence[ObjectMeta]]:
+        found = obstore.list_with_delimiter(self._reader, self._key(prefix) or None)
+        entries = len(found["objects"]) + len(found["common_prefixes"])
+        count("list", max(1, -(-entries // LIST_CHUNK)))
+        return found
 
     def delete(self, paths: Sequence[str]) -> None:
         if not paths:
             return
+        count("delete", -(-len(paths) // DELETED_AT_ONCE[self._scheme]))
         try:
             with self._translated("delete", paths[0]):
                 obstore.delete(self._writer, [self._key(path) for path in paths])
         except ObjectNotFound:  # Google and Azure stop at a missing one
             for path in paths:
+                count("delete")
                 with contextlib.suppress(ObjectNotFound), self._translated("delete", path):
                     obstore.delete(self._writer, self._key(path))
 

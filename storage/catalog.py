@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +37,6 @@ _LOST_STATES = ("08", "57P")
 _REPEATABLE_STATES = ("40",)
 """Deadlocks and serialization failures: nothing has happened."""
 _MIGRATION_LOCK = 7_240_931_655
-_WRITES = "driftline_writes"
 
 _Result = TypeVar("_Result")
 
@@ -57,11 +57,12 @@ class Catalog:
 
     def read(self, work: Callable[[Connection], _Result]) -> _Result:
         """The result of ``work`` in a transaction that only reads."""
-        return self._run(self._engine, work)
+        return self._run("BEGIN", work)
 
     def write(self, work: Callable[[Connection], _Result]) -> _Result:
         """The result of ``work`` in a transaction, committed durably."""
-        return self._run(self._engine.execution_options(**{_WRITES: True}), work)
+        # A reader of SQLite that became a writer half-way could not wait for another one.
+        return self._run("BEGIN IMMEDIATE", work)
 
     def prepare(self, workspace_id: str) -> None:
         """Create or update the tables, and see that this is the catalog of ``workspace_id``.
@@ -97,10 +98,12 @@ class Catalog:
         """Close all connections."""
         self._engine.dispose()
 
-    def _run(self, engine: sa.Engine, work: Callable[[Connection], _Result]) -> _Result:
+    def _run(self, begin: str, work: Callable[[Connection], _Result]) -> _Result:
         for delay_seconds in (*RETRY_DELAYS_SECONDS, None):
             try:
-                with engine.begin() as connection:
+                with self._engine.begin() as connection:
+                    if self.is_sqlite:
+                        connection.exec_driver_sql(begin)
                     return work(connection)
             except DBAPIError as error:
                 lost, repeatable = _is_lost(error), _state(error).startswith(_REPEATABLE_STATES)
@@ -155,31 +158,48 @@ def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlit
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
-def bulk_insert(connection: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert ``rows``, which all have the same columns: many of them several times faster than SQLAlchemy would."""
-    if len(rows) < BULK_ROWS:
-        connection.execute(table.insert(), rows)
-        return
-    names = list(rows[0])
-    by_column = []
-    for name in names:
-        kind = table.c[name].type.dialect_impl(connection.dialect)
-        process = kind.bind_processor(connection.dialect)
-        if process is not None and isinstance(table.c[name].type, tables.UtcTime):
-            process = lru_cache(maxsize=100)(process)  # most rows have the same few times
-        given = [row[name] for row in rows]
-        by_column.append(given if process is None else list(map(process, given)))
-    values = zip(*by_column, strict=True)
-    columns = ", ".join(f'"{name}"' for name in names)
-    if connection.dialect.name == "sqlite":
-        marks = ", ".join("?" for _ in names)
-        statement = f"INSERT INTO {table.name} ({columns}) VALUES ({marks})"
-        connection.exec_driver_sql(statement, list(values))
-    else:
-        cursor: Any = connection.connection.cursor()
-        with cursor, cursor.copy(f"COPY {table.name} ({columns}) FROM STDIN") as copy:
-            for row in values:
-                copy.write_row(row)
+def bulk_insert(
+    connection: Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]], same: Mapping[str, Any]
+) -> None:
+    """Insert rows given by their ``columns``, all of one length, and by what is the ``same`` in every row.
+
+    Many of them go past SQLAlchemy, which takes several times as long. JSON is given as text.
+    """
+    number = len(next(iter(columns.values())))
+    given = {**columns, **{name: [value] for name, value in same.items()}}
+    if number >= BULK_ROWS:
+        given = {name: _fit(connection, table.c[name], values) for name, values in given.items()}
+    rows = zip(*(repeat(v[0], number) if name in same else v for name, v in given.items()), strict=True)
+    if number >= BULK_ROWS:
+        _insert_fast(connection, table.name, list(given), rows)
+    elif number:
+        connection.execute(table.insert(), [dict(zip(given, row, strict=True)) for row in rows])
+
+
+def _insert_fast(connection: Connection, table: str, names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    into = f"{table} ({', '.join(names)})"
+    driver, dialect = connection.connection, connection.dialect
+    cursor: Any = driver.cursor()
+    try:
+        if dialect.name == "sqlite":
+            cursor.executemany(f"INSERT INTO {into} VALUES ({', '.join('?' * len(names))})", rows)
+        else:
+            with cursor.copy(f"COPY {into} FROM STDIN") as copy:
+                for row in rows:
+                    copy.write_row(row)
+    except dialect.loaded_dbapi.Error as error:  # as SQLAlchemy would tell it
+        lost = dialect.is_disconnect(error, driver, cursor)
+        raise DBAPIError(into, None, error, connection_invalidated=lost) from error
+    finally:
+        cursor.close()
+
+
+def _fit(connection: Connection, column: sa.Column[Any], values: Sequence[Any]) -> Sequence[Any]:
+    """``values`` as the driver wants them for ``column``; JSON text and bytes it takes as they are."""
+    process = column.type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
+    if process is None or isinstance(column.type, (sa.JSON, sa.LargeBinary)):
+        return values
+    return [value if value is None else process(value) for value in values]
 
 
 def parse_url(text: str) -> URL:
@@ -205,17 +225,20 @@ def parse_url(text: str) -> URL:
 def _engine(url: URL, pool_size: int) -> sa.Engine:
     if url.get_backend_name() == "sqlite":
         engine = sa.create_engine(
-            url, pool_size=pool_size, hide_parameters=True, connect_args={"timeout": BUSY_TIMEOUT_SECONDS}
+            url,
+            pool_size=pool_size,
+            hide_parameters=True,
+            json_serializer=_json,
+            connect_args={"timeout": BUSY_TIMEOUT_SECONDS},
         )
         sa.event.listen(engine, "connect", _prepare_sqlite)
-        sa.event.listen(engine, "begin", _begin_sqlite)
         return engine
     try:
         return sa.create_engine(
             url,
             pool_size=pool_size,
-            pool_pre_ping=True,
             hide_parameters=True,
+            json_serializer=_json,
             connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS},
         )
     except ModuleNotFoundError as error:
@@ -224,17 +247,16 @@ def _engine(url: URL, pool_size: int) -> sa.Engine:
         ) from error
 
 
+def _json(given: Any) -> str:
+    """``given`` as JSON, unless it is JSON text already: no column holds anything but objects."""
+    return given if isinstance(given, str) else json.dumps(given)
+
+
 def _prepare_sqlite(connection: Any, _: object) -> None:
     connection.isolation_level = None  # or Python's module would begin transactions as it sees fit
     # FULL: in WAL mode, each commit is on the disk before it returns.
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -65536"):
         connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # A reader that became a writer half-way could not wait for another one.
-    writes = connection.get_execution_options().get(_WRITES)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _workspace_id(connection: Connection) -> str | None:

@@ -100,7 +100,7 @@ owners = sa.Table(
 entries = sa.Table(
     "entries",
     metadata,
-    sa.Column("tenant_id", number, sa.ForeignKey("tenants.id"), primary_key=True),
+    sa.Column("tenant_id", number, primary_key=True),  # that of the entity; a reference would be checked for each row
     sa.Column("key", text(MAX_KEY_CHARACTERS), primary_key=True),
     sa.Column("entity_id", number, sa.ForeignKey("entities.id"), nullable=False),
     sa.Column("rev", sa.BigInteger, nullable=False),
@@ -127,7 +127,7 @@ outbox = sa.Table(
     "outbox",
     metadata,
     sa.Column("id", number, primary_key=True, autoincrement=True),
-    sa.Column("tenant_id", number, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("tenant_id", number, nullable=False),
     sa.Column("key", text(MAX_KEY_CHARACTERS), nullable=False),
     sa.Column("rev", sa.BigInteger, nullable=False),
     sa.Column("path", path),

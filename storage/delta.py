@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from driftline.storage import request_counts
 from driftline.storage.delta_files import FileReader, FileWriter, Footer, Layout
 from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.ids import new_ulid
@@ -156,7 +157,7 @@ class DeltaIndex:
         log = self.log()
         names = [*log.deltas, *([BASE] if log.has_base else [])]
         with ThreadPoolExecutor(READ_THREADS) as pool:
-            list(pool.map(self._check_file, names))
+            list(pool.map(request_counts.for_threads(self._check_file), names))
 
     def _check_file(self, name: str) -> None:
         with FileReader(self.objects, self._path(name), self.layout):
@@ -211,7 +212,7 @@ class DeltaIndex:
 
         empty = pa.schema([self.file_schema.field(name) for name in columns]).empty_table()
         with ThreadPoolExecutor(READ_THREADS, "driftline-deltas") as pool:
-            return pa.concat_tables([empty, *pool.map(read, names)])
+            return pa.concat_tables([empty, *pool.map(request_counts.for_threads(read), names)])
 
     @contextlib.contextmanager
     def _open_base(self) -> Iterator[FileReader | None]:

@@ -6,10 +6,10 @@ nobody else registers, moves or deletes an entity of that tenant, or stores an e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -19,7 +19,7 @@ from driftline.storage.catalog import MAX_PARAMETERS, bulk_insert, upsert
 from driftline.storage.catalog_tables import closure, entities, entries, owners, tenants
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity
-from driftline.storage.hierarchy import lineage
+from driftline.storage.hierarchy import directories
 
 _Item = TypeVar("_Item")
 
@@ -77,10 +77,24 @@ def find(connection: Connection, entity: Entity) -> EntityRecord | None:
     return _record(row) if row is not None else None
 
 
-def ids_of(connection: Connection, wanted: Iterable[Entity]) -> dict[str, int]:
-    """The ids of those of the ``wanted`` entities that are registered, by their directories."""
+def all_tenants(connection: Connection) -> list[Entity]:
+    """All tenants, by their names, those without any entity among them."""
+    return [
+        Entity.of_directory(path)
+        for path in connection.execute(sa.select(tenants.c.path).order_by(tenants.c.path)).scalars()
+    ]
+
+
+def rev_of(connection: Connection, tenant: Entity) -> int | None:
+    """How many transactions have changed the tenant, or None if there is no such tenant."""
+    found = connection.execute(sa.select(tenants.c.rev).where(tenants.c.path == tenant.directory)).scalar()
+    return None if found is None else int(found)
+
+
+def ids_of(connection: Connection, wanted: Iterable[str]) -> dict[str, int]:
+    """The ids of those of the entities ``wanted``, by directory, that are registered."""
     found: dict[str, int] = {}
-    for paths in chunks(dict.fromkeys(entity.directory for entity in wanted)):
+    for paths in chunks(dict.fromkeys(wanted)):
         found.update((path, number) for path, number in connection.execute(_IDS, {"paths": paths}))
     return found
 
@@ -130,32 +144,29 @@ def descendants(
 # -- changing, under the tenant's lock -------------------------------------------------------
 
 
-def ensure(connection: Connection, tenant: Tenant, wanted: Sequence[Entity], now: datetime) -> dict[str, int]:
-    """Register the ``wanted`` entities and their ancestors; returns the ids of all of them, by directory."""
-    line_of = {entity: lineage(entity) for entity in dict.fromkeys(wanted)}
-    every = {node.directory: node for line in line_of.values() for node in line}
-    ids = ids_of(connection, every.values())
-    missing = sorted((node for path, node in every.items() if path not in ids), key=lambda node: len(node.parts))
+def ensure(connection: Connection, tenant: Tenant, wanted: Iterable[str], now: datetime) -> dict[str, int]:
+    """Register the entities of these directories and their ancestors; returns the ids of all of them, by directory."""
+    lines = {path: directories(path) for path in wanted}
+    every = list(dict.fromkeys(chain.from_iterable(lines.values())))
+    ids = ids_of(connection, every)
+    missing = sorted((path for path in every if path not in ids), key=lambda path: path.count("/"))
     if not missing:
         return ids
-    rows = [
-        {"tenant_id": tenant.id, "path": node.directory, "type": node.type, "name": node.id, "created": now}
-        for node in missing
-    ]
-    bulk_insert(connection, entities, rows)
+    nodes = [Entity.of_directory(path) for path in missing]
+    names = {"path": missing, "type": [node.type for node in nodes], "name": [node.id for node in nodes]}
+    bulk_insert(connection, entities, names, {"tenant_id": tenant.id, "created": now})
     ids |= ids_of(connection, missing)
     pairs = [
-        {"ancestor_id": ids[above.directory], "descendant_id": ids[node.directory], "depth": depth}
-        for node in missing
-        for depth, above in enumerate(reversed(lineage(node)))
+        (ids[above], ids[path], depth) for path in missing for depth, above in enumerate(reversed(directories(path)))
     ]
-    bulk_insert(connection, closure, pairs)
+    ancestors, descendants, depths = zip(*pairs, strict=True)
+    bulk_insert(connection, closure, {"ancestor_id": ancestors, "descendant_id": descendants, "depth": depths}, {})
     return ids
 
 
 def move(connection: Connection, entity: Entity, target: Entity) -> None:
     """Give ``entity`` and all below it the path ``target``, whose parent is registered. Raises BadEntity."""
-    ids = ids_of(connection, [entity, target, Entity(target.parts[:-1])])
+    ids = ids_of(connection, [entity.directory, target.directory, Entity(target.parts[:-1]).directory])
     if entity.directory not in ids:
         raise BadEntity("There is no such entity", entity.directory)
     if target.directory in ids:
@@ -191,7 +202,7 @@ def move(connection: Connection, entity: Entity, target: Entity) -> None:
 
 def delete(connection: Connection, entity: Entity) -> int:
     """Delete ``entity`` and all below it, whose entries are gone already; returns how many entities there were."""
-    ids = ids_of(connection, [entity])
+    ids = ids_of(connection, [entity.directory])
     if not ids:
         return 0
     subtree = sa.select(closure.c.descendant_id).where(closure.c.ancestor_id == ids[entity.directory])
@@ -207,7 +218,7 @@ def delete(connection: Connection, entity: Entity) -> int:
 
 def has_content(connection: Connection, entity: Entity) -> bool:
     """Whether ``entity`` owns entries, or entities lie below it."""
-    ids = ids_of(connection, [entity])
+    ids = ids_of(connection, [entity.directory])
     own = ids.get(entity.directory, -1)
     below = sa.exists().where(closure.c.ancestor_id == own, closure.c.depth > 0)
     owns = sa.exists().where(entries.c.entity_id == own)

@@ -5,6 +5,7 @@ Functions of an open transaction. The parts of queries are built once: building 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,12 +13,11 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.engine import Connection
 
 from driftline.storage.catalog_tables import UtcTime, closure, entities, entries, owners, retired_blobs, tenants
 from driftline.storage.entities import Entity
-from driftline.storage.entity_tree import chunks
 
 MAX_ROWS = 2**62
 """No limit, as a number."""
@@ -70,13 +70,9 @@ COLUMNS = (
 
 def get(connection: Connection, keys: Iterable[str], scope: Scope, now: datetime) -> list[EntryRow]:
     """The entries of these keys that ``scope`` shows and that have not expired."""
-    query = _get_query(len(scope.within.parts) > 1, scope.allowed is not None)
+    query = _get_query(connection.dialect.name, len(scope.within.parts) > 1, scope.allowed is not None)
     given = {"tenant": scope.within.tenant.directory, **_parameters(scope, now)}
-    return [
-        EntryRow(*row)
-        for some in chunks(dict.fromkeys(keys))
-        for row in connection.execute(query, {**given, "keys": some})
-    ]
+    return [EntryRow(*row) for row in connection.execute(query, {**given, "keys": as_list(connection, keys)})]
 
 
 def page(
@@ -183,8 +179,8 @@ def _parameters(scope: Scope, now: datetime) -> dict[str, Any]:
 
 
 @cache
-def _get_query(is_deep: bool, is_limited: bool) -> sa.Select[Any]:
-    return _visible(is_deep, is_limited).where(entries.c.key.in_(sa.bindparam("keys", expanding=True)))
+def _get_query(dialect: str, is_deep: bool, is_limited: bool) -> sa.Select[Any]:
+    return _visible(is_deep, is_limited).where(is_listed(dialect, entries.c.key, "keys"))
 
 
 @cache
@@ -278,6 +274,19 @@ def _at_or_below(tops: str, owner: sa.ColumnElement[int]) -> sa.ColumnElement[bo
     joined = above.join(top, top.c.id == above.c.ancestor_id)
     named = top.c.path.in_(sa.bindparam(tops, expanding=True))
     return sa.exists().select_from(joined).where(above.c.descendant_id == owner, named)
+
+
+def is_listed(dialect: str, column: sa.ColumnElement[str], name: str) -> sa.ColumnElement[bool]:
+    """``column`` is in the parameter ``name``, which ``as_list`` made: one parameter, however many values there are."""
+    if dialect == "postgresql":
+        return column == sa.any_(sa.bindparam(name, type_=ARRAY(sa.Text)))
+    return column.in_(sa.select(sa.func.json_each(sa.bindparam(name)).table_valued("value").c.value))
+
+
+def as_list(connection: Connection, values: Iterable[str]) -> list[str] | str:
+    """Distinct ``values`` as one parameter."""
+    distinct = list(dict.fromkeys(values))
+    return distinct if connection.dialect.name == "postgresql" else json.dumps(distinct)
 
 
 def _lower(word: str) -> str:

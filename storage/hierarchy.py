@@ -98,6 +98,12 @@ def lineage(entity: Entity) -> list[Entity]:
     return [Entity(entity.parts[:depth]) for depth in range(1, len(entity.parts) + 1)]
 
 
+def directories(path: str) -> list[str]:
+    """The directories of the lineage of the entity whose own is ``path``, the tenant's first."""
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+
+
 def is_within(entity: Entity, scope: Entity) -> bool:
     """Whether ``entity`` is ``scope`` or lies below it."""
     return entity.parts[: len(scope.parts)] == scope.parts

@@ -140,17 +140,22 @@ def _merged(name: str) -> int:
     return 0 if name == VECTOR else 1
 
 
+def create_vector_index(dataset: LanceDataset, rows: int) -> None:
+    """Build the index of a column ``vector``, of lines or of memory entries, of which there are about ``rows``."""
+    dataset.create_index(
+        "vector",
+        VECTOR_INDEX,
+        name=VECTOR,
+        metric=VECTOR_METRIC,
+        num_partitions=max(1, rows // ROWS_PER_PARTITION),
+        sample_rate=SAMPLE_RATE,
+        num_bits=VECTOR_BITS,
+    )
+
+
 def _create(dataset: LanceDataset, name: str, rows: int) -> None:
     if name == VECTOR:
-        dataset.create_index(
-            "vector",
-            VECTOR_INDEX,
-            name=VECTOR,
-            metric=VECTOR_METRIC,
-            num_partitions=max(1, rows // ROWS_PER_PARTITION),
-            sample_rate=SAMPLE_RATE,
-            num_bits=VECTOR_BITS,
-        )
+        create_vector_index(dataset, rows)
     elif name == TEXT:
         dataset.create_scalar_index(TEXT_COLUMN, "INVERTED", name=TEXT, with_position=False, **TOKENIZER)
     else:

@@ -6,6 +6,7 @@ its token (DESIGN, "Leases").
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import threading
@@ -91,7 +92,11 @@ class Lease:
         self._version = version
         self._pid = os.getpid()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._renew_until_ended, name=f"lease {path}", daemon=True)
+        # In a copy of this context, so that its requests are counted.
+        renew = contextvars.copy_context().run
+        self._thread = threading.Thread(
+            target=renew, args=(self._renew_until_ended,), name=f"lease {path}", daemon=True
+        )
         self._thread.start()
 
     def check(self) -> None:

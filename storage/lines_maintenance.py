@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from driftline.storage.errors import CommitConflict
 from driftline.storage.lance_errors import write_failed, writing
 from driftline.storage.lines import LineTable
-from driftline.storage.memory_vectors import VectorTable
 
 if TYPE_CHECKING:
     from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
+
+    from driftline.storage.memory_vectors import VectorTable
 
 _CONFLICT = "commit conflict"
 """What Lance says of a compaction that was overtaken; other commits raise CommitConflictError, this one OSError."""

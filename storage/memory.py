@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,8 +20,8 @@ from driftline.storage import entity_tree, entry_queries, entry_rows
 from driftline.storage import memory_upkeep as upkeep
 from driftline.storage.catalog import DEFAULT_POOL_SIZE, Catalog, embedded_url
 from driftline.storage.entities import Entity
+from driftline.storage.entry_drafts import Drafts
 from driftline.storage.entry_queries import EntryRow, Scope
-from driftline.storage.entry_rows import NewEntry
 from driftline.storage.errors import BadEntry, CatalogError, StorageError, UsageError
 from driftline.storage.hierarchy import Hierarchy
 from driftline.storage.memory_entities import DEFAULT_LIMIT, EntityRegistry, utc_now
@@ -29,11 +32,8 @@ from driftline.storage.memory_search import MemoryHit, MemorySearch
 from driftline.storage.memory_values import (
     DEFAULT_CACHE_SECONDS,
     Blobs,
-    check_expiry,
     check_key,
     check_metadata,
-    digest,
-    encode,
 )
 from driftline.storage.model import Embedder
 from driftline.storage.workspace import Workspace
@@ -46,7 +46,7 @@ MAX_COMMIT_SECONDS = 1_800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class MemoryItem:
     """One entry for ``store_many``."""
 
     key: str
@@ -130,18 +130,25 @@ class MemoryStore(EntityRegistry):
 
         An entry of that key is replaced, and moved if another entity owned it. Durable when it returns.
         """
-        self.store_many([Item(key, value, entity, metadata, expires_at)])
+        self.store_many([MemoryItem(key, value, entity, metadata, expires_at)])
 
-    def store_many(self, items: Iterable[Item]) -> int:
+    def store_many(self, items: Iterable[MemoryItem]) -> int:
         """Store ``items`` in one transaction; of equal keys of a tenant the last one counts. Returns how many."""
-        named = cache(self.hierarchy.entity)
-        drafts: dict[Entity, dict[str, tuple[NewEntry, bytes]]] = {}
+        drafts: dict[Entity, Drafts] = defaultdict(Drafts)
+
+        @cache
+        def place(owner: Entity | str) -> tuple[Drafts, str]:
+            entity = self.hierarchy.entity(owner)
+            return drafts[entity.tenant], entity.directory
+
         for item in items:
-            owner = named(item.entity)
-            drafts.setdefault(owner.tenant, {})[item.key] = self._draft(item, owner)
+            draft, path = place(item.entity)
+            draft.add(item.key, item.value, path, item.metadata, item.expires_at, self._inline_bytes)
+        by_tenant = {tenant: some.latest() for tenant, some in drafts.items()}
         started = time.monotonic()
-        by_tenant = {tenant: self._with_blobs(list(some.values())) for tenant, some in drafts.items()}
-        written = [entry for some in by_tenant.values() for entry in some]
+        for each in by_tenant.values():
+            self._write_blobs(each)
+        number = sum(map(len, by_tenant.values()))
 
         def work(connection: Connection) -> None:
             for owner in sorted(by_tenant):  # always in this order, so that two transactions cannot block each other
@@ -155,10 +162,11 @@ class MemoryStore(EntityRegistry):
             try:
                 self.catalog.write(work)
             except CatalogError as error:
-                error.blob_path = next((entry.blob_path for entry in written if entry.blob_path), None)
+                paths = chain.from_iterable(each.blob_path for each in by_tenant.values())
+                error.blob_path = next((path for path in paths if path), None)
                 raise
-        self._flusher.notify(len(written))
-        return len(written)
+        self._flusher.notify(number)
+        return number
 
     def delete(self, key: str, scope: Entity | str | None = None) -> bool:
         """Delete the entry of ``key``; returns whether ``scope`` showed one."""
@@ -309,29 +317,16 @@ class MemoryStore(EntityRegistry):
         within = self.hierarchy.root_entity if scope is None else self.hierarchy.entity(scope)
         return Scope(within, None if allowed is None else tuple(self.hierarchy.entity(entity) for entity in allowed))
 
-    def _draft(self, item: Item, owner: Entity) -> tuple[NewEntry, bytes]:
-        data = encode(item.value)
-        entry = NewEntry(
-            check_key(item.key),
-            owner,
-            data if len(data) <= self._inline_bytes else None,
-            None,
-            digest(data),
-            len(data),
-            check_metadata(item.metadata),
-            check_expiry(item.expires_at),
-        )
-        return entry, data
+    def _write_blobs(self, drafts: Drafts) -> None:
+        """Write the values that are too large to be inlined, side by side."""
+        positions = [position for position, data in enumerate(drafts.inline) if data is None]
 
-    def _with_blobs(self, drafts: Sequence[tuple[NewEntry, bytes]]) -> list[NewEntry]:
-        """The entries of ``drafts``; the values of those that are too large to be inlined are written, side by side."""
+        def write(position: int) -> str:
+            key = drafts.key[position]
+            return self._blobs.write(drafts.path[position], key, drafts.large[key])
 
-        def write(draft: tuple[NewEntry, bytes]) -> NewEntry:
-            entry, data = draft
-            return replace(entry, blob_path=self._blobs.write(entry.entity, entry.key, data))
-
-        large = self._pool.map(write, (draft for draft in drafts if draft[0].inline is None))
-        return [entry if entry.inline is not None else next(large) for entry, _ in drafts]
+        for position, path in zip(positions, self._pool.map(write, positions), strict=True):
+            drafts.blob_path[position] = path
 
 
 def check_fields(given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -341,7 +336,8 @@ def check_fields(given: Mapping[str, Any] | None) -> dict[str, Any]:
         values = value if isinstance(value, (list, tuple)) else [value]
         if not all(isinstance(each, (str, int, float)) for each in values):
             raise BadEntry("A filter compares with a text, a number, a truth value, or a list of them", repr(name))
-    return check_metadata(fields)
+    checked: dict[str, Any] = json.loads(check_metadata(fields))
+    return checked
 
 
 def _embedded(workspace: Workspace) -> str:

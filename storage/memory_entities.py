@@ -42,7 +42,7 @@ class EntityRegistry:
         def work(connection: Connection) -> EntityRecord | None:
             tenant = entity_tree.lock_tenant(connection, wanted, create=True)
             assert tenant is not None
-            entity_tree.ensure(connection, tenant, [wanted], self._now())
+            entity_tree.ensure(connection, tenant, [wanted.directory], self._now())
             return entity_tree.find(connection, wanted)
 
         return self.get_entity(wanted) or _found(self.catalog.write(work), wanted)
@@ -106,7 +106,7 @@ class EntityRegistry:
             tenant = entity_tree.lock_tenant(connection, source)
             if tenant is None:
                 raise BadEntity("There is no such entity", source.directory)
-            entity_tree.ensure(connection, tenant, [above], self._now())
+            entity_tree.ensure(connection, tenant, [above.directory], self._now())
             entity_tree.move(connection, source, target)
             return entry_rows.relocate(connection, tenant, source, target)
 

@@ -15,6 +15,7 @@ from driftline.storage.delta_files import FileReader
 from driftline.storage.entities import Entity
 from driftline.storage.entry_queries import EntryRow
 from driftline.storage.errors import CorruptFile
+from driftline.storage.hierarchy import directories
 from driftline.storage.ids import new_ulid
 from driftline.storage.keys import Keys
 from driftline.storage.objects import ObjectStore
@@ -87,19 +88,13 @@ def effects(changes: Iterable[Change]) -> dict[str, dict[str, tuple[int, str]]]:
     """For each index, by directory, and each key: the latest ``rev`` and what it does; pure."""
     touched: dict[str, dict[str, tuple[int, str]]] = defaultdict(dict)
     for change in changes:
-        now = levels(change.path)
+        now = directories(change.path) if change.path else []
         for directory in now if change.row is not None else ():
             touched[directory][change.key] = (change.rev, ADD)
-        for directory in levels(change.left_path):
+        for directory in directories(change.left_path) if change.left_path else ():
             if directory not in now:
                 touched[directory][change.key] = (change.rev, REMOVE)
     return dict(touched)
-
-
-def levels(path: str | None) -> list[str]:
-    """The directories of an entity and of its ancestors, the tenant first."""
-    parts = path.split("/") if path else []
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
 
 
 def to_table(rows: Sequence[EntryRow]) -> pa.Table:

@@ -133,10 +133,10 @@ class MemoryListing:
 
         connection = duckdb.connect()
         for name in ("parquet_metadata_cache", "enable_http_metadata_cache"):
-            connection.execute(f"SET {name} = {str(self._cached).lower()}")
+            connection.execute(f"SET GLOBAL {name} = {str(self._cached).lower()}")  # or cursors would not know it
         if self._threads is not None:
-            connection.execute(f"SET threads = {int(self._threads)}")
-        connection.execute("SET TimeZone = 'UTC'")
+            connection.execute(f"SET GLOBAL threads = {int(self._threads)}")
+        connection.execute("SET GLOBAL TimeZone = 'UTC'")
         return connection
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy.engine import Connection
@@ -101,28 +101,39 @@ def rebuild(
     if record is None:
         raise BadEntity("There is no such entity", top.directory)
     below = catalog.read(lambda connection: entity_tree.descendants(connection, top))
-    held: dict[str, int] = {}
-    with acquire(workspace.objects, lease_path(top.tenant, LEASE), new_ulid()) as lease:
-        for entity in [top, *(each.entity for each in below)]:
-            lease.check()
-            tenant = catalog.write(lambda connection: entity_tree.lock_tenant(connection, top))
-            if tenant is None:
-                break
-            pages = _pages(catalog, entity, now())
-            held[entity.directory] = memory_index.rewrite(workspace.objects, entity, pages, tenant.rev, now())
-        if search is not None and top == top.tenant:
-            last = catalog.read(lambda connection: outbox.last_id(connection, top))
-            search.rebuild(top, lambda: _pages(catalog, top, now()), last)
+    held = rebuild_indexes(catalog, workspace, top.tenant, [top, *(each.entity for each in below)], now)
+    if search is not None and top == top.tenant:
+        last = catalog.read(lambda connection: outbox.last_id(connection, top))
+        search.rebuild(top, lambda: pages(catalog, top, now()), last)
     return held
 
 
-def _pages(catalog: Catalog, entity: Entity, now: datetime) -> Iterator[list[EntryRow]]:
-    """All entries at or below ``entity``, each page in a transaction of its own."""
+def rebuild_indexes(
+    catalog: Catalog, workspace: Workspace, tenant: Entity, entities: Sequence[Entity], now: Callable[[], datetime]
+) -> dict[str, int]:
+    """Make the indexes of some entities of a tenant anew; those of entities that are gone become empty.
+
+    Returns how many entries each holds. Raises LeaseHeld.
+    """
+    held: dict[str, int] = {}
+    with acquire(workspace.objects, lease_path(tenant, LEASE), new_ulid()) as lease:
+        for entity in entities:
+            lease.check()
+            locked = catalog.write(lambda connection: entity_tree.lock_tenant(connection, tenant))
+            if locked is None:
+                break
+            found = pages(catalog, entity, now())
+            held[entity.directory] = memory_index.rewrite(workspace.objects, entity, found, locked.rev, now())
+    return held
+
+
+def pages(catalog: Catalog, entity: Entity, now: datetime) -> Iterator[list[EntryRow]]:
+    """All entries at or below ``entity`` that have not expired at ``now``, each page in a transaction of its own."""
     after: tuple[int, str] | None = None
     while True:
 
         def work(connection: Connection, after: tuple[int, str] | None = after) -> list[EntryRow]:
-            tops = list(entity_tree.ids_of(connection, [entity]).values())
+            tops = list(entity_tree.ids_of(connection, [entity.directory]).values())
             return entry_queries.page(connection, tops, Scope(entity), now, after=after, limit=PAGE_ROWS)
 
         rows = catalog.read(work)

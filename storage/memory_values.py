@@ -10,10 +10,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from enum import Enum
 from typing import Any
+from uuid import UUID
+
+import orjson
 
 from driftline.storage.catalog_tables import MAX_KEY_CHARACTERS
-from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntry, CorruptFile
 from driftline.storage.ids import new_ulid
 from driftline.storage.objects import ObjectStore
@@ -23,10 +26,7 @@ CACHED_BYTES = 64 * 1024 * 1024
 DEFAULT_CACHE_SECONDS = 300.0
 
 _HASH_BYTES = 16
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _UNFIT = re.compile("[\x00-\x1f\ud800-\udfff]")
-_STRANGE = re.compile("[\x00\ud800-\udfff]")
-_PLAIN = frozenset({str, int, bool, type(None)})
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -41,24 +41,18 @@ def check_key(key: Any) -> str:
     return key
 
 
-def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``metadata`` as a JSON object of its own. Raises BadEntry."""
+def check_metadata(metadata: Mapping[str, Any] | None) -> str:
+    """``metadata`` as a JSON object. Raises BadEntry."""
     if not metadata:
-        return {}
-    given = dict(metadata)
-    if all(type(name) is str and type(value) in _PLAIN for name, value in given.items()):
-        texts = [text for pair in given.items() for text in pair if type(text) is str]
-        if not any(map(_STRANGE.search, texts)) and sum(map(len, texts)) < MAX_METADATA_BYTES // 8:
-            return given  # as nearly always: what follows takes several times as long
-    data = encode(given, "metadata")
-    if not all(isinstance(name, str) for name in given):
-        raise BadEntry("The names of metadata fields are texts", repr(list(given))[:80])
+        return "{}"
+    if not all(isinstance(name, str) for name in metadata):
+        raise BadEntry("The names of metadata fields are texts", repr(list(metadata))[:80])
+    data = encode(metadata if isinstance(metadata, dict) else dict(metadata), "metadata")
     if len(data) > MAX_METADATA_BYTES:
         raise BadEntry(f"The metadata takes more than {MAX_METADATA_BYTES:,} bytes", "", "Put it into the value.")
-    if _NUL.search(data):
+    if b"u0000" in data and _NUL.search(data):
         raise BadEntry("Metadata must not contain NUL", "", "Databases cannot hold it; put it into the value.")
-    checked: dict[str, Any] = json.loads(data)
-    return checked
+    return data.decode()
 
 
 def check_expiry(expires_at: datetime | None) -> datetime | None:
@@ -71,9 +65,29 @@ def check_expiry(expires_at: datetime | None) -> datetime | None:
 def encode(value: Any, what: str = "value") -> bytes:
     """``value`` as JSON in UTF-8. Raises BadEntry for what JSON cannot hold."""
     try:
+        data = orjson.dumps(value, option=_STRICT)
+        if b"null" not in data:
+            return data
+    except orjson.JSONEncodeError:
+        pass
+    # Slower, and the judge: orjson would take NaN for null, and refuse keys and numbers that JSON can hold.
+    try:
         return _ENCODER.encode(value).encode()
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
         raise BadEntry(f"The {what} cannot be written as JSON ({error})", "", "Store JSON values.") from error
+
+
+def _as_json(value: object) -> Any:
+    """What orjson makes of the types that it knows and JSON does not."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_as_json)
+_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
 def decode(data: bytes) -> Any:
@@ -105,9 +119,9 @@ class Blobs:
         self._cached: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._cached_bytes = 0
 
-    def write(self, entity: Entity, key: str, data: bytes) -> str:
+    def write(self, directory: str, key: str, data: bytes) -> str:
         """Write ``data`` under a name of its own, durably, and return its path. Raises StorageError."""
-        path = f"{entity.directory}/{digest(key.encode())}-{digest(data)}-{new_ulid()}.json"
+        path = f"{directory}/{digest(key.encode())}-{digest(data)}-{new_ulid()}.json"
         self._objects.create(path, data)
         return path
 

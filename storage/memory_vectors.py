@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, CorruptFile, StorageError
+from driftline.storage.hierarchy import directories
+from driftline.storage.indexes import VECTOR, VECTOR_METRIC, create_vector_index
 from driftline.storage.lines import VECTOR_TYPE, first_line, is_one_of, quote, without_rows
-from driftline.storage.memory_index import levels
 from driftline.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
@@ -28,8 +29,15 @@ if TYPE_CHECKING:
 COMMIT_ATTEMPTS = 20
 KEYS_PER_LOOKUP = 2_000
 MIN_INDEXED_ROWS = 10_000
+MIN_VECTOR_INDEX_ROWS = 100_000
+EXACT_SEARCH_ROWS = 20_000
+"""Up to so many entries that a filter allows are compared one by one: faster than an index, and exact."""
+REFINED_ROWS = 500
+"""At least so many are taken from the index, which knows vectors only roughly, and compared by their own."""
+MIN_REFINE_FACTOR = 3
 _INDEXES: dict[str, Literal["BTREE", "LABEL_LIST"]] = {"key": "BTREE", "places": "LABEL_LIST", "fields": "LABEL_LIST"}
 _LEDGER = "key = ''"
+_ANEW = "Make it anew: driftline memory rebuild"
 _TABLE = re.compile(r"memory_embeddings-([0-9a-f]+)\.lance")
 
 
@@ -109,7 +117,7 @@ class VectorTable:
             raise CorruptFile(
                 f"The table of memory vectors cannot be read ({first_line(error)})",
                 self.uri,
-                "Make it anew: driftline memory rebuild",
+                _ANEW,
             ) from error
 
     def tracked_files(self) -> frozenset[str]:
@@ -147,15 +155,21 @@ class VectorTable:
         raise CommitConflict(f"{COMMIT_ATTEMPTS} attempts to commit met other writers", self.uri, "Try again.")
 
     def index(self) -> None:
-        """Create or extend the indexes that filters and commits use, once the table is large enough to want them."""
+        """Create or extend the indexes of filters, commits and vectors, once the table is large enough to want them.
+
+        The caller holds the tenant's maintenance lease.
+        """
         dataset = self.open()
-        if dataset.count_rows() < MIN_INDEXED_ROWS:
+        rows = dataset.count_rows()
+        if rows < MIN_INDEXED_ROWS:
             return
         known = {index.name for index in dataset.describe_indices()}
         try:
             for column, kind in _INDEXES.items():
                 if f"{column}_idx" not in known:
                     dataset.create_scalar_index(column, kind, name=f"{column}_idx")
+            if rows >= MIN_VECTOR_INDEX_ROWS and VECTOR not in known:
+                create_vector_index(dataset, rows)
             dataset.optimize.optimize_indices()
         except OSError as error:
             raise StorageError(f"An index cannot be built ({first_line(error)})", self.uri, "Try again.") from error
@@ -239,14 +253,29 @@ class VectorTable:
         length = np.linalg.norm(query)
         if top_k == 0 or not length > 0:
             return []
-        nearest = {"column": "vector", "q": (query / length).astype(np.float16), "k": top_k, "metric": "l2"}
-        scanner = self.open().scanner(
-            columns=["key", "rev", "_distance"], nearest=nearest, filter=where.to_sql(), prefilter=True, limit=top_k
+        dataset, condition = self.open(), where.to_sql()
+        nearest: dict[str, Any] = {"column": "vector", "q": (query / length).astype(np.float16), "k": top_k}
+        nearest["metric"] = VECTOR_METRIC
+        if is_indexed(dataset) and dataset.count_rows(condition) > EXACT_SEARCH_ROWS:
+            nearest["nprobes"] = dataset.count_rows()  # capped by the number of partitions
+            nearest["refine_factor"] = max(MIN_REFINE_FACTOR, REFINED_ROWS // top_k)
+        else:
+            nearest["use_index"] = False
+        scanner = dataset.scanner(
+            columns=["key", "rev", "_distance"], nearest=nearest, filter=condition, prefilter=True, limit=top_k
         )
         found = scanner.to_table().to_pylist()
         # Of vectors of length 1, half the squared distance is 1 - cosine.
         hits = [(row["key"], row["rev"], row["_distance"] / 2) for row in found]
         return sorted(hits, key=lambda hit: (hit[2], hit[0]))
+
+    def revs(self) -> list[tuple[str, int]]:
+        """``(key, rev)`` of every vector. Raises CorruptFile."""
+        try:
+            found = self.open().to_table(columns=["key", "rev"], filter=f"NOT ({_LEDGER})")
+        except (ValueError, OSError) as error:
+            raise CorruptFile(f"Vectors cannot be read ({first_line(error)})", self.uri, _ANEW) from error
+        return list(zip(found["key"].to_pylist(), found["rev"].to_pylist(), strict=True))
 
     def count(self) -> int:
         """How many entries have a vector."""
@@ -258,6 +287,11 @@ def vector_tables(objects: ObjectStore, tenant: Entity) -> list[VectorTable]:
     names = objects.list_dirs(f"{tenant.tenant.directory}/_tables")
     found = [match[1] for match in map(_TABLE.fullmatch, names) if match]
     return [VectorTable(objects, tenant, fingerprint) for fingerprint in found]
+
+
+def is_indexed(dataset: LanceDataset) -> bool:
+    """Whether there is an index of vectors."""
+    return any(index.name == VECTOR for index in dataset.describe_indices())
 
 
 def _applied(dataset: LanceDataset) -> int:
@@ -273,7 +307,7 @@ def _to_table(rows: Sequence[VectorRow], columns: pa.Schema) -> pa.Table:
         "key": [row.key for row in rows],
         "rev": [row.rev for row in rows],
         "entity": [row.path for row in rows],
-        "places": [levels(row.path) for row in rows],
+        "places": [directories(row.path) if row.path else [] for row in rows],
         "fields": [[field_tag(name, value) for name, value in row.metadata.items()] for row in rows],
         "vector": [row.vector.astype(np.float16) if len(row.vector) else None for row in rows],
     }

@@ -79,9 +79,17 @@ def _due(for_vectors: bool) -> sa.ColumnElement[bool]:
     return sa.true() if for_vectors else sa.not_(outbox.c.is_indexed)
 
 
+def keys(connection: Connection, tenant: Entity) -> list[str]:
+    """The keys of a tenant of which indexes or vectors do not know the latest change."""
+    joined = outbox.join(tenants, tenants.c.id == outbox.c.tenant_id)
+    query = sa.select(outbox.c.key).distinct().select_from(joined).where(tenants.c.path == tenant.directory)
+    return list(connection.execute(query).scalars())
+
+
 def last_id(connection: Connection, tenant: Entity) -> int:
     """The id of the newest change of a tenant, 0 if none waits."""
-    query = sa.select(sa.func.max(outbox.c.id)).join(tenants).where(tenants.c.path == tenant.directory)
+    joined = outbox.join(tenants, tenants.c.id == outbox.c.tenant_id)
+    query = sa.select(sa.func.max(outbox.c.id)).select_from(joined).where(tenants.c.path == tenant.directory)
     return int(connection.execute(query).scalar() or 0)
 
 

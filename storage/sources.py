@@ -26,6 +26,7 @@ from driftline.storage.errors import (
     StorageError,
     UnknownScheme,
 )
+from driftline.storage.request_counts import watch
 from driftline.storage.source_errors import translate
 
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
@@ -109,6 +110,23 @@ class Source:
             elif path and not path.endswith("/"):
                 files.append(self._info(entry, path))
         return sorted(set(folders)), sorted(files, key=lambda info: info.path)
+
+    def first_look(self, prefix: str = "") -> tuple[Sequence[str], bool, bool]:
+        """``(folders directly in prefix, whether there are files, whether that is all)``, by one request if it can.
+
+        Like ``list_top``, but of S3 only the first page of the listing, which may be one of many.
+        """
+        if self.uri.partition("://")[0] != "s3" or "::" in self.uri:
+            folders, files = self.list_top(prefix)
+            return folders, bool(files), True
+        bucket, _, key = self._key(prefix).partition("/")
+        below = f"{key.rstrip('/')}/" if key else ""
+        try:
+            page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=below, Delimiter="/")
+        except Exception as error:
+            raise translate(error, f"{self.uri}/{prefix}", "Listing failed") from error
+        found = (self._relative({"name": f"{bucket}/{entry['Prefix']}"}) for entry in page.get("CommonPrefixes", ()))
+        return [folder for folder in found if folder], len(page.get("Contents", ())) > 0, not page["IsTruncated"]
 
     def read(self, path: str) -> bytes:
         """The bytes of a file. Raises ObjectNotFound, AccessDenied, StorageError; local links are not followed."""
@@ -260,7 +278,7 @@ def open_source(
         options = from_url | options
     source = Source(text, options, is_local=False)
     try:
-        folders, files = source.list_top()
+        folders, files, _ = source.first_look()
     except AccessDenied:
         raise
     except ObjectNotFound as error:
@@ -328,6 +346,8 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     try:
         known = for_fsspec(uri.partition("://")[0], options)
         fs, root = url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **known)
+        if "::" not in uri:
+            watch(fs, uri.partition("://")[0])
     except Exception as error:
         raise translate(error, uri, "The source cannot be opened") from error
     return fs, str(root).rstrip("/") or str(root)[:1]

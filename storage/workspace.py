@@ -32,6 +32,7 @@ SOURCE = "_source.json"
 GITIGNORE = ".gitignore"
 
 _LINE_TABLE = re.compile(r"line_embeddings-([0-9a-f]+)\.lance")
+_TENANT = re.compile(r"[a-z][a-z0-9_]*:[A-Za-z0-9._~-]+")
 _BETWEEN_LEVELS = re.compile(r"~2F(?=[a-z][a-z0-9_]*:)")
 
 _Record = TypeVar("_Record", bound=BaseModel)
@@ -199,9 +200,8 @@ class Workspace:
         self.objects.delete([f"{entity.directory}/{SOURCE}"])
 
     def tenants(self) -> list[Entity]:
-        """The tenants, sorted."""
-        level = self.config.hierarchy[0]
-        return [Entity(((level, name),)) for name in self._children("", level)]
+        """The tenants, sorted, of whatever first level: memory may have other levels than sources."""
+        return [Entity.of_directory(name) for name in self.objects.list_dirs("") if _TENANT.fullmatch(name)]
 
     def sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
         """The sources at or below an entity, by default all, sorted."""

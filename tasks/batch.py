@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from driftline.storage import documents
 from driftline.storage.entities import Entity
@@ -21,6 +20,7 @@ from driftline.storage.sources import FileInfo, Source
 from driftline.tasks.context import TaskContext
 from driftline.tasks.diff import classify
 from driftline.tasks.rows import line_rows
+from driftline.tasks.stopwatch import Stopwatch
 from driftline.tasks.text import decode, split_documents
 
 RACY_NS = 2_000_000_000
@@ -45,7 +45,9 @@ class BatchResult:
     """What came of a batch; nothing of it is visible before it is committed.
 
     ``rows`` (documents.SCHEMA) belong into the manifest; ``replaced`` are the paths whose old lines
-    have to go; ``fragments`` are references to what was written; ``new_hashes`` are those of new documents.
+    have to go; ``fragments`` are references to what was written; ``new_hashes`` are those of new documents;
+    ``seconds`` tells what was done how long: ``read`` (hashing included), ``split`` (decoding included), ``embed``,
+    ``write`` (forming the rows included).
     """
 
     rows: pa.Table
@@ -57,6 +59,7 @@ class BatchResult:
     documents: int
     lines: int
     bytes_read: int
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +82,13 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     skipped: list[tuple[str, str]] = []
     states = dict.fromkeys(DocumentState, 0)
     bytes_read = 0
-    for change, read in _read_all(spec):
+    watch = Stopwatch()
+    for change, read, digest in watch.each("read", _read_all(spec)):
         path = change["path"]
         if isinstance(read, SkipReason):
             skipped.append((path, read))
             continue
         bytes_read += len(read.data)
-        digest = hashlib.blake2b(read.data, digest_size=HASH_BYTES).hexdigest()
         info = read.info
         meta = DocMeta(
             path, info.size_bytes, info.mtime_ns, info.etag, digest, fingerprint,
@@ -103,7 +106,8 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
             continue
         if was_indexed:
             replaced.append(path)
-        text, reason = decode(read.data)
+        with watch.phase("split"):
+            text, reason = decode(read.data)
         if reason is not None:
             kept.append(replace(meta, lines=0, reason=reason))
             skipped.append((path, reason))
@@ -118,14 +122,19 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
         text_of.append(replace(meta, lines=0, reason=None))
     fragments: list[str] = []
     lines = 0
-    if spec.dry_run:
-        lines = len(split_documents(texts))
-    elif texts:
-        table, counts = _embedded(spec.entity, text_of, texts, context)
+    with watch.phase("split"):
+        found = split_documents(texts) if texts else None
+    if found is not None:
+        lines = len(found)
+    if found is not None and not spec.dry_run:
+        with watch.phase("embed"):
+            vectors = context.embedder.embed(found.text, np.float16)
+        counts = np.bincount(found.doc_index.to_numpy(), minlength=len(texts))
         text_of = [replace(meta, lines=int(count)) for meta, count in zip(text_of, counts, strict=True)]
-        lines = len(table)
         if lines:
-            fragments = context.workspace.lines(spec.entity, fingerprint).write_fragments(table)
+            with watch.phase("write"):
+                table = line_rows(spec.entity, text_of, found.doc_index, found.line_number, found.text, vectors)
+                fragments = context.workspace.lines(spec.entity, fingerprint).write_fragments(table)
     return BatchResult(
         rows=documents.to_table([*kept, *text_of]),
         replaced=tuple(replaced),
@@ -136,37 +145,38 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
         documents=len(spec.changes),
         lines=lines,
         bytes_read=bytes_read,
+        seconds=watch.seconds,
     )
-
-
-def _embedded(
-    entity: Entity, metas: Sequence[DocMeta], texts: Sequence[str], context: TaskContext
-) -> tuple[pa.Table, NDArray[np.int64]]:
-    """The rows of ``line_embeddings`` of some documents, and how many each document has."""
-    lines = split_documents(texts)
-    vectors = context.embedder.embed(lines.text, np.float16)
-    rows = line_rows(entity, metas, lines.doc_index, lines.line_number, lines.text, vectors)
-    return rows, np.bincount(lines.doc_index.to_numpy(), minlength=len(metas))
 
 
 # -- reading ---------------------------------------------------------------------------------
 
 
-def _read_all(spec: BatchSpec) -> Iterator[tuple[dict[str, Any], _Read | SkipReason]]:
+def _read_all(spec: BatchSpec) -> Iterator[tuple[dict[str, Any], _Read | SkipReason, str]]:
+    """Each document with its bytes and their hash, or with the reason why there are none."""
     changes = spec.changes.to_pylist()
-    if spec.source.is_local:
-        for change in changes:
-            yield change, _read_local(spec.source, change)
-        return
+    found = _reads_local(spec, changes) if spec.source.is_local else _reads_remote(spec, changes)
+    for change, read in zip(changes, found, strict=True):
+        if isinstance(read, SkipReason):
+            yield change, read, ""
+        else:
+            yield change, read, hashlib.blake2b(read.data, digest_size=HASH_BYTES).hexdigest()
+
+
+def _reads_local(spec: BatchSpec, changes: Sequence[dict[str, Any]]) -> Iterator[_Read | SkipReason]:
+    return (_read_local(spec.source, change) for change in changes)
+
+
+def _reads_remote(spec: BatchSpec, changes: Sequence[dict[str, Any]]) -> Iterator[_Read | SkipReason]:
     for change, data in zip(changes, spec.source.read_many([c["path"] for c in changes]), strict=True):
         if isinstance(data, (ObjectNotFound, SourceNotFound)):
-            yield change, SkipReason.UNSTABLE
+            yield SkipReason.UNSTABLE
         elif isinstance(data, AccessDenied):
-            yield change, SkipReason.UNREADABLE
+            yield SkipReason.UNREADABLE
         elif isinstance(data, DriftlineError):
             raise data
         else:
-            yield change, _as_listed(change, data)
+            yield _as_listed(change, data)
 
 
 def _read_local(source: Source, change: dict[str, Any]) -> _Read | SkipReason:

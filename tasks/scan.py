@@ -24,6 +24,8 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 _SUBTREES_PER_PARTITION = 4
 """More parts than partitions, so that partitions come out about equal."""
 _MAX_PLAN_DEPTH = 4
+_MOST_FOLDERS_PER_PARTITION = 16
+"""In a bucket: each folder listed by itself is a request at least, where one listing of all has pages of 1,000."""
 
 ReadManifest = Callable[[Sequence[str]], pa.Table]
 """Gives the manifest rows (MANIFEST_SCHEMA) of paths below any of the prefixes; more rows do no harm."""
@@ -57,7 +59,10 @@ class ScanResult:
 
 
 def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[tuple[Subtree, ...]]:
-    """About ``n`` disjoint parts that cover the source, folders that do not exist yet included."""
+    """About ``n`` disjoint parts that cover the source, folders that do not exist yet included.
+
+    A bucket is taken apart only while that costs few requests.
+    """
     if n <= 1:
         return [(Subtree(),)]
     subfolders = _subfolders(source, rules or Rules())
@@ -66,7 +71,10 @@ def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[
         if len(whole) >= n * _SUBTREES_PER_PARTITION:
             break
         below: dict[str, list[str]] = {}
-        for folder in sorted(subfolders(whole)):
+        found = subfolders(whole)
+        if not source.is_local and not 0 < len(found) <= n * _MOST_FOLDERS_PER_PARTITION:
+            break
+        for folder in sorted(found):
             below.setdefault(folder[: folder.rindex("/", 0, -1) + 1] if "/" in folder[:-1] else "", []).append(folder)
         deeper: list[str] = []
         for prefix in whole:
@@ -187,6 +195,15 @@ def _is_plain(key: str) -> bool:
 def _subfolders(source: Source, rules: Rules) -> Callable[[Sequence[str]], list[str]]:
     if source.is_local:
         return Walk(source.uri, rules, find_work_tree(source.uri)).subfolders
-    return lambda prefixes: [
-        folder for prefix in prefixes for folder in source.list_top(prefix)[0] if _is_plain(folder)
-    ]
+    return lambda prefixes: _subfolders_remote(source, prefixes)
+
+
+def _subfolders_remote(source: Source, prefixes: Sequence[str]) -> list[str]:
+    """The folders directly in any of ``prefixes``; none where a listing has more than one page."""
+    found: list[str] = []
+    for prefix in prefixes:
+        folders, _, complete = source.first_look(prefix)
+        if not complete:
+            return []
+        found += filter(_is_plain, folders)
+    return found

@@ -29,6 +29,9 @@ class FindingKind(enum.StrEnum):
     LEDGER = "source without exactly one ledger row"
     STAGED = "staged delta of a dead run"
     INDEX = "index that does not cover what it claims"
+    BLOB = "memory entry without its value"
+    MEMORY_INDEX = "memory index that differs from the catalog"
+    MEMORY_VECTORS = "memory vectors that differ from the catalog"
 
 
 OF_DOCUMENTS = {
@@ -39,11 +42,13 @@ OF_DOCUMENTS = {
     FindingKind.REPEATED,
 }
 """What is mended by indexing the document anew."""
+OF_MEMORY = {FindingKind.BLOB, FindingKind.MEMORY_INDEX, FindingKind.MEMORY_VECTORS}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. ``path`` is a document of ``entity``, a file of the workspace, or the name of an index.
+    """One thing that is wrong. ``path`` is a document of ``entity``, a file of the workspace, the name of an index, or
+    the key of a memory entry.
 
     ``fingerprint`` names the table that it concerns, "" for none.
     """
@@ -61,6 +66,7 @@ class Verification:
 
     documents: int = 0
     lines: int = 0
+    memory_entries: int = 0
     findings: list[Finding] = field(default_factory=list)
     busy: list[str] = field(default_factory=list)
     leases: dict[Entity, Sighting] = field(default_factory=dict)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, chdir, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from driftline.flows.cli import main
 from driftline.storage.entities import Entity
 from driftline.storage.workspace import Workspace
 from tests.compose import compose_command
@@ -38,18 +42,18 @@ class Site:
         return Workspace.open(str(self.folder / ".driftline"))
 
     def driftline(self, *arguments: str) -> Any:
-        """The JSON that a command prints."""
-        done = subprocess.run(
-            [str(BIN / "driftline"), *arguments, "--json"],
-            cwd=self.folder,
-            env=self.server.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=RUN_SECONDS,
-        )
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-        return json.loads(done.stdout)
+        """The JSON that a command prints; in this process, which imports Prefect only once."""
+        from prefect.settings import PREFECT_API_URL, temporary_settings  # slow: not when tests are collected
+
+        printed = io.StringIO()
+        with ExitStack() as stack:
+            stack.enter_context(patch.dict(os.environ, {"PREFECT_API_URL": self.server.url}))
+            stack.enter_context(temporary_settings({PREFECT_API_URL: self.server.url}))
+            stack.enter_context(chdir(self.folder))
+            stack.enter_context(redirect_stdout(printed))
+            code = main([*arguments, "--json"])
+        assert code == 0, printed.getvalue()
+        return json.loads(printed.getvalue())
 
     def change(self, source: str, files: int, first_word: int) -> None:
         """Write ``files`` files of three lines into a source, from the words of the oracle."""
@@ -73,9 +77,11 @@ class Site:
         found: dict[str, Any] = self.server.get(f"deployments/name/{name}")
         return found
 
-    def trigger(self, name: str, key: str | None = None, **parameters: Any) -> str:
+    def trigger(
+        self, name: str, job_variables: dict[str, Any] | None = None, key: str | None = None, **parameters: Any
+    ) -> str:
         """Ask for a run; returns its id."""
-        body = {"parameters": parameters, "idempotency_key": key}
+        body = {"parameters": parameters, "idempotency_key": key, "job_variables": job_variables}
         run: Run = self.server.post(f"deployments/{self.deployment(name)['id']}/create_flow_run", body)
         return str(run["id"])
 

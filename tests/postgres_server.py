@@ -53,7 +53,8 @@ def postgres() -> Iterator[PostgresServer]:
     """Start a server, without fsync; skips the test where there is none."""
     if not shutil.which("initdb") or not shutil.which("postgres"):
         pytest.skip(HINT)
-    directory = Path(tempfile.mkdtemp(prefix="driftline-postgres-"))
+    # Another user than root cannot enter a TMPDIR that pytest has made for itself.
+    directory = Path(tempfile.mkdtemp(prefix="driftline-postgres-", dir="/tmp" if os.geteuid() == 0 else None))
     prefix: list[str] = []
     if os.geteuid() == 0:  # the server refuses to run as root
         if not shutil.which("setpriv"):

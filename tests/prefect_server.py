@@ -70,8 +70,9 @@ def running_server() -> Iterator[PrefectServer]:
             "DO_NOT_TRACK": "1",
             # Quicker than for people, so that tests need not wait.
             "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
-            "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "2",
-            "PREFECT_WORKER_QUERY_SECONDS": "0.5",
+            "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
+            "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT1S",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
         }
         with _postgresql(home) as database:
             port = url.split(":")[2].partition("/")[0]

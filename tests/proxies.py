@@ -46,6 +46,7 @@ class Proxy(ThreadingHTTPServer):
         self.strip = strip.lower()
         self.answers_to_lose = lose_answers
         self.requests: list[tuple[str, str]] = []  # method, and path with its query
+        self.agents: list[str] = []  # who sent each of them
 
     @property
     def endpoint(self) -> str:
@@ -126,6 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.server
         assert isinstance(proxy, Proxy)
         proxy.requests.append((self.command, self.path))
+        proxy.agents.append(self.headers.get("User-Agent", ""))
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = proxy.headers_upstream(self.headers)
         answer, data = proxy.ask(self.command, proxy.path_upstream(self.path), headers, body)

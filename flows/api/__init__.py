@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from driftline.flows.ltm import HierarchicalLTMBackend
     from driftline.flows.report import IndexReport
     from driftline.storage.errors import DriftlineError
-    from driftline.storage.memory import MemoryStore
+    from driftline.storage.memory import MemoryItem, MemoryStore
     from driftline.storage.memory_reads import MemoryEntry
     from driftline.storage.model import (
         CURRENT_EMBEDDING_VERSION,
@@ -36,6 +36,7 @@ _HOME = {
     "LineFilter": "driftline.storage.queries",
     "LineStore": "driftline.tasks.store",
     "MemoryEntry": "driftline.storage.memory_reads",
+    "MemoryItem": "driftline.storage.memory",
     "MemoryStore": "driftline.storage.memory",
     "Workspace": "driftline.storage.workspace",
     "WorkspaceConfig": "driftline.storage.workspace",
@@ -51,6 +52,7 @@ __all__ = [
     "LineFilter",
     "LineStore",
     "MemoryEntry",
+    "MemoryItem",
     "MemoryStore",
     "Workspace",
     "WorkspaceConfig",

@@ -48,17 +48,15 @@ def report(
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
     from datetime import UTC, datetime
 
-    from driftline.flows.configuration import find_config, load_config, options_for
+    from driftline.flows.configuration import options_for, prices_for
     from driftline.flows.display import print_json, printable
     from driftline.flows.html_report import render
     from driftline.flows.ledger import newest_runs
     from driftline.storage.workspace import Workspace
 
-    config = find_config(None, os.environ, Path.cwd())
-    prices = load_config(config).prices if config is not None else None
     opened = Workspace.open(target, options_for(target, os.environ, Path.cwd()))
     found = newest_runs(opened, limit)
-    page = render(opened.stats(), found, datetime.now(UTC), prices)
+    page = render(opened.stats(), found, datetime.now(UTC), prices_for(os.environ, Path.cwd()))
     try:
         out.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

@@ -51,6 +51,9 @@ def index(
     reembed: Annotated[bool, typer.Option("--reembed", help="Let the workspace move to another model.")] = False,
     wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait for another run of a source.")] = 0.0,
     indexes: Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")] = "all",
+    by_commit: Annotated[
+        bool, typer.Option("--ci", help="Look only at what has changed since the commit indexed last, as driftline ci.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Bring the index in step with SOURCE: embed what is new or changed, delete what is gone.
@@ -93,13 +96,14 @@ def index(
         indexes=indexes,
         storage_options=configuration.options() if configuration else None,
         keep_going=every,
+        by_commit=by_commit,
     )
     with open_progress() as progress:
         result = index_sources(request, progress).to_dict()
     if as_json:
         print_json(result)
     else:
-        print_index(result, dry_run)
+        print_index(result, dry_run, configuration.prices if configuration else {})
     return FAILED if result["failed"] else DONE
 
 
@@ -111,10 +115,12 @@ def remove(
 ) -> int:
     """Forget a source: delete its documents and lines from the index, never its files."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.configuration import options_for
     from driftline.flows.display import print_json
     from driftline.flows.pipeline import remove_source
 
-    result = remove_source(target, entity).to_dict()
+    options = options_for(target, os.environ, Path.cwd())
+    result = remove_source(target, entity, storage_options=options).to_dict()
     if as_json:
         print_json(result)
     else:

@@ -35,10 +35,12 @@ def compact(
     """Keep the workspace small and quick to read: fold deltas, merge fragments, remove old versions."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
     from driftline.flows.compaction import CompactRequest, compact_workspace
+    from driftline.flows.configuration import options_for
     from driftline.flows.display import print_compact, print_json
     from driftline.flows.progress import open_progress
 
-    request = CompactRequest(target, entity, max_deltas, retention_seconds, executor, workers, wait)
+    options = options_for(target, os.environ, Path.cwd())
+    request = CompactRequest(target, entity, max_deltas, retention_seconds, executor, workers, wait, options)
     with open_progress() as progress:
         result = compact_workspace(request, progress).to_dict()
     if as_json:
@@ -62,11 +64,14 @@ def cleanup(
     """Find what crashed or superseded runs left in the workspace; with --delete, delete it."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
     from driftline.flows.cleaning import CleanupRequest, clean_workspace
+    from driftline.flows.configuration import options_for
     from driftline.flows.display import print_cleanup, print_json
     from driftline.flows.progress import open_progress
 
+    options = options_for(target, os.environ, Path.cwd())
+    request = CleanupRequest(target, max_age_seconds, dry_run, storage_options=options)
     with open_progress() as progress, _audit_shown():
-        result = clean_workspace(CleanupRequest(target, max_age_seconds, dry_run), progress).to_dict()
+        result = clean_workspace(request, progress).to_dict()
     if as_json:
         print_json(result)
     else:
@@ -84,12 +89,14 @@ def verify(
 ) -> int:
     """Check the workspace against itself. Exit code 3 when anything is wrong."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.configuration import options_for
     from driftline.flows.display import print_json, print_verify
     from driftline.flows.progress import open_progress
     from driftline.flows.verification import VerifyRequest, verify_workspace
 
+    request = VerifyRequest(target, repair, options_for(target, os.environ, Path.cwd()))
     with open_progress() as progress:
-        result = verify_workspace(VerifyRequest(target, repair), progress).to_dict()
+        result = verify_workspace(request, progress).to_dict()
     if as_json:
         print_json(result)
     else:

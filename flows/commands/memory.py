@@ -88,12 +88,12 @@ def list_entries(
     as_json: JsonOption = False,
 ) -> int:
     """List the keys at and below an entity, with owner and size, from its index. Exit code 1 when there are none."""
-    from driftline.storage.memory_listing import MemoryListing
+    from driftline.flows.memory_configuration import load_memory_configuration, open_listing
 
     with _opened(workspace, config) as store:
         store.flush()
         directory = (store.hierarchy.root_entity if scope is None else store.hierarchy.entity(scope)).directory
-        listing = MemoryListing(store.workspace.objects)
+        listing = open_listing(load_memory_configuration(config), store.workspace.objects)
         rows = listing.list(directory, prefix=prefix, after=after, limit=limit).to_pylist()
         total = listing.totals(directory, prefix=prefix).entries
     entries = [{**row, "metadata": json.loads(row["metadata"]), **_times(row)} for row in rows]

@@ -21,8 +21,10 @@ def mcp(
     host: Annotated[str, typer.Option(help="Loopback address of the http transport.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0 chooses a free one.")] = 8765,
 ) -> int:
-    """Serve the workspace to MCP clients: search_lines, read_context, index_status."""
+    """Serve the workspace to MCP clients: search_lines, read_context, index_status, search_memory."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    from driftline.flows.configuration import options_for
+    from driftline.flows.memory_configuration import find_memory, load_memory_configuration
     from driftline.storage.workspace import Workspace
 
     try:
@@ -33,12 +35,14 @@ def mcp(
         fix = "Run: pip install 'driftline[mcp]'"
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
-    opened = Workspace.open(target)
+    opened = Workspace.open(target, options_for(target, os.environ, Path.cwd()))
+    memory = find_memory(load_memory_configuration(), target)
     try:
         if transport == "stdio":
-            serve_stdio(opened)
+            serve_stdio(opened, memory)
         else:
-            serve_http(opened, host, port, lambda url: print(f"driftline: serving {url}", file=sys.stderr, flush=True))
+            ready = "driftline: serving {}".format
+            serve_http(opened, host, port, lambda url: print(ready(url), file=sys.stderr, flush=True), memory)
     except KeyboardInterrupt:
         pass  # the way to end it
     return DONE

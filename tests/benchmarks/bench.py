@@ -36,7 +36,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "embedding": (),
     "memory": (),
     "dask_scale": (),
-    "requests": (),
+    "store_requests": (),
     "quality": (),
     "searching": (),
     "ci_latency": (),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,12 @@ import numpy as np
 import pytest
 
 from driftline.flows import source_run
-from driftline.flows.executors import Executor, open_executor
+from driftline.flows.executors import Executor, InlineExecutor, open_executor
 from driftline.flows.pipeline import IndexRequest, index_sources
 from driftline.flows.report import IndexReport
 from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
 from driftline.storage.workspace import Workspace
+from driftline.tasks.batch import BatchSpec
 from driftline.tasks.context import ModelRef, TaskContext
 from driftline.tasks.scan import plan_partitions
 
@@ -147,7 +149,7 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
     assert [row | {"vector": None} for row in found] == [row | {"vector": None} for row in expected]
 
 
-OF_ONE_RUN = {"phases", "uri", "revision", "deltas", "documents_total"}
+OF_ONE_RUN = {"phases", "worker_phases", "uri", "revision", "deltas", "documents_total"}
 
 
 def counts(report: IndexReport) -> dict[str, Any]:
@@ -228,6 +230,25 @@ def test_a_remote_executor_scans_in_partitions(runner: Runner, scheduler: str, m
     monkeypatch.setattr(source_run, "plan_partitions", counting)
     runner.index(Choice(scheduler, None))
     assert handed_out[0] >= 2
+
+
+def test_a_batch_travels_without_the_documents_of_others(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    map_plainly = InlineExecutor.map
+
+    def weighing(executor: InlineExecutor, task: Any, specs: Iterable[Any]) -> Any:
+        specs = list(specs)
+        sizes.extend(len(pickle.dumps(spec)) for spec in specs if isinstance(spec, BatchSpec))
+        return map_plainly(executor, task, specs)
+
+    monkeypatch.setattr(InlineExecutor, "map", weighing)
+    runner.index(Choice("inline", 1), dry_run=True)
+    (whole,) = sizes
+    sizes.clear()
+    monkeypatch.setattr(source_run, "BATCH_DOCUMENTS", 1)
+    runner.index(Choice("inline", 1), dry_run=True)
+    assert len(sizes) > 10
+    assert max(sizes) < whole / 2
 
 
 # Tasks of the tests below.

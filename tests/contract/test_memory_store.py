@@ -13,7 +13,7 @@ import pytest
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, CatalogMismatch
-from driftline.storage.memory import Item, MemoryStore
+from driftline.storage.memory import MemoryItem, MemoryStore
 from driftline.storage.memory_index import MemoryIndex
 
 ACME = "org:acme"
@@ -38,12 +38,18 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["sqlite on a disk", "postgres and a bucket"])
+@pytest.fixture(params=["sqlite, disk", "postgres, bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     """The URIs of a fresh workspace and of a fresh catalog: two pairs, in which each kind comes once."""
-    if request.param == "sqlite on a disk":
-        return str(tmp_path / "workspace"), request.getfixturevalue("sqlite_catalog")
-    return request.getfixturevalue("s3_bucket"), request.getfixturevalue("postgres_catalog")
+    catalog, kind = request.param.split(", ")
+    workspace = str(tmp_path / "workspace") if kind == "disk" else request.getfixturevalue("s3_bucket")
+    return workspace, request.getfixturevalue(f"{catalog}_catalog")
+
+
+everywhere = pytest.mark.parametrize(
+    "place", ["sqlite, disk", "sqlite, bucket", "postgres, disk", "postgres, bucket"], indirect=True
+)
+"""For what concerns catalog and workspace at once: all four pairs."""
 
 
 @pytest.fixture
@@ -79,6 +85,7 @@ def indexed(store: MemoryStore, directory: str) -> dict[str, str]:
 # -- entries ---------------------------------------------------------------------------------
 
 
+@everywhere
 def test_a_value_comes_back_as_it_was_stored(store: MemoryStore) -> None:
     small: list[Any] = [None, False, 0, "", "text", 1.5, [], {}, {"a": [1, None, "ü\x00 \u2028"]}]
     values = [*small, LARGE, {"large": LARGE}]
@@ -91,8 +98,9 @@ def test_a_value_comes_back_as_it_was_stored(store: MemoryStore) -> None:
         assert entry.created.utcoffset() == timedelta(0)
 
 
+@everywhere
 def test_a_large_value_lies_in_a_blob_below_its_owner_and_a_small_one_does_not(store: MemoryStore) -> None:
-    store.store_many([Item("small", "x", S1), Item("large", LARGE, S1)])
+    store.store_many([MemoryItem("small", "x", S1), MemoryItem("large", LARGE, S1)])
     blobs = [info.path for info in store.workspace.objects.list(S1) if info.path.endswith(".json")]
     assert len(blobs) == 1
     entry = store.retrieve("large", ACME)
@@ -100,6 +108,7 @@ def test_a_large_value_lies_in_a_blob_below_its_owner_and_a_small_one_does_not(s
     assert entry.content_hash in blobs[0]
 
 
+@everywhere
 def test_storing_a_key_again_replaces_it_and_under_another_entity_moves_it(store: MemoryStore, clock: Clock) -> None:
     store.store("key", LARGE, S1)
     first = store.retrieve("key", ACME)
@@ -124,14 +133,15 @@ def test_a_key_that_was_never_stored_is_none_and_deleting_it_says_so(store: Memo
     assert not store.delete("key", ACME)
 
 
+@everywhere
 def test_a_batch_gives_what_is_there(store: MemoryStore) -> None:
-    store.store_many(Item(f"key {n}", LARGE + str(n), S1) for n in range(40))
+    store.store_many(MemoryItem(f"key {n}", LARGE + str(n), S1) for n in range(40))
     found = store.retrieve_batch([f"key {n}" for n in range(0, 80, 2)], ACME)
     assert {key: entry.value for key, entry in found.items()} == {f"key {n}": LARGE + str(n) for n in range(0, 40, 2)}
 
 
 def test_of_equal_keys_in_one_bulk_the_last_one_counts(store: MemoryStore) -> None:
-    items = [Item("key", n, f"{ALICE}/session:s{n % 3}") for n in range(5)]
+    items = [MemoryItem("key", n, f"{ALICE}/session:s{n % 3}") for n in range(5)]
     assert store.store_many(items) == 1
     page = store.retrieve_by_entity("user", "alice", within=ACME)
     assert [(entry.value, entry.entity.id) for entry in page.entries] == [(4, "s1")]
@@ -140,8 +150,8 @@ def test_of_equal_keys_in_one_bulk_the_last_one_counts(store: MemoryStore) -> No
 
 def test_a_bulk_larger_than_one_statement_is_stored_whole(store: MemoryStore) -> None:
     count = 6_000
-    store.store_many(Item(f"{n:05}", n, f"{ALICE}/session:s{n % 50}") for n in range(count))
-    store.store_many(Item(f"{n:05}", -n, f"{ALICE}/session:s{n % 50}") for n in range(1_000))
+    store.store_many(MemoryItem(f"{n:05}", n, f"{ALICE}/session:s{n % 50}") for n in range(count))
+    store.store_many(MemoryItem(f"{n:05}", -n, f"{ALICE}/session:s{n % 50}") for n in range(1_000))
     page = store.retrieve_by_entity("project", "alpha", within=ACME, limit=10)
     assert (page.total_count, page.has_more) == (count, True)
     assert sum(entry.value for entry in store.retrieve_batch([f"{n:05}" for n in range(2_000)], ACME).values()) == sum(
@@ -175,7 +185,7 @@ def test_times_keep_their_instant_whatever_their_zone(store: MemoryStore, clock:
 
 def test_metadata_is_filtered_by_type_and_value(store: MemoryStore) -> None:
     values: list[Any] = [1, 1.5, "1", True, "x' OR 1=1 --", [1], {"a": 1}, None]
-    store.store_many(Item(f"{n}", n, S1, {"field": value, "other": n % 2}) for n, value in enumerate(values))
+    store.store_many(MemoryItem(f"{n}", n, S1, {"field": value, "other": n % 2}) for n, value in enumerate(values))
     for wanted, expected in [(1, "0"), (1.5, "1"), ("1", "2"), (True, "3"), ("x' OR 1=1 --", "4")]:
         assert keys(store.search("", {"field": wanted}, ACME)) == [expected], wanted
     assert set(keys(store.search("", {"field": [1, "1"]}, ACME))) == {"0", "2"}
@@ -202,7 +212,7 @@ def test_a_search_finds_keys_by_all_their_words(store: MemoryStore, clock: Clock
 def filled(store: MemoryStore) -> MemoryStore:
     """Two projects, both with a user alice."""
     places = [S1, S2, ALICE, BOB, "org:acme/project:beta/user:alice", "org:acme/project:beta/user:alice/session:s1"]
-    store.store_many(Item(f"{place} {n}", n, place) for place in places for n in range(3))
+    store.store_many(MemoryItem(f"{place} {n}", n, place) for place in places for n in range(3))
     return store
 
 
@@ -286,6 +296,7 @@ def test_a_subtree_is_listed_by_path_type_and_depth(filled: MemoryStore) -> None
     assert filled.get_entity("org:acme/project:gamma") is None
 
 
+@everywhere
 def test_a_moved_subtree_takes_its_entries_along(filled: MemoryStore) -> None:
     before = len(indexed(filled, "org:acme/project:alpha"))
     moved = filled.move_entity(ALICE, "org:acme/project:gamma")
@@ -343,6 +354,7 @@ def test_a_tenant_that_was_deleted_can_begin_anew(filled: MemoryStore) -> None:
 # -- many at once ----------------------------------------------------------------------------
 
 
+@everywhere
 def test_fifty_threads_storing_one_key_leave_one_entry(store: MemoryStore) -> None:
     threads = 50
     barrier = threading.Barrier(threads)
@@ -379,6 +391,7 @@ def test_many_may_register_the_same_entities_at_once(opened: Callable[..., Memor
     assert len(stores[0].descendants(ACME)) == 10
 
 
+@everywhere
 def test_two_stores_over_one_catalog_see_each_others_writes(opened: Callable[..., MemoryStore]) -> None:
     first, second = opened(), opened()
     first.store("key", LARGE, S1)
@@ -398,6 +411,7 @@ def test_a_catalog_serves_one_workspace(store: MemoryStore, place: tuple[str, st
         MemoryStore(str(tmp_path / "another"), catalog_url=place[1])
 
 
+@everywhere
 def test_an_index_is_made_anew_from_the_catalog(filled: MemoryStore) -> None:
     want = {directory: indexed(filled, directory) for directory in (ACME, ALICE, S1)}
     objects = filled.workspace.objects
@@ -429,7 +443,7 @@ HOSTILE = [
 
 def test_hostile_ids_are_names_like_any_other_and_stay_in_their_directory(store: MemoryStore) -> None:
     owners = [Entity((("org", "acme"), ("project", name), ("user", name))) for name in HOSTILE]
-    store.store_many(Item(f"{n}", LARGE + str(n), owner) for n, owner in enumerate(owners))
+    store.store_many(MemoryItem(f"{n}", LARGE + str(n), owner) for n, owner in enumerate(owners))
     for n, owner in enumerate(owners):
         page = store.retrieve_by_entity("user", owner.id, within=ACME)
         assert [entry.value for entry in page.entries] == [LARGE + str(n)]
@@ -440,9 +454,10 @@ def test_hostile_ids_are_names_like_any_other_and_stay_in_their_directory(store:
     assert all(path.startswith("org:acme/project:") and path.count("/") == 3 for path in inside)
 
 
+@everywhere
 def test_hostile_keys_are_keys_like_any_other(store: MemoryStore) -> None:
     names = [*HOSTILE, "k" * 1_024, "é" * 1_024, "%", "_"]
-    store.store_many(Item(name, LARGE + name, S1) for name in names)
+    store.store_many(MemoryItem(name, LARGE + name, S1) for name in names)
     for name in names:
         entry = store.retrieve(name, ACME)
         assert entry is not None

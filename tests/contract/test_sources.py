@@ -281,7 +281,7 @@ def test_a_missing_extra_is_named(uri: str, extra: str, monkeypatch: pytest.Monk
 
 
 def test_credentials_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Source, "list_top", lambda self, prefix="": (["a/"], []))
+    monkeypatch.setattr(Source, "first_look", lambda self, prefix="": (["a/"], False, True))
     source = open_source("ftp://user:hidden@host:21/folder/", {"timeout": 1})
     assert source.uri == "ftp://host:21/folder"
     assert "hidden" not in repr(source) + str(source)

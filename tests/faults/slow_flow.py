@@ -1,10 +1,24 @@
-"""The index flow with the small batches and slow commits of ``small_run``, for runs that are to be killed."""
+"""The index flow with the small batches and the pause of ``small_run``, for runs that are to be killed."""
 
 import runpy
 from pathlib import Path
 
+from prefect.events.worker import EventsWorker
+
 runpy.run_path(str(Path(__file__).with_name("small_run.py")))
 
 from driftline.flows.index import index  # noqa: E402
+from driftline.storage.lines import LineTable  # noqa: E402
+
+transact = LineTable._transact
+
+
+def told_first(*arguments: object) -> None:
+    """Before it can be stopped, the run has told the server that it lives."""
+    EventsWorker.instance().wait_until_empty()
+    transact(*arguments)  # type: ignore[arg-type]
+
+
+LineTable._transact = told_first  # type: ignore[method-assign, assignment]
 
 __all__ = ["index"]

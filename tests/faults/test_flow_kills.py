@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,43 +18,50 @@ from tests.deployed import Site, until
 from tests.oracle import assert_nothing_staged, save_tiny_model
 from tests.prefect_server import PrefectServer, free_port, started
 
-# a server, workers and eight runs, on a machine that may be busy
+# a server, workers and six runs, on a machine that may be busy
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("prefect")]
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = "driftline-index/kills:web"
-FILES = 60
-SECONDS_UNHEARD = 20
+FILES = 24
+PAUSE = "after 3"
+"""Of the six commits of a run: it stops itself there, so that what is killed is killed in the middle of it."""
+SECONDS_UNHEARD = 12
 ENTITY = Entity.parse("source:web")
+Workers = Callable[[], psutil.Process]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, prefect_server: PrefectServer) -> Site:
-    """A source whose runs take their time: small batches, slow commits, and a pool of their own."""
+    """A source whose runs take several commits, and a pool of its own."""
     folder = tmp_path_factory.mktemp("kills")
     model = save_tiny_model(folder / "model")
     (folder / "web").mkdir()
     (folder / "driftline.toml").write_text(f'model = "{model}"\n[[sources]]\nuri = "web"\nschedule = "0 0 29 2 *"\n')
     site = Site(folder, prefect_server, "kills")
     site.driftline("deploy", "--pool", "kills", "--prefix", "kills:")
-    environment = {
-        "PYTHONPATH": str(ROOT),
-        "DELAY_SECONDS": "0.3",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-    }
+    environment = {"PYTHONPATH": str(ROOT), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
     slow = {"entrypoint": "tests.faults.slow_flow.index", "job_variables": {"env": environment}}
     site.server.call("PATCH", f"deployments/{site.deployment(INDEX)['id']}", slow)
     return site
 
 
-@pytest.fixture
-def worker(site: Site) -> Iterator[psutil.Process]:
-    with site.worker() as process:
-        yield psutil.Process(process.pid)
+@pytest.fixture(scope="module")
+def worker(site: Site) -> Iterator[Workers]:
+    """Gives the worker of the pool, a new one if there is none or it was killed."""
+    running: list[psutil.Process] = []
+    with ExitStack() as stack:
+
+        def current() -> psutil.Process:
+            if not running or not running[-1].is_running():
+                running.append(psutil.Process(stack.enter_context(site.worker()).pid))
+            return running[-1]
+
+        yield current
 
 
-@pytest.fixture
-def impatient(site: Site) -> Iterator[None]:
+@contextmanager
+def impatience(site: Site) -> Iterator[None]:
     """The automation for runs without a heartbeat does not wait for as long as it does for people."""
     (automation,) = [one for one in site.server.post("automations/filter", {}) if "heartbeat" in one["name"]]
     body = {name: automation[name] for name in ("name", "trigger", "actions")}
@@ -65,20 +71,33 @@ def impatient(site: Site) -> Iterator[None]:
     site.server.call("PUT", path, body)
 
 
-def start_run(site: Site, first_word: int, **parameters: Any) -> str:
-    """Change every file, start a run, and wait until it is in the middle of its commits."""
+@contextmanager
+def paused_run(site: Site, worker: psutil.Process, executor: str = "inline") -> Iterator[tuple[str, psutil.Process]]:
+    """Change every file and start a run, which stands still in the middle of its commits until the block ends."""
+    first_word = 10 * len(site.runs_of(INDEX))
     site.change("web", FILES, first_word)
     folder = site.folder / ".driftline" / ENTITY.directory
     before = len(list(folder.glob("_index_delta_*")))
-    run = site.trigger(INDEX, **parameters)
-    until(lambda: len(list(folder.glob("_index_delta_*"))) > before + 2, "the first commits")
-    assert site.run(run)["state_type"] == "RUNNING"
-    return run
+    run = site.trigger(INDEX, {"env": {"PAUSE": PAUSE}}, executor=executor)
+    found: list[psutil.Process] = []
+
+    def stands_still() -> bool:
+        flows = [one for one in worker.children(recursive=True) if "prefect.engine" in " ".join(one.cmdline())]
+        found[:] = [one for one in flows if one.status() == psutil.STATUS_STOPPED]
+        assert site.run(run)["state_type"] in ("SCHEDULED", "PENDING", "RUNNING"), site.log_of(run)
+        return bool(found)
+
+    until(stands_still, "the third commit")
+    assert before < len(list(folder.glob("_index_delta_*"))) < before + FILES // 4
+    (flow,) = found
+    yield run, flow
+    if flow.is_running():
+        flow.resume()
 
 
-def flow_process(worker: psutil.Process) -> psutil.Process:
-    (process,) = [one for one in worker.children(recursive=True) if "prefect.engine" in " ".join(one.cmdline())]
-    return process
+def kill(process: psutil.Process) -> None:
+    process.kill()
+    process.wait(timeout=30)
 
 
 def lease_state(site: Site) -> str:
@@ -86,60 +105,69 @@ def lease_state(site: Site) -> str:
     return lease["state"]
 
 
-def assert_mended(site: Site, **parameters: Any) -> None:
-    """The next run takes over, and the index ends right."""
-    site.assert_completed(site.trigger(INDEX, **parameters))
+def assert_completed(site: Site, run: str) -> None:
+    """The run took over from the one before it, and the index ended right."""
+    site.assert_completed(run)
     site.assert_in_step("web")
     assert_nothing_staged(site.workspace)
 
 
-def test_a_killed_flow_process_is_noticed_and_its_lease_released(site: Site, worker: psutil.Process) -> None:
-    run = start_run(site, 0)
-    flow_process(worker).kill()
+def test_a_killed_flow_process_is_noticed_and_its_lease_released(site: Site, worker: Workers) -> None:
+    with paused_run(site, worker()) as (run, flow):
+        flow.kill()
     assert site.end_of(run) == ["CRASHED"]
     until(lambda: lease_state(site) == "released", "the release of the lease")
-    assert_mended(site)
+    assert_completed(site, site.trigger(INDEX))
 
 
-def test_a_killed_worker_and_its_flow_are_noticed_by_their_silence(site: Site, impatient: object) -> None:
-    with site.worker() as process:
-        worker = psutil.Process(process.pid)
-        run = start_run(site, 100)
-        flow = flow_process(worker)
-        worker.kill()
-        flow.kill()
-        process.wait()
-    with site.worker():
+def test_a_flow_whose_worker_was_killed_ends_and_the_next_run_goes_on(site: Site, worker: Workers) -> None:
+    with paused_run(site, worker()) as (run, _):
+        kill(worker())
+    worker()
+    assert site.end_of(run) == ["CRASHED"]  # at its next word, which nobody hears
+    until(lambda: lease_state(site) == "released", "the release of the lease")
+    assert_completed(site, site.trigger(INDEX))
+
+
+def test_a_killed_worker_and_its_flow_are_noticed_by_their_silence(site: Site, worker: Workers) -> None:
+    with impatience(site):
+        with paused_run(site, worker()) as (run, flow):
+            kill(worker())
+            flow.kill()
+        worker()
         assert site.end_of(run) == ["CRASHED"]
-        assert lease_state(site) == "held"
-        assert_mended(site)
+    assert lease_state(site) == "held"
+    assert_completed(site, site.trigger(INDEX))
 
 
-def start_dask(stack: ExitStack, site: Site, port: int) -> tuple[psutil.Process, psutil.Process]:
-    """A scheduler at ``port`` with two workers, as compose.yaml starts them; the scheduler and one worker."""
-    address, log, environment = f"tcp://127.0.0.1:{port}", site.folder / "dask.log", site.server.environment
-    scheduler = compose_command("dask-scheduler", {"0.0.0.0": "127.0.0.1", "8786": str(port)})
-    worker = [*compose_command("dask-worker", {"tcp://dask-scheduler:8786": address}), "--no-nanny"]
-    first = stack.enter_context(started(scheduler, log, environment, site.folder))
-    workers = [stack.enter_context(started(worker, log, environment, site.folder)) for _ in range(2)]
-    with Client(address, timeout=60, set_as_default=False) as client:
-        client.wait_for_workers(2, timeout=60)
-    return psutil.Process(first.pid), psutil.Process(workers[0].pid)
-
-
-def test_a_killed_dask_worker_and_then_a_killed_scheduler(site: Site, worker: psutil.Process) -> None:
-    port = free_port()
-    executor = f"tcp://127.0.0.1:{port}"
+@contextmanager
+def dask_clusters(site: Site, *sizes: int) -> Iterator[list[tuple[str, psutil.Process, psutil.Process]]]:
+    """Clusters of so many workers, as compose.yaml starts them: the address, the scheduler and a worker of each."""
+    log, environment = site.folder / "dask.log", site.server.environment
     with ExitStack() as stack:
-        scheduler, dask_worker = start_dask(stack, site, port)
-        run = start_run(site, 200, executor=executor)
-        dask_worker.kill()
-        site.assert_completed(run)
-        site.assert_in_step("web")
-        run = start_run(site, 300, executor=executor)
-        scheduler.kill()
+        clusters = []
+        for size in sizes:
+            port = free_port()
+            address = f"tcp://127.0.0.1:{port}"
+            scheduler = compose_command("dask-scheduler", {"0.0.0.0": "127.0.0.1", "8786": str(port)})
+            worker = [*compose_command("dask-worker", {"tcp://dask-scheduler:8786": address}), "--no-nanny"]
+            commands = [scheduler, *[worker] * size]
+            first, second, *_ = [stack.enter_context(started(one, log, environment, site.folder)) for one in commands]
+            clusters.append((address, psutil.Process(first.pid), psutil.Process(second.pid)))
+        for (address, _, _), size in zip(clusters, sizes, strict=True):
+            with Client(address, timeout=60, set_as_default=False) as client:
+                client.wait_for_workers(size, timeout=60)
+        yield clusters
+
+
+def test_a_killed_scheduler_fails_the_run_and_the_next_one_outlives_a_killed_dask_worker(
+    site: Site, worker: Workers
+) -> None:
+    with dask_clusters(site, 1, 2) as ((first, scheduler, _), (second, _, dask_worker)):
+        with paused_run(site, worker(), first) as (run, _):
+            scheduler.kill()
         assert site.end_of(run) == ["FAILED"]
         assert "The Dask scheduler has gone away" in site.run(run)["state"]["message"]
-    with ExitStack() as stack:
-        start_dask(stack, site, port)
-        assert_mended(site, executor=executor)
+        with paused_run(site, worker(), second) as (run, _):
+            dask_worker.kill()
+        assert_completed(site, run)

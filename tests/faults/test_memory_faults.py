@@ -13,13 +13,14 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
+from driftline.flows.cleaning import CleanupRequest, clean_workspace
 from driftline.storage import catalog as catalog_module
-from driftline.storage import entry_rows
-from driftline.storage.catalog import Catalog
-from driftline.storage.catalog_tables import outbox, retired_blobs
+from driftline.storage import entry_drafts, entry_rows
+from driftline.storage.catalog import BULK_ROWS, Catalog
+from driftline.storage.catalog_tables import entries, outbox, retired_blobs
 from driftline.storage.errors import CatalogConnectionError, CatalogError, ObjectNotFound, StorageError
 from driftline.storage.local_disk import LocalDisk
-from driftline.storage.memory import Item, MemoryStore
+from driftline.storage.memory import MemoryItem, MemoryStore
 from driftline.storage.memory_index import MemoryIndex
 from driftline.storage.memory_vectors import VectorTable
 from driftline.storage.model import Embedder
@@ -64,6 +65,12 @@ def value(store: MemoryStore, key: str) -> Any:
     return None if entry is None else entry.value
 
 
+def _blob_of(store: MemoryStore, key: str) -> str | None:
+    query = sa.select(entries.c.blob_path).where(entries.c.key == key)
+    path: str | None = store.catalog.read(lambda connection: connection.execute(query).scalar_one())
+    return path
+
+
 def retired(store: MemoryStore) -> list[str]:
     return list(store.catalog.read(lambda c: c.execute(sa.select(retired_blobs.c.path)).scalars().all()))
 
@@ -98,8 +105,9 @@ def test_a_catalog_that_fails_after_the_blob_names_it(store: MemoryStore, monkey
     assert retired(store) == []
 
 
+@pytest.mark.parametrize("number", [1, BULK_ROWS], ids=["one entry", "a bulk, which is copied"])
 def test_a_connection_that_drops_in_a_transaction_is_made_again(
-    shared_store: MemoryStore, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    shared_store: MemoryStore, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     tell, drops = entry_rows._tell, iter([True, True, False])
 
@@ -109,11 +117,21 @@ def test_a_connection_that_drops_in_a_transaction_is_made_again(
         tell(*arguments)
 
     monkeypatch.setattr(entry_rows, "_tell", drop_then_tell)
-    shared_store.store("key", LARGE, S1)
-    entry = shared_store.retrieve("key", ACME)
+    shared_store.store_many(MemoryItem(f"key {n}", LARGE if n == 0 else n, S1) for n in range(number))
+    entry = shared_store.retrieve("key 0", ACME)
     assert entry is not None
     assert (entry.value, entry.rev) == (LARGE, 1)
-    assert shared_store.retrieve_by_entity("org", "acme", within=ACME).total_count == 1
+    assert shared_store.retrieve_by_entity("org", "acme", within=ACME).total_count == number
+
+
+def test_a_bulk_that_the_catalog_refuses_is_told_and_leaves_nothing(
+    store: MemoryStore, shared_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry_drafts, "check_metadata", lambda metadata: None)  # a column that must not be null
+    for each in (store, shared_store):
+        with pytest.raises(CatalogError, match=r"NOT NULL|NotNull"):
+            each.store_many(MemoryItem(f"key {n}", n, S1) for n in range(BULK_ROWS))
+        assert each.get_entity(ACME) is None
 
 
 def test_a_catalog_that_stays_away_is_a_connection_error_without_a_password(
@@ -213,7 +231,7 @@ def test_a_flush_that_fails_is_made_good_on_close(
 
 
 def _changes(store: MemoryStore) -> None:
-    store.store_many([Item(f"key {n}", f"text of entry {n}", S1, {"n": n}) for n in range(4)])
+    store.store_many([MemoryItem(f"key {n}", f"text of entry {n}", S1, {"n": n}) for n in range(4)])
     store.store("key 0", "another text", S2)
     store.delete("key 1", ACME)
     store.move_entity(S1, "org:acme/project:q")
@@ -231,6 +249,35 @@ def _state(store: MemoryStore, embedder: Callable[[], Embedder]) -> dict[str, An
     state["vectors"] = sorted(rows, key=str)
     state["outbox"] = store.catalog.read(lambda c: c.execute(sa.select(sa.func.count()).select_from(outbox)).scalar())
     return state
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_store_that_ends_at_any_step_has_happened_or_has_not(mode: Mode, store: MemoryStore) -> None:
+    new = LARGE + "new"
+    store._flusher.notify = lambda rows: None  # type: ignore[method-assign]  # nothing else is at work
+
+    def store_under(faults: Faults) -> None:
+        store.store("key", LARGE, S1)
+        with injected(faults), pytest.MonkeyPatch.context() as patch:
+            _through(patch, faults, Catalog, "write")
+            with contextlib.suppress(Crash, StorageError):
+                store.store("key", new, S2)
+        entry = store.retrieve("key", ACME)
+        assert entry is not None
+        assert (entry.value, str(entry.entity)) in ((LARGE, S1), (new, S2))
+        assert store.retrieve_by_entity("org", "acme", within=ACME).total_count == 1
+        store.store("key", new, S2)
+        assert value(store, "key") == new
+
+    calm = Faults()
+    store_under(calm)
+    assert len(calm.log) > 1
+    for step in range(len(calm.log)):
+        store_under(Faults(mode, step))
+    uri = store.workspace.objects.uri
+    clean_workspace(CleanupRequest(uri, 0.0, dry_run=False, catalog_url=store.catalog.where))
+    assert [path for path in blobs(store) if "/_runs/" not in path] == [_blob_of(store, "key")]
+    assert value(store, "key") == new
 
 
 @pytest.mark.parametrize("mode", list(Mode))

@@ -19,7 +19,21 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["indexing", "unchanged", "memory", "searching", "quality", "index_kinds"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "indexing",
+        "unchanged",
+        "memory",
+        "memory_store",
+        "searching",
+        "quality",
+        "index_kinds",
+        "phases",
+        "dask_scale",
+        "store_requests",
+    ],
+)
 def test_a_benchmark_runs_on_a_small_corpus(name: str, corpora: Path) -> None:
     env = {**os.environ, "TMPDIR": str(corpora)}
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--small"]

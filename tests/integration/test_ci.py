@@ -95,6 +95,18 @@ def test_only_changed_paths_are_looked_at_and_the_index_is_as_after_a_full_scan(
     assert_exact(repository, tmp_path)
 
 
+def test_an_index_run_may_look_only_at_changed_paths_too(
+    ci: Driftline, driftline: Driftline, repository: Path, tmp_path: Path
+) -> None:
+    first = source_of(ci("--json"))
+    (repository / "new.txt").write_text("delta\n")
+    commit(repository)
+    done = driftline("index", ".", "--ci", "--workspace", tmp_path / "index", "--json")
+    (second,) = done.json["sources"]
+    assert (done.code, second["base"], second["new"], second["unchanged"]) == (0, first["commit"], 1, 0)
+    assert_exact(repository, tmp_path)
+
+
 def test_many_deletions_of_one_commit_are_judged_by_the_whole_source(
     ci: Driftline, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.ci_examples import Job, github_jobs, gitlab_jobs
-from tests.conftest import S3Server
+from tests.s3_server import S3Server
 
 BIN = Path(sys.executable).parent
 

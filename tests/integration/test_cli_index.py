@@ -17,7 +17,8 @@ import driftline as dl
 from driftline.storage.errors import BadEntity, UsageError
 
 Driftline = Callable[..., Any]
-_AFTERWARDS = {"phases", "documents_total", "lines_total", "revision", "deltas"}  # what a dry run cannot tell
+_AFTERWARDS = {"phases", "worker_phases", "documents_total", "lines_total", "revision", "deltas"}
+"""What a dry run cannot tell."""
 
 FILES = {
     "src/parser.py": "import argparse\n\nparser = argparse.ArgumentParser()\n",
@@ -73,7 +74,8 @@ def test_index_prints_one_object_of_the_documented_shape(tree: Path, driftline: 
     assert report["workspace"] == str(tree / ".driftline")
     assert report["seconds"] > 0
     (source,) = report["sources"]
-    assert set(source["phases"]) >= {"scan", "embed", "commit"}
+    assert set(source["phases"]) >= {"lease", "scan", "batches", "commit"}
+    assert set(source["worker_phases"]) == {"read", "split", "embed", "write"}
     expected = {
         "entity": "org:default/project:default/source:web",
         "uri": str(tree),

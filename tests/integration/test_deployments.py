@@ -21,13 +21,13 @@ NEVER = "0 0 29 2 *"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, prefect_server: PrefectServer) -> Site:
-    """Two sources that nothing indexes by itself, and one that is indexed every few seconds."""
+    """Two sources that nothing indexes by itself, and one that is indexed every minute."""
     folder = tmp_path_factory.mktemp("site")
     for tree in ("web", "docs", "ticking"):
         (folder / tree).mkdir()
         (folder / tree / "a.txt").write_text(f"{WORDS[1]} {WORDS[2]}\n{WORDS[3]}\n")
     model = save_tiny_model(folder / "model")
-    schedules = {"web": f'"{NEVER}"', "docs": f'"{NEVER}"', "ticking": "25"}
+    schedules = {"web": f'"{NEVER}"', "docs": f'"{NEVER}"', "ticking": '"* * * * *"'}
     sources = [f'[[sources]]\nuri = "{name}"\nschedule = {schedule}' for name, schedule in schedules.items()]
     (folder / "driftline.toml").write_text("\n\n".join([f'model = "{model}"', *sources]))
     return Site(folder, prefect_server)
@@ -90,6 +90,47 @@ def test_limits_and_parameters_are_registered(site: Site, deployed: object) -> N
     assert web["parameter_openapi_schema"]["properties"]["workers"]["anyOf"][0]["minimum"] == 1
 
 
+@pytest.fixture(scope="module")
+def docs_runs(site: Site, worker: object) -> list[str]:
+    """Two runs of one source for three triggers, the first two of which name one commit; both have completed."""
+    triggered = [site.trigger("driftline-index/docs", key="4f0bdaf") for _ in range(2)]
+    triggered.append(site.trigger("driftline-index/docs", key="b65ff4b", max_deltas=0))
+    site.assert_completed(*triggered)
+    return triggered
+
+
+def test_one_commit_makes_one_run_and_runs_of_a_source_queue_up(site: Site, docs_runs: list[str]) -> None:
+    first, second, other = docs_runs
+    assert first == second
+    assert len([run for run in site.runs_of("driftline-index/docs") if not run["auto_scheduled"]]) == 2
+    states = [
+        state["name"] for one in (first, other) for state in site.server.get(f"flow_run_states/?flow_run_id={one}")
+    ]
+    assert "AwaitingConcurrencySlot" in states
+    site.assert_in_step("docs")
+
+
+def test_a_run_that_leaves_too_many_deltas_starts_a_compaction(site: Site, docs_runs: list[str]) -> None:
+    def started() -> list[Any]:
+        runs = site.runs_of("driftline-compact/compact")
+        return [run for run in runs if run["created_by"]["type"] == "AUTOMATION"]
+
+    until(lambda: bool(started()), "the compaction")
+    (run,) = started()
+    assert run["parameters"]["entity"].endswith("source:docs")
+    site.assert_completed(run["id"])
+    (docs,) = (source for source in site.driftline("sources")["sources"] if source["entity"].endswith("source:docs"))
+    assert docs["lines"] == 2
+    site.assert_in_step("docs")
+
+
+def test_a_second_compaction_is_cancelled_and_the_rest_completes(site: Site, worker: object) -> None:
+    compactions = [site.trigger("driftline-compact/compact") for _ in range(2)]
+    others = [site.trigger(f"driftline-{name}/{name}") for name in ("cleanup", "verify")]
+    assert sorted(site.end_of(*compactions)) == ["CANCELLED", "COMPLETED"]
+    site.assert_completed(*others)
+
+
 def test_the_schedule_fires_by_itself(site: Site, worker: object) -> None:
     def completed() -> bool:
         runs = site.runs_of("driftline-index/ticking")
@@ -109,43 +150,6 @@ def test_a_source_that_is_not_in_the_file_any_more_is_paused(site: Site, worker:
             site.server.call("DELETE", f"flow_runs/{run['id']}")
 
 
-def test_a_run_that_leaves_too_many_deltas_starts_a_compaction(site: Site, worker: object) -> None:
-    site.assert_completed(site.trigger("driftline-index/web", max_deltas=0))
-
-    def started() -> list[Any]:
-        runs = site.runs_of("driftline-compact/compact")
-        return [run for run in runs if run["created_by"]["type"] == "AUTOMATION"]
-
-    until(lambda: bool(started()), "the compaction")
-    (run,) = started()
-    assert run["parameters"]["entity"].endswith("source:web")
-    site.assert_completed(run["id"])
-    (web,) = (source for source in site.driftline("sources")["sources"] if source["entity"].endswith("source:web"))
-    assert web["lines"] == 2
-    site.assert_in_step("web")
-
-
-def test_one_commit_makes_one_run_and_runs_of_a_source_queue_up(site: Site, worker: object) -> None:
-    (site.folder / "docs" / "b.txt").write_text(f"{WORDS[4]}\n")
-    first, second = (site.trigger("driftline-index/docs", key="4f0bdaf") for _ in range(2))
-    assert first == second
-    other = site.trigger("driftline-index/docs", key="b65ff4b")
-    site.assert_completed(first, other)
-    assert len([run for run in site.runs_of("driftline-index/docs") if not run["auto_scheduled"]]) == 2
-    states = [
-        state["name"] for one in (first, other) for state in site.server.get(f"flow_run_states/?flow_run_id={one}")
-    ]
-    assert "AwaitingConcurrencySlot" in states
-    site.assert_in_step("docs")
-
-
-def test_a_second_compaction_is_cancelled_and_the_rest_completes(site: Site, worker: object) -> None:
-    compactions = [site.trigger("driftline-compact/compact") for _ in range(2)]
-    others = [site.trigger(f"driftline-{name}/{name}") for name in ("cleanup", "verify")]
-    assert sorted(site.end_of(*compactions)) == ["CANCELLED", "COMPLETED"]
-    site.assert_completed(*others)
-
-
 # What people see.
 
 
@@ -159,7 +163,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def shown_run(site: Site, worker: object) -> str:
-    """A run after another one, with a file that is left out."""
+    """A run after others, with a file that is left out."""
     site.change("web", 30, 5)
     (site.folder / "web" / ".env").write_text("TOKEN=1\n")
     run = site.trigger("driftline-index/web", max_deltas=1000)
@@ -168,7 +172,7 @@ def shown_run(site: Site, worker: object) -> str:
 
 
 def test_the_page_of_a_run_shows_its_state_and_its_log(site: Site, shown_run: str, browser: Browser) -> None:
-    browser.open(f"{site.page}/runs/flow-run/{shown_run}", "Completed", "driftline-index", "embedding: 30 documents")
+    browser.open(f"{site.page}/runs/flow-run/{shown_run}", "Completed", "driftline-index", "embedding: 31 documents")
     browser.keep("run")
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from driftline.flows.source_run import SourceRun
+from driftline.storage.errors import StorageError
 
 Driftline = Callable[..., Any]
 
@@ -108,3 +112,45 @@ def test_the_nearest_workspace_counts_unless_the_file_is_named(
     assert driftline("sources", "--json").json["workspace"] == str(team / "docs" / ".driftline")
     monkeypatch.setenv("DRIFTLINE_CONFIG", str(team / "driftline.toml"))
     assert driftline("sources").code == 2  # the workspace of the file is not there yet
+
+
+def test_fifty_sources_are_indexed_beside_each_other_whatever_happens_to_two_of_them(
+    tmp_path: Path, tiny_model: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"repository_{number:02}" for number in range(50)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text(f"def of_{name}():\n    return 1\n")
+    tables = "".join(f'[[sources]]\nuri = "{name}"\n' for name in names)
+    (tmp_path / "driftline.toml").write_text(f'workspace = "index"\nmodel = "{tiny_model}"\n{tables}')
+    monkeypatch.setenv("DRIFTLINE_CONFIG", str(tmp_path / "driftline.toml"))
+    monkeypatch.delenv("DRIFTLINE_WORKSPACE", raising=False)
+    running, most_at_once, lock = 0, 0, threading.Lock()
+    execute = SourceRun.execute
+
+    def watched(run: SourceRun) -> None:
+        nonlocal running, most_at_once
+        with lock:
+            running += 1
+            most_at_once = max(most_at_once, running)
+        try:
+            if run.entity.parts[-1][1] in (names[7], names[31]):
+                raise StorageError("The disk has failed", run.report.uri)
+            execute(run)
+        finally:
+            with lock:
+                running -= 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SourceRun, "execute", watched)
+        failed = driftline("index", "--all", "--indexes", "none", "--json")
+    assert failed.code == 3
+    assert most_at_once > 1
+    assert sorted(failure["uri"] for failure in failed.json["failed"]) == [str(tmp_path / names[i]) for i in (7, 31)]
+    assert [source["uri"] for source in failed.json["sources"]] == [str(tmp_path / name) for name in names]
+    assert sum(source["new"] for source in failed.json["sources"]) == 48
+    assert failed.json["phases"]["lease"] > 0
+    done = driftline("index", "--all", "--indexes", "none", "--json")
+    assert (done.code, done.json["failed"]) == (0, [])
+    assert {source["documents_total"] for source in done.json["sources"]} == {1}
+    assert driftline("status", "--json").json["total_lines"] == 100

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
+import os
 import shutil
 import signal
 import subprocess
@@ -17,8 +19,10 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import driftline as dl
-from driftline.flows import mcp_server
+from driftline.flows import mcp_memory, mcp_server
 from driftline.flows.mcp_server import make_server
+from driftline.flows.memory_configuration import CONFIG_VARIABLE, find_memory, load_memory_configuration
+from driftline.tasks.embedding import WordTableEmbedder
 
 START_SECONDS = 90
 Outcome = Any
@@ -204,6 +208,93 @@ def test_a_server_sees_what_is_indexed_after_its_start(tmp_path: Path, tiny_mode
             assert outcome.structured_content["results"][0]["line"] == 2
 
     asyncio.run(talk())
+
+
+# -- memory ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def remembered(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Path, dict[str, str]]:
+    """A workspace with memory of two tenants, and the variables that configure its model."""
+    folder = tmp_path_factory.mktemp("mcp-memory")
+    configuration = folder / "ltm.yaml"
+    configuration.write_text(json.dumps({"settings": {"ltm": {"embedding": {"model": str(tiny_model)}}}}))
+    with dl.MemoryStore(str(folder / "ws"), embedder=lambda: WordTableEmbedder.open(str(tiny_model))) as store:
+        for phase in ("plan", "act"):
+            place = f"org:acme/project:{phase}"
+            store.store(phase, {"text": f"parser {phase}"}, place, {"phase": phase, "n": len(phase)})
+        store.store("long", "namespace " * 20_000, "org:acme/project:long", {"note": "x" * 10_000})
+        store.store_many(dl.MemoryItem(f"many {n}", "subcommand " * 300, "org:many") for n in range(50))
+        store.store("foreign", "parser plan", "org:other")
+    return folder / "ws", {CONFIG_VARIABLE: str(configuration)}
+
+
+def recall(remembered: tuple[Path, dict[str, str]], **arguments: Any) -> Outcome:
+    place, variables = remembered
+    memory = find_memory(load_memory_configuration(environ=variables), str(place))
+    assert memory is not None
+    server = make_server(dl.open(str(place)), memory)
+    with memory():
+        (outcome,) = ask(server, ("search_memory", arguments))
+    return outcome
+
+
+def test_memory_is_searched_by_meaning_filter_and_entity(remembered: tuple[Path, dict[str, str]]) -> None:
+    def keys(**arguments: Any) -> list[str]:
+        outcome = recall(remembered, query="parser", **arguments)
+        assert not outcome.is_error, outcome
+        return [hit["record"]["key"] for hit in outcome.structured_content["results"]]
+
+    assert set(keys(entity="org:acme")) == {"plan", "act", "long"}
+    assert keys(entity="org:acme", filter={"phase": "plan", "source": None}) == ["plan"]
+    assert keys(entity="org:acme", filter={"n": [3, 4], "phase": ["act"]}) == ["act"]
+    assert keys(entity="org:acme/project:act") == ["act"]
+    assert len(keys(entity="org:acme", top_k=1)) == 1
+    assert keys() == []  # the root is another tenant
+    hits = recall(remembered, query="namespace", entity="org:acme").structured_content["results"]
+    assert [hit["rank"] for hit in hits] == [1, 2, 3]
+    assert hits[0]["record"]["entity"] == "org:acme/project:long"
+    assert hits[0]["score"] > hits[1]["score"]
+
+
+def test_answers_of_memory_are_bounded(remembered: tuple[Path, dict[str, str]]) -> None:
+    (hit,) = recall(remembered, query="namespace", entity="org:acme/project:long").structured_content["results"]
+    assert hit["record"]["cut"] == ["value", "metadata"]
+    assert len(hit["record"]["value"]) == mcp_memory.MAX_FIELD_CHARACTERS
+    answer = recall(remembered, query="subcommand", entity="org:many", top_k=50).structured_content
+    assert answer["truncated"]
+    assert 5 < len(answer["results"]) < 50
+    assert len(json.dumps(answer["results"])) < 1.1 * mcp_server.MAX_ANSWER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"query": "x", "entity": "../../etc"}, "An entity is written"),
+        ({"query": "x", "top_k": 51}, "less than or equal to 50"),
+        ({"query": ""}, "at least 1 character"),
+        ({"query": "x", "filter": {"a": {"b": 1}}}, "filter"),
+    ],
+)
+def test_wrong_use_of_memory_is_an_error_of_the_protocol(
+    remembered: tuple[Path, dict[str, str]], arguments: dict[str, Any], complaint: str
+) -> None:
+    outcome = recall(remembered, **arguments)
+    assert outcome.is_error
+    assert complaint in outcome.content[0].text
+
+
+def test_a_client_searches_memory_over_stdio_where_there_is_some(
+    remembered: tuple[Path, dict[str, str]], place: Path
+) -> None:
+    program = str(Path(sys.executable).parent / "driftline")
+    command = ["mcp", "--workspace", str(remembered[0])]
+    server = StdioServerParameters(command=program, args=command, env={**os.environ, **remembered[1]})
+    (outcome,) = ask(server, ("search_memory", {"query": "parser plan", "entity": "org:acme", "top_k": 1}))
+    assert [hit["record"]["key"] for hit in outcome.structured_content["results"]] == ["plan"]
+    assert find_memory(load_memory_configuration(environ={}), str(place / "ws")) is None
+    without = load_memory_configuration(environ={}, embedding={"enabled": False})
+    assert find_memory(without, str(remembered[0])) is None
 
 
 @pytest.mark.parametrize(("host", "complaint"), [("0.0.0.0", "loopback only"), ("192.0.2.1", "loopback only")])

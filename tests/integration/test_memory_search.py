@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from driftline.storage import memory_vectors
 from driftline.storage.errors import BadEntry, UsageError
-from driftline.storage.memory import Item, MemoryStore
-from driftline.storage.memory_vectors import VectorTable
+from driftline.storage.memory import MemoryItem, MemoryStore
+from driftline.storage.memory_upkeep import compact_vectors
+from driftline.storage.memory_vectors import VectorTable, is_indexed
 from driftline.tasks.embedding import WordTableEmbedder
 
 ACME = "org:acme"
@@ -72,13 +74,13 @@ def store(open_store: Callable[..., MemoryStore]) -> MemoryStore:
     store = open_store()
     store.store_many(
         [
-            Item("cat", "a cat sleeps on the sofa", S1, {"source": "chat", "phase": "plan", "year": 2025}),
-            Item("dog", "a dog runs through the park", S1, {"source": "chat", "phase": "act", "year": 2026}),
-            Item("engine", {"title": "search engine", "body": "unrelated"}, S2, {"source": "web", "year": 2026}),
-            Item("release", LARGE, S2, {"source": "web", "phase": "act"}),
-            Item("field", {"body": "a kitten on a couch", "noise": "tax law " * 50}, S2, {"text_field": "body"}),
-            Item("nothing", None, S1),
-            Item("number", 12345, S1),
+            MemoryItem("cat", "a cat sleeps on the sofa", S1, {"source": "chat", "phase": "plan", "year": 2025}),
+            MemoryItem("dog", "a dog runs through the park", S1, {"source": "chat", "phase": "act", "year": 2026}),
+            MemoryItem("engine", {"title": "search engine", "body": "unrelated"}, S2, {"source": "web", "year": 2026}),
+            MemoryItem("release", LARGE, S2, {"source": "web", "phase": "act"}),
+            MemoryItem("field", {"body": "a kitten on a couch", "noise": "tax law " * 50}, S2, {"text_field": "body"}),
+            MemoryItem("nothing", None, S1),
+            MemoryItem("number", 12345, S1),
         ]
     )
     return store
@@ -210,3 +212,32 @@ def test_vectors_may_lie_in_a_bucket(s3_bucket: str, sqlite_catalog: str, embedd
         store.move_entity("org:acme/project:p/user:u", "org:acme/project:r")
         assert found(store, "cat", 1, scope="org:acme/project:r") == ["cat"]
         assert found(store, "cat", 1, scope="org:acme/project:p") == []
+
+
+def test_a_large_table_gets_a_vector_index_that_finds_the_same(
+    store: MemoryStore, embedder: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["cat", "dog", "sofa", "engine", "tax", "law", "park", "release", "kitten", "song"]
+    texts = [f"{a} {b} {c}" for a in words for b in words for c in words[:5]]
+    store.store_many(MemoryItem(f"{n}", text, S1 if n % 2 else S2, {"phase": n % 3}) for n, text in enumerate(texts))
+    store.flush()
+
+    def answers() -> list[list[str]]:
+        return [
+            found(store, query, 10, filter)
+            for query in ("kitten on a sofa", "tax law")
+            for filter in (None, {"phase": 1}, {"entity": S2, "phase": [0, 2]})
+        ]
+
+    exact = answers()
+    objects = store.workspace.objects
+    for name in ("MIN_INDEXED_ROWS", "MIN_VECTOR_INDEX_ROWS", "EXACT_SEARCH_ROWS"):
+        monkeypatch.setattr(memory_vectors, name, 100)
+    compact_vectors(store.workspace, store.hierarchy.entity(ACME), timedelta(0))
+    table = VectorTable(objects, store.hierarchy.entity(ACME), embedder.fingerprint)
+    assert is_indexed(table.open())
+    assert answers() == exact
+    store.store("late", "kitten on a sofa", S1)  # which the index does not hold yet
+    assert found(store, "kitten on a sofa", 1) == ["late"]
+    compact_vectors(store.workspace, store.hierarchy.entity(ACME), timedelta(0))
+    assert found(store, "kitten on a sofa", 1) == ["late"]

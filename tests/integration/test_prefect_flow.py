@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.prefect_server import PrefectServer
+from tests.s3_server import S3Server
 
 PROGRAM = """
 import json, sys
@@ -21,17 +23,18 @@ from prefect.utilities.callables import parameter_schema
 
 tagged = tags("program")
 tagged.__enter__()
-tree, workspace, model = sys.argv[1:]
-told = {"schema": parameter_schema(index).model_dump(), "prefect": index.name}
-told["report"] = index([tree], workspace=workspace, model=model)
-told["again"] = index([tree], workspace=workspace, model=model, executor="local", workers=1)
+tree, workspace, model, options = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+told = {"schema": parameter_schema(index).model_dump(), "loaded": [*sys.modules]}
+there = {"workspace": workspace, "storage_options": options}
+told["report"] = index([tree], model=model, **there)
+told["again"] = index([tree], model=model, executor="local", workers=1, **there)
 for name, arguments in {
     "bad": {"sources": [tree], "max_delete_fraction": 7},
     "unknown": {"sources": [tree], "indexes": "some"},
     "missing": {"sources": [tree + "/nowhere"], "model": model},
 }.items():
     try:
-        index(workspace=workspace, **arguments)
+        index(**there, **arguments)
     except Exception as error:
         told[name] = [isinstance(error, DriftlineError), type(error).__name__, str(error)]
 from driftline.flows import flow_runs, index as module
@@ -47,26 +50,46 @@ def failing(kind, real=module.index_sources):
 
 flow_runs.attempt.retry_delay_seconds = [0, 0, 0]
 module.index_sources = failing(StorageError)
-told["retried"] = index([tree], workspace=workspace, model=model)
+told["retried"] = index([tree], model=model, **there)
 module.index_sources = failing(LeaseHeld)
-told["not_retried"] = type(index([tree], workspace=workspace, model=model, return_state=True).result(False)).__name__
+told["not_retried"] = type(index([tree], model=model, return_state=True, **there).result(False)).__name__
+from driftline.flows.cleanup import cleanup
+from driftline.flows.compact import compact
+from driftline.flows.verify import verify
+
+told["upkeep"] = [flow(**there) for flow in (compact, cleanup, verify)]
 print("TOLD" + json.dumps(told))
 """
 
+OPTIONS = {
+    "aws_endpoint_url": "${TEAM_STORE}",
+    "aws_access_key_id": "${TEAM_KEY}",
+    "aws_secret_access_key": "${TEAM_SECRET}",
+    "aws_region": "us-east-1",
+}
+
 
 @pytest.fixture(scope="module")
-def told(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, Any]:
-    """What the program above told, run once for all tests."""
+def told(
+    prefect_server: PrefectServer, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> dict[str, Any]:
+    """What the program above told, run once for all tests, on a workspace that only its storage options open."""
     place = tmp_path_factory.mktemp("flow")
     tree = place / "web"
     tree.mkdir()
     (tree / "parser.py").write_text("import argparse\nparser = argparse.ArgumentParser()\n")
     (tree / ".env").write_text("TOKEN=1\n")
-    arguments = [str(tree), str(place / "ws"), str(tiny_model)]
+    arguments = [str(tree), f"s3://{s3_server.bucket}/{uuid.uuid4().hex}", str(tiny_model), json.dumps(OPTIONS)]
+    variables = {name: value for name, value in prefect_server.environment.items() if not name.startswith("AWS_")}
+    variables |= {
+        "TEAM_STORE": s3_server.endpoint,
+        "TEAM_KEY": s3_server.access_key,
+        "TEAM_SECRET": s3_server.secret_key,
+    }
     (place / "program.py").write_text(f"if __name__ == '__main__':\n    exec({PROGRAM!r})\n")
     done = subprocess.run(
         [sys.executable, str(place / "program.py"), *arguments],
-        env=prefect_server.environment,
+        env=variables,
         cwd=place,
         capture_output=True,
         text=True,
@@ -161,13 +184,31 @@ def test_only_errors_of_the_store_are_tried_again(told: dict[str, Any]) -> None:
     assert told["not_retried"] == "LeaseHeld"
 
 
-# What the command line must not pay for.
+def test_all_flows_open_a_store_by_references_that_the_server_keeps_unread(
+    told: dict[str, Any], runs: list[dict[str, Any]], s3_server: S3Server
+) -> None:
+    compacted, cleaned, verified = told["upkeep"]
+    assert compacted["tenants"][0]["after"]["files"] > 0
+    assert (cleaned["dry_run"], cleaned["scanned_count"] > 0) == (True, True)
+    assert (verified["lines"], verified["findings"]) == (2, [])
+    assert all(run["parameters"]["storage_options"] == OPTIONS for run in runs)
+    assert s3_server.secret_key not in json.dumps([runs, told["report"]])
+
+
+# What flows, and what the command line, must not pay for.
+
+
+def test_the_index_flow_loads_no_catalog_and_no_cluster(told: dict[str, Any]) -> None:
+    assert not {name.partition(".")[0] for name in told["loaded"]} & {"sqlalchemy", "distributed", "duckdb"}
 
 
 def modules_after(code: str) -> set[str]:
     program = f"{code}\nimport sys; print('MODULES', *sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return {name.partition(".")[0] for name in done.stdout.rpartition("MODULES")[2].split()}
+
+
+HEAVY = {"prefect", "distributed", "dask", "sqlalchemy", "lancedb", "mcp", "pandas", "torch", "transformers"}
 
 
 def test_the_command_line_indexes_and_searches_without_prefect_and_dask(tmp_path: Path, tiny_model: Path) -> None:
@@ -179,9 +220,9 @@ def test_the_command_line_indexes_and_searches_without_prefect_and_dask(tmp_path
         f"{code}assert main({['index', str(tmp_path / 'tree'), '--model', str(tiny_model), *at]}) == 0"
     )
     assert "lance" in loaded
-    assert not loaded & {"prefect", "distributed", "dask", "lancedb", "mcp", "pandas", "torch", "transformers"}
+    assert not loaded & HEAVY
     loaded = modules_after(f"{code}assert main({['search', 'argparse', *at]}) == 0")
-    assert not loaded & {"prefect", "distributed", "dask", "lancedb", "mcp", "pandas", "torch", "transformers"}
+    assert not loaded & HEAVY
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,11 @@ def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_tw
     (tmp_path / "driftline.toml").write_text(f'model = "{model}"\n[[sources]]\nuri = "web"\nschedule = {SECONDS}\n')
     port = free_port()
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "DRIFTLINE_"))}
-    environment = variables | {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+    environment = variables | {
+        "PREFECT_HOME": str(tmp_path / "prefect"),
+        "PREFECT_RUNNER_POLL_FREQUENCY": "1",
+        "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
+    }
     command = [str(BIN / "driftline"), "serve", "--port", str(port)]
     url, entity = f"http://127.0.0.1:{port}/api", Entity.parse("source:web")
 

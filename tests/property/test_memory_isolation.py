@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity
-from driftline.storage.memory import Item, MemoryStore
+from driftline.storage.memory import MemoryItem, MemoryStore
 from driftline.storage.memory_index import MemoryIndex
 from driftline.storage.memory_listing import MemoryListing
 from driftline.storage.model import Embedder
@@ -67,7 +67,7 @@ class IsolationMachine(RuleBasedStateMachine):
     @rule(tenant=tenants, owner=owners)
     def put_many(self, tenant: str, owner: str) -> None:
         values = {key: self.value(tenant, False) for key in KEYS}
-        self.store.store_many(Item(key, value, tenant + owner, {"phase": "act"}) for key, value in values.items())
+        self.store.store_many(MemoryItem(key, value, tenant + owner, {"phase": "act"}) for key, value in values.items())
         held = self.held[tenant]
         held.entries |= {key: (owner, value) for key, value in values.items()}
         held.entities |= {"/".join(owner.split("/")[:depth]) for depth in range(1, owner.count("/") + 2)}
@@ -89,6 +89,44 @@ class IsolationMachine(RuleBasedStateMachine):
         held.entities = {entity for entity in held.entities if not (entity + "/").startswith(doomed + "/")}
         for key in gone:
             del held.entries[key]
+
+    @rule(tenant=tenants)
+    def move(self, tenant: str) -> None:
+        held = self.held[tenant]
+        source, target = "/project:p/user:alice", "/project:q/user:alice"
+        if source not in held.entities or target in held.entities:
+            with pytest.raises(BadEntity):
+                self.store.move_entity(tenant + source, f"{tenant}/project:q")
+            return
+        self.store.move_entity(tenant + source, f"{tenant}/project:q")
+
+        def moved(path: str) -> str:
+            return target + path.removeprefix(source) if (path + "/").startswith(source + "/") else path
+
+        held.entries = {key: (moved(owner), value) for key, (owner, value) in held.entries.items()}
+        held.entities = {moved(path) for path in held.entities} | {"/project:q"}
+
+    @rule(tenant=tenants)
+    def make_anew(self, tenant: str) -> None:
+        held = self.store.rebuild(tenant)
+        assert held[tenant] == len(self.held[tenant].entries)
+        assert all(directory == tenant or directory.startswith(f"{tenant}/") for directory in held)
+
+    @rule(tenant=tenants, foreign=tenants, owner=owners)
+    def entities_are_those_of_the_tenant_alone(self, tenant: str, foreign: str, owner: str) -> None:
+        place = tenant + owner
+        is_there = not owner or owner in self.held[tenant].entities
+        assert (self.store.get_entity(place) is not None) == is_there
+        below = [str(record.entity) for record in self.store.descendants(place)]
+        assert all(name.startswith(f"{place}/") for name in below)
+        above = [str(record.entity) for record in self.store.ancestors(place)]
+        assert all(place.startswith(f"{name}/") for name in above)
+        if foreign != tenant:
+            # A scope is all that a call sees, whatever else it names.
+            found = [str(record.entity) for record in self.store.list_entities(place, after=foreign)]
+            assert all(name.startswith(f"{tenant}/") for name in found)
+            hidden = self.store.retrieve_by_entity("project", "p", within=place, allowed_ancestors=[foreign + owner])
+            assert (hidden.entries, hidden.total_count) == ((), 0)
 
     @rule(tenant=tenants, other=tenants)
     def move_abroad(self, tenant: str, other: str) -> None:

@@ -62,8 +62,16 @@ def test_an_index_report_counts_what_was_skipped(capsys: pytest.CaptureFixture[s
     ]
     counts = {"new": 1200, "changed": 2, "touched": 3, "unchanged": 4, "deleted": 5}
     source = {"entity": "source:s", "uri": "/s", "skipped": skipped, "lines_embedded": 7, "lines_total": 8, **counts}
-    print_index({"run_id": "r", "workspace": "/w", "sources": [source], "seconds": 1.25}, dry_run=False)
+    result = {
+        "run_id": "r",
+        "workspace": "/w",
+        "sources": [source],
+        "seconds": 1.25,
+        "requests": {"list": 2, "get": 30},
+    }
+    print_index(result, dry_run=False, prices={"list": 5.0})
     out = capsys.readouterr().out
+    assert "2 LIST, 30 GET: about 0.01" in out
     assert "1,200 new, 2 changed, 3 touched, 4 unchanged, 5 deleted" in out
     assert "2 binary, 1 secret" in out
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.memory_configuration import MemoryConfiguration, load_memory_configuration
+from driftline.flows.memory_configuration import MemoryConfiguration, load_memory_configuration, open_listing
 from driftline.storage.errors import UsageError
+from driftline.storage.objects import ObjectStore
 
 FULL = """
 settings:
@@ -99,3 +100,13 @@ def test_what_is_wrong_is_told_by_name_and_without_secrets(tmp_path: Path, old: 
 def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_memory_configuration(environ={"LTM_CONFIG": str(tmp_path / "missing.yaml")})
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_cache_and_the_threads_are_those_of_duckdb(tmp_path: Path, enabled: bool) -> None:
+    performance = {"metadata_cache": {"enabled": enabled}, "parallel_reads": {"threads": 3}}
+    configuration = load_memory_configuration(environ={}, performance=performance)
+    with open_listing(configuration, ObjectStore.open(str(tmp_path)))._cursor() as cursor:
+        names = ("threads", "parquet_metadata_cache", "enable_http_metadata_cache")
+        settings = [cursor.sql(f"SELECT current_setting('{name}')").fetchall()[0][0] for name in names]
+    assert settings == [3, enabled, enabled]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, date, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -13,9 +16,14 @@ from driftline.storage.catalog import parse_url
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, BadEntry, UsageError
 from driftline.storage.hierarchy import Hierarchy
-from driftline.storage.memory import Item, MemoryStore
+from driftline.storage.memory import MemoryItem, MemoryStore
+from driftline.storage.memory_values import check_metadata, decode, encode
 
 LARGE = "a value that is not inlined " * 100
+
+
+class Colour(Enum):
+    RED = "red"
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +80,24 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(
     store: MemoryStore, value: Any, metadata: Any, expires: datetime | None
 ) -> None:
     with pytest.raises(BadEntry):
-        store.store_many([Item("fine", LARGE, "org:acme"), Item("key", value, "org:acme", metadata, expires)])
+        store.store_many(
+            [MemoryItem("fine", LARGE, "org:acme"), MemoryItem("key", value, "org:acme", metadata, expires)]
+        )
+
+
+def test_json_is_the_same_whichever_encoder_has_written_it() -> None:
+    for value in ({"a": Colour.RED, "b": UUID(int=1)}, [1.5, -0.0, True, "ü\x00\u2028"], {"large": 2**63}):
+        with_null = decode(encode([value, None]))  # which goes another way
+        assert json.dumps(decode(encode(value))) == json.dumps(with_null[0])
+    assert decode(encode({1: 2**70, "a": (1, None)})) == {"1": 2**70, "a": [1, None]}
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    for unfit in (float("nan"), [None, float("inf")], {"a": moment}, [None, date(2026, 1, 1)], {1}):
+        with pytest.raises(BadEntry):
+            encode(unfit)
 
 
 def test_metadata_may_speak_of_nul_without_holding_it(store: MemoryStore) -> None:
-    from driftline.storage.memory_values import check_metadata
-
-    assert check_metadata({"a": "\\u0000"}) == {"a": "\\u0000"}
+    assert json.loads(check_metadata({"a": "\\u0000"})) == {"a": "\\u0000"}
     with pytest.raises(BadEntry, match="NUL"):
         check_metadata({"a": "\\\x00"})
 

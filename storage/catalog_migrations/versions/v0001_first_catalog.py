@@ -53,7 +53,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "entries",
-        sa.Column("tenant_id", _number, sa.ForeignKey("tenants.id"), primary_key=True),
+        sa.Column("tenant_id", _number, primary_key=True),
         sa.Column("key", _text(1_024), primary_key=True),
         sa.Column("entity_id", _number, sa.ForeignKey("entities.id"), nullable=False),
         sa.Column("rev", sa.BigInteger, nullable=False),
@@ -73,7 +73,7 @@ def upgrade() -> None:
     op.create_table(
         "outbox",
         sa.Column("id", _number, primary_key=True, autoincrement=True),
-        sa.Column("tenant_id", _number, sa.ForeignKey("tenants.id"), nullable=False),
+        sa.Column("tenant_id", _number, nullable=False),
         sa.Column("key", _text(1_024), nullable=False),
         sa.Column("rev", sa.BigInteger, nullable=False),
         sa.Column("path", _text(1_024)),

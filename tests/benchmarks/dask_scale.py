@@ -1,0 +1,99 @@
+"""What Dask adds: two workers against one on work for processors, and thousands of tiny batches.
+
+    .venv/bin/python tests/benchmarks/dask_scale.py
+
+Both through the executor that index runs use. The tiny batches do nothing, so that their time is the scheduler's;
+it is compared with what a batch takes of a whole run over source files, which also shows the memory of a worker.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import corpus
+import measure
+
+from driftline.flows.executors import DaskExecutor
+from driftline.flows.source_run import BATCH_BYTES
+from driftline.storage.workspace import Workspace
+from driftline.tasks.context import ModelRef, TaskContext
+
+MIN_EFFICIENCY = 0.85
+MAX_SHARE = 0.05
+MAX_WORKER_BYTES = 1_000_000_000
+TASK_ROUNDS = 150
+"""Some 0.1 s of work in one thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A task's input; ``rounds`` of it keep a processor busy."""
+
+    number: int
+    rounds: int
+
+
+def busy(work: Work, context: TaskContext) -> int:
+    """Add up squares, and return the number of the task."""
+    for _ in range(work.rounds):
+        sum(number * number for number in range(10_000))
+    return work.number
+
+
+def main() -> int:
+    options = measure.begin(__doc__, batches=2_000, lines=600_000)
+    small = options.small
+    tasks, batches = (4, 50) if small else (80, options.batches)
+    verdict = measure.Verdict(small)
+    with measure.scratch() as folder:
+        context = _context(folder / "workspace")
+        rounds = 2 if small else TASK_ROUNDS
+        one, two = (_seconds(context, slots, [Work(n, rounds) for n in range(tasks)]) for slots in (1, 2))
+        print(f"  {tasks} tasks: one worker {one:.2f} s, two {two:.2f} s", flush=True)
+        verdict.at_least("efficiency of two workers over one", one / two / 2, MIN_EFFICIENCY)
+
+        seconds = _seconds(context, 2, [Work(n, 0) for n in range(batches)])
+        each = seconds / batches
+        print(
+            f"  {batches:,} empty batches through the scheduler: {seconds:.1f} s, {each * 1e3:.2f} ms each", flush=True
+        )
+
+        tree = corpus.packages(2_000 if small else options.lines)
+        command = [*measure.DRIFTLINE, "index", str(tree.path), "--workspace", str(folder / "run"), "--json"]
+        result = measure.run([*command, "--executor", "local", "--workers", "2", "--indexes", "none"])
+        run = json.loads(result.output)
+        told = f"coordinator {result.own_peak / 1e6:,.0f} MB, largest process {result.largest_peak / 1e6:,.0f} MB"
+        print(f"  {tree}, two workers: {run['seconds']:.1f} s; {told}", flush=True)
+        taken = sum(run["worker_phases"].values()) / -(-tree.bytes // BATCH_BYTES)
+        verdict.at_most(f"a batch in the scheduler, of the {taken:.1f} s that it takes", each / taken, MAX_SHARE)
+        verdict.at_most("memory of the largest process", result.largest_peak / 1e6, MAX_WORKER_BYTES / 1e6, "MB")
+    return verdict.exit_code
+
+
+def _context(workspace: Path) -> TaskContext:
+    return TaskContext(Workspace.open_for_writing(str(workspace)), ModelRef("none", "none", 1))
+
+
+def _seconds(context: TaskContext, slots: int, work: list[Work]) -> float:
+    """From the first task to the last result; starting the workers is not part of it."""
+    with DaskExecutor(None, slots) as executor:
+        executor.start(context, [])
+        list(executor.map(busy, work[:slots]))  # imports this module there
+        started = time.perf_counter()
+        results = list(executor.map(busy, work))
+        seconds = time.perf_counter() - started
+    if sorted(results) != [item.number for item in work]:
+        raise SystemExit(f"{len(results)} results of {len(work)} tasks")
+    return seconds
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stderr}")

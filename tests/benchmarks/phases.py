@@ -1,0 +1,126 @@
+"""Where the time of an index run goes, and how far each phase is from what the machine allows.
+
+    .venv/bin/python tests/benchmarks/phases.py
+
+The limits are taken over the same tree and the same rows: ``find`` for the scan, ``cat`` for reading, copying the text
+for splitting it, copying the vectors for embedding, Lance's own write of the rows for forming and writing them, and its
+own index builds. Phases of workers overlap, on as many cores as there are: their seconds are added up, and so compare
+with limits of one core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import corpus
+import lance
+import measure
+import numpy as np
+import pyarrow as pa
+
+from driftline.storage.indexes import SCALAR_INDEXES, TEXT_COLUMN, TOKENIZER, create_vector_index
+from driftline.tasks.context import ModelRef, load_embedder
+from driftline.tasks.models import dimension, fingerprint, resolve_model
+
+MAX_OF_LIMITS = 2.5
+MAX_BYTES_PER_ROW = 850
+LINES_PER_BATCH = 100_000
+
+
+def main() -> int:
+    options = measure.begin(__doc__, lines=600_000)
+    tree = corpus.packages(2_000 if options.small else options.lines)
+    verdict = measure.Verdict(options.small)
+    print(tree)
+    with measure.scratch() as folder:
+        workspace = folder / "workspace"
+        _cat(tree.path)  # into the page cache
+        command = [*measure.DRIFTLINE, "index", str(tree.path), "--workspace", str(workspace), "--json"]
+        result = measure.run(command)
+        run = json.loads(result.output)
+        (table,) = workspace.rglob("line_embeddings-*.lance")
+        limits, rows = _limits(tree, table, folder)
+        size = sum(path.stat().st_size for path in workspace.rglob("*") if path.is_file())
+
+    own = {**run["phases"], **run["worker_phases"]}
+    whole = f"{result.seconds:.2f} s ({result.cpu_seconds:.2f} CPU s)"
+    print(f"  whole run {whole}, of it in the pipeline {run['seconds']:.2f} s")
+    print(f"  {'phase':14} {'s':>8} {'limit s':>8} {'times':>6}")
+    far = {}
+    for phase, (limit, what) in limits.items():
+        seconds = sum(own.get(name, 0.0) for name in phase.split("+"))
+        far[phase] = seconds / max(limit, 1e-3)
+        print(f"  {phase:14} {seconds:8.3f} {limit:8.3f} {far[phase]:6.1f}  {what}")
+    others = {name: seconds for name, seconds in own.items() if not any(name in phase.split("+") for phase in limits)}
+    print(f"  without a limit: {', '.join(f'{name} {seconds:.3f}' for name, seconds in others.items())}")
+    print(f"  furthest from its limit: {max(far, key=lambda phase: far[phase])}")
+    alone = _embedding_alone(rows)
+    floor = limits["read"][0] + alone + limits["write"][0] + limits["index"][0]
+    print(f"  embedding alone {alone:.2f} s; cat, embedding, raw write and raw indexes: {floor:.2f} s")
+    verdict.at_most("the whole run, of that sum", result.seconds / floor, MAX_OF_LIMITS)
+    verdict.at_most("bytes on disk for each row", size / len(rows), MAX_BYTES_PER_ROW, "")
+    return verdict.exit_code
+
+
+def _limits(tree: corpus.Corpus, table: Path, folder: Path) -> tuple[dict[str, tuple[float, str]], pa.Table]:
+    """Seconds of what bounds each phase, and what that is; and the rows of the table, without its ledger."""
+    rows = lance.dataset(str(table)).to_table(filter="line_number >= 0")
+    text, vectors = rows["text"].combine_chunks(), rows["vector"].combine_chunks().flatten().to_numpy()
+    raw = str(folder / "raw.lance")
+    found = {
+        "scan": (_seconds(lambda: _run("find", str(tree.path), "-type", "f", "-printf", "%p %s %T@\\n")), "find"),
+        "read": (_seconds(lambda: _cat(tree.path)), "cat"),
+        "split": (_seconds(lambda: [np.array(part, copy=True) for part in text.buffers() if part]), "copy the text"),
+        "embed": (_seconds(lambda: np.array(vectors, copy=True)), "copy the vectors"),
+        "write": (_seconds(lambda: lance.write_dataset(rows, raw, enable_stable_row_ids=True)), "Lance's raw write"),
+    }
+    dataset = lance.dataset(raw)
+    found["index"] = (_seconds(lambda: _build(dataset, len(rows))), "Lance's raw index builds")
+    return found, rows
+
+
+def _build(dataset: Any, rows: int) -> None:
+    for column, kind in SCALAR_INDEXES.values():
+        dataset.create_scalar_index(column, kind)
+    dataset.create_scalar_index(TEXT_COLUMN, "INVERTED", **TOKENIZER)
+    create_vector_index(dataset, rows)
+
+
+def _embedding_alone(rows: pa.Table) -> float:
+    """Seconds to embed the lines in threads, as the run does."""
+    files = resolve_model()
+    embedder = load_embedder(ModelRef(files.name, fingerprint(files), dimension(files)))
+    embedder.embed_query("warm up")
+    text = rows["text"].combine_chunks()
+    batches = [text[start : start + LINES_PER_BATCH] for start in range(0, len(text), LINES_PER_BATCH)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return _seconds(lambda: list(pool.map(lambda batch: len(embedder.embed(batch, np.float16)), batches)))
+
+
+def _cat(tree: Path) -> None:
+    _run("find", str(tree), "-type", "f", "-exec", "cat", "{}", "+")
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stderr}")

@@ -1,0 +1,140 @@
+"""Each kind of damage to memory, made by hand, is found by a verification; indexes are mended from the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from driftline.flows.cleaning import CleanupRequest, clean_workspace
+from driftline.flows.compaction import CompactRequest, compact_workspace
+from driftline.flows.verification import VerifyReport, VerifyRequest, verify_workspace
+from driftline.storage.errors import CatalogMismatch
+from driftline.storage.hierarchy import Hierarchy
+from driftline.storage.memory import MemoryItem, MemoryStore
+from driftline.storage.memory_index import MemoryIndex
+from driftline.storage.memory_vectors import VectorRow, vector_tables
+from driftline.tasks import memory_verifying
+from driftline.tasks.embedding import WordTableEmbedder
+from driftline.tasks.verify import FindingKind
+
+ACME, S1 = "org:acme", "org:acme/project:a b/user:u/session:s1"
+S1_DIRECTORY = "org:acme/project:a~20b/user:u/session:s1"
+BESIDE = "org:acme/project:a b/user:u-2"
+LARGE = "a value that is not inlined " * 100
+
+
+@pytest.fixture
+def store(tmp_path: Path, tiny_model: Path) -> Iterator[MemoryStore]:
+    """Two tenants; one entry has expired, one was moved, one replaced, one deleted."""
+    embedder = WordTableEmbedder.open(str(tiny_model))
+    with MemoryStore(str(tmp_path / "workspace"), embedder=lambda: embedder) as opened:
+        opened.store_many(MemoryItem(f"key {n}", LARGE + str(n), S1) for n in range(4))
+        opened.store("key 0", "parser", BESIDE)
+        opened.store("key 1", "namespace", S1)
+        opened.delete("key 2", ACME)
+        opened.store("expired", LARGE, S1, expires_at=datetime.now(UTC) - timedelta(days=1))
+        opened.store("key 0", LARGE, "org:other")
+        opened.flush()
+        yield opened
+
+
+def check(store: MemoryStore, repair: bool = False) -> VerifyReport:
+    return verify_workspace(VerifyRequest(store.workspace.objects.uri, repair))
+
+
+def found(report: VerifyReport) -> set[tuple[FindingKind, str, str]]:
+    return {(finding.kind, finding.entity, finding.path) for finding in report.findings}
+
+
+def test_memory_that_is_right_is_found_right_flushed_or_not(store: MemoryStore) -> None:
+    report = check(store)
+    assert (list(report.findings), report.skipped, report.memory_entries) == ([], [], 4)
+    store._flusher._ended = True  # nothing is flushed from here on
+    store.store("key 3", "new", BESIDE)
+    store.store("key 9", LARGE, S1)
+    store.delete("key 1", ACME)
+    report = check(store)
+    assert (list(report.findings), report.memory_entries) == ([], 4)
+
+
+def test_damage_is_found_and_indexes_are_mended(store: MemoryStore) -> None:
+    objects = store.workspace.objects
+    (blob,) = [info.path for info in objects.list("org:other") if info.path.endswith(".json") and "/_" not in info.path]
+    objects.delete([blob])
+    whole = MemoryIndex(objects, ACME)
+    objects.delete([f"{ACME}/{name}" for name in whole.log().deltas])
+    damaged = f"{S1_DIRECTORY}/{MemoryIndex(objects, S1_DIRECTORY).log().deltas[0]}"
+    objects.delete([damaged])
+    objects.create(damaged, b"damaged")
+    left_over = MemoryIndex(objects, "org:acme/project:gone")
+    left_over.append(*_one_row(store))
+    (table,) = vector_tables(objects, store.hierarchy.entity(ACME))
+    vector = np.eye(1, 1_000, dtype=np.float16)[0][: table.open().schema.field("vector").type.list_size]
+    table.apply({"ghost": 10**6}, [VectorRow("ghost", 1, ACME, {}, vector)], 10**6, len(vector))
+
+    lost = (FindingKind.BLOB, "org:other", "key 0")
+    ghost = (FindingKind.MEMORY_VECTORS, ACME, table.path)
+    indexes = {(FindingKind.MEMORY_INDEX, ACME, place) for place in (ACME, S1_DIRECTORY, "org:acme/project:gone")}
+    assert found(check(store)) == {lost, ghost, *indexes}
+    report = check(store, repair=True)
+    assert found(report) == {lost, ghost}
+    assert report.mended == 3
+    assert any("driftline memory rebuild org:acme" in message for message in report.skipped)
+    assert any("'key 0' of org:other" in message for message in report.skipped)
+    store.rebuild(ACME)
+    assert found(check(store)) == {lost}
+
+
+def _one_row(store: MemoryStore) -> tuple[str, object]:
+    index = MemoryIndex(store.workspace.objects, S1_DIRECTORY.rpartition("/")[0])
+    name = index.log().deltas[0]
+    return name.removeprefix("_index_delta_").removesuffix(".parquet"), index.raw([name])
+
+
+def test_memory_that_is_written_meanwhile_is_not_judged(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = memory_verifying._compare
+
+    def write_then_compare(*arguments: object) -> object:
+        store.store("late", 1, ACME)
+        return compare(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(memory_verifying, "_compare", write_then_compare)
+    store.workspace.objects.delete(
+        [f"{ACME}/{name}" for name in MemoryIndex(store.workspace.objects, ACME).log().deltas]
+    )
+    report = check(store)
+    assert any("memory of org:acme was not judged" in message for message in report.skipped)
+    assert all(finding.entity != ACME for finding in report.findings)
+
+
+def test_another_workspaces_catalog_is_refused(store: MemoryStore, tmp_path: Path) -> None:
+    with MemoryStore(str(tmp_path / "other")):
+        pass
+    catalog = f"sqlite:///{tmp_path / 'other' / '_catalog.sqlite'}"
+    with pytest.raises(CatalogMismatch):
+        verify_workspace(VerifyRequest(store.workspace.objects.uri, catalog_url=catalog))
+
+
+def test_upkeep_finds_tenants_of_whatever_first_level(tmp_path: Path, tiny_model: Path) -> None:
+    embedder = WordTableEmbedder.open(str(tiny_model))
+    with MemoryStore(
+        str(tmp_path / "workspace"), hierarchy=Hierarchy(("team", "user")), embedder=lambda: embedder
+    ) as store:
+        for n in range(3):
+            store.store("key", f"parser {n} {LARGE}", "team:a/user:u")
+            store.flush()
+        uri = store.workspace.objects.uri
+        assert check(store).memory_entries == 1
+        (report,) = compact_workspace(CompactRequest(uri, max_deltas=1, retention_seconds=0.0)).tenants
+        assert set(report.folded) == {"team:a", "team:a/user:u"}
+        cleaned = clean_workspace(CleanupRequest(uri, 0.0, dry_run=False))
+        assert len([orphan for orphan in cleaned.deleted if orphan.path.startswith("team:a/user:u/")]) == 2
+        assert cleaned.foreign == ()
+        store.workspace.objects.delete(["team:a/_index.parquet"])
+        assert found(check(store)) == {(FindingKind.MEMORY_INDEX, "team:a", "team:a")}
+        assert found(check(store, repair=True)) == set()
+        assert [hit.record.key for hit in store.search_memory("parser", 3, None, "team:a")] == ["key"]

@@ -1,0 +1,188 @@
+"""What a run asks of object stores: its own count is the one that a proxy before the store keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from driftline.flows.display import told_requests
+from driftline.storage.buckets import USER_AGENT
+from driftline.storage.request_counts import by_kind, count, merged, phase, price, tally, watch
+from driftline.storage.sources import Source
+from tests.emulators import AZURE_ACCOUNT, AZURE_KEY
+from tests.proxies import Proxy
+
+Driftline = Callable[..., Any]
+
+MOST_OTHERS = 50
+"""Requests of an unchanged run beside the listing of its source."""
+
+
+class SmallPages(Proxy):
+    """A store whose listings of sources come in pages of 10."""
+
+    size = 10
+
+    def path_upstream(self, path: str) -> str:
+        return f"{path}&max-keys={self.size}" if lists_source(path) else path
+
+
+SOURCE = "many-objects"
+
+
+def lists_source(path: str) -> bool:
+    """Whether a request lists the source ``SOURCE``, and not what the workspace keeps of it."""
+    return parse_qs(urlsplit(path).query).get("prefix", [""])[0].endswith(f"/{SOURCE}/")
+
+
+def seen(proxy: Any) -> Counter[str]:
+    """Requests as a store prices them, without what Lance sends by itself for the files of tables."""
+    found = Counter[str]()
+    for (method, path), agent in zip(proxy.requests, proxy.agents, strict=True):
+        query = parse_qs(urlsplit(path).query, keep_blank_values=True)
+        if agent == USER_AGENT or agent.startswith("aiobotocore/"):
+            listing = "list" if "list-type" in query else method.lower()
+            found["delete" if "delete" in query else listing] += 1
+    return found
+
+
+def upload(server: Any, prefix: str, count: int) -> None:
+    client = server.client()
+    key = prefix.removeprefix(f"s3://{server.bucket}/")
+
+    def put(number: int) -> None:
+        client.put_object(Bucket=server.bucket, Key=f"{key}/{number:05}.txt", Body=b"line %d\n" % number)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(put, range(count)))
+
+
+@contextmanager
+def serving(proxy: Proxy) -> Iterator[Proxy]:
+    thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.shutdown()
+        thread.join()
+        proxy.server_close()
+
+
+@pytest.fixture
+def prefix(s3_environment: Any) -> Callable[[], str]:
+    return lambda: f"s3://{s3_environment.bucket}/{uuid.uuid4().hex}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_a_run_counts_the_requests_that_the_server_sees(
+    executor: str,
+    s3_environment: Any,
+    prefix: Callable[[], str],
+    proxy: Any,
+    tiny_model: Path,
+    driftline: Driftline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, workspace = prefix(), prefix()
+    upload(s3_environment, source, 12)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    command = ("index", source, "--workspace", workspace, "--model", tiny_model, "--executor", executor, "--json")
+    for documents_read in (12, 0):
+        proxy.requests.clear()
+        proxy.agents.clear()
+        run = driftline(*command).json
+        assert run["requests"] == seen(proxy)
+        phases = run["requests_by_phase"]
+        assert by_kind(phases) == run["requests"]
+        assert phases.get("batches", {}).get("get", 0) == documents_read
+        assert phases["scan"]["list"] >= 1
+    (kept,) = driftline("runs", "--workspace", workspace, "--json", "--limit", 1).json["runs"]
+    assert 0 < kept["requests"] < sum(run["requests"].values()), "the ledger cannot hold what it took to write it"
+
+
+def test_an_unchanged_run_costs_its_pages_and_a_few_requests_more(
+    s3_environment: Any,
+    prefix: Callable[[], str],
+    tiny_model: Path,
+    driftline: Driftline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    objects = 64
+    source, workspace = f"{prefix()}/{SOURCE}", prefix()
+    upload(s3_environment, source, objects)
+    command = ("index", source, "--workspace", workspace, "--model", tiny_model, "--indexes", "none", "--json")
+    assert driftline(*command).json["sources"][0]["new"] == objects
+    with serving(SmallPages(s3_environment)) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        run = driftline(*command).json
+    assert run["sources"][0]["unchanged"] == objects
+    pages = -(-objects // SmallPages.size)
+    listed = sum(lists_source(path) for _, path in proxy.requests)
+    assert pages <= listed <= pages + 2  # one look at the source before, and one at its folders
+    assert len(proxy.requests) < listed + MOST_OTHERS, "\n".join(map(str, proxy.requests))
+    assert run["requests"] == seen(proxy)
+
+
+def test_requests_to_azure_are_counted_as_well(azure_container: str, azure_endpoint: str) -> None:
+    account = f"AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY};BlobEndpoint={azure_endpoint}"
+    connection = {"connection_string": f"DefaultEndpointsProtocol=http;{account};"}
+    source = Source(azure_container, connection, is_local=False)
+    with tally() as sent:
+        assert list(source.list()) == []
+        assert source.stat("nothing") is None
+    counts = by_kind(sent.counts)
+    assert counts["list"] >= 1
+    assert counts["head"] >= 1
+
+
+def test_requests_to_google_are_counted_as_well() -> None:
+    class Client:  # no emulator here speaks its JSON interface
+        async def _request(self, method: str, path: str, *names: str) -> str:
+            return path.format(*names)
+
+    client = Client()
+    watch(client, "gs")
+    calls = [
+        ("GET", "b/{}/o", "bucket"),
+        ("GET", "b/{}/o/{}", "bucket", "name"),
+        ("DELETE", "b/{}/o/{}", "bucket", "x"),
+    ]
+    with tally() as sent:
+        answers = [asyncio.run(client._request(*call)) for call in calls]
+    assert answers == ["b/bucket/o", "b/bucket/o/name", "b/bucket/o/x"]
+    assert by_kind(sent.counts) == {"list": 1, "get": 1, "delete": 1}
+
+
+def test_counts_are_kept_by_phase_and_add_up() -> None:
+    count("get")  # nobody counts
+    with tally() as sent:
+        count("list")
+        with phase("scan"):
+            count("list", 3)
+            with tally() as inner, phase("inner"):
+                count("put")
+            count("get")
+    assert inner.counts == {"inner": {"put": 1}}
+    assert sent.counts == {"other": {"list": 1}, "scan": {"list": 3, "get": 1}}
+    both = merged(sent.counts, inner.counts)
+    assert by_kind(both) == {"list": 4, "get": 1, "put": 1}
+
+
+def test_requests_are_told_with_their_price_where_it_is_known() -> None:
+    requests = {"list": 2000, "get": 5}
+    assert price(requests, {}) is None
+    assert price(requests, {"list": 0.005, "put": 9}) == pytest.approx(0.01)
+    assert told_requests(requests, {}) == "2,000 LIST, 5 GET"
+    assert told_requests(requests, {"list": 0.005}) == "2,000 LIST, 5 GET: about 0.01"
