@@ -38,7 +38,7 @@ UNKNOWN_OUTCOMES = 3
 LINES_PER_BLOCK = 16
 """Full-text search finds blocks of so many lines: fewer postings than by line, and words that stand together count."""
 INDEX_CACHE_BYTES = 2 * 2**30
-"""A vector index takes 260 bytes per line; a search that finds it in memory takes a tenth of the time."""
+"""A vector index takes 46 bytes per line; a search that finds it in memory takes a tenth of the time."""
 METADATA_CACHE_BYTES = 256 * 2**20
 _ADDRESS_BITS = 32
 

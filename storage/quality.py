@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from driftline.storage.lines import LineTable
-from driftline.storage.queries import RESULT_COLUMNS, nearest_lines
+from driftline.storage.queries import RESULT_COLUMNS, LineQuery
 
 QUERIES = 32
 TOP_K = 10
@@ -28,14 +28,20 @@ class SearchQuality:
 
 
 def measure(table: LineTable, queries: int = QUERIES) -> SearchQuality | None:
-    """Search as ``driftline search`` does and exactly, for a sample of the stored vectors; None without lines."""
+    """Search as ``driftline search`` does and exactly, for a sample of the stored vectors; None without lines.
+
+    All of it in one version of the table, since writers may add nearer lines meanwhile.
+    """
     seconds: list[float] = []
     recalls: list[float] = []
-    for query in _sample(table, queries):
+    version = table.open().version
+    for query in _sample(table, version, queries):
         started = time.perf_counter()
-        found = nearest_lines(table, query, TOP_K, columns=(*RESULT_COLUMNS, "vector"))
+        searched = LineQuery(table, version=version)
+        found = searched.nearest(query, TOP_K, columns=(*RESULT_COLUMNS, "vector"))
         seconds.append(time.perf_counter() - started)
-        exact = nearest_lines(table, query, TOP_K, exact=True)["distance"].to_numpy()
+        compared = LineQuery(table, version=version, exact=True)
+        exact = compared.nearest(query, TOP_K)["distance"].to_numpy()
         if len(exact):
             # By distance, not by name: many lines are equal. An index knows distances only roughly.
             near = _distances(found["vector"], query) <= exact[-1] + TIE
@@ -45,9 +51,9 @@ def measure(table: LineTable, queries: int = QUERIES) -> SearchQuality | None:
     return SearchQuality(float(np.median(seconds)), float(np.mean(recalls)))
 
 
-def _sample(table: LineTable, count: int) -> NDArray[np.float32]:
+def _sample(table: LineTable, version: int, count: int) -> NDArray[np.float32]:
     """Up to ``count`` stored vectors, ``(n, dim)``, none of them zero."""
-    dataset = table.open()
+    dataset = table.open(version)
     total = dataset.count_rows()
     rows = np.random.default_rng(SAMPLE_SEED).choice(total, min(count, total), replace=False)
     vectors = _matrix(dataset.take(np.sort(rows).tolist(), columns=["vector"])["vector"].drop_null())

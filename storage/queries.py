@@ -40,13 +40,17 @@ few of them without an index."""
 
 @dataclass(frozen=True)
 class LineQuery:
-    """One filter over one version of a table, and how it will be searched. Raises UsageError for a bad filter."""
+    """One filter over one version of a table, the newest if none is named, and how it will be searched.
+
+    Raises UsageError for a bad filter.
+    """
 
     table: LineTable
     where: LineFilter | None = None
     strategy: Strategy = "auto"
     fallback_threshold: float = FALLBACK_THRESHOLD
     exact: bool = False
+    version: int | None = None
 
     def __post_init__(self) -> None:
         if self.strategy not in get_args(Strategy):
@@ -56,7 +60,7 @@ class LineQuery:
 
     @cached_property
     def dataset(self) -> LanceDataset:
-        return self.table.open(cached=True)
+        return self.table.open(self.version, cached=True)
 
     def open(self) -> None:
         """Open the table and count what matches now, rather than when the first line is asked for."""

@@ -130,7 +130,7 @@ def _commits(clone: Path, folder: Path, environment: Mapping[str, str], rounds: 
         for path in paths:
             with path.open("a") as file:
                 file.write(f"{word} = {turn}\n")
-        _git(clone, "commit", "-qam", word)
+        corpus.git(clone, "commit", "-qam", word)
         command = [*measure.DRIFTLINE, "ci", "--deployment", "web", "--json"]
         started = time.perf_counter()
         done = subprocess.run(command, cwd=clone, env=dict(environment), capture_output=True, text=True, check=True)
@@ -216,11 +216,6 @@ def _driftline(folder: Path, environment: Mapping[str, str], *arguments: str) ->
     command = [*measure.DRIFTLINE, *arguments]
     done = subprocess.run(command, cwd=folder, env=dict(environment), capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
-
-
-def _git(folder: Path, *arguments: str) -> None:
-    identity = ("-c", "user.name=bench", "-c", "user.email=bench@localhost")
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
 if __name__ == "__main__":

@@ -91,11 +91,11 @@ def git_tree(files: int) -> Corpus:
     def make(root: Path) -> tuple[int, int, int]:
         plain = small_files(files)
         shutil.copytree(plain.path, root, dirs_exist_ok=True)
-        _git(root, "init", "-q", "-b", "main")
-        _git(root, "config", "gc.auto", "0")
-        _git(root, "remote", "add", "origin", _origin(files))
-        _git(root, "add", "-A")
-        _git(root, "-c", "user.name=bench", "-c", "user.email=bench@localhost", "commit", "-q", "-m", "All of it")
+        git(root, "init", "-q", "-b", "main")
+        git(root, "config", "gc.auto", "0")
+        git(root, "remote", "add", "origin", _origin(files))
+        git(root, "add", "-A")
+        git(root, "commit", "-q", "-m", "All of it")
         return plain.files, plain.lines, plain.bytes
 
     return cached(f"git-{files}", make)
@@ -105,8 +105,8 @@ def fresh_clone(tree: Corpus, parent: Path) -> Path:
     """A new clone of ``tree`` below ``parent``, of the same origin and under the same name."""
     clone = parent / tree.path.name
     shutil.rmtree(clone, ignore_errors=True)
-    _git(parent, "clone", "-q", "--shared", str(tree.path), str(clone))
-    _git(clone, "remote", "set-url", "origin", _origin(tree.files))
+    git(parent, "clone", "-q", "--shared", str(tree.path), str(clone))
+    git(clone, "remote", "set-url", "origin", _origin(tree.files))
     return clone
 
 
@@ -151,5 +151,7 @@ def _origin(files: int) -> str:
     return f"https://git.invalid/bench/small-{files}.git"
 
 
-def _git(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True)
+def git(folder: Path, *arguments: str) -> None:
+    """Run git in ``folder``, as somebody."""
+    identity = ("-c", "user.name=bench", "-c", "user.email=bench@localhost")
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Runs that find little or nothing to do: an unchanged tree, one changed file, a fresh clone.
+"""Runs that find little or nothing to do: an unchanged tree, one changed file, a fresh clone, a commit.
 
     .venv/bin/python tests/benchmarks/unchanged.py
 
@@ -19,6 +19,7 @@ from typing import Any
 import corpus
 import measure
 
+COMMITTED_FILES = 20
 FIND_FORMAT = "%p %s %T@\\n"
 
 
@@ -82,8 +83,27 @@ def _git_tree(tree: corpus.Corpus, folder: Path, rounds: int, verdict: measure.V
         cloned.append(run)
         embedded = max(embedded, report["lines_embedded"])
     print(f"  git tree: unchanged {_told(unchanged)}, fresh clone {_told(cloned)}", flush=True)
+    committed = _commit(corpus.fresh_clone(tree, clones), workspace, rounds)
+    print(f"  a commit of {COMMITTED_FILES} files: {_told(committed)}", flush=True)
+    verdict.at_most(f"index a commit of {COMMITTED_FILES} files", _best(committed), 3.0, "s")
     verdict.at_most("lines embedded of a fresh clone", embedded, 0, "lines")
     verdict.at_most("a run over a fresh clone, of the unchanged run", _best(cloned) / _best(unchanged), 3.0)
+
+
+def _commit(clone: Path, workspace: Path, rounds: int) -> list[measure.Measured]:
+    """Runs after commits, from a cold process; what they bring is searchable when they end."""
+    _index(clone, workspace, "--ci")
+    runs: list[measure.Measured] = []
+    files = sorted(clone.rglob("*.py"))
+    for turn in range(rounds):
+        for path in files[turn :: len(files) // COMMITTED_FILES][:COMMITTED_FILES]:
+            with path.open("a") as file:
+                file.write(f"committed = {turn}\n")
+        corpus.git(clone, "commit", "-qam", f"Turn {turn}")
+        run, report = _index(clone, workspace, "--ci")
+        _expect(report, "changed", COMMITTED_FILES)
+        runs.append(run)
+    return runs
 
 
 def _best(runs: list[measure.Measured]) -> float:
@@ -94,8 +114,8 @@ def _told(runs: list[measure.Measured]) -> str:
     return f"{_best(runs):.2f} s ({min(run.cpu_seconds for run in runs):.2f} CPU s)"
 
 
-def _index(tree: Path, workspace: Path) -> tuple[measure.Measured, dict[str, Any]]:
-    result = measure.run([*measure.DRIFTLINE, "index", str(tree), "--workspace", str(workspace), "--json"])
+def _index(tree: Path, workspace: Path, *options: str) -> tuple[measure.Measured, dict[str, Any]]:
+    result = measure.run([*measure.DRIFTLINE, "index", str(tree), "--workspace", str(workspace), "--json", *options])
     (source,) = json.loads(result.output)["sources"]
     return result, source
 

@@ -15,7 +15,7 @@ import pytest
 from driftline.flows import compaction
 from driftline.flows.compaction import CompactRequest, compact_workspace
 from driftline.flows.pipeline import IndexRequest, index_sources, remove_source
-from driftline.storage import indexes, queries
+from driftline.storage import indexes
 from driftline.storage.documents import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, RecallTooLow
@@ -23,6 +23,7 @@ from driftline.storage.indexes import VECTOR, coverage
 from driftline.storage.leases import acquire
 from driftline.storage.lines_maintenance import plan_compaction
 from driftline.storage.quality import SearchQuality, measure
+from driftline.storage.queries import LineQuery
 from driftline.storage.runs import Runs
 from driftline.storage.workspace import Workspace, lease_path
 from tests.oracle import WORDS, assert_in_step, files_below, manifest_of, save_tiny_model
@@ -264,19 +265,39 @@ def test_recall_tells_an_index_that_finds_from_one_that_does_not(
     found = measure(table)
     assert found is not None
     assert found.recall == 1.0
-    original = queries.nearest_lines
+    original = LineQuery.nearest
 
-    def blind(table: Any, query: Any, top_k: int, **options: Any) -> Any:
-        return (
-            original(table, query, top_k, **options)
-            if options.get("exact")
-            else original(table, -query, top_k, **options)
-        )
+    def blind(self: LineQuery, query: Any, *options: Any, **named: Any) -> Any:
+        return original(self, query if self.exact else -query, *options, **named)
 
-    monkeypatch.setattr("driftline.storage.quality.nearest_lines", blind)
+    monkeypatch.setattr(LineQuery, "nearest", blind)
     missed = measure(table)
     assert missed is not None
     assert missed.recall < 0.2
+
+
+def test_recall_is_measured_in_one_version_of_a_table_that_grows(
+    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = str(tmp_path / "workspace")
+    index(tree, workspace, model)
+    original = LineQuery.nearest
+
+    def then_more(self: LineQuery, query: Any, *options: Any, **named: Any) -> Any:
+        found = original(self, query, *options, **named)
+        if not self.exact:  # now there are more lines that are as near as the nearest
+            copied = "".join(path.read_text() for path in sorted(tree.rglob("*.txt")))
+            (tree / "copies.txt").write_text(20 * copied)
+            index(tree, workspace, model)
+        return found
+
+    monkeypatch.setattr(LineQuery, "nearest", then_more)
+    table = Workspace.open(workspace).lines(ENTITY)
+    before = table.open().count_rows()
+    found = measure(table, queries=1)
+    assert table.open().count_rows() > before
+    assert found is not None
+    assert found.recall == 1.0
 
 
 def test_a_run_can_be_looked_back_at_until_its_deltas_are_folded(tmp_path: Path, tree: Path, model: Path) -> None:

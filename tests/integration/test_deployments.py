@@ -127,8 +127,9 @@ def test_a_run_that_leaves_too_many_deltas_starts_a_compaction(site: Site, docs_
 def test_a_second_compaction_is_cancelled_and_the_rest_completes(site: Site, worker: object) -> None:
     compactions = [site.trigger("driftline-compact/compact") for _ in range(2)]
     others = [site.trigger(f"driftline-{name}/{name}") for name in ("cleanup", "verify")]
-    assert sorted(site.end_of(*compactions)) == ["CANCELLED", "COMPLETED"]
-    site.assert_completed(*others)
+    cancelled = [run for run, state in zip(compactions, site.end_of(*compactions), strict=True) if state == "CANCELLED"]
+    assert len(cancelled) == 1
+    site.assert_completed(*others, *set(compactions).difference(cancelled))
 
 
 def test_the_schedule_fires_by_itself(site: Site, worker: object) -> None:
