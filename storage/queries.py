@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LineFilter", "LineQuery", "Strategy", "matching_blocks", "nearest_lines"]
 
-EXACT_SEARCH_ROWS = 20_000
-"""Up to so many matching lines are compared one by one: faster than an index, and exact."""
+EXACT_SEARCH_ROWS, EXACT_SEARCH_SHARE = 20_000, 1 / 32
+"""Up to so many matching lines, or such a share of all, are compared one by one: exact, and faster than an index, of
+which every partition is searched."""
 REFINED_ROWS = 500
 """At least so many lines are taken from the index, which knows vectors only roughly, and compared by their own."""
 MIN_REFINE_FACTOR = 3
@@ -94,7 +95,7 @@ class LineQuery:
     @cached_property
     def index(self) -> str | None:
         """The kind of the vector index that will be used, or None for an exact search."""
-        few = self.strategy == "auto" and self.matches <= EXACT_SEARCH_ROWS
+        few = self.strategy == "auto" and self.matches <= max(EXACT_SEARCH_ROWS, EXACT_SEARCH_SHARE * self.lines)
         found = None if self.exact or few else coverage(self.dataset).get(VECTOR)
         return found.kind if found else None
 

@@ -26,7 +26,7 @@ Index = Callable[[], tuple[measure.Measured, int]]
 
 
 def main() -> int:
-    options = measure.begin(__doc__, files=10_000)
+    options = measure.begin(__doc__, files=2_000)
     tree = corpus.git_tree(120 if options.small else options.files)
     print(f"{tree}; {CHANGED_FILES} files are changed")
     verdict = measure.Verdict(options.small)

@@ -82,7 +82,7 @@ def main() -> int:
 
 def _measure(tree: corpus.Corpus, workspace: Path, queries: int) -> Size:
     print(f"\n{tree}", flush=True)
-    first, report = _index(tree.path, workspace)
+    first, report = _index(tree.path, workspace, "--executor", "local")
     if report["new"] != tree.files:
         raise SystemExit(f"driftline indexed {report['new']} of {tree.files} files")
     print(f"  indexed in {first.seconds:.1f} s; phases: {report['phases']}", flush=True)
@@ -130,9 +130,8 @@ def _change(tree: Path, workspace: Path) -> float:
     return run.seconds + found.seconds
 
 
-def _index(tree: Path, workspace: Path) -> tuple[measure.Measured, dict[str, Any]]:
-    command = [*measure.DRIFTLINE, "index", str(tree), "--workspace", str(workspace), "--executor", "local", "--json"]
-    result = measure.run(command)
+def _index(tree: Path, workspace: Path, *options: str) -> tuple[measure.Measured, dict[str, Any]]:
+    result = measure.run([*measure.DRIFTLINE, "index", str(tree), "--workspace", str(workspace), "--json", *options])
     (source,) = json.loads(result.output)["sources"]
     return result, source
 

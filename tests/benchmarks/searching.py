@@ -80,7 +80,7 @@ def measured(workspace: Workspace, texts: list[str], where: LineFilter | None) -
     embedder = WordTableEmbedder.open()
     vectors = [embedder.embed_query(text) for text in texts]
     recalls = []
-    with patch.object(storage_queries, "EXACT_SEARCH_ROWS", -1):
+    with patch.multiple(storage_queries, EXACT_SEARCH_ROWS=-1, EXACT_SEARCH_SHARE=-1):
         for vector in vectors:
             found = nearest_lines(table, vector, TOP_K, where)["distance"].to_pylist()
             exact = nearest_lines(table, vector, TOP_K, where, exact=True)["distance"].to_pylist()

@@ -58,6 +58,7 @@ def test_an_answer_by_the_index_is_the_exact_one(
     table: LineTable, vectors: NDArray[np.float32], where: LineFilter | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
+    monkeypatch.setattr(queries, "EXACT_SEARCH_SHARE", 0)
     for direction in np.random.default_rng(4).standard_normal((10, DIM)).astype(np.float32):
         query = direction / np.linalg.norm(direction)
         by_index, exact = nearest_lines(table, query, 10, where), nearest_lines(table, query, 10, where, exact=True)
@@ -69,6 +70,7 @@ def test_an_answer_by_the_index_is_the_exact_one(
 
 def test_lines_that_the_index_does_not_hold_yet_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
+    monkeypatch.setattr(queries, "EXACT_SEARCH_SHARE", 0)
     late = np.zeros((1, DIM), np.float32)
     late[0, 0] = 1
     columns = {

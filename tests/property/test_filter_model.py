@@ -87,6 +87,7 @@ def rows(table: LineTable) -> list[Row]:
 def through_the_index() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "EXACT_SEARCH_ROWS", -1)
+        patch.setattr(queries, "EXACT_SEARCH_SHARE", -1)
         yield
 
 

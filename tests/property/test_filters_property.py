@@ -66,6 +66,7 @@ def indexed(table: LineTable, rows: list[Row]) -> Iterator[LineTable]:
     assert "vector_idx" in maintain(table)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
+        patch.setattr(queries, "EXACT_SEARCH_SHARE", 0)
         yield table
 
 
