@@ -125,9 +125,17 @@ def test_a_run_that_leaves_too_many_deltas_starts_a_compaction(site: Site, docs_
 
 
 def test_a_second_compaction_is_cancelled_and_the_rest_completes(site: Site, worker: object) -> None:
-    compactions = [site.trigger("driftline-compact/compact") for _ in range(2)]
     others = [site.trigger(f"driftline-{name}/{name}") for name in ("cleanup", "verify")]
-    cancelled = [run for run, state in zip(compactions, site.end_of(*compactions), strict=True) if state == "CANCELLED"]
+    compactions: list[str] = []
+    cancelled: list[str] = []
+    for _ in range(
+        5
+    ):  # the server frees the place of a compaction that has ended a little later: then both are refused
+        compactions = [site.trigger("driftline-compact/compact") for _ in range(2)]
+        states = zip(compactions, site.end_of(*compactions), strict=True)
+        cancelled = [run for run, state in states if state == "CANCELLED"]
+        if len(cancelled) < 2:
+            break
     assert len(cancelled) == 1
     site.assert_completed(*others, *set(compactions).difference(cancelled))
 
