@@ -99,7 +99,7 @@ def action(function: Action, on_failure: Mapping[str, Any] | None = None) -> Act
             failure = {"error": str(error), "error_type": error_type}
             if error_type == "prerequisite_missing":
                 failure["install_hint"] = error.fix
-        except Exception as error:
+        except Exception as error:  # Lance has no base of its own; what is neither its nor the system's is raised again
             error_type = "lancedb_error" if _comes_from_lance(error) else "storage_error"
             if error_type == "storage_error" and not isinstance(error, OSError):
                 raise

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from driftline.storage.memory import MemoryStore
     from driftline.storage.memory_listing import MemoryListing
     from driftline.storage.objects import ObjectStore
+    from driftline.storage.workspace import Workspace
 
 CONFIG_VARIABLE = "LTM_CONFIG"
 VARIABLES: Mapping[str, tuple[str, ...]] = {
@@ -147,7 +148,9 @@ def load_memory_configuration(
         raise UsageError("The configuration of the memory store is wrong", str(named or ""), _told(error)) from None
 
 
-def open_memory(configuration: MemoryConfiguration, storage_uri: str | None = None) -> MemoryStore:
+def open_memory(
+    configuration: MemoryConfiguration, storage_uri: str | None = None, storage_options: Mapping[str, Any] | None = None
+) -> MemoryStore:
     """The store that ``configuration`` describes, at ``storage_uri`` if that is given. Raises as ``MemoryStore``."""
     from driftline.storage.hierarchy import Hierarchy
     from driftline.storage.memory import MemoryStore
@@ -160,6 +163,7 @@ def open_memory(configuration: MemoryConfiguration, storage_uri: str | None = No
     return MemoryStore(
         uri,
         catalog_url=configuration.catalog.url,
+        storage_options=storage_options,
         hierarchy=Hierarchy(hierarchy.levels, hierarchy.defaults, (root.type, root.id) if root else None),
         embedder=_embedder(configuration.embedding.model) if configuration.embedding.enabled else None,
         inline_bytes=configuration.inline_threshold,
@@ -178,7 +182,7 @@ def open_listing(configuration: MemoryConfiguration, objects: ObjectStore) -> Me
     return MemoryListing(objects, threads=threads, cached=cached)
 
 
-def find_memory(configuration: MemoryConfiguration, workspace: str) -> Callable[[], MemoryStore] | None:
+def find_memory(configuration: MemoryConfiguration, workspace: Workspace) -> Callable[[], MemoryStore] | None:
     """What opens the store that can be searched by meaning, once, or None where there is none.
 
     It lies where the configuration says, else in ``workspace``. Nothing is created by looking. Raises
@@ -187,12 +191,11 @@ def find_memory(configuration: MemoryConfiguration, workspace: str) -> Callable[
     from driftline.storage.workspace import Workspace
     from driftline.tasks.memory_cleaning import open_catalog
 
-    uri = configuration.storage.uri or workspace
-    opened = Workspace.open(uri)
-    with open_catalog(opened, configuration.catalog.url) as catalog:
-        if catalog is None or catalog.belongs_to() != opened.config.workspace_id or not configuration.embedding.enabled:
+    place = Workspace.open(configuration.storage.uri) if configuration.storage.uri else workspace
+    with open_catalog(place, configuration.catalog.url) as catalog:
+        if catalog is None or catalog.belongs_to() != place.config.workspace_id or not configuration.embedding.enabled:
             return None
-    return cache(lambda: open_memory(configuration, uri))
+    return cache(lambda: open_memory(configuration, place.objects.uri, place.objects.storage_options))
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

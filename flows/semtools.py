@@ -109,7 +109,7 @@ def _run(arguments: Sequence[str], timeout_seconds: float) -> str:
         raise ActionError("cli_error", f"{PROGRAM} cannot be run: {error}", stderr="") from error
     try:
         out, err = process.communicate(timeout=timeout_seconds)
-    except BaseException as error:
+    except BaseException as error:  # whatever ends the wait, and is raised again: the program must not outlive it
         with contextlib.suppress(ProcessLookupError):
             # The program is a wrapper: its children hold the pipes, too.
             os.killpg(process.pid, signal.SIGKILL)

@@ -165,7 +165,7 @@ class SourceRun:
         with self._timed("batches"):
             if len(retouched):
                 self._count_retouched(retouched)
-                with self._timed("commit"):
+                with self._timed("commit"), self._committing:
                     committer.commit(Changes(_as_manifest(retouched)))
             self._progress.phase("embedding", total=len(changes))
             pending: list[BatchResult] = []

@@ -287,6 +287,11 @@ def lines_only(where: str | None) -> str:
     return f"({where}) AND {only}" if where else only
 
 
+def no_lines(where: str | None) -> str:
+    """The rows that match and are no lines, which an index of paths finds."""
+    return f"path = '' AND ({where})" if where else "path = ''"
+
+
 def _ledger_filter(entity: Entity) -> str:
     return f"path = '' AND line_number = {LEDGER_LINE} AND entity = {quote(str(entity))}"
 

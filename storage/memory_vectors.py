@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, CorruptFile, StorageError
 from driftline.storage.hierarchy import directories
-from driftline.storage.indexes import VECTOR, VECTOR_METRIC, create_vector_index
+from driftline.storage.indexes import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, create_vector_index, through_index
 from driftline.storage.lines import VECTOR_TYPE, first_line, is_one_of, quote, without_rows
 from driftline.storage.objects import ObjectStore
 
@@ -30,11 +30,6 @@ COMMIT_ATTEMPTS = 20
 KEYS_PER_LOOKUP = 2_000
 MIN_INDEXED_ROWS = 10_000
 MIN_VECTOR_INDEX_ROWS = 100_000
-EXACT_SEARCH_ROWS = 20_000
-"""Up to so many entries that a filter allows are compared one by one: faster than an index, and exact."""
-REFINED_ROWS = 500
-"""At least so many are taken from the index, which knows vectors only roughly, and compared by their own."""
-MIN_REFINE_FACTOR = 3
 _INDEXES: dict[str, Literal["BTREE", "LABEL_LIST"]] = {"key": "BTREE", "places": "LABEL_LIST", "fields": "LABEL_LIST"}
 _LEDGER = "key = ''"
 _ANEW = "Make it anew: driftline memory rebuild"
@@ -254,13 +249,14 @@ class VectorTable:
         if top_k == 0 or not length > 0:
             return []
         dataset, condition = self.open(), where.to_sql()
-        nearest: dict[str, Any] = {"column": "vector", "q": (query / length).astype(np.float16), "k": top_k}
-        nearest["metric"] = VECTOR_METRIC
-        if is_indexed(dataset) and dataset.count_rows(condition) > EXACT_SEARCH_ROWS:
-            nearest["nprobes"] = dataset.count_rows()  # capped by the number of partitions
-            nearest["refine_factor"] = max(MIN_REFINE_FACTOR, REFINED_ROWS // top_k)
-        else:
-            nearest["use_index"] = False
+        by_index = is_indexed(dataset) and dataset.count_rows(condition) > EXACT_SEARCH_ROWS
+        nearest: dict[str, Any] = {
+            "column": "vector",
+            "q": (query / length).astype(np.float16),
+            "k": top_k,
+            "metric": VECTOR_METRIC,
+            **(through_index(dataset, top_k) if by_index else {"use_index": False}),
+        }
         scanner = dataset.scanner(
             columns=["key", "rev", "_distance"], nearest=nearest, filter=condition, prefilter=True, limit=top_k
         )

@@ -35,12 +35,12 @@ def measure(table: LineTable, queries: int = QUERIES) -> SearchQuality | None:
     seconds: list[float] = []
     recalls: list[float] = []
     version = table.open().version
+    compared = LineQuery(table, version=version, exact=True)
     for query in _sample(table, version, queries):
         started = time.perf_counter()
         searched = LineQuery(table, version=version)
         found = searched.nearest(query, TOP_K, columns=(*RESULT_COLUMNS, "vector"))
         seconds.append(time.perf_counter() - started)
-        compared = LineQuery(table, version=version, exact=True)
         exact = compared.nearest(query, TOP_K)["distance"].to_numpy()
         if len(exact):
             # By distance, not by name: many lines are equal. An index knows distances only roughly.

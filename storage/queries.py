@@ -14,20 +14,16 @@ from numpy.typing import NDArray
 
 from driftline.storage.errors import UsageError
 from driftline.storage.filters import LineFilter
-from driftline.storage.indexes import TEXT_COLUMN, VECTOR, VECTOR_METRIC, coverage
-from driftline.storage.lines import LineTable
+from driftline.storage.indexes import EXACT_SEARCH_ROWS, TEXT_COLUMN, VECTOR, VECTOR_METRIC, coverage, through_index
+from driftline.storage.lines import LineTable, no_lines
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
 __all__ = ["LineFilter", "LineQuery", "Strategy", "matching_blocks", "nearest_lines"]
 
-EXACT_SEARCH_ROWS, EXACT_SEARCH_SHARE = 20_000, 1 / 32
-"""Up to so many matching lines, or such a share of all, are compared one by one: exact, and faster than an index, of
-which every partition is searched."""
-REFINED_ROWS = 500
-"""At least so many lines are taken from the index, which knows vectors only roughly, and compared by their own."""
-MIN_REFINE_FACTOR = 3
+EXACT_SEARCH_SHARE = 1 / 32
+"""Up to such a share of all lines is compared one by one even where it is more than EXACT_SEARCH_ROWS."""
 FALLBACK_THRESHOLD = 0.5
 """The strategy ``hybrid`` filters afterwards where at least this share of the lines matches."""
 RESULT_COLUMNS = ("entity", "path", "line_number", "text", "hash")
@@ -83,8 +79,7 @@ class LineQuery:
 
     def _count(self, where: str | None) -> int:
         """Lines that match. Rows that are none are counted apart, since an index finds them and not the others."""
-        of_none = f"path = '' AND ({where})" if where else "path = ''"
-        return int(self.dataset.count_rows(where)) - int(self.dataset.count_rows(of_none))
+        return int(self.dataset.count_rows(where)) - int(self.dataset.count_rows(no_lines(where)))
 
     @cached_property
     def filters_afterwards(self) -> bool:
@@ -126,15 +121,10 @@ class LineQuery:
             "q": (vector / length).astype(np.float16),
             "metric": VECTOR_METRIC,
         }
-        if self.index is None:
-            nearest["use_index"] = False
-        else:
-            nearest["nprobes"] = self.dataset.count_rows()  # capped by the number of partitions
         fetch = top_k
         while True:
-            if self.index is not None:
-                nearest["refine_factor"] = max(MIN_REFINE_FACTOR, REFINED_ROWS // fetch)
-            found = self._scan(columns, {**nearest, "k": fetch})
+            how = {"use_index": False} if self.index is None else through_index(self.dataset, fetch)
+            found = self._scan(columns, {**nearest, **how, "k": fetch})
             if not self.filters_afterwards or len(found) >= top_k or fetch >= self.lines:
                 break
             fetch = min(4 * fetch, self.lines)

@@ -123,7 +123,7 @@ class Source:
         below = f"{key.rstrip('/')}/" if key else ""
         try:
             page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=below, Delimiter="/")
-        except Exception as error:
+        except Exception as error:  # raised again, translated: SDKs have no common base (source_errors)
             raise translate(error, f"{self.uri}/{prefix}", "Listing failed") from error
         found = (self._relative({"name": f"{bucket}/{entry['Prefix']}"}) for entry in page.get("CommonPrefixes", ()))
         return [folder for folder in found if folder], len(page.get("Contents", ())) > 0, not page["IsTruncated"]

@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class Stopwatch:
-    """``seconds`` by phase, by a clock that stands for nothing. For one thread; phases may lie within each other."""
+    """``seconds`` by phase, of real time. For one thread; phases may lie within each other."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}

@@ -133,7 +133,6 @@ class Walk:
         """Add the entries of a folder to the level; the names of its ignore files, least important first."""
         found = set()
         only = self._only
-        add_file, add_path = level.files.append, level.file_paths.append
         with os.scandir(f"{self._root}/{folder}") as entries:
             for entry in entries:
                 name = entry.name
@@ -144,8 +143,8 @@ class Walk:
                     if name in IGNORE_FILES:
                         found.add(name)
                     if only is None or path in only:
-                        add_file(entry)
-                        add_path(path)
+                        level.files.append(entry)
+                        level.file_paths.append(path)
                 elif entry.is_dir(follow_symlinks=False):
                     path += "/"
                     if path not in without and (only is None or path in only):
@@ -187,7 +186,6 @@ class Walk:
 
     def _stat(self, level: _Level, rows: NDArray[np.int64]) -> None:
         listing, files, paths = self.listing, level.files, level.file_paths
-        add_path, add_size, add_mtime = listing.paths.append, listing.sizes.append, listing.mtimes.append
         for row in rows.tolist():
             try:
                 found = files[row].stat(follow_symlinks=False)
@@ -199,9 +197,9 @@ class Walk:
                 listing.unread.append(paths[row])
                 continue
             if stat.S_ISREG(found.st_mode):
-                add_path(paths[row])
-                add_size(found.st_size)
-                add_mtime(found.st_mtime_ns)
+                listing.paths.append(paths[row])
+                listing.sizes.append(found.st_size)
+                listing.mtimes.append(found.st_mtime_ns)
 
     def _ignored(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.bool_]:
         ignored = np.zeros(len(paths), dtype=bool)

@@ -168,15 +168,17 @@ def rebuild(
 @contextmanager
 def _opened(workspace: str | None, config: str | None, *, create: bool = False) -> Iterator[MemoryStore]:
     """The store of a command; only ``put`` makes a workspace, and only where one was named."""
+    from driftline.flows.configuration import options_for
     from driftline.flows.memory_configuration import load_memory_configuration, open_memory
     from driftline.flows.settings import workspace_for_reading
     from driftline.storage.workspace import Workspace
 
     configuration = load_memory_configuration(config)
     uri = workspace_for_reading(workspace or configuration.storage.uri, os.environ, Path.cwd())
+    options = options_for(uri, os.environ, Path.cwd())
     if not create:
-        Workspace.open(uri)
-    with open_memory(configuration, uri) as store:
+        Workspace.open(uri, options)
+    with open_memory(configuration, uri, options) as store:
         yield store
 
 

@@ -36,7 +36,7 @@ def mcp(
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
     opened = Workspace.open(target, options_for(target, os.environ, Path.cwd()))
-    memory = find_memory(load_memory_configuration(), target)
+    memory = find_memory(load_memory_configuration(), opened)
     try:
         if transport == "stdio":
             serve_stdio(opened, memory)

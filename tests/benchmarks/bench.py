@@ -36,6 +36,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "embedding": (),
     "memory": (),
     "dask_scale": (),
+    "many_sources": (),
     "store_requests": (),
     "quality": (),
     "searching": (),

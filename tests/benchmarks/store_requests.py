@@ -25,6 +25,7 @@ from obstore.store import S3Store
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from driftline.storage.request_counts import price
 from tests.proxies import Proxy
 from tests.s3_server import S3Server, running_s3
 
@@ -96,9 +97,8 @@ def _index(server: S3Server, endpoint: str) -> tuple[float, dict[str, Any]]:
 
 def _told(what: str, run: dict[str, Any]) -> None:
     requests = run["requests"]
-    price = sum(PRICES.get(kind, 0) * count for kind, count in requests.items()) / 1000
     told = ", ".join(f"{count:,} {kind.upper()}" for kind, count in requests.items())
-    print(f"  {what}: {told}; about ${price:.4f}; {run['seconds']:.1f} s", flush=True)
+    print(f"  {what}: {told}; about ${price(requests, PRICES) or 0:.4f}; {run['seconds']:.1f} s", flush=True)
     for phase, kinds in run["requests_by_phase"].items():
         print(f"    {phase:8} {', '.join(f'{count:,} {kind.upper()}' for kind, count in kinds.items())}")
 

@@ -35,7 +35,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount = f'mount -t tmpfs -o size={DISK_BYTES} tmpfs "$0" && echo mounted && exec cat'
     unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
     if shutil.which("unshare") is None:
-        pytest.skip("a small disk needs unshare (util-linux)")
+        pytest.skip("unshare is not installed (Debian: apt-get install util-linux)")
     holder = subprocess.Popen(
         [*unshare, "sh", "-c", mount, str(place)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -43,7 +43,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     try:
         assert holder.stdout is not None
         if holder.stdout.readline() != "mounted\n":
-            pytest.skip(f"a small disk cannot be mounted here: {holder.communicate()[1].strip()}")
+            pytest.skip(f"a small disk needs root, or user namespaces: {holder.communicate()[1].strip()}")
         inside = Path(f"/proc/{holder.pid}/root{place}")
         assert shutil.disk_usage(inside).total == DISK_BYTES
         yield inside

@@ -156,7 +156,7 @@ def test_a_missing_extra_is_named(
     assert_refused(driftline, "missing_extra", tmp_path, "index", "gs://bucket/x", "--workspace", workspace, says=says)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else: run the tests as root")
 def test_what_may_not_be_read_is_refused(
     tmp_path: Path, tree: Path, workspace: Path, tiny_model: Path, driftline: Cli
 ) -> None:
@@ -299,7 +299,7 @@ def test_a_name_that_is_not_utf8_stands_in_the_ledger(
     assert told.code == 0
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="root reads everything; only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else: run the tests as root")
 def test_files_without_permission_stand_in_the_ledger_and_lose_nothing(
     tmp_path: Path, tree: Path, workspace: Path, tiny_model: Path, driftline: Cli
 ) -> None:

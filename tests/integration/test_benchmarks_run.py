@@ -32,6 +32,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "phases",
         "dask_scale",
         "store_requests",
+        "many_sources",
     ],
 )
 def test_a_benchmark_runs_on_a_small_corpus(name: str, corpora: Path) -> None:

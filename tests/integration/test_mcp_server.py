@@ -22,6 +22,7 @@ import driftline as dl
 from driftline.flows import mcp_memory, mcp_server
 from driftline.flows.mcp_server import make_server
 from driftline.flows.memory_configuration import CONFIG_VARIABLE, find_memory, load_memory_configuration
+from driftline.storage.workspace import Workspace
 from driftline.tasks.embedding import WordTableEmbedder
 
 START_SECONDS = 90
@@ -231,7 +232,7 @@ def remembered(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tu
 
 def recall(remembered: tuple[Path, dict[str, str]], **arguments: Any) -> Outcome:
     place, variables = remembered
-    memory = find_memory(load_memory_configuration(environ=variables), str(place))
+    memory = find_memory(load_memory_configuration(environ=variables), Workspace.open(str(place)))
     assert memory is not None
     server = make_server(dl.open(str(place)), memory)
     with memory():
@@ -292,9 +293,9 @@ def test_a_client_searches_memory_over_stdio_where_there_is_some(
     server = StdioServerParameters(command=program, args=command, env={**os.environ, **remembered[1]})
     (outcome,) = ask(server, ("search_memory", {"query": "parser plan", "entity": "org:acme", "top_k": 1}))
     assert [hit["record"]["key"] for hit in outcome.structured_content["results"]] == ["plan"]
-    assert find_memory(load_memory_configuration(environ={}), str(place / "ws")) is None
+    assert find_memory(load_memory_configuration(environ={}), Workspace.open(str(place / "ws"))) is None
     without = load_memory_configuration(environ={}, embedding={"enabled": False})
-    assert find_memory(without, str(remembered[0])) is None
+    assert find_memory(without, Workspace.open(str(remembered[0]))) is None
 
 
 @pytest.mark.parametrize(("host", "complaint"), [("0.0.0.0", "loopback only"), ("192.0.2.1", "loopback only")])

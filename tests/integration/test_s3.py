@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import driftline as driftline_api
+from driftline.flows.memory_configuration import find_memory, load_memory_configuration, open_memory
 from driftline.storage.model import DocumentState
 
 FILES = {
@@ -233,3 +234,30 @@ def test_explicit_storage_options_serve_workspace_and_source_alike(
     states = driftline_api.analyze_document_states(opened, report.sources[0].entity, sorted(FILES))
     assert {state for _, state in states} == {DocumentState.UNCHANGED}
     assert s3_environment.secret_key not in repr(opened)
+
+
+def test_memory_in_a_bucket_is_found_with_the_options_of_its_workspace(
+    s3_environment: Any,
+    fresh_prefix: Callable[[], str],
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"):
+        monkeypatch.delenv(name)
+    options = {
+        "aws_access_key_id": s3_environment.access_key,
+        "aws_secret_access_key": s3_environment.secret_key,
+        "aws_endpoint": s3_environment.endpoint,
+    }
+    catalog = {"DATABASE_URL": f"sqlite:///{tmp_path / 'catalog.sqlite'}"}
+    configuration = load_memory_configuration(environ=catalog, embedding={"model": str(tiny_model)})
+    workspace = fresh_prefix()
+    with open_memory(configuration, workspace, options) as store:
+        store.store("note", "a plan", "org:acme")
+    found = find_memory(configuration, driftline_api.open(workspace, options))
+    assert found is not None
+    with found() as store:
+        entry = store.retrieve("note", "org:acme")
+    assert entry is not None
+    assert entry.value == "a plan"
