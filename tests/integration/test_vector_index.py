@@ -54,18 +54,29 @@ def table(tmp_path_factory: pytest.TempPathFactory, vectors: NDArray[np.float32]
 
 
 @pytest.mark.parametrize("where", [None, LineFilter(dirs=("odd",))], ids=["everywhere", "in a directory"])
-def test_an_answer_by_the_index_is_the_exact_one(
+def test_an_answer_by_the_index_is_nearly_the_exact_one(
     table: LineTable, vectors: NDArray[np.float32], where: LineFilter | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
     monkeypatch.setattr(queries, "EXACT_SEARCH_SHARE", 0)
+    common = 0
     for direction in np.random.default_rng(4).standard_normal((10, DIM)).astype(np.float32):
         query = direction / np.linalg.norm(direction)
         by_index, exact = nearest_lines(table, query, 10, where), nearest_lines(table, query, 10, where, exact=True)
-        assert by_index["path"].to_pylist() == exact["path"].to_pylist()
-        np.testing.assert_allclose(by_index["distance"], exact["distance"], atol=1e-6)
-        rows = [int(Path(path).stem) for path in exact["path"].to_pylist()]
-        np.testing.assert_allclose(exact["distance"], 1 - vectors[rows] @ query, atol=2e-3)
+        found, wanted = (
+            dict(zip(lines["path"].to_pylist(), lines["distance"].to_pylist(), strict=True))
+            for lines in (by_index, exact)
+        )
+        assert len(found) == 10
+        assert list(found.values()) == sorted(found.values())
+        shared = found.keys() & wanted.keys()
+        common += len(shared)
+        assert {path: found[path] for path in shared} == pytest.approx(
+            {path: wanted[path] for path in shared}, abs=1e-6
+        )
+        rows = [int(Path(path).stem) for path in wanted]
+        np.testing.assert_allclose(list(wanted.values()), 1 - vectors[rows] @ query, atol=2e-3)
+    assert common >= 95  # of 100: the index turns vectors at random before it rounds them to a bit per dimension
 
 
 def test_lines_that_the_index_does_not_hold_yet_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
