@@ -6,6 +6,7 @@ inside the commands, so that ``--help`` and wrong use answer at once.
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -26,6 +27,17 @@ from driftline.storage.errors import DriftlineError, UsageError
 COMMANDS = (indexing, searching, grepping, keeping, deploying, serving, ci, history, memory)
 """Importing a module adds its commands to ``app``."""
 _INTERRUPTED = 130  # what typer makes of KeyboardInterrupt
+_GARBAGE_THRESHOLD = 50_000
+"""New objects between two searches for cyclic garbage: imports make many objects, and hardly any of it."""
+
+
+def command_line() -> int:
+    """``main`` in a process that ends with it."""
+    gc.set_threshold(_GARBAGE_THRESHOLD)
+    try:
+        return main()
+    finally:
+        gc.freeze()  # an ending process need not look for garbage in all that it holds
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -38,7 +38,7 @@ vector once more, which takes as long as the rest of the build."""
 EXACT_SEARCH_ROWS = 20_000
 """Up to so many vectors that a filter allows are compared one by one: exact, and faster than an index, of which every
 partition is searched."""
-REFINED_ROWS = 500
+REFINED_ROWS = 200
 """At least so many are taken from the index, which knows vectors only roughly, and compared by their own."""
 MIN_REFINE_FACTOR = 3
 MIN_ROWS_FOR_VECTOR_INDEX = 256

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.documents import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, CorruptFile, LeaseLost, StorageError
 from driftline.storage.lance_errors import write_failed, writing
@@ -26,6 +25,8 @@ from driftline.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, Transaction
+
+    from driftline.storage.documents import BatchId
 
 VECTOR_TYPE = pa.float16()
 """Half the bytes of float32 and the same top ten (storage/adr/0002)."""

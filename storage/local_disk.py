@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
-from filelock import FileLock, Timeout
 
 from driftline.storage.backends import ObjectInfo
 from driftline.storage.errors import (
@@ -180,6 +179,8 @@ class LocalDisk:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
+        from filelock import FileLock, Timeout  # which readers never need
+
         path = os.path.join(self._root, LOCK_NAME)
         # A soft lock would outlive a killed process; a new FileLock for each use keeps threads apart, too.
         lock = FileLock(path, timeout=LOCK_TIMEOUT_SECONDS, poll_interval=LOCK_POLL_SECONDS, fallback_to_soft=False)

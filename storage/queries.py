@@ -67,19 +67,25 @@ class LineQuery:
     def sql(self) -> str | None:
         return self.where.to_sql() if self.where else None
 
+    # Rows that are no lines are counted apart, since an index finds them and not the others.
+
     @cached_property
     def lines(self) -> int:
         """How many lines the table has."""
-        return self._count(None)
+        return int(self.dataset.count_rows()) - len(self._sources)
 
     @cached_property
     def matches(self) -> int:
         """How many lines the filter allows."""
-        return self._count(self.sql) if self.sql else self.lines
+        if self.sql is None:
+            return self.lines
+        return int(self.dataset.count_rows(self.sql)) - int(self.dataset.count_rows(no_lines(self.sql)))
 
-    def _count(self, where: str | None) -> int:
-        """Lines that match. Rows that are none are counted apart, since an index finds them and not the others."""
-        return int(self.dataset.count_rows(where)) - int(self.dataset.count_rows(no_lines(where)))
+    @cached_property
+    def _sources(self) -> list[str]:
+        """The entities that have written to the table: each has one row that is no line."""
+        found: list[str] = self.dataset.to_table(columns=["entity"], filter=no_lines(None))["entity"].to_pylist()
+        return found
 
     @cached_property
     def filters_afterwards(self) -> bool:
@@ -135,16 +141,23 @@ class LineQuery:
 
     def _scan(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
         """The lines nearest by the index or the scan that ``nearest`` asks for, unordered."""
-        found = self.dataset.scanner(
-            columns=[*columns, "_distance"],
+        found = self._read(
+            [*columns, "_distance"],
             nearest=nearest,
-            filter=self.sql,
             prefilter=not self.filters_afterwards,
             limit=nearest["k"],
-        ).to_table()
-        found = found.rename_columns([*columns, "distance"])
+        ).rename_columns([*columns, "distance"])
         halved = pc.divide(found["distance"], pa.scalar(2, pa.float32()))
         return found.set_column(len(columns), "distance", halved)  # of vectors of length 1: 1 - cosine
+
+    def _read(self, columns: Sequence[str], **search: Any) -> pa.Table:
+        """What a search finds. Entities, which take longer to read than texts, are known where there is one source."""
+        known = "entity" in columns and len(self._sources) == 1
+        read = [name for name in columns if not (known and name == "entity")]
+        found = self.dataset.scanner(columns=read, filter=self.sql, **search).to_table()
+        if known:
+            found = found.append_column("entity", pa.repeat(self._sources[0], len(found)))
+        return found.select(columns)
 
     def blocks(self, words: str, limit: int) -> pa.Table:
         """As ``matching_blocks``."""
@@ -153,14 +166,9 @@ class LineQuery:
         if limit == 0 or not words.strip():
             fields = [self.dataset.schema.field(name) for name in BLOCK_COLUMNS]
             return pa.schema([*fields, pa.field("bm25", pa.float32())]).empty_table()
-        scanner = self.dataset.scanner(
-            columns=[*BLOCK_COLUMNS, "_score"],
-            full_text_query=MatchQuery(words, TEXT_COLUMN),
-            filter=self.sql,
-            prefilter=True,
-            limit=limit,
-        )
-        return scanner.to_table().rename_columns([*BLOCK_COLUMNS, "bm25"])
+        search = MatchQuery(words, TEXT_COLUMN)
+        found = self._read([*BLOCK_COLUMNS, "_score"], full_text_query=search, prefilter=True, limit=limit)
+        return found.rename_columns([*BLOCK_COLUMNS, "bm25"])
 
 
 def nearest_lines(

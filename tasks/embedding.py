@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -156,10 +156,10 @@ class WordTableEmbedder:
         weights, rows = self._weights_and_rows(flat)
         bounds = np.concatenate([[0], np.cumsum(tokens)])
         if len(flat) <= _FEW_TOKENS:
-            sums = np.zeros((len(texts), self.dim), np.float32)
-            filled = np.flatnonzero(tokens)
-            if len(filled):
-                sums[filled] = np.add.reduceat(weights[:, None] * self._token_vectors[rows], bounds[filled])
+            sums = np.empty((len(texts), self.dim), np.float32)
+            vectors = self._token_vectors[rows]
+            for text, (start, end) in enumerate(pairwise(bounds.tolist())):
+                np.dot(weights[start:end], vectors[start:end], out=sums[text])
         else:
             sums = _sparse(weights, rows, bounds, len(self._token_vectors)) @ self._token_vectors
         return sums, tokens.astype(np.float32)

