@@ -106,21 +106,28 @@ def median(values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Verdict:
-    """The targets of one benchmark; ``exit_code`` is 1 if any was missed. Small runs prove nothing and miss none."""
+    """The targets of one benchmark; ``exit_code`` is 1 if any was missed. Small runs prove nothing and miss none.
+
+    ``obstacle`` is told where a target is missed: what stands in the way.
+    """
 
     small: bool
     missed: list[str] = field(default_factory=list)
 
-    def at_least(self, what: str, value: float, target: float, unit: str = "x") -> None:
-        self._judge(what, value, target, unit, "at least", value >= target)
+    def at_least(self, what: str, value: float, target: float, unit: str = "x", obstacle: str = "") -> None:
+        self._judge(what, value, target, unit, "at least", value >= target, obstacle)
 
-    def at_most(self, what: str, value: float, target: float, unit: str = "x") -> None:
-        self._judge(what, value, target, unit, "at most", value <= target)
+    def at_most(self, what: str, value: float, target: float, unit: str = "x", obstacle: str = "") -> None:
+        self._judge(what, value, target, unit, "at most", value <= target, obstacle)
 
-    def _judge(self, what: str, value: float, target: float, unit: str, relation: str, fine: bool) -> None:
+    def _judge(
+        self, what: str, value: float, target: float, unit: str, relation: str, fine: bool, obstacle: str
+    ) -> None:
         outcome = "small run" if self.small else "ok" if fine else "MISSED"
-        print(f"  {outcome:9} {what}: {value:.3g} {unit} ({relation} {target:.3g})", flush=True)
-        record("figure", what=what, value=value, unit=unit, relation=relation, target=target, fine=fine)
+        why = obstacle if outcome == "MISSED" else ""
+        print(f"  {outcome:9} {what}: {value:.3g} {unit} ({relation} {target:.3g}){why and f': {why}'}", flush=True)
+        told = {"what": what, "value": value, "unit": unit, "relation": relation, "target": target, "fine": fine}
+        record("figure", **told, obstacle=why)
         if not fine and not self.small:
             self.missed.append(what)
 

@@ -29,6 +29,7 @@ from driftline.tasks.search import Mode, search
 
 TOP_K = 10
 CHUNK_LINES = 16
+OBSTACLE = "weights were chosen on the tuning half, where hybrid is better, and the halves differ by more than this"
 """Lines of a chunk of plain BM25."""
 MODES: tuple[Mode, ...] = ("hybrid", "text", "vector")
 
@@ -67,7 +68,9 @@ def main() -> int:
                 f"recall@10 on {queries.kind}, of semble's", hybrid.recall / max(semble.recall, 1e-9), recall_ratio
             )
             better = max(scores["driftline, text"].mrr, scores["driftline, vector"].mrr)
-            verdict.at_least(f"MRR@10 on {queries.kind}, of its better half", hybrid.mrr / max(better, 1e-9), 1.0)
+            verdict.at_least(
+                f"MRR@10 on {queries.kind}, of its better half", hybrid.mrr / max(better, 1e-9), 1.0, obstacle=OBSTACLE
+            )
     return verdict.exit_code
 
 

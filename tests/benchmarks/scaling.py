@@ -28,6 +28,7 @@ STEP = 4
 CHANGED_FILES = 20
 MARK = "zymurgy_of_the_benchmark = 1"
 FILTERED_SHARE = 0.01
+OBSTACLE = "the lines that a directory allows are compared one by one, and read from many places of a large table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def main() -> int:
     verdict.at_most("bytes on disk per row", last.bytes_per_row, 850, "B")
     verdict.at_most("peak memory of the coordinator", last.coordinator_peak_bytes / 1e9, 1.5, "GB")
     verdict.at_most("peak memory of a worker", last.worker_peak_bytes / 1e9, 1.0, "GB")
-    verdict.at_most("median search within 1 % of the lines", last.search_p50_ms, 50, "ms")
+    verdict.at_most("median search within 1 % of the lines", last.search_p50_ms, 50, "ms", OBSTACLE)
     verdict.at_least("recall@10 there", last.recall, 0.95, "")
     return verdict.exit_code
 

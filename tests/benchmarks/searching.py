@@ -29,7 +29,10 @@ from driftline.tasks.search import search
 
 TOP_K = 10
 SHARES = (0.5, 0.1, 0.01, 0.001)
-
+OBSTACLE = (
+    "CPU: 12 ms to compare the bits of a million vectors, 10 ms to read the lines found, 15 ms to embed their like"
+)
+COLD_OBSTACLE = "CPU: 0.6 s of imports, 0.2 s to load the model, 0.1 s to read the vector index"
 
 HEAD = f"{'share':>8} {'p50 ms':>7} {'p95 ms':>7} {'recall':>7} {'compared':>10} {'after':>10} {'vector p50':>10}"
 
@@ -65,12 +68,12 @@ def main() -> int:
         ]
     p50 = {f"{share:.1%}": row.p50 for share, row in zip((1, *SHARES), rows, strict=True)}
     measure.bars("Median time of a search by the share of lines that its filter allows", "ms", p50)
-    verdict.at_most("p50 of a search, the worst of all filters", max(row.p50 for row in rows), 30, "ms")
-    verdict.at_most("p95 of a search, the worst of all filters", max(row.p95 for row in rows), 80, "ms")
+    verdict.at_most("p50 of a search, the worst of all filters", max(row.p50 for row in rows), 30, "ms", OBSTACLE)
+    verdict.at_most("p95 of a search, the worst of all filters", max(row.p95 for row in rows), 80, "ms", OBSTACLE)
     verdict.at_least(
         f"recall@{TOP_K} of the index, the worst of all filters", min(row.recall for row in rows), 0.95, ""
     )
-    verdict.at_most("driftline search as a command, median", measure.median(cold), 1.2, "s")
+    verdict.at_most("driftline search as a command, median", measure.median(cold), 1.2, "s", COLD_OBSTACLE)
     return verdict.exit_code
 
 

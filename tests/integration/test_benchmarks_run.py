@@ -24,6 +24,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         "indexing",
         "unchanged",
+        "million_files",
         "memory",
         "memory_store",
         "searching",
