@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from driftline.tasks.git import WorkTree, run_git
+from driftline.tasks.git import WorkTree, finish_git, run_git, start_git
 from driftline.tasks.ignore import IGNORE_FILES
 
 MAX_CHANGED_PATHS = 20_000
@@ -21,7 +21,8 @@ _RULING = frozenset({*IGNORE_FILES, ".gitattributes"})
 """Files that decide about other files: which are scanned, and how git writes them to the disk."""
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SUBMODULE = b"160000"
-_PLAIN_ENTRY = b"H 1"
+_PLAIN_ENTRY, _SUBMODULE_ENTRY = b"\0H 1", b"\0H 160000"
+"""How entries begin in a list of tracked files. Others have a flag or a conflict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +83,16 @@ def changes_between(tree: WorkTree, base: str, commit: str) -> Changes:
 
 def changes_on_disk(tree: WorkTree) -> Changes:
     """What differs between the commit checked out and the disk: changed, deleted and untracked files."""
-    entries = run_git(tree.top, "ls-files", "--stage", "-v", "-z")
-    if entries is None:
-        return Changes(None, "git cannot list the tracked files")
-    for entry in entries.split(b"\0")[:-1]:
-        if not entry.startswith(_PLAIN_ENTRY) or entry[2:8] == _SUBMODULE:
-            return Changes(None, "there are submodules, conflicts, or files that git is told not to look at")
     # Files that only this machine's own ignore file leaves out are indexed, and have to be seen here.
     command = ("-c", "core.excludesFile=/dev/null", "status", "--porcelain=v1", "-z", "--no-renames")
-    status = run_git(tree.top, *command, "--untracked-files=all")
+    looking = start_git(tree.top, *command, "--untracked-files=all")
+    entries = run_git(tree.top, "ls-files", "--stage", "-v", "-z")
+    status = finish_git(looking)
+    if entries is None:
+        return Changes(None, "git cannot list the tracked files")
+    listed = b"\0" + entries
+    if listed.count(_PLAIN_ENTRY) < entries.count(b"\0") or _SUBMODULE_ENTRY in listed:
+        return Changes(None, "there are submodules, conflicts, or files that git is told not to look at")
     if status is None:
         return Changes(None, "git cannot tell what has changed on the disk")
     return _within(tree, [entry[3:] for entry in status.split(b"\0")[:-1]])

@@ -79,9 +79,9 @@ def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = ()) -> pa.Table:
     for _ in range(2):
         before = _signature(tree.index)
         options = ("--name-only", "--relative", "--no-renames", "--ignore-submodules=all", "-z")
-        comparison = _start(tree.root, "diff-files", *options, "--", *narrowed)
+        comparison = start_git(tree.root, "diff-files", *options, "--", *narrowed)
         tracked = run_git(tree.root, "ls-files", "--stage", "-v", "-z", "--", *narrowed)
-        dirty = _finish(comparison)
+        dirty = finish_git(comparison)
         if dirty is None or tracked is None:
             break
         # The two commands agree only if nobody wrote the index between them.
@@ -144,10 +144,11 @@ def _signature(path: str) -> tuple[int, int, int] | None:
 
 def run_git(folder: str, *arguments: str) -> bytes | None:
     """What git prints when it is run in ``folder``; None if it fails, or takes longer than ten minutes."""
-    return _finish(_start(folder, *arguments))
+    return finish_git(start_git(folder, *arguments))
 
 
-def _start(folder: str, *arguments: str) -> subprocess.Popen[bytes] | None:
+def start_git(folder: str, *arguments: str) -> subprocess.Popen[bytes] | None:
+    """Git at work in ``folder``, for ``finish_git``; None if it cannot be run."""
     # Inside a hook git sets GIT_DIR and the like, which would point to another repository. A file system
     # monitor is a command that the repository names: it is not run.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
@@ -167,7 +168,8 @@ def _start(folder: str, *arguments: str) -> subprocess.Popen[bytes] | None:
         return None
 
 
-def _finish(process: subprocess.Popen[bytes] | None) -> bytes | None:
+def finish_git(process: subprocess.Popen[bytes] | None) -> bytes | None:
+    """As ``run_git``, of a process that ``start_git`` gave."""
     if process is None:
         return None
     try:
