@@ -29,6 +29,9 @@ MAX_PARAMETERS = 5_000
 """Values in one ``IN``; SQLite takes 32,766 and PostgreSQL 65,535 in one statement."""
 
 BULK_ROWS = 1_000
+NEWS_SHARE = 0.2
+"""A bulk that adds so much to what PostgreSQL knows of a table is told to its planner at once: the daemon that would
+do so looks once a minute, and until then queries may read whole tables."""
 
 _MIGRATIONS = Path(__file__).with_name("catalog_migrations")
 _HEAD = "0001"
@@ -187,6 +190,10 @@ def _insert_fast(connection: Connection, table: str, names: Sequence[str], rows:
             with cursor.copy(f"COPY {into} FROM STDIN") as copy:
                 for row in rows:
                     copy.write_row(row)
+            added = cursor.rowcount
+            cursor.execute("SELECT reltuples FROM pg_class WHERE oid = to_regclass(%s)", (table,))
+            if added > NEWS_SHARE * max(0, cursor.fetchone()[0]):
+                cursor.execute(f"ANALYZE {table}")
     except dialect.loaded_dbapi.Error as error:  # as SQLAlchemy would tell it
         lost = dialect.is_disconnect(error, driver, cursor)
         raise DBAPIError(into, None, error, connection_invalidated=lost) from error

@@ -15,10 +15,10 @@ from driftline.storage.lines import LINES_PER_BLOCK
 from driftline.storage.model import Embedder
 from driftline.tasks.ranking import (
     DEFINITION_BONUS,
-    MEANING_REACH,
-    MEANING_WEIGHT,
-    PROSE_MEANING_WEIGHT,
+    MEANING_OF_CODE,
+    MEANING_OF_PROSE,
     Lines,
+    Meaning,
     count_words,
     definitions,
     document_scores,
@@ -168,21 +168,21 @@ def rank(
     chosen = chosen[np.argsort(-of_words[chosen], kind="stable")][: JUDGED_LINES * max(top_k, MIN_RESULTS)]
     if meaning:
         chosen = np.union1d(chosen, np.flatnonzero(candidates.near))
-    steps = np.arange(-MEANING_REACH, MEANING_REACH + 1)
-    around = np.unique((chosen[:, None] + steps).clip(0, len(candidates) - 1))
-    at = np.searchsorted(around, chosen)  # where the chosen ones are among those around them
-    vectors = embedder.embed([texts[number] for number in around.tolist()])
-    own_cosines = vectors[at] @ vector
     relevance, fit = of_words[chosen], of_own_words[chosen]
-    if meaning:
-        cosines = meaning_scores(Lines(lines.document[around], lines.number[around]), vectors, vector)
-        of_prose = np.fromiter((is_prose(path) for _, path, _ in candidates.documents), np.bool_)
-        prose = of_prose[lines.document[chosen]]
+    if not meaning:
+        own_cosines = embedder.embed([texts[number] for number in chosen.tolist()]) @ vector
+    else:
+        prose = np.fromiter((is_prose(path) for _, path, _ in candidates.documents), np.bool_)[lines.document[chosen]]
+        own_cosines, cosines = np.zeros((2, len(chosen)), np.float32)
+        for kind, rows in ((MEANING_OF_CODE, np.flatnonzero(~prose)), (MEANING_OF_PROSE, np.flatnonzero(prose))):
+            if len(rows):
+                own_cosines[rows], cosines[rows] = _cosines(candidates, chosen[rows], kind, vector, embedder)
         words_tell = bool((relevance > 0).any())
-        weight = np.where(prose & words_tell, PROSE_MEANING_WEIGHT, MEANING_WEIGHT)
-        defines = definitions([texts[number] for number in chosen.tolist()]) & (relevance > 0) & ~prose
-        relevance = relevance + weight * cosines[at] + DEFINITION_BONUS * defines
-        fit = fit + weight * own_cosines + DEFINITION_BONUS * defines
+        weight = np.where(prose & words_tell, MEANING_OF_PROSE.weight, MEANING_OF_CODE.weight)
+        bonus = DEFINITION_BONUS * (
+            definitions([texts[number] for number in chosen.tolist()]) & (relevance > 0) & ~prose
+        )
+        relevance, fit = relevance + weight * cosines + bonus, fit + weight * own_cosines + bonus
     return [
         {
             **candidates.row(chosen[i]),
@@ -192,6 +192,18 @@ def rank(
         }
         for i in np.argsort(-relevance, kind="stable").tolist()
     ]
+
+
+def _cosines(
+    candidates: Candidates, chosen: NDArray[np.int64], meaning: Meaning, vector: NDArray[np.float32], embedder: Embedder
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """``(n,)`` each: of the ``chosen``, ascending rows of candidates, alone; and with those around them."""
+    steps = np.arange(-meaning.reach, meaning.reach + 1)
+    around = np.unique((chosen[:, None] + steps).clip(0, len(candidates) - 1))
+    vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
+    at = np.searchsorted(around, chosen)  # where the chosen ones are among those around them
+    lines = Lines(candidates.lines.document[around], candidates.lines.number[around])
+    return vectors[at] @ vector, meaning_scores(lines, vectors, vector, meaning)[at]
 
 
 def _text_scores(candidates: Candidates, blocks: pa.Table) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -4,7 +4,7 @@ A line is judged with its neighbours, since one line alone says little:
 
     score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
           + 0.06 x BM25 of the four best blocks of its document
-          + 8 x cosine of the vectors around it; 2 x in prose
+          + 8 x cosine of the vectors around it; in prose 6 x, and farther around
           + 4 if it begins a definition, in code
 
 The figures were chosen on the tuning half of ``tests/benchmarks/quality.py``.
@@ -23,12 +23,8 @@ from driftline.tasks.terms import NAME_PART, terms_of
 
 WORD_REACH, WORD_DECAY = 8, 0.85
 """Lines on either side whose words count for a line, and what they count for each line of distance."""
-MEANING_REACH, MEANING_DECAY = 3, 0.7
-"""The same of vectors."""
 PATH_WEIGHT = 0.5
 DOCUMENT_WEIGHT, DOCUMENT_BLOCKS = 0.06, 4
-MEANING_WEIGHT, PROSE_MEANING_WEIGHT = 8.0, 2.0
-"""In prose, words say more than the vectors of a few short lines."""
 PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
 DEFINITION_BONUS = 4.0
 BM25_K1, BM25_B = 1.2, 0.75
@@ -39,6 +35,19 @@ _DEFINITION = re.compile(
     r"(?:def|class|func|function|fn|fun|interface|struct|enum|trait|impl|module|type|record|namespace)\s+"
     r"[\w.<>]+\s*(?:[(:{<=\[]|$|(?:struct|interface|extends|implements|for)\b)"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What the cosine around a line counts, and how far it reaches: as WORD_REACH and WORD_DECAY."""
+
+    weight: float
+    reach: int
+    decay: float
+
+
+MEANING_OF_CODE, MEANING_OF_PROSE = Meaning(8.0, 3, 0.7), Meaning(6.0, 16, 0.93)
+"""A few lines of code say what they do; of prose it takes a paragraph, and even then words say more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +110,11 @@ def document_scores(document: Sequence[int], bm25: NDArray[np.float32], count: i
     return gains
 
 
-def meaning_scores(lines: Lines, vectors: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float32]:
+def meaning_scores(
+    lines: Lines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Meaning
+) -> NDArray[np.float32]:
     """``(n,)``: cosine of ``query`` and the weighted mean of the ``vectors``, ``(n, dim)``, around each line."""
-    around = _around(lines, vectors, MEANING_REACH, MEANING_DECAY)
+    around = _around(lines, vectors, meaning.reach, meaning.decay)
     norms = np.linalg.norm(around, axis=1)
     cosines: NDArray[np.float32] = np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
     return cosines

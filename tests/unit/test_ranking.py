@@ -92,15 +92,15 @@ def test_words_around_a_line_and_of_its_path_make_its_score(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 3, 60])
 def test_meaning_is_the_cosine_of_what_stands_around_a_line(n: int) -> None:
-    rng = np.random.default_rng(n)
+    rng, meaning = np.random.default_rng(n), ranking.MEANING_OF_CODE
     lines = some_lines(rng, n)
     vectors = rng.standard_normal((n, 6)).astype(np.float32)
     query = rng.standard_normal(6).astype(np.float32)
     query /= np.linalg.norm(query)
-    near = around(lines, vectors, ranking.MEANING_REACH, ranking.MEANING_DECAY)
+    near = around(lines, vectors, meaning.reach, meaning.decay)
     expected = near @ query / np.linalg.norm(near, axis=1)
-    assert np.allclose(meaning_scores(lines, vectors, query), expected, atol=1e-5)
-    assert meaning_scores(lines, np.zeros_like(vectors), query).tolist() == [0.0] * n
+    assert np.allclose(meaning_scores(lines, vectors, query, meaning), expected, atol=1e-5)
+    assert meaning_scores(lines, np.zeros_like(vectors), query, meaning).tolist() == [0.0] * n
 
 
 def test_a_document_gains_by_its_best_blocks_only() -> None:
