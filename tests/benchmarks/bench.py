@@ -119,7 +119,7 @@ def write_results() -> None:
     for name, result in found.items():
         for record in result["records"]:
             if record["kind"] == "figure":
-                outcome = "reached" if record["fine"] else f"**missed**: {record['obstacle']}".removesuffix(": ")
+                outcome = "reached" if record["fine"] else f"**missed**: {record.get('obstacle', '')}".removesuffix(": ")
                 unit = record["unit"]
                 figure, target = f"{record['value']:.3g} {unit}", f"{record['relation']} {record['target']:.3g} {unit}"
                 lines.append(f"| {record['what']} | {figure.strip()} | {target.strip()} | {outcome} | `{name}` |")
