@@ -119,7 +119,8 @@ def write_results() -> None:
     for name, result in found.items():
         for record in result["records"]:
             if record["kind"] == "figure":
-                outcome = "reached" if record["fine"] else f"**missed**: {record.get('obstacle', '')}".removesuffix(": ")
+                missed = ": ".join(filter(None, ("**missed**", record.get("obstacle"))))
+                outcome = "reached" if record["fine"] else missed
                 unit = record["unit"]
                 figure, target = f"{record['value']:.3g} {unit}", f"{record['relation']} {record['target']:.3g} {unit}"
                 lines.append(f"| {record['what']} | {figure.strip()} | {target.strip()} | {outcome} | `{name}` |")
