@@ -18,7 +18,7 @@ from driftline.tasks.ranking import (
     MEANING_OF_CODE,
     MEANING_OF_PROSE,
     Lines,
-    Meaning,
+    Reach,
     count_words,
     definitions,
     document_scores,
@@ -173,16 +173,16 @@ def rank(
         own_cosines = embedder.embed([texts[number] for number in chosen.tolist()]) @ vector
     else:
         prose = np.fromiter((is_prose(path) for _, path, _ in candidates.documents), np.bool_)[lines.document[chosen]]
-        own_cosines, cosines = np.zeros((2, len(chosen)), np.float32)
+        prose &= (relevance > 0).any()  # without words, all are judged alike
+        own_cosines, gain, own_gain = np.zeros((3, len(chosen)), np.float32)
         for kind, rows in ((MEANING_OF_CODE, np.flatnonzero(~prose)), (MEANING_OF_PROSE, np.flatnonzero(prose))):
             if len(rows):
-                own_cosines[rows], cosines[rows] = _cosines(candidates, chosen[rows], kind, vector, embedder)
-        words_tell = bool((relevance > 0).any())
-        weight = np.where(prose & words_tell, MEANING_OF_PROSE.weight, MEANING_OF_CODE.weight)
+                own_cosines[rows], gain[rows] = _meaning(candidates, chosen[rows], kind, vector, embedder)
+                own_gain[rows] = kind[0].weight * own_cosines[rows]
         bonus = DEFINITION_BONUS * (
             definitions([texts[number] for number in chosen.tolist()]) & (relevance > 0) & ~prose
         )
-        relevance, fit = relevance + weight * cosines + bonus, fit + weight * own_cosines + bonus
+        relevance, fit = relevance + gain + bonus, fit + own_gain + bonus
     return [
         {
             **candidates.row(chosen[i]),
@@ -194,12 +194,16 @@ def rank(
     ]
 
 
-def _cosines(
-    candidates: Candidates, chosen: NDArray[np.int64], meaning: Meaning, vector: NDArray[np.float32], embedder: Embedder
+def _meaning(
+    candidates: Candidates,
+    chosen: NDArray[np.int64],
+    meaning: Sequence[Reach],
+    vector: NDArray[np.float32],
+    embedder: Embedder,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """``(n,)`` each: of the ``chosen``, ascending rows of candidates, alone; and with those around them."""
-    steps = np.arange(-meaning.reach, meaning.reach + 1)
-    around = np.unique((chosen[:, None] + steps).clip(0, len(candidates) - 1))
+    """``(n,)`` each, of the ``chosen`` rows of candidates: their cosines, and their ``meaning_scores``."""
+    farthest = max(reach.lines for reach in meaning)
+    around = np.unique((chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1))
     vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
     at = np.searchsorted(around, chosen)  # where the chosen ones are among those around them
     lines = Lines(candidates.lines.document[around], candidates.lines.number[around])

@@ -4,7 +4,7 @@ A line is judged with its neighbours, since one line alone says little:
 
     score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
           + 0.06 x BM25 of the four best blocks of its document
-          + 8 x cosine of the vectors around it; in prose 6 x, and farther around
+          + 8 x cosine of the vectors around it; in prose 2 x, and 4 x that of the vectors farther around
           + 4 if it begins a definition, in code
 
 The figures were chosen on the tuning half of ``tests/benchmarks/quality.py``.
@@ -38,16 +38,17 @@ _DEFINITION = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
-    """What the cosine around a line counts, and how far it reaches: as WORD_REACH and WORD_DECAY."""
+class Reach:
+    """How far the vectors around a line count, as WORD_REACH and WORD_DECAY, and what their cosine counts then."""
 
     weight: float
-    reach: int
+    lines: int
     decay: float
 
 
-MEANING_OF_CODE, MEANING_OF_PROSE = Meaning(8.0, 3, 0.7), Meaning(6.0, 16, 0.93)
-"""A few lines of code say what they do; of prose it takes a paragraph, and even then words say more."""
+MEANING_OF_CODE, MEANING_OF_PROSE = (Reach(8.0, 3, 0.7),), (Reach(2.0, 3, 0.7), Reach(4.0, 16, 0.95))
+"""A few lines of code say what they do; of prose it takes a paragraph, and even then words say more. The first
+weight is also that of a line alone, where the best one of a window is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +112,15 @@ def document_scores(document: Sequence[int], bm25: NDArray[np.float32], count: i
 
 
 def meaning_scores(
-    lines: Lines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Meaning
+    lines: Lines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Sequence[Reach]
 ) -> NDArray[np.float32]:
-    """``(n,)``: cosine of ``query`` and the weighted mean of the ``vectors``, ``(n, dim)``, around each line."""
-    around = _around(lines, vectors, meaning.reach, meaning.decay)
-    norms = np.linalg.norm(around, axis=1)
-    cosines: NDArray[np.float32] = np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
-    return cosines
+    """``(n,)``: weighted cosines of ``query`` and the means of the ``vectors``, ``(n, dim)``, around each line."""
+    scores = np.zeros(len(vectors), np.float32)
+    for reach in meaning:
+        around = _around(lines, vectors, reach.lines, reach.decay)
+        norms = np.linalg.norm(around, axis=1)
+        scores += reach.weight * np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
+    return scores
 
 
 def is_prose(path: str) -> bool:

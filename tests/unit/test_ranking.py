@@ -92,15 +92,18 @@ def test_words_around_a_line_and_of_its_path_make_its_score(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 3, 60])
 def test_meaning_is_the_cosine_of_what_stands_around_a_line(n: int) -> None:
-    rng, meaning = np.random.default_rng(n), ranking.MEANING_OF_CODE
+    rng = np.random.default_rng(n)
     lines = some_lines(rng, n)
     vectors = rng.standard_normal((n, 6)).astype(np.float32)
     query = rng.standard_normal(6).astype(np.float32)
     query /= np.linalg.norm(query)
-    near = around(lines, vectors, meaning.reach, meaning.decay)
-    expected = near @ query / np.linalg.norm(near, axis=1)
-    assert np.allclose(meaning_scores(lines, vectors, query, meaning), expected, atol=1e-5)
-    assert meaning_scores(lines, np.zeros_like(vectors), query, meaning).tolist() == [0.0] * n
+    for meaning in (ranking.MEANING_OF_CODE, ranking.MEANING_OF_PROSE):
+        expected = np.zeros(n)
+        for reach in meaning:
+            near = around(lines, vectors, reach.lines, reach.decay)
+            expected += reach.weight * (near @ query) / np.linalg.norm(near, axis=1)
+        assert np.allclose(meaning_scores(lines, vectors, query, meaning), expected, atol=1e-4)
+        assert meaning_scores(lines, np.zeros_like(vectors), query, meaning).tolist() == [0.0] * n
 
 
 def test_a_document_gains_by_its_best_blocks_only() -> None:
