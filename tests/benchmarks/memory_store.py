@@ -28,7 +28,7 @@ from driftline.storage.memory import MemoryItem, MemoryStore
 PER_SESSION, PER_USER, PROJECTS = 20, 200, 10
 BATCH = 50_000
 DELAY_SECONDS = 0.020
-OBSTACLE = "CPU: the catalog's transaction, of which PostgreSQL's round trips and SQLAlchemy take a share each"
+OBSTACLE = "CPU: the transaction of the catalog, and in PostgreSQL its round trips"
 LARGE = "a value that is not inlined " * 100
 
 
