@@ -172,7 +172,7 @@ class Run:
         print(f"  flush of {waiting:,} entries into the indexes of all levels: {seconds:.1f} s")
 
     def at_most(self, what: str, seconds: Sequence[float], which: float, target_ms: float) -> None:
-        self.verdict.at_most(f"{self.name}: {what}", quantile(seconds, which) * 1000, target_ms, "ms")
+        self.verdict.at_most(f"{self.name}: {what}", quantile(seconds, which) * 1000, target_ms, "ms", OBSTACLE)
 
 
 @contextmanager
