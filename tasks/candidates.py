@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -42,29 +43,13 @@ Document = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockLines:
-    """The ``n`` lines of some blocks, and how often they hold each of ``words``, ``t`` terms.
-
-    ``documents`` has a document for each line, ``numbers`` are 0-based, ``block`` is the row of each among the blocks.
-    ``counts`` are ``(n, t) float32``, ``lengths`` ``(n,) float32``.
-    """
-
-    words: Sequence[str]
-    documents: Sequence[Document]
-    numbers: Sequence[int]
-    texts: Sequence[str]
-    block: Sequence[int]
-    counts: NDArray[np.float32]
-    lengths: NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
 class Candidates:
     """``n`` distinct lines, in the order of ``documents`` and lines.
 
     ``lines`` says where each line stands (``number`` 0-based) and ``texts`` what it says. ``block`` ``(n,)`` is its row
-    among the blocks, -1 if it is none of theirs; ``near`` ``(n,) bool`` says whether it is one of the nearest.
-    ``words``, ``counts`` and ``lengths`` are as in BlockLines.
+    among the blocks, -1 if it is none of theirs, and ``block_documents`` has the document of each block. ``near``
+    ``(n,) bool`` says whether it is one of the nearest. ``counts``, ``(n, t) float32``, say how often it holds each of
+    ``words``, ``t`` terms; ``lengths``, ``(n,) float32``, how long it is.
     """
 
     words: Sequence[str]
@@ -72,6 +57,7 @@ class Candidates:
     lines: Lines
     texts: Sequence[str]
     block: NDArray[np.int64]
+    block_documents: NDArray[np.int64]
     near: NDArray[np.bool_]
     counts: NDArray[np.float32]
     lengths: NDArray[np.float32]
@@ -86,59 +72,69 @@ class Candidates:
         return {"entity": entity, "path": path, "line_number": number, "text": self.texts[at], "hash": digest}
 
 
-def lines_of(blocks: pa.Table, query: str) -> BlockLines:
+def lines_of(blocks: pa.Table, query: str) -> Candidates:
     """The lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them."""
     words = sorted(set(terms(" ".join(telling_words(query)))))
-    documents: list[Document] = []
-    numbers: list[int] = []
-    texts: list[str] = []
-    block: list[int] = []
-    rows = zip(_documents(blocks), blocks["line_number"].to_pylist(), blocks[TEXT_COLUMN].to_pylist(), strict=True)
-    for at, (document, start, text) in enumerate(rows):
-        lines = text[len(document[1]) + 1 :].split("\n")
-        for number, line in enumerate(lines, start=start // LINES_PER_BLOCK * LINES_PER_BLOCK):
-            if line:  # lines without a word have no row
-                documents.append(document)
-                numbers.append(number)
-                texts.append(line)
-                block.append(at)
-    return BlockLines(words, documents, numbers, texts, block, *count_words(texts, words))
-
-
-def gather(found: BlockLines, nearest: pa.Table) -> Candidates:
-    """The distinct lines of blocks and of ``nearest`` (``storage.queries.nearest_lines``)."""
-    places = list(zip(found.documents, found.numbers, strict=True))
-    texts = [*found.texts]
-    seen = {place: at for at, place in enumerate(places)}
-    near = set[int]()
-    for place, text in zip(
-        zip(_documents(nearest), nearest["line_number"].to_pylist(), strict=True),
-        nearest["text"].to_pylist(),
-        strict=True,
-    ):
-        at = seen.setdefault(place, len(places))
-        near.add(at)
-        if at == len(places):
-            places.append(place)
-            texts.append(text)
-    counts, lengths = count_words(texts[len(found.texts) :], found.words)
-    block = [*found.block, *[-1] * len(counts)]
-    order = sorted(seen.values(), key=places.__getitem__)
-    documents = sorted({document for document, _ in places})
+    of_blocks = _documents(blocks)
+    documents = sorted(set(of_blocks))
     index = {document: at for at, document in enumerate(documents)}
+    block_documents = np.fromiter((index[document] for document in of_blocks), np.int64, len(of_blocks))
+    first = blocks["line_number"].to_numpy().astype(np.int64) // LINES_PER_BLOCK * LINES_PER_BLOCK
+    order = np.lexsort((first, block_documents))
+    whole = blocks[TEXT_COLUMN].to_pylist()
+    split = [whole[at][len(of_blocks[at][1]) + 1 :].split("\n") for at in order.tolist()]
+    sizes = np.fromiter(map(len, split), np.int64, len(split))
+    block = np.repeat(order, sizes)
+    number = first[block] + np.arange(len(block)) - np.repeat(sizes.cumsum() - sizes, sizes)
+    texts = [*chain.from_iterable(split)]
+    held = np.fromiter(map(bool, texts), np.bool_, len(texts))  # lines without a word have no row
+    texts = [text for text in texts if text]
+    block = block[held]
+    return Candidates(
+        words,
+        documents,
+        Lines(block_documents[block], number[held]),
+        texts,
+        block,
+        block_documents,
+        np.zeros(len(texts), np.bool_),
+        *count_words(texts, words),
+    )
+
+
+def gather(found: Candidates, nearest: pa.Table) -> Candidates:
+    """The distinct lines of ``found`` and of ``nearest`` (``storage.queries.nearest_lines``)."""
+    of_nearest = _documents(nearest)
+    documents = sorted({*found.documents, *of_nearest})
+    index = {document: at for at, document in enumerate(documents)}
+    moved = np.fromiter((index[document] for document in found.documents), np.int64, len(found.documents))
+    document = moved[found.lines.document]
+    near_document = np.fromiter((index[document] for document in of_nearest), np.int64, len(of_nearest))
+    near_number = nearest["line_number"].to_numpy().astype(np.int64)
+    places, near_places = _places(document, found.lines.number), _places(near_document, near_number)
+    new = np.flatnonzero(~np.isin(near_places, places))
+    texts = [*found.texts, *nearest["text"].take(pa.array(new)).to_pylist()]
+    counts, lengths = count_words(texts[len(found) :], found.words)
+    order = np.argsort(np.concatenate([places, near_places[new]]))
     return Candidates(
         found.words,
         documents,
         Lines(
-            np.fromiter((index[places[at][0]] for at in order), np.int64, len(order)),
-            np.fromiter((places[at][1] for at in order), np.int64, len(order)),
+            np.concatenate([document, near_document[new]])[order],
+            np.concatenate([found.lines.number, near_number[new]])[order],
         ),
-        [texts[at] for at in order],
-        np.array(block, np.int64)[order],
-        np.fromiter((at in near for at in order), np.bool_, len(order)),
+        [texts[at] for at in order.tolist()],
+        np.concatenate([found.block, np.full(len(new), -1)])[order],
+        moved[found.block_documents],
+        np.concatenate([found.near | np.isin(places, near_places), np.ones(len(new), np.bool_)])[order],
         np.concatenate([found.counts, counts])[order],
         np.concatenate([found.lengths, lengths])[order],
     )
+
+
+def _places(document: NDArray[np.int64], number: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One number for each line, in the order of documents and lines."""
+    return document << 32 | number
 
 
 def _documents(rows: pa.Table) -> list[Document]:
@@ -153,15 +149,15 @@ def rank(
     *,
     top_k: int,
     meaning: bool = True,
-) -> list[dict[str, Any]]:
-    """The best of ``candidates``, which are ``gather``'s, best first.
+) -> Iterator[dict[str, Any]]:
+    """The best of ``candidates``, which are of ``blocks`` (``lines_of``) and others (``gather``), best first.
 
     They are rows of ``storage.queries.nearest_lines`` with a ``relevance``, by which they are ordered, and a ``fit``,
     which leaves their neighbours out. ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, words alone
     decide, and lines without any are left out.
     """
     if not len(candidates):
-        return []
+        return iter(())
     lines, texts = candidates.lines, candidates.texts
     of_words, of_own_words = _text_scores(candidates, blocks)
     chosen = np.flatnonzero(of_words > 0)
@@ -183,7 +179,7 @@ def rank(
             definitions([texts[number] for number in chosen.tolist()]) & (relevance > 0) & ~prose
         )
         relevance, fit = relevance + gain + bonus, fit + own_gain + bonus
-    return [
+    return (
         {
             **candidates.row(chosen[i]),
             "distance": round(1 - float(own_cosines[i]), DISTANCE_DIGITS),
@@ -191,7 +187,7 @@ def rank(
             "fit": float(fit[i]),
         }
         for i in np.argsort(-relevance, kind="stable").tolist()
-    ]
+    )
 
 
 def _meaning(
@@ -219,11 +215,10 @@ def _text_scores(candidates: Candidates, blocks: pa.Table) -> tuple[NDArray[np.f
     block_counts = np.zeros((len(blocks), len(words)), np.float32)
     np.add.at(block_counts, block, counts[inside])
     block_lengths = np.bincount(block, lengths[inside], minlength=len(blocks)).astype(np.float32)
-    index = {document: at for at, document in enumerate(candidates.documents)}
-    document = [index[held] for held in _documents(blocks)]
+    document = candidates.block_documents
     bm25 = blocks["bm25"].to_numpy()
     weights = word_weights(block_counts + in_path[document], block_lengths + path_lengths[document], bm25)
     lines = candidates.lines
     scores = text_scores(lines, counts, lengths, in_path[lines.document], weights)
-    scores += document_scores(document, bm25, len(index))[lines.document] * (scores > 0)
+    scores += document_scores(document, bm25, len(candidates.documents))[lines.document] * (scores > 0)
     return scores, line_scores(counts, lengths, weights)

@@ -50,16 +50,21 @@ def judge(text: str, line: int, current: Sequence[str]) -> Freshness:
     return Freshness(State.STALE)
 
 
-def judge_read(text: str, line: int, indexed_hash: str, read: Read | None) -> Freshness | None:
+def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
+    """Whether a document that was read still has the content whose hash stands in its rows."""
+    return isinstance(read, bytes) and hashlib.blake2b(read, digest_size=HASH_BYTES).hexdigest() == indexed_hash
+
+
+def judge_read(text: str, line: int, read: Read | None, *, unchanged: bool) -> Freshness | None:
     """As ``judge``, from what reading the document came to; None where that does not tell.
 
-    ``indexed_hash`` is the hash in the line's row: a file that still has it needs no look at its lines.
+    A document that is ``unchanged``, as ``is_unchanged`` says, needs no look at its lines.
     """
     if isinstance(read, ObjectNotFound):
         return Freshness(State.GONE)
     if read is None or isinstance(read, DriftlineError):
         return None
-    if hashlib.blake2b(read, digest_size=HASH_BYTES).hexdigest() == indexed_hash:
+    if unchanged:
         return Freshness(State.FRESH, line)
     content, reason = decode(read)
     return Freshness(State.STALE) if reason is not None else judge(text, line, split_lines(content))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +10,7 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.lines import LineTable, quote
 from driftline.storage.sources import known_source
 from driftline.storage.workspace import Workspace
-from driftline.tasks.batch import HASH_BYTES
-from driftline.tasks.freshness import Read, judge_read
+from driftline.tasks.freshness import Read, is_unchanged, judge_read
 from driftline.tasks.text import decode, lines_between
 from driftline.tasks.windows import Window
 
@@ -46,13 +44,15 @@ def hits(workspace: Workspace, windows: Sequence[Window], n_lines: int) -> Itera
     read = _read(workspace, windows, context=n_lines > 0)
     for rank, window in enumerate(windows, start=1):
         document = read.get((window.entity, window.path))
+        unchanged = is_unchanged(document, window.hash)
         start, end = max(0, window.first - n_lines), window.last + n_lines
         if not n_lines:
             start, context = window.best, [window.text]
+        elif unchanged and isinstance(document, bytes):
+            context = lines_between(decode(document)[0], start, end)
         else:
-            text = _as_indexed(document, window.hash)
-            context = _indexed_lines(workspace, window, start, end) if text is None else lines_between(text, start, end)
-        judged = judge_read(window.text, window.best + 1, window.hash, document)
+            context = _indexed_lines(workspace, window, start, end)
+        judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged)
         yield Hit(
             path=window.path,
             source=window.entity,
@@ -88,13 +88,6 @@ def _read(workspace: Workspace, windows: Sequence[Window], context: bool) -> dic
         except DriftlineError:
             continue
     return found
-
-
-def _as_indexed(read: Read | None, indexed_hash: str) -> str | None:
-    """The text of a document, None if it could not be read or has changed: then the index answers for it."""
-    if not isinstance(read, bytes) or hashlib.blake2b(read, digest_size=HASH_BYTES).hexdigest() != indexed_hash:
-        return None
-    return decode(read)[0]
 
 
 def _indexed_lines(workspace: Workspace, window: Window, start: int, end: int) -> list[str]:

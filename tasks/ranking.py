@@ -13,8 +13,9 @@ The figures were chosen on the tuning half of ``tests/benchmarks/quality.py``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,8 @@ DOCUMENT_WEIGHT, DOCUMENT_BLOCKS = 0.06, 4
 PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
 DEFINITION_BONUS = 4.0
 BM25_K1, BM25_B = 1.2, 0.75
-_ASCII_PARTS = "".join(chr(code) if chr(code).isalnum() else " " for code in range(128))
-"""For ``str.translate``: what lies between the NAME_PARTs of an ASCII text becomes blank. Faster than to find them."""
+_ASCII_PARTS = "".join(chr(code) if chr(code).isalnum() or chr(code) == "\n" else " " for code in range(128))
+"""For ``str.translate``: what lies between the NAME_PARTs of ASCII lines becomes blank. Faster than to find them."""
 _DEFINITION = re.compile(
     r"\s*(?:(?:export|default|public|private|protected|internal|static|abstract|final|async|inline|pub(?:\([^)]*\))?)\s+)*"
     r"(?:def|class|func|function|fn|fun|interface|struct|enum|trait|impl|module|type|record|namespace)\s+"
@@ -101,10 +102,10 @@ def line_scores(
     return scores
 
 
-def document_scores(document: Sequence[int], bm25: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+def document_scores(document: NDArray[np.int64], bm25: NDArray[np.float32], count: int) -> NDArray[np.float32]:
     """``(count,)``: what each document gains by its best blocks; ``document`` names that of each block, best first."""
     gains, taken = np.zeros(count, np.float32), [0] * count
-    for at, score in zip(document, bm25.tolist(), strict=True):
+    for at, score in zip(document.tolist(), bm25.tolist(), strict=True):
         if taken[at] < DOCUMENT_BLOCKS:
             taken[at] += 1
             gains[at] += DOCUMENT_WEIGHT * score
@@ -138,32 +139,49 @@ def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.
 
     Lengths are in characters, which BM25 only compares with their mean.
     """
-    columns_of = _Columns(words)
-    cells: list[int] = []
-    for row, text in enumerate(texts):
-        parts = text.translate(_ASCII_PARTS).split() if text.isascii() else NAME_PART.findall(text)
-        for part in parts:  # this loop runs for every word of every candidate
-            if columns := columns_of[part]:
-                cells += [row * len(words) + column for column in columns]
-    counts = np.bincount(cells, minlength=len(texts) * len(words)).astype(np.float32).reshape(len(texts), len(words))
-    return counts, np.fromiter((len(text.strip()) for text in texts), np.float32, len(texts))
+    parts, text = _parts(texts)
+    terms_in = _terms_in({*parts}, words)
+    row_of = {part: row for row, part in enumerate(terms_in)}
+    rows = np.fromiter(map(row_of.get, parts, repeat(-1)), np.int64, len(parts))
+    counts = np.zeros((len(texts), len(words)), np.float32)
+    if terms_in:
+        np.add.at(counts, text[rows >= 0], np.array([*terms_in.values()])[rows[rows >= 0]])
+    return counts, np.fromiter(map(len, map(str.strip, texts)), np.float32, len(texts))
 
 
-class _Columns(dict[str, Sequence[int]]):
-    """By a part of a name: the positions of its terms among some words; found out when a part is first asked for."""
+def _parts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
+    """The NAME_PARTs of all texts, and which text each is of; of those that are ASCII at once, which is faster."""
+    plain = "\n".join([text.replace("\n", " ") if text.isascii() else "" for text in texts]).translate(_ASCII_PARTS)
+    parts = plain.split()
+    characters = np.frombuffer(f" {plain}".encode(), np.uint8)
+    blank = (characters == ord(" ")) | (characters == ord("\n"))
+    of = np.cumsum(characters[1:] == ord("\n"))[blank[:-1] & ~blank[1:]]
+    others = [(part, at) for at, text in enumerate(texts) if not text.isascii() for part in NAME_PART.findall(text)]
+    parts += [part for part, _ in others]
+    return parts, np.concatenate([of, np.array([at for _, at in others], np.int64)])
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self._position = {word: at for at, word in enumerate(words)}
-        # Most parts have none of the words, and a stem has all but two letters of its beginning from the word itself.
-        beginnings = "|".join(re.escape(word[: max(1, len(word) - 2)]) for word in words)
-        self._may_hold = re.compile(beginnings or "(?!)", re.IGNORECASE).search
 
-    def __missing__(self, part: str) -> Sequence[int]:
-        found: Sequence[int] = ()
-        if self._may_hold(part) or not part.isascii():  # terms are without accents
-            found = [self._position[term] for term in terms_of(part) if term in self._position]
-        self[part] = found
-        return found
+def _terms_in(parts: Collection[str], words: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+    """How often each part holds each of ``words``, ``(t,)``; parts without any are left out."""
+    # Most parts have none of the words, which the beginnings of words tell without a tokenizer.
+    lower = [part.lower() for part in parts]
+    may_hold = {part for part in parts if not part.isascii()}  # terms are without accents
+    for beginning in map(_beginning, words):
+        may_hold.update(part for part, text in zip(parts, lower, strict=True) if beginning in text)
+    position = {word: at for at, word in enumerate(words)}
+    found = {part: [position[term] for term in terms_of(part) if term in position] for part in may_hold}
+    return {
+        part: np.bincount(positions, minlength=len(words)).astype(np.float32)
+        for part, positions in found.items()
+        if positions
+    }
+
+
+def _beginning(stem: str) -> str:
+    """What every word with this stem begins with: English stemming changes the last letter at most, but of dying."""
+    if len(stem) < 3:
+        return stem
+    return stem[:1] if stem in ("die", "lie", "tie") else stem[:-1]
 
 
 def _saturated(counts: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -176,10 +194,11 @@ def _saturated(counts: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDA
 def _around(lines: Lines, values: NDArray[np.float32], reach: int, decay: float) -> NDArray[np.float32]:
     """``(n, c)``: for each line the sum of the ``values``, ``(n, c)``, around it, less of those that are farther."""
     total = values.copy()
+    shares = decay ** np.arange(reach + 1, dtype=np.float32)
     for step in range(1, min(reach, len(values) - 1) + 1):
         distance = lines.number[step:] - lines.number[:-step]
         near = (lines.document[step:] == lines.document[:-step]) & (distance <= reach)
-        share = np.where(near, decay ** distance.clip(0, reach), 0).astype(np.float32)[:, None]
+        share = np.where(near, shares[distance.clip(0, reach)], 0)[:, None]
         total[step:] += share * values[:-step]
         total[:-step] += share * values[step:]
     return total

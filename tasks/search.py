@@ -160,9 +160,8 @@ class _Finder:
             blocks, nearest, lines = self._candidates(n_blocks, n_nearest)
             with self.explanation.timed("rank"):
                 rows = rank(self.embedded, lines, blocks, self.embedder, top_k=top_k, meaning=meaning)
-                if self.max_distance is not None:
-                    rows = [row for row in rows if row["distance"] <= self.max_distance]
-                windows = merge_windows(rows, reach, top_k)
+                farthest = np.inf if self.max_distance is None else self.max_distance
+                windows = merge_windows((row for row in rows if row["distance"] <= farthest), reach, top_k)
             self.explanation.blocks, self.explanation.candidates = len(blocks), len(lines)
             all_near = not meaning or len(nearest) < n_nearest
             # All lines within a distance are known when the nearest are.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from driftline.storage.errors import AccessDenied, ObjectNotFound
 from driftline.tasks.batch import HASH_BYTES
-from driftline.tasks.freshness import Freshness, State, judge, judge_read
+from driftline.tasks.freshness import Freshness, Read, State, is_unchanged, judge, judge_read
 from driftline.tasks.text import MAX_LINE_CHARACTERS
 
 
@@ -53,9 +53,13 @@ def test_a_line_that_the_index_cut_is_compared_as_far_as_it_was_kept() -> None:
 
 def test_what_reading_came_to_decides() -> None:
     data = b"one\ntwo\n"
-    assert judge_read("two", 2, digest(data), data) == Freshness(State.FRESH, 2)
-    assert judge_read("two", 2, digest(data), b"two\n") == Freshness(State.MOVED, 1)
-    assert judge_read("two", 2, digest(data), b"\0binary") == Freshness(State.STALE)
-    assert judge_read("two", 2, digest(data), ObjectNotFound("Not found", "x")) == Freshness(State.GONE)
-    assert judge_read("two", 2, digest(data), AccessDenied("Access denied", "x")) is None
-    assert judge_read("two", 2, digest(data), None) is None
+
+    def judged(read: Read | None) -> Freshness | None:
+        return judge_read("two", 2, read, unchanged=is_unchanged(read, digest(data)))
+
+    assert judged(data) == Freshness(State.FRESH, 2)
+    assert judged(b"two\n") == Freshness(State.MOVED, 1)
+    assert judged(b"\0binary") == Freshness(State.STALE)
+    assert judged(ObjectNotFound("Not found", "x")) == Freshness(State.GONE)
+    assert judged(AccessDenied("Access denied", "x")) is None
+    assert judged(None) is None

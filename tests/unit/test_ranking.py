@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from driftline.tasks import ranking
@@ -18,6 +20,7 @@ from driftline.tasks.ranking import (
     text_scores,
     word_weights,
 )
+from driftline.tasks.terms import terms
 
 K1, B = 1.2, 0.75
 Floats = NDArray[np.float32]
@@ -109,7 +112,7 @@ def test_meaning_is_the_cosine_of_what_stands_around_a_line(n: int) -> None:
 def test_a_document_gains_by_its_best_blocks_only() -> None:
     best = ranking.DOCUMENT_BLOCKS
     scores = np.arange(20, 0, -1).astype(np.float32)
-    document = [0, 2] + [2] * 18
+    document = np.array([0, 2] + [2] * 18)
     gains = document_scores(document, scores, 3)
     assert gains.tolist() == pytest.approx(
         [ranking.DOCUMENT_WEIGHT * 20, 0, ranking.DOCUMENT_WEIGHT * sum(range(19, 19 - best, -1))]
@@ -125,12 +128,22 @@ def test_words_are_counted_as_terms_however_they_are_written() -> None:
     assert count_words(texts, [])[0].shape == (4, 0)
 
 
+@given(
+    st.lists(
+        st.text(st.sampled_from("aB1_ é\n.")) | st.sampled_from(["get_HTTPResponses", "gets", "dying"]), max_size=8
+    ),
+    st.lists(st.sampled_from(["get", "respons", "http", "die", "a", "ab", "e", "b"]), unique=True),
+)
+def test_words_are_counted_as_they_are_one_by_one(texts: list[str], words: list[str]) -> None:
+    counts, lengths = count_words(texts, words)
+    assert counts.tolist() == [[terms(text).count(word) for word in words] for text in texts]
+    assert lengths.tolist() == [len(text.strip()) for text in texts]
+
+
 @pytest.mark.parametrize(
     "word", ["happy", "happily", "dying", "skies", "running", "cities", "generously", "ties", "y", "Über"]
 )
 def test_every_form_of_a_word_that_has_its_stem_is_counted(word: str) -> None:
-    from driftline.tasks.terms import terms
-
     counts, _ = count_words([word, f"x {word.upper()} y_{word.lower()}"], terms(word))
     assert counts[:, 0].all()
 
