@@ -77,8 +77,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
     words = sorted(set(terms(" ".join(telling_words(query)))))
     of_blocks = _documents(blocks)
     documents = sorted(set(of_blocks))
-    index = {document: at for at, document in enumerate(documents)}
-    block_documents = np.fromiter((index[document] for document in of_blocks), np.int64, len(of_blocks))
+    block_documents = _positions(of_blocks, documents)
     first = blocks["line_number"].to_numpy().astype(np.int64) // LINES_PER_BLOCK * LINES_PER_BLOCK
     order = np.lexsort((first, block_documents))
     whole = blocks[TEXT_COLUMN].to_pylist()
@@ -106,10 +105,8 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
     """The distinct lines of ``found`` and of ``nearest`` (``storage.queries.nearest_lines``)."""
     of_nearest = _documents(nearest)
     documents = sorted({*found.documents, *of_nearest})
-    index = {document: at for at, document in enumerate(documents)}
-    moved = np.fromiter((index[document] for document in found.documents), np.int64, len(found.documents))
-    document = moved[found.lines.document]
-    near_document = np.fromiter((index[document] for document in of_nearest), np.int64, len(of_nearest))
+    moved = _positions(found.documents, documents)
+    document, near_document = moved[found.lines.document], _positions(of_nearest, documents)
     near_number = nearest["line_number"].to_numpy().astype(np.int64)
     places, near_places = _places(document, found.lines.number), _places(near_document, near_number)
     new = np.flatnonzero(~np.isin(near_places, places))
@@ -130,6 +127,12 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
         np.concatenate([found.counts, counts])[order],
         np.concatenate([found.lengths, lengths])[order],
     )
+
+
+def _positions(wanted: Sequence[Document], documents: Sequence[Document]) -> NDArray[np.int64]:
+    """``(n,)``: where each of the ``wanted`` ones stands among ``documents``."""
+    position = {document: at for at, document in enumerate(documents)}
+    return np.fromiter((position[document] for document in wanted), np.int64, len(wanted))
 
 
 def _places(document: NDArray[np.int64], number: NDArray[np.int64]) -> NDArray[np.int64]:
