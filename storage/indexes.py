@@ -38,6 +38,9 @@ vector once more, which takes as long as the rest of the build."""
 EXACT_SEARCH_ROWS = 20_000
 """Up to so many vectors that a filter allows are compared one by one: exact, and faster than an index, of which every
 partition is searched."""
+REFINED_ROWS = 200
+"""At least so many are taken from the index, which knows vectors only roughly, and compared by their own."""
+MIN_REFINE_FACTOR = 3
 MIN_ROWS_FOR_VECTOR_INDEX = 256
 ROWS_PER_PARTITION = 32_768
 """All partitions are probed, so they only let threads share a search."""
@@ -154,6 +157,12 @@ def create_vector_index(dataset: LanceDataset, rows: int) -> None:
         sample_rate=SAMPLE_RATE,
         num_bits=VECTOR_BITS,
     )
+
+
+def through_index(dataset: LanceDataset, top_k: int) -> dict[str, int]:
+    """How Lance's search for the ``top_k`` nearest uses the vector index: all of it, and then the vectors."""
+    # Probes are capped by the number of partitions.
+    return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // top_k)}
 
 
 def _create(dataset: LanceDataset, name: str, rows: int) -> None:

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, CorruptFile, StorageError
 from driftline.storage.hierarchy import directories
-from driftline.storage.indexes import EXACT_SEARCH_ROWS, VECTOR, create_vector_index
+from driftline.storage.indexes import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, create_vector_index, through_index
 from driftline.storage.lines import VECTOR_TYPE, first_line, is_one_of, quote, without_rows
-from driftline.storage.nearest import ROW_ID, nearest_rows, read_rows
 from driftline.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
@@ -246,15 +245,25 @@ class VectorTable:
 
         The filter is applied before the search.
         """
-        if top_k == 0 or not query.any():
+        length = np.linalg.norm(query)
+        if top_k == 0 or not length > 0:
             return []
         dataset, condition = self.open(), where.to_sql()
         by_index = is_indexed(dataset) and dataset.count_rows(condition) > EXACT_SEARCH_ROWS
-        found = nearest_rows(dataset, query, top_k, where=condition, by_index=by_index)
-        entries = read_rows(dataset, found[ROW_ID], ["key", "rev"])
-        columns = (entries["key"].to_pylist(), entries["rev"].to_pylist(), found["distance"].to_pylist())
-        hits = zip(*columns, strict=True)
-        return sorted(hits, key=lambda hit: (hit[2], hit[0]))[:top_k]
+        nearest: dict[str, Any] = {
+            "column": "vector",
+            "q": (query / length).astype(np.float16),
+            "k": top_k,
+            "metric": VECTOR_METRIC,
+            **(through_index(dataset, top_k) if by_index else {"use_index": False}),
+        }
+        scanner = dataset.scanner(
+            columns=["key", "rev", "_distance"], nearest=nearest, filter=condition, prefilter=True, limit=top_k
+        )
+        found = scanner.to_table().to_pylist()
+        # Of vectors of length 1, half the squared distance is 1 - cosine.
+        hits = [(row["key"], row["rev"], row["_distance"] / 2) for row in found]
+        return sorted(hits, key=lambda hit: (hit[2], hit[0]))
 
     def revs(self) -> list[tuple[str, int]]:
         """``(key, rev)`` of every vector. Raises CorruptFile."""

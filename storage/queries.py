@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from driftline.storage.errors import UsageError
 from driftline.storage.filters import LineFilter
-from driftline.storage.indexes import EXACT_SEARCH_ROWS, TEXT_COLUMN, VECTOR
+from driftline.storage.indexes import EXACT_SEARCH_ROWS, TEXT_COLUMN, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines import LineTable, no_lines
-from driftline.storage.nearest import ROW_ID, nearest_rows, read_rows
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -125,32 +124,43 @@ class LineQuery:
         dim = self.dataset.schema.field("vector").type.list_size
         if vector.shape != (dim,):
             raise UsageError(f"A query vector has {dim} dimensions here, not {vector.shape}", self.table.uri)
-        if top_k == 0 or not vector.any():
+        length = np.linalg.norm(vector)
+        if top_k == 0 or not length > 0:
             distance = pa.field("distance", pa.float32())
             return pa.schema([*(self.dataset.schema.field(name) for name in columns), distance]).empty_table()
+        nearest: dict[str, Any] = {
+            "column": "vector",
+            "q": (vector / length).astype(np.float16),
+            "metric": VECTOR_METRIC,
+        }
         fetch = top_k
         while True:
-            found = nearest_rows(
-                self.dataset,
-                vector,
-                fetch,
-                where=self.sql,
-                prefilter=not self.filters_afterwards,
-                by_index=self.index is not None,
-            )
+            how = {"use_index": False} if self.index is None else through_index(self.dataset, fetch)
+            found = self._scan(columns, {**nearest, **how, "k": fetch})
             if not self.filters_afterwards or len(found) >= top_k or fetch >= self.lines:
                 break
             fetch = min(4 * fetch, self.lines)
         if max_distance is not None:
             found = found.filter(pc.less_equal(found["distance"], max_distance))
-        found = found.sort_by([("distance", "ascending"), (ROW_ID, "ascending")]).slice(0, top_k)
-        rows = self._read(found[ROW_ID], columns).append_column("distance", found["distance"])
-        return rows.sort_by([("distance", "ascending"), ("path", "ascending"), ("line_number", "ascending")])
+        order = [("distance", "ascending"), ("path", "ascending"), ("line_number", "ascending")]
+        return found.sort_by(order).slice(0, top_k)
 
-    def _read(self, rows: pa.ChunkedArray, columns: Sequence[str]) -> pa.Table:
-        """Columns of rows, by their ids. Entities, which take longest to read, are known where there is one source."""
+    def _scan(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
+        """The lines nearest by the index or the scan that ``nearest`` asks for, unordered."""
+        found = self._read(
+            [*columns, "_distance"],
+            nearest=nearest,
+            prefilter=not self.filters_afterwards,
+            limit=nearest["k"],
+        ).rename_columns([*columns, "distance"])
+        halved = pc.divide(found["distance"], pa.scalar(2, pa.float32()))
+        return found.set_column(len(columns), "distance", halved)  # of vectors of length 1: 1 - cosine
+
+    def _read(self, columns: Sequence[str], **search: Any) -> pa.Table:
+        """What a search finds. Entities, which take longer to read than texts, are known where there is one source."""
         known = "entity" in columns and len(self._sources) == 1
-        found = read_rows(self.dataset, rows, [name for name in columns if not (known and name == "entity")])
+        read = [name for name in columns if not (known and name == "entity")]
+        found = self.dataset.scanner(columns=read, filter=self.sql, **search).to_table()
         if known:
             found = found.append_column("entity", pa.repeat(self._sources[0], len(found)))
         return found.select(columns)
@@ -162,15 +172,9 @@ class LineQuery:
         if limit == 0 or not words.strip():
             fields = [self.dataset.schema.field(name) for name in BLOCK_COLUMNS]
             return pa.schema([*fields, pa.field("bm25", pa.float32())]).empty_table()
-        scanner = self.dataset.scanner(
-            columns=[ROW_ID, "_score"],
-            full_text_query=MatchQuery(words, TEXT_COLUMN),
-            filter=self.sql,
-            prefilter=True,
-            limit=limit,
-        )
-        found = scanner.to_table()
-        return self._read(found[ROW_ID], BLOCK_COLUMNS).append_column("bm25", found["_score"])
+        search = MatchQuery(words, TEXT_COLUMN)
+        found = self._read([*BLOCK_COLUMNS, "_score"], full_text_query=search, prefilter=True, limit=limit)
+        return found.rename_columns([*BLOCK_COLUMNS, "bm25"])
 
 
 def nearest_lines(

@@ -30,7 +30,8 @@ from driftline.tasks.search import search
 TOP_K = 10
 SHARES = (0.5, 0.1, 0.01, 0.001)
 OBSTACLE = (
-    "CPU: 12 ms to compare the bits of a million vectors, 10 ms to read the lines found, 15 ms to embed their like"
+    "CPU: 12 ms to compare the bits of a million vectors, as much again to ask a filter about each, and to read, count "
+    "and embed what may answer"
 )
 COLD_OBSTACLE = "CPU: 0.6 s of imports, 0.2 s to load the model, 0.1 s to read the vector index"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from driftline.storage import memory_vectors, nearest
+from driftline.storage import indexes, memory_vectors
 from driftline.storage.errors import BadEntry, UsageError
 from driftline.storage.memory import MemoryItem, MemoryStore
 from driftline.storage.memory_upkeep import compact_vectors
@@ -234,7 +234,7 @@ def test_a_large_table_gets_a_vector_index_that_finds_the_same(
     objects = store.workspace.objects
     for name in ("MIN_INDEXED_ROWS", "MIN_VECTOR_INDEX_ROWS", "EXACT_SEARCH_ROWS"):
         monkeypatch.setattr(memory_vectors, name, 100)
-    monkeypatch.setattr(nearest, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
+    monkeypatch.setattr(indexes, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
     compact_vectors(store.workspace, store.hierarchy.entity(ACME), timedelta(0))
     table = VectorTable(objects, store.hierarchy.entity(ACME), embedder.fingerprint)
     assert is_indexed(table.open())

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from driftline.storage import nearest, queries
+from driftline.storage import indexes, queries
 from driftline.storage.entities import Entity
 from driftline.storage.filters import LineFilter
 from driftline.storage.indexes import maintain
@@ -88,7 +88,7 @@ def through_the_index() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "EXACT_SEARCH_ROWS", -1)
         patch.setattr(queries, "EXACT_SEARCH_SHARE", -1)
-        patch.setattr(nearest, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
+        patch.setattr(indexes, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
         yield
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from driftline.storage import nearest, queries
+from driftline.storage import indexes, queries
 from driftline.storage.entities import Entity
 from driftline.storage.indexes import maintain
 from driftline.storage.lines import LineTable
@@ -67,7 +67,7 @@ def indexed(table: LineTable, rows: list[Row]) -> Iterator[LineTable]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
         patch.setattr(queries, "EXACT_SEARCH_SHARE", 0)
-        patch.setattr(nearest, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
+        patch.setattr(indexes, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
         yield table
 
 

@@ -148,6 +148,34 @@ def test_every_form_of_a_word_that_has_its_stem_is_counted(word: str) -> None:
     assert counts[:, 0].all()
 
 
+def test_stemming_changes_the_last_letter_at_most() -> None:
+    endings = [
+        "s",
+        "es",
+        "ed",
+        "ing",
+        "ies",
+        "ied",
+        "y",
+        "ily",
+        "ly",
+        "ally",
+        "ity",
+        "ability",
+        "ibility",
+        "ization",
+        "ational",
+        "ation",
+        "fulness",
+        "ousness",
+        "iveness",
+        "ogy",
+    ]
+    beginnings = ("hop", "hopp", "car", "happ", "gener", "activ", "fl", "sk", "d", "l", "t", "relat", "org", "us", "w")
+    for word in (beginning + ending for beginning in beginnings for ending in endings):
+        assert all(ranking._beginning(stem) in word for stem in terms(word)), word
+
+
 @pytest.mark.parametrize(
     "line",
     [
