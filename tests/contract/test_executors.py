@@ -29,6 +29,7 @@ from driftline.storage.workspace import Workspace
 from driftline.tasks.batch import BatchSpec
 from driftline.tasks.context import ModelRef, TaskContext
 from driftline.tasks.scan import plan_partitions
+from tests.processes import runs
 
 COLUMNS = ("id", "entity", "path", "line_number", "text", "vector", "parent_dirs", "ext", "hash")
 START_SECONDS = 100
@@ -363,15 +364,6 @@ def test_a_task_that_kills_every_worker_ends_in_one_clear_error(local: Executor)
         list(local.map(_kill_always, [1]))
 
 
-def _is_worker(process: Any) -> bool:
-    import psutil
-
-    try:
-        return "spawn_main" in " ".join(process.cmdline())
-    except psutil.Error:  # it has just ended
-        return False
-
-
 @pytest.mark.usefixtures("small_batches")
 def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
     runner: Runner, expected: list[tuple[Any, Any]]
@@ -388,7 +380,7 @@ def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
             if not list(versions.glob(f"*.lance/_versions/*{'*' * len(killed)}")):
                 continue
             for process in psutil.Process().children(recursive=True):
-                if process.pid not in killed and _is_worker(process):
+                if process.pid not in killed and runs(process, "spawn_main"):
                     process.kill()
                     killed.append(process.pid)
                     break

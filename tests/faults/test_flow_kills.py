@@ -17,6 +17,7 @@ from tests.compose import compose_command
 from tests.deployed import Site, until
 from tests.oracle import assert_nothing_staged, save_tiny_model
 from tests.prefect_server import PrefectServer, free_port, started
+from tests.processes import runs, stands_still
 
 # a server, workers and six runs, on a machine that may be busy
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("prefect")]
@@ -81,13 +82,13 @@ def paused_run(site: Site, worker: psutil.Process, executor: str = "inline") -> 
     run = site.trigger(INDEX, {"env": {"PAUSE": PAUSE}}, executor=executor)
     found: list[psutil.Process] = []
 
-    def stands_still() -> bool:
-        flows = [one for one in worker.children(recursive=True) if "prefect.engine" in " ".join(one.cmdline())]
-        found[:] = [one for one in flows if one.status() == psutil.STATUS_STOPPED]
+    def pauses() -> bool:
+        flows = [one for one in worker.children(recursive=True) if runs(one, "prefect.engine")]
+        found[:] = filter(stands_still, flows)
         assert site.run(run)["state_type"] in ("SCHEDULED", "PENDING", "RUNNING"), site.log_of(run)
         return bool(found)
 
-    until(stands_still, "the third commit")
+    until(pauses, "the third commit")
     assert before < len(list(folder.glob("_index_delta_*"))) < before + FILES // 4
     (flow,) = found
     yield run, flow

@@ -17,6 +17,7 @@ import pytest
 from driftline.storage.entities import Entity
 from driftline.storage.workspace import Workspace
 from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, indexed_rows, save_tiny_model
+from tests.processes import runs
 
 PROGRAM = Path(__file__).with_name("small_run.py")
 ENTITY = Entity.parse("source:tree")
@@ -96,7 +97,7 @@ def test_a_worker_killed_in_the_middle_of_a_run_is_made_good(tmp_path: Path, tin
     deadline = time.monotonic() + 60
     while not list(workspace.rglob("_index_delta_*")) and time.monotonic() < deadline:
         time.sleep(0.02)
-    workers = [child for child in psutil.Process(process.pid).children() if is_worker(child)]
+    workers = [child for child in psutil.Process(process.pid).children() if runs(child, "spawn_main")]
     assert len(workers) == 2
     workers[0].kill()
     output, errors = process.communicate(timeout=100)
@@ -105,8 +106,3 @@ def test_a_worker_killed_in_the_middle_of_a_run_is_made_good(tmp_path: Path, tin
     opened = Workspace.open(str(workspace))
     assert_in_step(opened, ENTITY, files_below(tree))
     assert_nothing_staged(opened)
-
-
-def is_worker(process: psutil.Process) -> bool:
-    """Not the resource tracker that multiprocessing starts beside the workers."""
-    return "resource_tracker" not in " ".join(process.cmdline())
