@@ -30,6 +30,8 @@ DEFAULT_WORKERS = 2
 IN_FLIGHT_PER_SLOT = 2
 """Batches handed out per worker: one that runs and one that waits, so that memory is bounded and no worker idles."""
 CONNECT_TIMEOUT_SECONDS = 10
+NO_WORKERS_TIMEOUT_SECONDS = 60
+"""So long tasks wait for a local worker: Dask starts dead ones anew, but not those that die while they start."""
 
 Spec = TypeVar("Spec")
 Result = TypeVar("Result")
@@ -116,7 +118,11 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         from distributed import Client, LocalCluster
 
         with ExitStack() as stack:
-            stack.enter_context(dask.config.set({"distributed.comm.timeouts.connect": f"{CONNECT_TIMEOUT_SECONDS}s"}))
+            timeouts = {
+                "distributed.comm.timeouts.connect": f"{CONNECT_TIMEOUT_SECONDS}s",
+                "distributed.scheduler.no-workers-timeout": f"{NO_WORKERS_TIMEOUT_SECONDS}s",
+            }
+            stack.enter_context(dask.config.set(timeouts))
             if self._address is None:
                 scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="driftline-dask-"))
                 cluster = stack.enter_context(
@@ -185,7 +191,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         from distributed import as_completed
         from distributed.client import FutureCancelledError
         from distributed.comm.core import CommClosedError
-        from distributed.scheduler import KilledWorker
+        from distributed.scheduler import KilledWorker, NoWorkerError
 
         rest = iter(specs)
         limit = self.slots * IN_FLIGHT_PER_SLOT
@@ -202,6 +208,12 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                         "A batch has killed several workers one after another",
                         str(error.last_worker),
                         "Give the workers more memory, or exclude what they choke on.",
+                    ) from error
+                except NoWorkerError as error:
+                    raise ExecutorError(
+                        f"There are no workers left, for {error.timeout:.0f} s now",
+                        self._address or "local",
+                        "Look for what ends them (memory?), and run it again.",
                     ) from error
                 except (FutureCancelledError, CommClosedError) as error:
                     raise ExecutorError(

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from driftline.flows import source_run
-from driftline.flows.executors import Executor, InlineExecutor, open_executor
+from driftline.flows.executors import DaskExecutor, Executor, InlineExecutor, open_executor
 from driftline.flows.pipeline import IndexRequest, index_sources
 from driftline.flows.report import IndexReport
 from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
@@ -29,7 +29,6 @@ from driftline.storage.workspace import Workspace
 from driftline.tasks.batch import BatchSpec
 from driftline.tasks.context import ModelRef, TaskContext
 from driftline.tasks.scan import plan_partitions
-from tests.processes import runs
 
 COLUMNS = ("id", "entity", "path", "line_number", "text", "vector", "parent_dirs", "ext", "hash")
 START_SECONDS = 100
@@ -359,40 +358,53 @@ def test_a_worker_that_is_killed_is_made_good(local: Executor, tmp_path: Path) -
     assert (tmp_path / "killed").exists()
 
 
-def test_a_task_that_kills_every_worker_ends_in_one_clear_error(local: Executor) -> None:
-    with pytest.raises(ExecutorError, match="killed several workers"):
-        list(local.map(_kill_always, [1]))
+def test_a_task_that_kills_every_worker_ends_in_one_clear_error(context: TaskContext) -> None:
+    # Of its own: what dies while it starts is not started anew.
+    with DaskExecutor(None, 2) as executor:
+        executor.start(context, [])
+        with pytest.raises(ExecutorError, match="killed several workers"):
+            list(executor.map(_kill_always, [1]))
+
+
+def test_tasks_do_not_wait_for_workers_that_never_come(context: TaskContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("driftline.flows.executors.NO_WORKERS_TIMEOUT_SECONDS", 1)
+    with DaskExecutor(None, 1) as executor:
+        executor.start(context, [])
+        executor._client.retire_workers()
+        with pytest.raises(ExecutorError, match="no workers left"):
+            list(executor.map(_double, range(10)))
 
 
 @pytest.mark.usefixtures("small_batches")
 def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
-    runner: Runner, expected: list[tuple[Any, Any]]
+    runner: Runner, expected: list[tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import psutil
-
+    workers: list[int] = []
     killed: list[int] = []
     over = threading.Event()
+    start = DaskExecutor.start
 
-    def kill_some() -> None:
-        """Two workers, as soon as there is something that a commit may have put into the table."""
-        versions = runner.workspace / "org:default" / "_tables"
+    def start_and_tell(executor: DaskExecutor, *arguments: Any, **options: Any) -> None:
+        start(executor, *arguments, **options)
+        workers.extend(executor._client.run(os.getpid).values())
+
+    def kill_both() -> None:
+        """One worker when there is a first version of the table, the other one when there is a second."""
+        tables = runner.workspace / "org:default" / "_tables"
         while not over.wait(0.002) and len(killed) < 2:
-            if not list(versions.glob(f"*.lance/_versions/*{'*' * len(killed)}")):
-                continue
-            for process in psutil.Process().children(recursive=True):
-                if process.pid not in killed and runs(process, "spawn_main"):
-                    process.kill()
-                    killed.append(process.pid)
-                    break
+            if len(list(tables.glob("*.lance/_versions/*.manifest"))) > len(killed) < len(workers):
+                os.kill(workers[len(killed)], signal.SIGKILL)
+                killed.append(workers[len(killed)])
 
-    killer = threading.Thread(target=kill_some)
+    monkeypatch.setattr(DaskExecutor, "start", start_and_tell)
+    killer = threading.Thread(target=kill_both)
     killer.start()
     try:
         report = runner.index(Choice("local", 2))
     finally:
         over.set()
         killer.join()
-    assert killed
+    assert len(killed) == 2
     first, first_rows = expected[0]
     assert_same(rows(runner.workspace), first_rows)
     assert counts(report) == first
