@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
@@ -42,14 +43,16 @@ class Hit:
 def hits(workspace: Workspace, windows: Sequence[Window], n_lines: int) -> Iterator[Hit]:
     """``windows``, best first, with their text and ``n_lines`` of context on each side."""
     read = _read(workspace, windows, context=n_lines > 0)
+    unchanged_text = cache(_unchanged_text)  # several windows may be of one document
     for rank, window in enumerate(windows, start=1):
         document = read.get((window.entity, window.path))
-        unchanged = is_unchanged(document, window.hash)
+        text = unchanged_text(document, window.hash)
+        unchanged = text is not None
         start, end = max(0, window.first - n_lines), window.last + n_lines
         if not n_lines:
             start, context = window.best, [window.text]
-        elif unchanged and isinstance(document, bytes):
-            context = lines_between(decode(document)[0], start, end)
+        elif text is not None:
+            context = lines_between(text, start, end)
         else:
             context = _indexed_lines(workspace, window, start, end)
         judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged)
@@ -67,6 +70,11 @@ def hits(workspace: Workspace, windows: Sequence[Window], n_lines: int) -> Itera
             freshness=judged.state.value if judged else None,
             line_now=judged.line if judged else None,
         )
+
+
+def _unchanged_text(document: Read | None, indexed_hash: str) -> str | None:
+    """The text of a document that still has the content whose hash stands in its rows; None of any other."""
+    return decode(document)[0] if isinstance(document, bytes) and is_unchanged(document, indexed_hash) else None
 
 
 def _read(workspace: Workspace, windows: Sequence[Window], context: bool) -> dict[tuple[str, str], Read]:

@@ -1,10 +1,10 @@
-"""Evidence for storage/adr/0002 and 0003: the type of the vector column, and the kind of vector index.
+"""Evidence for storage/adr/0002, 0003, 0008 and 0009: the type of the vector column, and the kind of vector index.
 
     .venv/bin/python tests/benchmarks/index_kinds.py
 
 The vectors of one tree are written as float16 and as float32, each with every kind of index. Recall is that of the
 answer's lines among the ten best by exact float32 cosine. Builds are quoted in CPU seconds, since other work on the
-host moves the clock; all searches probe all partitions, those of RQ and PQ refine more.
+host moves the clock. Searches probe all partitions unless a kind says less, and those of RQ and PQ refine more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from driftline.storage.workspace import Workspace
 from driftline.tasks.embedding import WordTableEmbedder
 
 TOP_K = 10
-ALL_PROBES = 1_000_000
 SHARES = (0.1, 0.01)
 ROWS_PER_FILE = 65_536
 
@@ -45,9 +44,19 @@ class Kind:
     partition_rows: int = 262_144
     refine: int = 3
     sub_vectors: int | None = None
+    bits: int | None = None
+    probed: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.name} {self.metric}, {self.partition_rows // 1024}k rows, refine {self.refine}"
+        bits = "" if self.bits is None else f" {self.bits} bit"
+        probed = "" if self.probed == 1 else f", {self.probed:.0%} probed"
+        return f"{self.name}{bits} {self.metric}, {self.partition_rows // 1024}k rows, refine {self.refine}{probed}"
+
+    def partitions(self, rows: int) -> int:
+        return max(1, rows // self.partition_rows)
+
+    def probes(self, rows: int) -> int:
+        return max(1, int(self.probed * self.partitions(rows)))
 
 
 KINDS = (
@@ -57,6 +66,8 @@ KINDS = (
     Kind("IVF_SQ", metric="cosine"),
     Kind("IVF_SQ", metric="dot"),
     Kind("IVF_RQ", refine=50),
+    Kind("IVF_RQ", refine=20, bits=1, partition_rows=32_768),
+    *(Kind("IVF_RQ", refine=15, bits=1, partition_rows=8_192, probed=probed) for probed in (1, 0.7, 0.5, 0.3)),
     Kind("IVF_PQ", refine=50, sub_vectors=64),
 )
 
@@ -133,9 +144,10 @@ def _column(
             name="vector_idx",
             metric=kind.metric,
             replace=True,
-            num_partitions=max(1, len(rows) // kind.partition_rows),
+            num_partitions=kind.partitions(len(rows)),
             sample_rate=SAMPLE_RATE,
             num_sub_vectors=kind.sub_vectors,
+            **({} if kind.bits is None else {"num_bits": kind.bits}),
         )
         seconds = time.process_time() - started
         (index,) = (found for found in dataset.describe_indices() if found.name == "vector_idx")
@@ -158,7 +170,11 @@ def _asked(
         times, recalls = list[float](), list[float]()
         for number, query in enumerate(exact.queries):
             nearest: dict[str, Any] = {"column": "vector", "q": query.astype(dtype), "k": TOP_K, "metric": kind.metric}
-            nearest |= {"nprobes": ALL_PROBES, "refine_factor": kind.refine} if use_index else {"use_index": False}
+            nearest |= (
+                {"nprobes": kind.probes(len(exact.vectors)), "refine_factor": kind.refine}
+                if use_index
+                else {"use_index": False}
+            )
             started = time.perf_counter()
             where = LineFilter(dirs=names).to_sql() if names else None
             found = dataset.scanner(

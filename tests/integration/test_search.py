@@ -297,6 +297,18 @@ def test_tenants_are_searched_together_or_one_by_one(corpus: Path) -> None:
 # What is never found.
 
 
+@pytest.mark.parametrize("mode", ["hybrid", "vector", "text"])
+def test_a_table_in_the_place_of_a_deleted_one_is_read_anew(tmp_path: Path, tiny_model: Path, mode: str) -> None:
+    workspace = tmp_path / "ws"
+    for source in ("web", "api"):
+        (tmp_path / source).mkdir()
+        (tmp_path / source / "a.txt").write_text("argument parser\n")
+        shutil.rmtree(workspace, ignore_errors=True)
+        dl.index(str(tmp_path / source), workspace=str(workspace), entity=f"source:{source}", model=str(tiny_model))
+        (hit,) = search_workspace(str(workspace), "argument parser", mode=mode).results
+        assert hit.source == f"org:default/project:default/source:{source}"
+
+
 def test_ledger_rows_are_neither_found_nor_counted(corpus: Path) -> None:
     opened = dl.open(str(corpus))
     table = opened.lines(opened.tenants()[0])
