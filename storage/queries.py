@@ -95,7 +95,7 @@ class LineQuery:
         """The entities that have written to the table: each has one row that is no line."""
         files = [file.path for fragment in self.dataset.get_fragments()[:1] for file in fragment.data_files()]
         # Another table may come to the same place and version, but not with the same files.
-        version = (self.dataset.uri, self.dataset.version, *files)
+        version: tuple[str | int, ...] = (self.dataset.uri, self.dataset.version, *files)
         found = _SOURCES.get(version)
         if found is None:
             found = tuple(self.dataset.to_table(columns=["entity"], filter=no_lines(None))["entity"].to_pylist())

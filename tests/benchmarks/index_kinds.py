@@ -1,4 +1,4 @@
-"""Evidence for storage/adr/0002, 0003, 0008 and 0009: the type of the vector column, and the kind of vector index.
+"""Evidence for storage/adr/0002, 0003 and 0008: the type of the vector column, and the kind of vector index.
 
     .venv/bin/python tests/benchmarks/index_kinds.py
 
@@ -51,6 +51,9 @@ class Kind:
         bits = "" if self.bits is None else f" {self.bits} bit"
         probed = "" if self.probed == 1 else f", {self.probed:.0%} probed"
         return f"{self.name}{bits} {self.metric}, {self.partition_rows // 1024}k rows, refine {self.refine}{probed}"
+
+    def options(self) -> dict[str, Any]:
+        return {} if self.bits is None else {"num_bits": self.bits}
 
     def partitions(self, rows: int) -> int:
         return max(1, rows // self.partition_rows)
@@ -147,7 +150,7 @@ def _column(
             num_partitions=kind.partitions(len(rows)),
             sample_rate=SAMPLE_RATE,
             num_sub_vectors=kind.sub_vectors,
-            **({} if kind.bits is None else {"num_bits": kind.bits}),
+            **kind.options(),
         )
         seconds = time.process_time() - started
         (index,) = (found for found in dataset.describe_indices() if found.name == "vector_idx")
