@@ -105,8 +105,7 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
 
 def _claim(plan: IndexPlan) -> IndexPlan:
     """Create the workspace where there is none, and give it its model."""
-    request = plan.request
-    workspace = Workspace.open_for_writing(request.workspace, request.storage_options)
+    workspace = Workspace.prepare(plan.workspace.objects)  # which keep what was read for the plan
     if plan.replaces is None:
         workspace = workspace.bind_model(plan.model.name, plan.model.fingerprint, plan.model.dim)
     return replace(plan, workspace=workspace)

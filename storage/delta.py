@@ -160,7 +160,7 @@ class DeltaIndex:
             list(pool.map(request_counts.for_threads(self._check_file), names))
 
     def _check_file(self, name: str) -> None:
-        with FileReader(self.objects, self._path(name), self.layout):
+        with self._open(name):
             pass
 
     def _read(self, keys: Keys, columns: Sequence[str] | None, as_of: int | None) -> pa.Table:
@@ -207,7 +207,7 @@ class DeltaIndex:
 
     def _changes(self, names: Sequence[str], keys: Keys, columns: Sequence[str]) -> pa.Table:
         def read(name: str) -> pa.Table:
-            with FileReader(self.objects, self._path(name), self.layout) as file:
+            with self._open(name) as file:
                 return file.read(keys, columns)
 
         empty = pa.schema([self.file_schema.field(name) for name in columns]).empty_table()
@@ -217,11 +217,15 @@ class DeltaIndex:
     @contextlib.contextmanager
     def _open_base(self) -> Iterator[FileReader | None]:
         try:
-            file = FileReader(self.objects, self._path(BASE), self.layout)
+            file = self._open(BASE)
         except ObjectNotFound:
             file = None
         with file or contextlib.nullcontext():
             yield file
+
+    def _open(self, name: str) -> FileReader:
+        """The base is replaced, one day; a delta is created once."""
+        return FileReader(self.objects, self._path(name), self.layout, immutable=name != BASE)
 
     def _settled(self, attempt: Callable[[], _Result]) -> _Result:
         """Run ``attempt`` until no file vanishes under it: a compaction that finishes deletes what it folded."""

@@ -91,13 +91,13 @@ class FileWriter:
 class FileReader:
     """An open file of the index; a context manager. Raises CorruptFile and WorkspaceTooNew, which name the file.
 
-    A file that vanishes raises ObjectNotFound, when it is opened or later.
+    A file that vanishes raises ObjectNotFound, when it is opened or later, unless it is ``immutable`` and kept.
     """
 
-    def __init__(self, objects: ObjectStore, path: str, layout: Layout) -> None:
+    def __init__(self, objects: ObjectStore, path: str, layout: Layout, *, immutable: bool = False) -> None:
         self._where = f"{objects.uri}/{path}"
         self._layout = layout
-        self._source = objects.open_input(path)
+        self._source = objects.open_input(path, immutable=immutable)
         try:
             with self._reading():
                 self._file = pq.ParquetFile(self._source, page_checksum_verification=True)

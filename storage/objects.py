@@ -23,9 +23,12 @@ from driftline.storage.errors import (
     UnsafeStore,
     UsageError,
 )
+from driftline.storage.kept import KeptBuffers
 from driftline.storage.local_disk import TEMPORARY_PREFIX, LocalDisk
 
 __all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
+
+MAX_KEPT_BYTES = 64 * 1024 * 1024
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
@@ -44,6 +47,7 @@ class ObjectStore:
         self.uri = uri
         self._backend = backend
         self._storage_options = dict(storage_options)
+        self._kept = KeptBuffers(0 if self.is_local else MAX_KEPT_BYTES)
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> ObjectStore:
@@ -116,9 +120,19 @@ class ObjectStore:
         """The bytes of an object and the version that ``replace`` wants. Raises ObjectNotFound."""
         return self._backend.get(_checked(path))
 
-    def open_input(self, path: str) -> pa.NativeFile:
-        """A seekable file; of a large object in a bucket only what is read is fetched. Raises ObjectNotFound."""
-        return self._backend.open_input(_checked(path))
+    def open_input(self, path: str, *, immutable: bool = False) -> pa.NativeFile:
+        """A seekable file; of a large object in a bucket only what is read is fetched. Raises ObjectNotFound.
+
+        What is ``immutable`` and not large is fetched from a bucket once, and then kept for later calls.
+        """
+        kept = self._kept.get(path) if immutable else None
+        if kept is not None:
+            return pa.BufferReader(kept)
+        found = self._backend.open_input(_checked(path))
+        if immutable and isinstance(found, pa.BufferReader):
+            self._kept.keep(path, found.read_buffer())
+            found.seek(0)
+        return found
 
     def head(self, path: str) -> ObjectInfo | None:
         """What is known of an object without reading it; None also in a missing bucket, where ``get`` raises."""

@@ -112,7 +112,11 @@ class Workspace:
     @classmethod
     def open_for_writing(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> Workspace:
         """Open a workspace, or create it. Raises UnsafeStore for a store that ignores conditional writes."""
-        objects = ObjectStore.open(uri, storage_options)
+        return cls.prepare(ObjectStore.open(uri, storage_options))
+
+    @classmethod
+    def prepare(cls, objects: ObjectStore) -> Workspace:
+        """As ``open_for_writing``, where ``objects`` are."""
         config = read_record(objects, CONFIG, WorkspaceConfig)
         if not objects.is_local:
             objects.probe_conditional_writes()
@@ -127,7 +131,7 @@ class Workspace:
         try:
             objects.create(CONFIG, fresh.model_dump_json(indent=1).encode())
         except AlreadyExists:
-            return cls.open(uri, storage_options)
+            return cls(objects, fresh).reread()
         return cls(objects, fresh)
 
     # -- the embedding that serves -----------------------------------------------------------

@@ -30,6 +30,7 @@ from driftline.storage.errors import (
 from driftline.storage.ids import new_ulid
 from driftline.storage.local_disk import LocalDisk
 from driftline.storage.objects import ObjectStore
+from driftline.storage.request_counts import by_kind, tally
 
 FIELDS = (pa.field("key", pa.string()), pa.field("value", pa.int64()))
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -257,25 +258,44 @@ def test_a_file_that_vanishes_is_read_for_again(index: DeltaIndex, monkeypatch: 
     change(index, 1, {"a": 1})
     change(index, 2, {"b": 2})
     original = ObjectStore.open_input
-    monkeypatch.setattr(ObjectStore, "open_input", lambda store, name: _compacted_first(original, store, name))
 
-    def _compacted_first(opened: Any, store: ObjectStore, name: str) -> Any:
+    def compacted_first(store: ObjectStore, name: str, **options: Any) -> Any:
         if name.endswith(BASE):
             monkeypatch.setattr(ObjectStore, "open_input", original)
             try:
-                return opened(store, name)
+                return original(store, name, **options)
             finally:
                 index.compact(now=NOON)
-        return opened(store, name)
+        return original(store, name, **options)
+
+    monkeypatch.setattr(ObjectStore, "open_input", compacted_first)
 
     assert rows(index.read()) == {"a": 1, "b": 2}
     assert index.log().deltas == ()
 
 
+def test_a_bucket_is_asked_for_a_delta_once_and_for_the_base_each_time(s3_bucket: str) -> None:
+    index = DeltaIndex(ObjectStore.open(s3_bucket), "org:a/source:b", "test", FIELDS)
+    change(index, 1, {"a": 1})
+    index.compact(now=NOON)
+    change(index, 2, {"a": 2})
+    change(index, 3, {"b": 3})
+    asked = []
+    for _ in range(3):
+        with tally() as requests:
+            index.check()
+            assert rows(index.read()) == {"a": 2, "b": 3}
+        asked.append(by_kind(requests.counts)["get"])
+    assert asked == [4, 2, 2]
+    with tally() as requests:  # by another process, say
+        assert rows(DeltaIndex(ObjectStore.open(s3_bucket), "org:a/source:b", "test", FIELDS).read())
+    assert by_kind(requests.counts)["get"] == 3
+
+
 def test_an_index_whose_files_keep_vanishing_is_an_error(disk: DeltaIndex, monkeypatch: Any) -> None:
     change(disk, 1, {"a": 1})
 
-    def vanish(store: ObjectStore, name: str) -> Any:
+    def vanish(store: ObjectStore, name: str, **_: Any) -> Any:
         raise ObjectNotFound("There is no such object", name)
 
     monkeypatch.setattr(ObjectStore, "open_input", vanish)
