@@ -155,7 +155,7 @@ class LineQuery:
         if max_distance is not None:
             found = found.filter(pc.less_equal(found["distance"], max_distance))
         order = [("distance", "ascending"), ("path", "ascending"), ("line_number", "ascending")]
-        return found.take(pc.sort_indices(found, order)).slice(0, top_k)  # sort_by takes half a millisecond
+        return found.sort_by(order).slice(0, top_k)
 
     def _scan(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
         """The lines nearest by the index or the scan that ``nearest`` asks for, unordered."""

@@ -181,21 +181,17 @@ class _Finder:
         with ThreadPoolExecutor(1) as pool:
             nearest = pool.submit(timed, "vector", lambda: self._nearest(lines))
             words = as_indexed(telling_words(self.query))
-            found = timed("text", lambda: self._blocks(words, blocks))
+            found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
             read = lines_of(found, self.query)  # while the nearest are still looked for
             return found, nearest.result(), gather(read, nearest.result())
 
-    def _blocks(self, words: str, limit: int) -> pa.Table:
-        return _best([table.blocks(words, limit) for table in self.tables], ("bm25", "descending"), limit)
-
     def _nearest(self, top_k: int) -> pa.Table:
         found = [table.nearest(self.embedded, top_k, self.max_distance) for table in self.tables]
-        return _best(found, ("distance", "ascending"), top_k)
+        return pa.concat_tables(found).sort_by("distance").slice(0, top_k)
 
 
-def _best(found: Sequence[pa.Table], order: tuple[str, str], limit: int) -> pa.Table:
-    """The first ``limit`` of the rows of tables that are each in ``order``."""
-    return found[0] if len(found) == 1 else pa.concat_tables(found).sort_by([order]).slice(0, limit)
+def _best(found: Sequence[pa.Table], limit: int) -> pa.Table:
+    return pa.concat_tables(found).sort_by([("bm25", "descending")]).slice(0, limit)
 
 
 def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
