@@ -29,6 +29,7 @@ from driftline.storage.local_disk import TEMPORARY_PREFIX, LocalDisk
 __all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Of immutable objects in a bucket, by each open store: the deltas of many commits."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
