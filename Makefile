@@ -26,23 +26,23 @@ PEERS_STAMP := $(VENV)/peers/.installed-$(subst $(eval ) ,_,$(PEERS))
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) .dev ## the virtual environment, with all that development needs
+setup: $(STAMP) ## the virtual environment, with all that development needs
 
 demo: $(STAMP) ## index a real tree of more than 1,000 files and search it
 	@bash tests/demo.sh "$(abspath $(BIN))"
 
-test: $(STAMP) .dev ## all tests (ARGS="-k name" for some)
+test: $(STAMP) ## all tests (ARGS="-k name" for some)
 	@command -v git >/dev/null || { echo "make: the tests need git (Debian: apt-get install git)" >&2; exit 1; }
 	@[ -e $(AZURITE) ] || $(MAKE) --no-print-directory azurite || echo "make: the tests of Azure are skipped" >&2
 	@command -v chromium >/dev/null || \
 		echo "make: the tests of web pages are skipped without Chromium (Debian: apt-get install chromium)" >&2
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
-soak: $(STAMP) .dev ## the long proofs in full: a minute of 13 processes, hundreds of random histories
+soak: $(STAMP) ## the long proofs in full: a minute of 13 processes, hundreds of random histories
 	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/pytest --timeout 3600 \
 		tests/faults/test_soak.py tests/faults/test_compact_crash.py tests/property $(ARGS)
 
-bench: $(STAMP) .dev peers ## every benchmark, beside its peers, into tests/benchmarks/RESULTS.md (ARGS="searching" for some)
+bench: $(STAMP) peers ## every benchmark, beside its peers, into tests/benchmarks/RESULTS.md (ARGS="searching" for some)
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS)
 
 peers: $(STAMP) $(PEERS_STAMP) ## what the benchmarks compare with
@@ -60,11 +60,11 @@ format: $(STAMP) ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(STAMP) .dev ## mypy, strict
+types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
 
-layers: $(STAMP) .dev ## import-linter: which room may import what
-	PYTHONPATH=.dev $(BIN)/lint-imports
+layers: $(STAMP) ## import-linter: which room may import what
+	$(BIN)/lint-imports
 
 check: lint types layers readme test ## all that CI runs
 
@@ -74,7 +74,7 @@ lock: $(STAMP) ## refresh requirements.lock to the newest versions that pyprojec
 	@! grep -n '://' requirements.lock
 
 clean: ## remove everything that was built
-	rm -rf $(VENV) .dev .demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): requirements.lock pyproject.toml
@@ -99,11 +99,3 @@ $(PEERS_STAMP):
 	@$(BIN)/python -m venv --clear $(VENV)/peers
 	@$(VENV)/peers/bin/python -m pip install -qq --disable-pip-version-check $(PEERS)
 	@touch $@
-
-# The rooms under their import names, for tools that read source and do not know the mapping in pyproject.toml.
-.PHONY: .dev
-.dev:
-	@mkdir -p .dev/driftline
-	@ln -sfn ../../flows ../../tasks ../../storage .dev/driftline/
-	@for file in flows/api/*.*; do ln -sfn "../../$$file" .dev/driftline/; done
-	@for link in .dev/driftline/*; do [ -e "$$link" ] || rm -f "$$link"; done

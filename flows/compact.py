@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
-from driftline.flows.artifacts import show_compaction
-from driftline.flows.compaction import CompactRequest, compact_workspace
-from driftline.flows.flow_runs import attempt, flow_progress, options_of, release_leases
-from driftline.flows.settings import DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
+from driftline.flows.config.locate import DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
+from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
+from driftline.flows.scheduling.artifacts import show_compaction
+from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
 
 
 @flow(

@@ -12,10 +12,10 @@ from prefect.events import emit_event
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from driftline.flows.artifacts import show_index
-from driftline.flows.flow_runs import attempt, flow_progress, options_of, release_leases
-from driftline.flows.pipeline import IndexRequest, index_sources
-from driftline.flows.settings import DEFAULT_MAX_DELTAS, DEFAULT_MAX_FILE_BYTES
+from driftline.flows.config.locate import DEFAULT_MAX_DELTAS, DEFAULT_MAX_FILE_BYTES
+from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.scheduling.artifacts import show_index
+from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
 
 DELTAS_EVENT = "driftline.deltas.threshold"
 """Tells that a source has so many deltas that it should be compacted; prefect.yaml has the trigger."""

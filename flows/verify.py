@@ -6,9 +6,9 @@ from typing import Any
 
 from prefect import flow
 
-from driftline.flows.artifacts import show_verification
-from driftline.flows.flow_runs import attempt, flow_progress, options_of, release_leases
-from driftline.flows.verification import VerifyRequest, verify_workspace
+from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
+from driftline.flows.scheduling.artifacts import show_verification
+from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
 from driftline.storage.errors import StorageError
 
 

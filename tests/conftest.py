@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.proxies import Proxy
-from tests.s3_server import S3Server, running_s3
+from tests.servers.proxies import Proxy
+from tests.servers.s3_server import S3Server, running_s3
 
-pytest_plugins = ("tests.emulators", "tests.postgres_server", "tests.prefect_server")
+pytest_plugins = ("tests.servers.emulators", "tests.servers.postgres_server", "tests.servers.prefect_server")
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +97,9 @@ FAMILIES = (
 @pytest.fixture(scope="session", params=FAMILIES)
 def model_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model2vec directory of each tokenizer family."""
-    families = runpy.run_path(str(Path(__file__).with_name("families.py")))  # loads model2vec: not for every test run
+    families = runpy.run_path(
+        str(Path(__file__).with_name("support") / "families.py")
+    )  # loads model2vec: not for every test run
     folder: Path = families["save_family"](request.param, tmp_path_factory.mktemp(request.param))
     return folder
 
@@ -105,7 +107,7 @@ def model_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model2vec directory of 24 dimensions with random vectors: loads at once, and equal lines are equal vectors."""
-    families = runpy.run_path(str(Path(__file__).with_name("families.py")))
+    families = runpy.run_path(str(Path(__file__).with_name("support") / "families.py"))
     folder: Path = families["save_family"]("wordpiece", tmp_path_factory.mktemp("tiny-model"))
     return folder
 
@@ -126,7 +128,7 @@ class Outcome:
 @pytest.fixture
 def driftline(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """The command line, in this process: ``driftline("index", tree, "--json").json``."""
-    from driftline.flows.cli import main
+    from driftline.flows.commands.main import main
 
     monkeypatch.delenv("DRIFTLINE_WORKSPACE", raising=False)
 

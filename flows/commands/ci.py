@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, FAILED, ConfigOption, JsonOption, WorkspaceOption, app
-from driftline.flows.settings import workspace_for_indexing
+from driftline.flows.config.locate import workspace_for_indexing
 from driftline.storage.errors import DriftlineError, UsageError
 
 if TYPE_CHECKING:
-    from driftline.flows.ci import CiReport
+    from driftline.flows.ci.run import CiReport
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 
@@ -59,12 +59,12 @@ def ci(
 
     Exit code 3 when it fails, or when the index is older than --max-staleness allows.
     """
-    from driftline.flows.builds import Build
-    from driftline.flows.ci import CiReport, CiRequest, run_ci, sources_here
-    from driftline.flows.ci_summary import lines
-    from driftline.flows.configuration import find_config, load_config
-    from driftline.flows.display import print_json, printable
-    from driftline.flows.progress import open_progress
+    from driftline.flows.ci.build import Build
+    from driftline.flows.ci.run import CiReport, CiRequest, run_ci, sources_here
+    from driftline.flows.ci.summary import lines
+    from driftline.flows.config.toml_file import find_config, load_config
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.output.terminal import print_json, printable
 
     if deployment and (sources or config or max_staleness is not None):
         raise UsageError("--deployment knows what to index", fix="Leave out SOURCE, --config and --max-staleness.")
@@ -106,7 +106,7 @@ def ci(
 def _summarise(report: CiReport, file: Path | None, error: DriftlineError | None) -> None:
     if file is None:
         return
-    from driftline.flows.ci_summary import markdown
+    from driftline.flows.ci.summary import markdown
 
     try:
         with file.open("a", encoding="utf-8", errors="backslashreplace") as summary:

@@ -37,13 +37,13 @@ def deploy(
     as_json: JsonOption = False,
 ) -> int:
     """Register schedules for the sources of driftline.toml with a Prefect server, for workers to run."""
-    from driftline.flows.configuration import open_config
-    from driftline.flows.deployments import deployments_of
+    from driftline.flows.config.toml_file import open_config
+    from driftline.flows.scheduling.deployments import deployments_of
 
     wanted = deployments_of(open_config(config, os.environ, Path.cwd()), executor=executor, prefix=prefix)
     _prepare_environment()
-    from driftline.flows.display import print_json
-    from driftline.flows.registration import register, server_url
+    from driftline.flows.output.terminal import print_json
+    from driftline.flows.scheduling.registration import register, server_url
 
     url = server_url()
     names, paused = register(wanted, pool=pool)
@@ -67,13 +67,13 @@ def serve(
     prefix: PrefixOption = "",
 ) -> int:
     """Run the sources of driftline.toml on schedule on this machine, with a Prefect server of its own if need be."""
-    from driftline.flows.configuration import open_config
-    from driftline.flows.deployments import deployments_of
+    from driftline.flows.config.toml_file import open_config
+    from driftline.flows.scheduling.deployments import deployments_of
 
     configuration = open_config(config, os.environ, Path.cwd())
     wanted = deployments_of(configuration, executor=executor, prefix=prefix)
     _prepare_environment()
-    from driftline.flows.serving import serve as serve_deployments
+    from driftline.flows.scheduling.serving import serve as serve_deployments
 
     def tell(text: str) -> None:
         typer.echo(text)

@@ -36,9 +36,9 @@ def grep(
     as_json: JsonOption = False,
 ) -> int:
     """Find the lines of FILE that mean QUERY, without an index. Exit code 1 when there are none."""
-    from driftline.flows.display import print_json, print_search, printable
-    from driftline.tasks.grep import grep as search_texts
-    from driftline.tasks.grep import open_embedder, read_texts
+    from driftline.flows.output.terminal import print_json, print_search, printable
+    from driftline.tasks.search.grep import grep as search_texts
+    from driftline.tasks.search.grep import open_embedder, read_texts
 
     skipped: list[tuple[str, SkipReason]] = []
     texts = read_texts(files, sys.stdin.buffer.read, lambda path, reason: skipped.append((path, reason)))

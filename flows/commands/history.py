@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, JsonOption, WorkspaceOption, app
-from driftline.flows.settings import workspace_for_reading
+from driftline.flows.config.locate import workspace_for_reading
 from driftline.storage.errors import UsageError
 
 
@@ -21,10 +21,10 @@ def runs(
 ) -> int:
     """List what was done to the workspace, newest first."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
-    from driftline.flows.configuration import options_for
-    from driftline.flows.display import print_json, print_runs
-    from driftline.flows.ledger import newest_runs, to_row
-    from driftline.storage.workspace import Workspace
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.output.run_series import newest_runs, to_row
+    from driftline.flows.output.terminal import print_json, print_runs
+    from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target, os.environ, Path.cwd()))
     result = {"workspace": opened.objects.uri, "runs": [to_row(run) for run in newest_runs(opened, limit)]}
@@ -48,11 +48,11 @@ def report(
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
     from datetime import UTC, datetime
 
-    from driftline.flows.configuration import options_for, prices_for
-    from driftline.flows.display import print_json, printable
-    from driftline.flows.html_report import render
-    from driftline.flows.ledger import newest_runs
-    from driftline.storage.workspace import Workspace
+    from driftline.flows.config.toml_file import options_for, prices_for
+    from driftline.flows.output.html_report import render
+    from driftline.flows.output.run_series import newest_runs
+    from driftline.flows.output.terminal import print_json, printable
+    from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target, os.environ, Path.cwd()))
     found = newest_runs(opened, limit)

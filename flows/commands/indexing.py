@@ -18,7 +18,7 @@ from driftline.flows.commands.app import (
     WorkspaceOption,
     app,
 )
-from driftline.flows.settings import DEFAULT_MAX_FILE_BYTES, workspace_for_indexing, workspace_for_reading
+from driftline.flows.config.locate import DEFAULT_MAX_FILE_BYTES, workspace_for_indexing, workspace_for_reading
 from driftline.storage.errors import UsageError
 
 
@@ -60,8 +60,8 @@ def index(
 
     With --all, a source that fails does not stop the others; the exit code is 3 then.
     """
-    from driftline.flows.configuration import open_config
-    from driftline.flows.display import print_index, print_json
+    from driftline.flows.config.toml_file import open_config
+    from driftline.flows.output.terminal import print_index, print_json
 
     configuration = None
     if every:
@@ -73,9 +73,9 @@ def index(
         fix = "Name a folder or a bucket, or use --all for those of a driftline.toml."
         raise UsageError("--config goes with --all" if config else "No SOURCE was given", fix=fix)
     target = workspace_for_indexing(workspace, sources or (), os.environ, Path.cwd(), configuration)
-    from driftline.flows.pipeline import IndexRequest, index_sources
-    from driftline.flows.plan import requests_of
-    from driftline.flows.progress import open_progress
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.runs.index_run import IndexRequest, index_sources
+    from driftline.flows.runs.plan import requests_of
 
     request = IndexRequest(
         sources=requests_of(configuration.sources) if configuration else tuple(sources or ()),
@@ -115,9 +115,9 @@ def remove(
 ) -> int:
     """Forget a source: delete its documents and lines from the index, never its files."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
-    from driftline.flows.configuration import options_for
-    from driftline.flows.display import print_json
-    from driftline.flows.pipeline import remove_source
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.output.terminal import print_json
+    from driftline.flows.runs.index_run import remove_source
 
     options = options_for(target, os.environ, Path.cwd())
     result = remove_source(target, entity, storage_options=options).to_dict()

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, FAILED, ExecutorOption, JsonOption, WorkersOption, WorkspaceOption, app
-from driftline.flows.logs import writes_json
-from driftline.flows.settings import DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS, workspace_for_reading
+from driftline.flows.config.locate import DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS, workspace_for_reading
+from driftline.flows.output.logs import writes_json
 
 
 @app.command()
@@ -34,10 +34,10 @@ def compact(
 ) -> int:
     """Keep the workspace small and quick to read: fold deltas, merge fragments, remove old versions."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
-    from driftline.flows.compaction import CompactRequest, compact_workspace
-    from driftline.flows.configuration import options_for
-    from driftline.flows.display import print_compact, print_json
-    from driftline.flows.progress import open_progress
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.output.terminal import print_compact, print_json
+    from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
 
     options = options_for(target, os.environ, Path.cwd())
     request = CompactRequest(target, entity, max_deltas, retention_seconds, executor, workers, wait, options)
@@ -63,10 +63,10 @@ def cleanup(
 ) -> int:
     """Find what crashed or superseded runs left in the workspace; with --delete, delete it."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
-    from driftline.flows.cleaning import CleanupRequest, clean_workspace
-    from driftline.flows.configuration import options_for
-    from driftline.flows.display import print_cleanup, print_json
-    from driftline.flows.progress import open_progress
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.output.terminal import print_cleanup, print_json
+    from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 
     options = options_for(target, os.environ, Path.cwd())
     request = CleanupRequest(target, max_age_seconds, dry_run, storage_options=options)
@@ -89,10 +89,10 @@ def verify(
 ) -> int:
     """Check the workspace against itself. Exit code 3 when anything is wrong."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
-    from driftline.flows.configuration import options_for
-    from driftline.flows.display import print_json, print_verify
-    from driftline.flows.progress import open_progress
-    from driftline.flows.verification import VerifyRequest, verify_workspace
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.output.terminal import print_json, print_verify
+    from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
 
     request = VerifyRequest(target, repair, options_for(target, os.environ, Path.cwd()))
     with open_progress() as progress:

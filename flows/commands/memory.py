@@ -17,7 +17,7 @@ from driftline.flows.commands.app import DONE, NOTHING_FOUND, JsonOption, Worksp
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
-    from driftline.storage.memory import MemoryStore
+    from driftline.storage.memory.store import MemoryStore
 
 memory = typer.Typer(help="Keep JSON values under keys, owned by an entity, and find them again.")
 app.add_typer(memory, name="memory")
@@ -68,7 +68,7 @@ def get(
     as_json: JsonOption = False,
 ) -> int:
     """Print the value of a key; with --json, the whole entry. Exit code 1 when there is none."""
-    from driftline.flows.ltm import entry_to_dict
+    from driftline.flows.memory.dict_backend import entry_to_dict
 
     with _opened(workspace, config) as store:
         entry = store.retrieve(key, scope)
@@ -88,7 +88,7 @@ def list_entries(
     as_json: JsonOption = False,
 ) -> int:
     """List the keys at and below an entity, with owner and size, from its index. Exit code 1 when there are none."""
-    from driftline.flows.memory_configuration import load_memory_configuration, open_listing
+    from driftline.flows.memory.settings import load_memory_configuration, open_listing
 
     with _opened(workspace, config) as store:
         store.flush()
@@ -113,7 +113,7 @@ def search(
     as_json: JsonOption = False,
 ) -> int:
     """Find the entries that mean QUERY. Exit code 1 when there are none."""
-    from driftline.flows.ltm import entry_to_dict
+    from driftline.flows.memory.dict_backend import entry_to_dict
 
     with _opened(workspace, config) as store:
         hits = store.search_memory(query, top_k, _fields(fields), scope)
@@ -168,10 +168,10 @@ def rebuild(
 @contextmanager
 def _opened(workspace: str | None, config: str | None, *, create: bool = False) -> Iterator[MemoryStore]:
     """The store of a command; only ``put`` makes a workspace, and only where one was named."""
-    from driftline.flows.configuration import options_for
-    from driftline.flows.memory_configuration import load_memory_configuration, open_memory
-    from driftline.flows.settings import workspace_for_reading
-    from driftline.storage.workspace import Workspace
+    from driftline.flows.config.locate import workspace_for_reading
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.memory.settings import load_memory_configuration, open_memory
+    from driftline.storage.workspace.workspace import Workspace
 
     configuration = load_memory_configuration(config)
     uri = workspace_for_reading(workspace or configuration.storage.uri, os.environ, Path.cwd())
@@ -204,7 +204,7 @@ def _times(row: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _show(result: dict[str, Any], as_json: bool, *lines: str) -> int:
-    from driftline.flows.display import print_json, printable
+    from driftline.flows.output.terminal import print_json, printable
 
     if as_json:
         print_json(result)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from driftline.flows.commands.app import DONE, NOTHING_FOUND, ConfigOption, JsonOption, WorkspaceOption, app
-from driftline.flows.settings import workspace_for_reading
+from driftline.flows.config.locate import workspace_for_reading
 
 if TYPE_CHECKING:
-    from driftline.storage.filters import LineFilter
-    from driftline.storage.workspace import Workspace
+    from driftline.storage.lines.filters import LineFilter
+    from driftline.storage.workspace.workspace import Workspace
 
 
 @app.command()
@@ -53,16 +53,16 @@ def search(
     """Find the lines that answer QUERY. Exit code 1 when there are none."""
     within: LineFilter | None = None
     if named is not None:
-        from driftline.flows.configuration import named_workspace_filter, open_config
+        from driftline.flows.config.toml_file import named_workspace_filter, open_config
 
         configuration = open_config(config, os.environ, Path.cwd())
         within = named_workspace_filter(configuration, named)
         workspace = workspace or configuration.workspace
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
-    from driftline.flows.display import print_explanation, print_json, print_search
+    from driftline.flows.output.terminal import print_explanation, print_json, print_search
     from driftline.storage.entities import Entity
-    from driftline.storage.filters import LineFilter
-    from driftline.tasks.search import search as search_lines
+    from driftline.storage.lines.filters import LineFilter
+    from driftline.tasks.search.query import search as search_lines
 
     opened = _open(target)
     where = LineFilter(
@@ -95,15 +95,15 @@ def search(
 
 def _open(workspace: str) -> Workspace:
     """The workspace, with the storage options of ``driftline.toml`` if it is the one named there."""
-    from driftline.flows.configuration import options_for
-    from driftline.storage.workspace import Workspace
+    from driftline.flows.config.toml_file import options_for
+    from driftline.storage.workspace.workspace import Workspace
 
     return Workspace.open(workspace, options_for(workspace, os.environ, Path.cwd()))
 
 
 def _local_folders(workspace: str, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The folder of each local source that has hits, for links."""
-    from driftline.flows.settings import local_path
+    from driftline.flows.config.locate import local_path
     from driftline.storage.entities import Entity
 
     opened = _open(workspace)
@@ -119,7 +119,7 @@ def _local_folders(workspace: str, hits: Sequence[Mapping[str, Any]]) -> dict[st
 def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """Show what the workspace holds."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
-    from driftline.flows.display import print_json, print_status
+    from driftline.flows.output.terminal import print_json, print_status
 
     result = asdict(_open(target).stats())
     if as_json:
@@ -133,7 +133,7 @@ def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> in
 def sources(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """List the sources of the workspace."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
-    from driftline.flows.display import print_json, print_sources
+    from driftline.flows.output.terminal import print_json, print_sources
 
     stats = _open(target).stats()
     result = {"workspace": stats.workspace, "sources": list(stats.sources)}

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from driftline.flows.commands.app import DONE, WorkspaceOption, app
-from driftline.flows.settings import workspace_for_reading
+from driftline.flows.config.locate import workspace_for_reading
 from driftline.storage.errors import MissingExtra
 
 
@@ -23,12 +23,12 @@ def mcp(
 ) -> int:
     """Serve the workspace to MCP clients: search_lines, read_context, index_status, search_memory."""
     target = workspace_for_reading(workspace, os.environ, Path.cwd())
-    from driftline.flows.configuration import options_for
-    from driftline.flows.memory_configuration import find_memory, load_memory_configuration
-    from driftline.storage.workspace import Workspace
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.memory.settings import find_memory, load_memory_configuration
+    from driftline.storage.workspace.workspace import Workspace
 
     try:
-        from driftline.flows.mcp_server import serve_http, serve_stdio
+        from driftline.flows.mcp_server.server import serve_http, serve_stdio
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("mcp"):
             raise

@@ -44,7 +44,7 @@ import json, sys, time
 
 tree, workspace, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
-from driftline.flows.pipeline import IndexRequest, index_sources
+from driftline.flows.runs.index_run import IndexRequest, index_sources
 
 def timed(work, clock=time.perf_counter):
     started = clock()
@@ -58,7 +58,7 @@ def plain(**options):
 if __name__ == "__main__":
     told = {"first_plain": plain(), "plain": [plain() for _ in range(rounds)]}
     told["import"] = timed(lambda: __import__("driftline.flows.index"))
-    from driftline.flows import flow_runs
+    from driftline.flows.scheduling import flow_runs
     from driftline.flows.index import index
 
     def flow(**options):
@@ -184,7 +184,7 @@ def _flow(clone: Path, folder: Path, environment: Mapping[str, str], rounds: int
 def _without(clone: Path, folder: Path, rounds: int, verdict: measure.Verdict) -> None:
     """Plain ``driftline index``: the time it spends in modules that are there for Prefect only."""
     arguments = ["index", str(clone), "--workspace", str(folder / "index"), "--entity", "source:web"]
-    code = f"from driftline.flows.cli import main; main({arguments!r})"
+    code = f"from driftline.flows.commands.main import main; main({arguments!r})"
     seconds = []
     for _ in range(rounds):
         done = subprocess.run(

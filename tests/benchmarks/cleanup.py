@@ -13,15 +13,15 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from driftline.flows.cleaning import CleanupRequest, clean_workspace
-from driftline.storage import documents
-from driftline.storage.documents import Documents
+from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.storage.deltas import manifest as documents
+from driftline.storage.deltas.manifest import Documents
 from driftline.storage.entities import Entity
 from driftline.storage.ids import new_ulid
-from driftline.storage.lines import LineTable
+from driftline.storage.lines.table import LineTable
 from driftline.storage.model import DocMeta
-from driftline.storage.objects import ObjectStore
-from driftline.storage.workspace import SourceRecord, Workspace
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.workspace import SourceRecord, Workspace
 
 SOURCES = 20
 DELTAS_PER_SOURCE = 100

@@ -114,7 +114,7 @@ def model() -> Path:
     """The default embedding model as a model2vec directory, which every contender can load."""
     target = CACHE / "model"
     if not (target / "config.json").is_file():
-        from driftline.tasks.models import load, resolve_model
+        from driftline.tasks.embedding.models import load, resolve_model
 
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:

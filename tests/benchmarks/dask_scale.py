@@ -18,10 +18,10 @@ from pathlib import Path
 import corpus
 import measure
 
-from driftline.flows.executors import DaskExecutor
-from driftline.flows.source_run import BATCH_BYTES
-from driftline.storage.workspace import Workspace
-from driftline.tasks.context import ModelRef, TaskContext
+from driftline.flows.runs.executors import DaskExecutor
+from driftline.flows.runs.source_run import BATCH_BYTES
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.context import ModelRef, TaskContext
 
 MIN_EFFICIENCY = 0.85
 MAX_SHARE = 0.05

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.tasks.embedding import WordTableEmbedder
-from driftline.tasks.models import fingerprint, load, resolve_model
+from driftline.tasks.embedding.embedder import WordTableEmbedder
+from driftline.tasks.embedding.models import fingerprint, load, resolve_model
 from driftline.tasks.text import decode, split_documents
 
 MIN_LINES = 600_000

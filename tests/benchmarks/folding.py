@@ -24,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from driftline.storage.delta_files import COMPRESSION, ROW_GROUP_ROWS
-from driftline.storage.documents import Documents
+from driftline.storage.deltas.files import COMPRESSION, ROW_GROUP_ROWS
+from driftline.storage.deltas.manifest import Documents
 from driftline.storage.entities import Entity
-from driftline.storage.local_disk import LocalDisk
-from driftline.storage.objects import ObjectStore
+from driftline.storage.objects.local_disk import LocalDisk
+from driftline.storage.objects.store import ObjectStore
 
 SLACK_SECONDS = 2.0
 MAX_BYTES = 4 * 2**30

@@ -1,4 +1,4 @@
-"""Evidence for storage/adr/0002, 0003 and 0008: the type of the vector column, and the kind of vector index.
+"""Evidence for decision 0002, 0003 and 0008: the type of the vector column, and the kind of vector index.
 
     .venv/bin/python tests/benchmarks/index_kinds.py
 
@@ -25,10 +25,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from queries import TOLERANCE, choose_directories, sample_queries
 
-from driftline.storage.indexes import SAMPLE_RATE
-from driftline.storage.queries import LineFilter
-from driftline.storage.workspace import Workspace
-from driftline.tasks.embedding import WordTableEmbedder
+from driftline.storage.lines.indexes import SAMPLE_RATE
+from driftline.storage.lines.queries import LineFilter
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 TOP_K = 10
 SHARES = (0.1, 0.01)

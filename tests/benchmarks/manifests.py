@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.delta import ADD
-from driftline.storage.documents import SCHEMA, Documents, revision
+from driftline.storage.deltas.delta_index import ADD
+from driftline.storage.deltas.manifest import SCHEMA, Documents, revision
 from driftline.storage.ids import new_ulid
 
 FOLDER_DOCUMENTS = 100_000

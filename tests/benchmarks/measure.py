@@ -23,7 +23,11 @@ import psutil
 _POLL_SECONDS = 0.02
 RECORDS = "DRIFTLINE_BENCH_RECORDS"
 """Variable that names the file in which ``bench.py`` collects what the benchmarks find."""
-DRIFTLINE = (sys.executable, "-c", "import sys; from driftline.flows.cli import command_line; sys.exit(command_line())")
+DRIFTLINE = (
+    sys.executable,
+    "-c",
+    "import sys; from driftline.flows.commands.main import command_line; sys.exit(command_line())",
+)
 """The command ``driftline`` as its console script runs it, whether or not that is installed on the PATH."""
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import measure
 
-from driftline.storage.local_disk import LocalDisk
-from driftline.storage.memory import MemoryItem, MemoryStore
+from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.objects.local_disk import LocalDisk
 
 PER_SESSION, PER_USER, PROJECTS = 20, 200, 10
 BATCH = 50_000
@@ -60,7 +60,7 @@ def catalogs(with_postgres: bool) -> Iterator[tuple[str, str | None]]:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     import pytest
 
-    from tests.postgres_server import postgres
+    from tests.servers.postgres_server import postgres
 
     try:
         with postgres() as server:

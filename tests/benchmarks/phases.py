@@ -26,9 +26,9 @@ import measure
 import numpy as np
 import pyarrow as pa
 
-from driftline.storage.indexes import SCALAR_INDEXES, TEXT_COLUMN, TOKENIZER, create_vector_index
-from driftline.tasks.context import ModelRef, load_embedder
-from driftline.tasks.models import dimension, fingerprint, resolve_model
+from driftline.storage.lines.indexes import SCALAR_INDEXES, TEXT_COLUMN, TOKENIZER, create_vector_index
+from driftline.tasks.embedding.context import ModelRef, load_embedder
+from driftline.tasks.embedding.models import dimension, fingerprint, resolve_model
 
 MAX_OF_LIMITS = 2.5
 MAX_BYTES_PER_ROW = 850

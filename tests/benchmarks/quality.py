@@ -24,8 +24,8 @@ from quality_sets import Half, Query, QuerySet, code_set, prose_set
 from semble.index import SembleIndex
 from semble.types import ContentType
 
-from driftline.storage.workspace import Workspace
-from driftline.tasks.search import Mode, search
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.query import Mode, search
 
 TOP_K = 10
 CHUNK_LINES = 16

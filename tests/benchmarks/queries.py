@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.lines import LineTable
-from driftline.tasks.embedding import WordTableEmbedder
+from driftline.storage.lines.table import LineTable
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 MIN_WORDS = 4
 TOLERANCE = 1e-3

@@ -21,8 +21,8 @@ import measure
 from queries import choose_directories, sample_texts
 from searching import HEAD, measured
 
-from driftline.storage.filters import LineFilter
-from driftline.storage.workspace import Workspace
+from driftline.storage.lines.filters import LineFilter
+from driftline.storage.workspace.workspace import Workspace
 
 STEP = 4
 CHANGED_FILES = 20

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from driftline.storage.documents import Documents
+from driftline.storage.deltas.manifest import Documents
 from driftline.storage.entities import Entity
-from driftline.storage.objects import ObjectStore
-from driftline.tasks.diff import LISTING_SCHEMA, diff
+from driftline.storage.objects.store import ObjectStore
+from driftline.tasks.scanning.diff import LISTING_SCHEMA, diff
 
 CORES = 2
 PARTITION_FOLDERS = 5

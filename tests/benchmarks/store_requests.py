@@ -25,9 +25,9 @@ from obstore.store import S3Store
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from driftline.storage.request_counts import price
-from tests.proxies import Proxy
-from tests.s3_server import S3Server, running_s3
+from driftline.storage.objects.request_counts import price
+from tests.servers.proxies import Proxy
+from tests.servers.s3_server import S3Server, running_s3
 
 PAGE = 1000
 UPLOADS_AT_ONCE = 128

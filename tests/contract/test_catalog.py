@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from driftline.storage.catalog import Catalog
-from driftline.storage.catalog_tables import metadata
 from driftline.storage.errors import CatalogMismatch
+from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.catalog.tables import metadata
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from driftline.storage import buckets, delta
-from driftline.storage.buckets import Bucket
-from driftline.storage.delta import ADD, BASE, REMOVE, REMOVE_RETENTION, DeltaIndex
-from driftline.storage.delta_files import ROW_GROUP_ROWS
+from driftline.storage.deltas import delta_index as delta
+from driftline.storage.deltas.delta_index import ADD, BASE, REMOVE, REMOVE_RETENTION, DeltaIndex
+from driftline.storage.deltas.files import ROW_GROUP_ROWS
 from driftline.storage.errors import (
     CorruptFile,
     DriftlineError,
@@ -28,9 +27,11 @@ from driftline.storage.errors import (
     WorkspaceTooNew,
 )
 from driftline.storage.ids import new_ulid
-from driftline.storage.local_disk import LocalDisk
-from driftline.storage.objects import ObjectStore
-from driftline.storage.request_counts import by_kind, tally
+from driftline.storage.objects import bucket as buckets
+from driftline.storage.objects.bucket import Bucket
+from driftline.storage.objects.local_disk import LocalDisk
+from driftline.storage.objects.request_counts import by_kind, tally
+from driftline.storage.objects.store import ObjectStore
 
 FIELDS = (pa.field("key", pa.string()), pa.field("value", pa.int64()))
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)

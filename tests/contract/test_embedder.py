@@ -16,10 +16,10 @@ from model2vec import StaticModel
 from numpy.typing import NDArray
 
 from driftline.storage.model import Embedder
-from driftline.tasks import embedding
-from driftline.tasks.embedding import WordTableEmbedder
-from driftline.tasks.models import dimension, fingerprint, load_parts, resolve_model
-from driftline.tasks.words import plan_words
+from driftline.tasks.embedding import embedder as embedding
+from driftline.tasks.embedding.embedder import WordTableEmbedder
+from driftline.tasks.embedding.models import dimension, fingerprint, load_parts, resolve_model
+from driftline.tasks.embedding.words import plan_words
 
 CODE = [line for line in inspect.getsource(inspect).splitlines() if line.strip()][:1500]
 BLANKS = (

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from driftline.flows import source_run
-from driftline.flows.executors import DaskExecutor, Executor, InlineExecutor, open_executor
-from driftline.flows.pipeline import IndexRequest, index_sources
-from driftline.flows.report import IndexReport
+from driftline.flows.output.reports import IndexReport
+from driftline.flows.runs import source_run
+from driftline.flows.runs.executors import DaskExecutor, Executor, InlineExecutor, open_executor
+from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
-from driftline.storage.workspace import Workspace
-from driftline.tasks.batch import BatchSpec
-from driftline.tasks.context import ModelRef, TaskContext
-from driftline.tasks.scan import plan_partitions
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.context import ModelRef, TaskContext
+from driftline.tasks.indexing.batch import BatchSpec
+from driftline.tasks.scanning.scan import plan_partitions
 
 COLUMNS = ("id", "entity", "path", "line_number", "text", "vector", "parent_dirs", "ext", "hash")
 START_SECONDS = 100
@@ -367,7 +367,7 @@ def test_a_task_that_kills_every_worker_ends_in_one_clear_error(context: TaskCon
 
 
 def test_tasks_do_not_wait_for_workers_that_never_come(context: TaskContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("driftline.flows.executors.NO_WORKERS_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr("driftline.flows.runs.executors.NO_WORKERS_TIMEOUT_SECONDS", 1)
     with DaskExecutor(None, 1) as executor:
         executor.start(context, [])
         executor._client.retire_workers()
@@ -451,7 +451,7 @@ def test_workers_without_driftline_are_named(runner: Runner, tmp_path: Path) -> 
 def test_a_worker_that_does_not_reach_the_source_is_found_before_the_run(
     runner: Runner, context: TaskContext, tmp_path: Path, scheduler: str
 ) -> None:
-    from driftline.storage.sources import known_source
+    from driftline.storage.sources.source import known_source
 
     with open_executor(scheduler, None) as executor, pytest.raises(ExecutorError, match="shared disk") as caught:
         executor.start(context, [known_source(str(tmp_path / "only-here"))])

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from driftline.storage import processes
 from driftline.storage.errors import CorruptFile, LeaseHeld, LeaseLost, StorageError, WorkspaceTooNew
-from driftline.storage.leases import Lease, acquire
-from driftline.storage.objects import ObjectStore
+from driftline.storage.leases import process_identity as processes
+from driftline.storage.leases.lease import Lease, acquire
+from driftline.storage.objects.store import ObjectStore
 
 PATH = "org:acme/_leases/source.json"
 
 HOLDER = f"""
 import sys, time
-from driftline.storage.leases import acquire
-from driftline.storage.objects import ObjectStore
+from driftline.storage.leases.lease import acquire
+from driftline.storage.objects.store import ObjectStore
 lease = acquire(ObjectStore.open(sys.argv[1]), {PATH!r}, "run-child", ttl_seconds=float(sys.argv[2]))
 print(lease.token, flush=True)
 while True:
@@ -41,8 +41,8 @@ while True:
 RACER = f"""
 import sys
 from driftline.storage.errors import LeaseHeld
-from driftline.storage.leases import acquire
-from driftline.storage.objects import ObjectStore
+from driftline.storage.leases.lease import acquire
+from driftline.storage.objects.store import ObjectStore
 store = ObjectStore.open(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()

@@ -14,8 +14,8 @@ from sqlalchemy import Connection
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, CatalogMismatch
-from driftline.storage.memory import MemoryItem, MemoryStore
-from driftline.storage.memory_index import MemoryIndex
+from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.store import MemoryItem, MemoryStore
 
 ACME = "org:acme"
 ALICE = "org:acme/project:alpha/user:alice"

@@ -31,7 +31,7 @@ from driftline.storage.errors import (
     UnsafeStore,
     UsageError,
 )
-from driftline.storage.objects import TEMPORARY_PREFIX, ObjectStore
+from driftline.storage.objects.store import TEMPORARY_PREFIX, ObjectStore
 
 ODD_NAMES = ["a%2Fb", "with space", "~20", "org:acme", "é/日本", "a+b&c=d", "a?b#c", 'it\'s "it"', "[x]{y}^`<>*|"]
 
@@ -303,7 +303,7 @@ def test_a_local_path_may_be_given_in_several_ways(tmp_path: Path, monkeypatch: 
 
 def test_memory_is_private_and_gone_at_exit() -> None:
     code = (
-        "from driftline.storage.objects import ObjectStore\n"
+        "from driftline.storage.objects.store import ObjectStore\n"
         "store = ObjectStore.open('memory://')\n"
         "store.create('a', b'1')\n"
         "assert ObjectStore.open('memory://').head('a') is None\n"
@@ -400,7 +400,7 @@ def test_a_lock_held_by_a_killed_process_is_free(tmp_path: Path) -> None:
     version = store.create("a", b"1")
     code = (
         "import sys, time\n"
-        "from driftline.storage.objects import ObjectStore\n"
+        "from driftline.storage.objects.store import ObjectStore\n"
         "with ObjectStore.open(sys.argv[1])._backend._locked():\n"
         "    print('locked', flush=True)\n"
         "    time.sleep(60)"

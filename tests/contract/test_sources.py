@@ -22,10 +22,10 @@ from driftline.storage.errors import (
     StorageError,
     UnknownScheme,
 )
-from driftline.storage.sources import Source, open_source
-from driftline.tasks.diff import MANIFEST_SCHEMA
-from driftline.tasks.ignore import Rules
-from driftline.tasks.scan import ScanSpec, plan_partitions, scan, scan_paths
+from driftline.storage.sources.source import Source, open_source
+from driftline.tasks.scanning.diff import MANIFEST_SCHEMA
+from driftline.tasks.scanning.ignore import Rules
+from driftline.tasks.scanning.scan import ScanSpec, plan_partitions, scan, scan_paths
 
 Put = Callable[[str, bytes], None]
 ODD_NAMES = ["with space", "per%20cent", "a%2Fb", "quote'\"", "new\nline", "🙂", "é", "*?[a]", "#x", "a+b&c=d", "~"]
@@ -243,7 +243,7 @@ def test_keys_that_are_no_paths_are_reported(s3_bucket: str, s3_environment: Any
 def test_a_key_that_would_not_read_back_is_left_out_with_its_reason(
     key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from driftline.storage.sources import FileInfo
+    from driftline.storage.sources.source import FileInfo
 
     source = Source("memory://x", {}, is_local=False)
     infos = [FileInfo(key, 1, 1, "e"), FileInfo("good.py", 1, 1, "e")]

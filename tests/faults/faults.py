@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import lance
 import pytest
 
-from driftline.storage.buckets import Bucket
 from driftline.storage.errors import StorageError
-from driftline.storage.lines import LineTable
-from driftline.storage.local_disk import LocalDisk
-from driftline.storage.processes import ProcessIdentity
+from driftline.storage.leases.process_identity import ProcessIdentity
+from driftline.storage.lines.table import LineTable
+from driftline.storage.objects.bucket import Bucket
+from driftline.storage.objects.local_disk import LocalDisk
 
 _Result = TypeVar("_Result")
 

@@ -11,9 +11,13 @@ from typing import Any, Literal
 
 import pytest
 
-from driftline.storage.lines import LineTable
+from driftline.storage.lines.table import LineTable
 
-CLOCKS = ("driftline.tasks.commit.datetime", "driftline.storage.leases.datetime", "driftline.storage.delta.datetime")
+CLOCKS = (
+    "driftline.tasks.indexing.committer.datetime",
+    "driftline.storage.leases.lease.datetime",
+    "driftline.storage.deltas.delta_index.datetime",
+)
 PATIENCE_SECONDS = 60
 
 

@@ -11,10 +11,10 @@ import signal
 import sys
 import time
 
-from driftline.flows import source_run
-from driftline.flows.cli import main
-from driftline.storage import leases
-from driftline.storage.lines import LineTable
+from driftline.flows.commands.main import main
+from driftline.flows.runs import source_run
+from driftline.storage.leases import lease as leases
+from driftline.storage.lines.table import LineTable
 
 source_run.BATCH_DOCUMENTS = int(os.environ.get("BATCH_DOCUMENTS", "4"))
 source_run.BATCHES_PER_COMMIT = 1

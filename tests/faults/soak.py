@@ -26,11 +26,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from driftline.storage.delta import ADD, BASE, REMOVE, DeltaIndex
+from driftline.storage.deltas.delta_index import ADD, BASE, REMOVE, DeltaIndex
 from driftline.storage.errors import LeaseHeld
 from driftline.storage.ids import new_ulid
-from driftline.storage.leases import acquire
-from driftline.storage.objects import ObjectStore
+from driftline.storage.leases.lease import acquire
+from driftline.storage.objects.store import ObjectStore
 
 WRITERS, COMPACTORS, READERS = 8, 3, 2
 DIRECTORY = "org:a/source:b"

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from driftline.flows import cli
-from driftline.flows.cleaning import CleanupReport, CleanupRequest, clean_workspace
+from driftline.flows.commands import main as cli
+from driftline.flows.runs.cleanup_run import CleanupReport, CleanupRequest, clean_workspace
 from driftline.storage.errors import CleanupAborted, StorageError
-from driftline.storage.lines import LineTable
-from driftline.storage.local_disk import LocalDisk
-from driftline.storage.orphans import Reason
-from driftline.storage.workspace import lease_path
-from tests.leftovers import ENTITY, Corner, make_corner
-from tests.oracle import save_tiny_model
+from driftline.storage.garbage.orphans import Reason
+from driftline.storage.lines.table import LineTable
+from driftline.storage.objects.local_disk import LocalDisk
+from driftline.storage.workspace.workspace import lease_path
+from tests.support.leftovers import ENTITY, Corner, make_corner
+from tests.support.oracle import save_tiny_model
 
 READS = ("get", "open_input", "walk", "head", "directories")
 
@@ -113,7 +113,7 @@ def test_a_directory_that_cannot_be_listed_aborts(corner: Corner, monkeypatch: p
 
     before = listed(corner.uri)
     with monkeypatch.context() as patch:
-        patch.setattr("driftline.storage.local_disk.os.scandir", refuse)
+        patch.setattr("driftline.storage.objects.local_disk.os.scandir", refuse)
         with pytest.raises(CleanupAborted, match="data"):
             clean(corner)
     assert listed(corner.uri) == before

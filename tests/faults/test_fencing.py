@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from lance import LanceDataset, Transaction
 
-from driftline.storage.documents import BatchId
+from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseLost
-from driftline.storage.lines import LineTable, schema
-from driftline.storage.objects import ObjectStore
+from driftline.storage.lines.table import LineTable, schema
+from driftline.storage.objects.store import ObjectStore
 
 ENTITY = Entity.parse("source:one")
 DIM = 4

@@ -12,12 +12,12 @@ import pytest
 from distributed import Client
 
 from driftline.storage.entities import Entity
-from driftline.storage.workspace import lease_path
-from tests.compose import compose_command
-from tests.deployed import Site, until
-from tests.oracle import assert_nothing_staged, save_tiny_model
-from tests.prefect_server import PrefectServer, free_port, started
-from tests.processes import runs, stands_still
+from driftline.storage.workspace.workspace import lease_path
+from tests.servers.compose import compose_command
+from tests.servers.prefect_server import PrefectServer, free_port, started
+from tests.support.deployed import Site, until
+from tests.support.oracle import assert_nothing_staged, save_tiny_model
+from tests.support.processes import runs, stands_still
 
 # a server, workers and six runs, on a machine that may be busy
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("prefect")]

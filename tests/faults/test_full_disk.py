@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from driftline.storage.entities import Entity
-from driftline.storage.quality import SearchQuality
-from driftline.storage.workspace import Workspace
-from driftline.tasks import compact
+from driftline.storage.lines.quality import SearchQuality
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance import compact
 from tests.faults.faults import Faults, injected
-from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
 DISK_BYTES = 8 * 1024 * 1024
@@ -97,8 +97,8 @@ def index(
 ) -> Callable[..., Any]:
     """Index the tree in small batches, so that a full disk may be met between any two steps."""
     monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
-    monkeypatch.setattr("driftline.flows.source_run.BATCH_DOCUMENTS", 4)
-    monkeypatch.setattr("driftline.flows.source_run.BATCHES_PER_COMMIT", 1)
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 4)
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
 
     def run(workspace: Path) -> Any:
         command = ("index", tree, "--workspace", workspace.as_uri(), "--entity", "source:tree", "--model", model)

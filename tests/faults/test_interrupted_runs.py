@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.pipeline import IndexRequest, index_sources
+from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.workspace import Workspace
+from driftline.storage.workspace.workspace import Workspace
 from tests.faults.faults import Crash, Faults, Mode, injected
-from tests.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
 OLD_NS = 1_600_000_000_000_000_000
@@ -60,8 +60,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several commits in a small run; and no fsync, which protects from loss of power alone."""
-    monkeypatch.setattr("driftline.flows.source_run.BATCH_DOCUMENTS", 5)
-    monkeypatch.setattr("driftline.flows.source_run.BATCHES_PER_COMMIT", 1)
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 5)
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 

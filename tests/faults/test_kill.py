@@ -15,9 +15,16 @@ import psutil
 import pytest
 
 from driftline.storage.entities import Entity
-from driftline.storage.workspace import Workspace
-from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, indexed_rows, save_tiny_model
-from tests.processes import runs
+from driftline.storage.workspace.workspace import Workspace
+from tests.support.oracle import (
+    WORDS,
+    assert_in_step,
+    assert_nothing_staged,
+    files_below,
+    indexed_rows,
+    save_tiny_model,
+)
+from tests.support.processes import runs
 
 PROGRAM = Path(__file__).with_name("small_run.py")
 ENTITY = Entity.parse("source:tree")

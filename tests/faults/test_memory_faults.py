@@ -13,21 +13,22 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from driftline.flows.cleaning import CleanupRequest, clean_workspace
-from driftline.storage import catalog as catalog_module
-from driftline.storage import entry_drafts, entry_rows
-from driftline.storage.catalog import BULK_ROWS, Catalog
-from driftline.storage.catalog_tables import entries, outbox, retired_blobs
+from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 from driftline.storage.errors import CatalogConnectionError, CatalogError, ObjectNotFound, StorageError
-from driftline.storage.local_disk import LocalDisk
-from driftline.storage.memory import MemoryItem, MemoryStore
-from driftline.storage.memory_index import MemoryIndex
-from driftline.storage.memory_vectors import VectorTable
+from driftline.storage.memory.catalog import database as catalog_module
+from driftline.storage.memory.catalog import drafts as entry_drafts
+from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog.database import BULK_ROWS, Catalog
+from driftline.storage.memory.catalog.outbox import claim
+from driftline.storage.memory.catalog.tables import entries, outbox, retired_blobs
+from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.memory.vectors import VectorTable
 from driftline.storage.model import Embedder
-from driftline.storage.outbox import claim
-from driftline.tasks.embedding import WordTableEmbedder
+from driftline.storage.objects.local_disk import LocalDisk
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 from tests.faults.faults import Crash, Faults, Mode, injected
-from tests.postgres_server import PostgresServer
+from tests.servers.postgres_server import PostgresServer
 
 ACME, S1, S2 = "org:acme", "org:acme/project:p/user:u", "org:acme/project:p/user:v"
 LARGE = "a value that is not inlined " * 100
@@ -139,7 +140,7 @@ def test_a_catalog_that_stays_away_is_a_connection_error_without_a_password(
 ) -> None:
     attempts: list[float] = []
     catalog = Catalog("postgresql://someone:secret@127.0.0.1:1/nowhere")
-    monkeypatch.setattr("driftline.storage.catalog.time.sleep", attempts.append)
+    monkeypatch.setattr("driftline.storage.memory.catalog.database.time.sleep", attempts.append)
     with pytest.raises(CatalogConnectionError) as failure:
         catalog.read(lambda connection: None)
     assert len(attempts) == 3

@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.pipeline import IndexRequest, index_sources, remove_source
+from driftline.flows.runs.index_run import IndexRequest, index_sources, remove_source
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch
-from driftline.storage.workspace import Workspace
-from driftline.tasks.search import search
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.query import search
 from tests.faults.faults import Crash, Faults, Mode, injected
-from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, indexed_rows, save_tiny_model
+from tests.support.oracle import (
+    WORDS,
+    assert_in_step,
+    assert_nothing_staged,
+    files_below,
+    indexed_rows,
+    save_tiny_model,
+)
 
 ENTITY = Entity.parse("source:tree")
 
@@ -81,8 +88,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def mover(tmp_path: Path, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Mover:
-    monkeypatch.setattr("driftline.flows.source_run.BATCH_DOCUMENTS", 3)
-    monkeypatch.setattr("driftline.flows.source_run.BATCHES_PER_COMMIT", 1)
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     return Mover(tmp_path, models)
 

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from driftline.storage.entities import Entity
-from driftline.storage.workspace import Workspace
-from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+from driftline.storage.workspace.workspace import Workspace
+from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
 
 PROGRAM = Path(__file__).with_name("small_run.py")
 PATIENCE_SECONDS = 60

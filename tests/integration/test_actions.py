@@ -16,9 +16,10 @@ import yaml
 from jinja2.nativetypes import NativeEnvironment
 
 import driftline as dl
-from driftline.flows.actions import ACTIONS, register_actions
-from driftline.flows.memory_actions import MEMORY_ACTIONS
-from driftline.storage.workspace import Workspace
+from driftline.flows.actions import register_actions
+from driftline.flows.actions.memory import MEMORY_ACTIONS
+from driftline.flows.actions.search import ACTIONS
+from driftline.storage.workspace.workspace import Workspace
 
 REFERENCE = Path(__file__).parents[2] / "flows" / "YAML_REFERENCE.md"
 WORKFLOWS = re.findall(r"^```yaml\n(.*?)^```$", REFERENCE.read_text(), re.MULTILINE | re.DOTALL)
@@ -345,7 +346,7 @@ def test_what_lance_raises_is_told_as_such(notes: Registry, tree: Path) -> None:
 
 
 def test_a_defect_is_raised(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    from driftline.flows.action_handles import Handles
+    from driftline.flows.actions.handles import Handles
 
     def defect(*_: Any) -> None:
         raise ZeroDivisionError

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from driftline.storage.sources import Source
-from tests.oracle import WORDS, save_tiny_model
+from driftline.storage.sources.source import Source
+from tests.support.oracle import WORDS, save_tiny_model
 
 NOBODY = 65_534
 OLD_NS = 1_600_000_000_000_000_000
@@ -120,7 +120,7 @@ def test_wrong_use_is_told_in_one_line_and_creates_no_workspace(
     tmp_path: Path, tree: Path, driftline: Cli, monkeypatch: pytest.MonkeyPatch, kind: str, arguments: list[str],
     says: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("driftline.flows.executors.CONNECT_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr("driftline.flows.runs.executors.CONNECT_TIMEOUT_SECONDS", 1)
     given = [text.format(tmp=tmp_path, tree=tree) for text in arguments]
     if "--workspace" not in given:
         given[1:1] = ["--workspace", str(tmp_path / "workspace")]
@@ -242,7 +242,7 @@ def test_a_damaged_base_is_named_and_nothing_is_written(
     tree: Path, workspace: Path, tiny_model: Path, driftline: Cli, damage: Damage
 ) -> None:
     from driftline.storage.entities import Entity
-    from driftline.storage.workspace import Workspace
+    from driftline.storage.workspace.workspace import Workspace
 
     Workspace.open(str(workspace)).documents(Entity.parse("source:tree")).compact()
     (victim,) = workspace.glob("**/_index.parquet")

@@ -14,9 +14,9 @@ import pytest
 
 from driftline.storage.entities import Entity
 from driftline.storage.ids import new_ulid
-from driftline.storage.workspace import Workspace
-from driftline.tasks.mend import mend_source
-from tests.oracle import assert_in_step, files_below
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance.repair import mend_source
+from tests.support.oracle import assert_in_step, files_below
 
 Driftline = Callable[..., Any]
 ENTITY = Entity.parse("source:web")
@@ -110,7 +110,7 @@ def test_an_index_run_may_look_only_at_changed_paths_too(
 def test_many_deletions_of_one_commit_are_judged_by_the_whole_source(
     ci: Driftline, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.flows.source_run.GUARDED_DELETIONS", 0)
+    monkeypatch.setattr("driftline.flows.runs.source_run.GUARDED_DELETIONS", 0)
     source_of(ci("--json"))
     (repository / "src" / "a.py").unlink()
     commit(repository)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.ci_examples import github_jobs, gitlab_jobs
-from tests.prefect_server import PrefectServer
+from tests.servers.prefect_server import PrefectServer
+from tests.support.ci_examples import github_jobs, gitlab_jobs
 
 # a server, on a machine that may be busy
 pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("prefect")]
@@ -75,7 +75,7 @@ def ci(
 ) -> Iterator[Driftline]:
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from driftline.flows import ci_deployment
+    from driftline.flows.ci import deployment as ci_deployment
 
     monkeypatch.setattr(ci_deployment, "POLL_SECONDS", 0.1)
     monkeypatch.setenv("CI", "true")

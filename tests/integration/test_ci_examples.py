@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ci_examples import Job, github_jobs, gitlab_jobs
-from tests.s3_server import S3Server
+from tests.servers.s3_server import S3Server
+from tests.support.ci_examples import Job, github_jobs, gitlab_jobs
 
 BIN = Path(sys.executable).parent
 

@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 
-from driftline.flows import cli
-from driftline.flows.cleaning import CleanupReport, CleanupRequest, clean_workspace
-from driftline.flows.pipeline import IndexRequest, index_sources
-from driftline.storage.documents import BatchId
+from driftline.flows.commands import main as cli
+from driftline.flows.runs.cleanup_run import CleanupReport, CleanupRequest, clean_workspace
+from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.errors import CleanupAborted, LeaseLost, StorageError
+from driftline.storage.garbage.orphans import Reason
 from driftline.storage.ids import new_ulid
-from driftline.storage.leases import acquire
-from driftline.storage.local_disk import LocalDisk
-from driftline.storage.objects import ObjectStore
-from driftline.storage.orphans import Reason
-from driftline.storage.processes import ProcessIdentity
-from driftline.storage.runs import Runs
-from driftline.storage.workspace import CONFIG, lease_path
+from driftline.storage.leases.lease import acquire
+from driftline.storage.leases.process_identity import ProcessIdentity
+from driftline.storage.objects.local_disk import LocalDisk
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.run_history import Runs
+from driftline.storage.workspace.workspace import CONFIG, lease_path
 from tests.faults.faults import Crash, Faults, Mode, injected
-from tests.leftovers import ENTITY, SUPERSEDED, Corner, make_corner, make_old
-from tests.oracle import assert_nothing_staged, save_tiny_model
+from tests.support.leftovers import ENTITY, SUPERSEDED, Corner, make_corner, make_old
+from tests.support.oracle import assert_nothing_staged, save_tiny_model
 
 RETENTION_DAYS = 90
 
@@ -186,7 +186,7 @@ def test_a_workspace_that_does_not_see_its_own_files_is_left_alone(
 ) -> None:
     planted = local.plant()
     spelled = {f"./{path}" for path in local.table.tracked_files()}
-    monkeypatch.setattr("driftline.storage.lines.LineTable.tracked_files", lambda table: frozenset(spelled))
+    monkeypatch.setattr("driftline.storage.lines.table.LineTable.tracked_files", lambda table: frozenset(spelled))
     with pytest.raises(CleanupAborted, match="not there"):
         clean(local.uri)
     assert set(planted) <= local.paths()
@@ -224,11 +224,11 @@ def test_the_leases_are_free_again_afterwards(corner: Corner) -> None:
 
 SLOW_WRITER = """
 import sys
-from driftline.storage.documents import BatchId
+from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.ids import new_ulid
-from driftline.storage.leases import acquire
-from driftline.storage.workspace import lease_path
-from tests.leftovers import ENTITY, Corner
+from driftline.storage.leases.lease import acquire
+from driftline.storage.workspace.workspace import lease_path
+from tests.support.leftovers import ENTITY, Corner
 
 corner = Corner(None, None, sys.argv[1])
 with acquire(corner.workspace.objects, lease_path(ENTITY), "slow") as lease:
@@ -322,7 +322,7 @@ def test_a_table_that_died_before_its_first_version_goes(corner: Corner) -> None
 def test_a_crash_after_any_deletion_leaves_the_rest_for_the_next_time(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.tasks.clean.DELETE_BATCH", 1)
+    monkeypatch.setattr("driftline.tasks.maintenance.clean.DELETE_BATCH", 1)
     original = make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
     planted = original.plant()
     step = 0
@@ -361,8 +361,8 @@ def test_each_deletion_is_in_the_audit_log_and_in_the_ledger_of_its_tenant(
 
 def test_another_workspace_in_its_place_aborts(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = local.plant()
-    original = "driftline.flows.cleaning.find_orphans"
-    from driftline.storage.orphans import find_orphans
+    original = "driftline.flows.runs.cleanup_run.find_orphans"
+    from driftline.storage.garbage.orphans import find_orphans
 
     def swap(*arguments: Any, **options: Any) -> Any:
         config = Path(local.uri, CONFIG)

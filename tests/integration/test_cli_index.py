@@ -412,7 +412,7 @@ def test_a_damaged_or_newer_workspace_and_another_model_are_refused(tree: Path, 
 def test_a_wrong_model_is_refused_before_anything_is_written(
     tree: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    from driftline.flows.cli import main
+    from driftline.flows.commands.main import main
 
     monkeypatch.chdir(tree)
     assert main(["index", str(tree), "--model", model]) == 2

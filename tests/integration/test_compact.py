@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from driftline.flows import compaction
-from driftline.flows.compaction import CompactRequest, compact_workspace
-from driftline.flows.pipeline import IndexRequest, index_sources, remove_source
-from driftline.storage import indexes
-from driftline.storage.documents import BatchId
+from driftline.flows.runs import compaction_run as compaction
+from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
+from driftline.flows.runs.index_run import IndexRequest, index_sources, remove_source
+from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, RecallTooLow
-from driftline.storage.indexes import VECTOR, coverage
-from driftline.storage.leases import acquire
-from driftline.storage.lines_maintenance import plan_compaction
-from driftline.storage.quality import SearchQuality, measure
-from driftline.storage.queries import LineQuery
-from driftline.storage.runs import Runs
-from driftline.storage.workspace import Workspace, lease_path
-from tests.oracle import WORDS, assert_in_step, files_below, manifest_of, save_tiny_model
+from driftline.storage.lance.maintenance import plan_compaction
+from driftline.storage.leases.lease import acquire
+from driftline.storage.lines import indexes
+from driftline.storage.lines.indexes import VECTOR, coverage
+from driftline.storage.lines.quality import SearchQuality, measure
+from driftline.storage.lines.queries import LineQuery
+from driftline.storage.workspace.run_history import Runs
+from driftline.storage.workspace.workspace import Workspace, lease_path
+from tests.support.oracle import WORDS, assert_in_step, files_below, manifest_of, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
 SMALL_RUN = Path(__file__).parents[1] / "faults" / "small_run.py"
@@ -245,7 +245,7 @@ def test_an_index_that_misses_too_much_stops_the_compaction_before_anything_is_r
 ) -> None:
     workspace = str(tmp_path / "workspace")
     index_often(tree, workspace, model)
-    monkeypatch.setattr("driftline.tasks.compact.measure", lambda table: SearchQuality(0.001, 0.94))
+    monkeypatch.setattr("driftline.tasks.maintenance.compact.measure", lambda table: SearchQuality(0.001, 0.94))
     outcome = driftline("compact", "--workspace", workspace, "--retention-seconds", "0", "--json")
     assert (outcome.code, outcome.json["error"]) == (3, RecallTooLow.kind)
     assert "94.0%" in outcome.json["message"]
@@ -316,7 +316,7 @@ def test_a_run_can_be_looked_back_at_until_its_deltas_are_folded(tmp_path: Path,
 def test_indexing_says_when_it_is_time_to_compact(
     tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.flows.source_run.DEFAULT_MAX_DELTAS", 1)
+    monkeypatch.setattr("driftline.flows.runs.source_run.DEFAULT_MAX_DELTAS", 1)
     told = Told()
     for turn in range(2):
         write(tree, 0, 20 + turn)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose import BIN, FILE, compose_command, services
-from tests.prefect_server import PrefectServer, answers, free_port, started, wait_until
+from tests.servers.compose import BIN, FILE, compose_command, services
+from tests.servers.prefect_server import PrefectServer, answers, free_port, started, wait_until
 
 ROOT = FILE.parents[1]
 DOCKERFILE = FILE.with_name("Dockerfile")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.browser import CHROMIUM, Browser, open_browser
-from tests.deployed import Site, until
-from tests.oracle import WORDS, save_tiny_model
-from tests.prefect_server import PrefectServer
+from tests.servers.browser import CHROMIUM, Browser, open_browser
+from tests.servers.prefect_server import PrefectServer
+from tests.support.deployed import Site, until
+from tests.support.oracle import WORDS, save_tiny_model
 
 # a server, a worker and a dozen runs, on a machine that may be busy
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("prefect")]

@@ -16,9 +16,9 @@ import pytest
 
 import driftline as dl
 from driftline.storage.errors import DriftlineError, SourceNotFound
-from driftline.tasks.embedding import WordTableEmbedder
-from driftline.tasks.grep import NamedText, grep, open_embedder
-from driftline.tasks.selection import files_named
+from driftline.tasks.embedding.embedder import WordTableEmbedder
+from driftline.tasks.scanning.selection import files_named
+from driftline.tasks.search.grep import NamedText, grep, open_embedder
 from driftline.tasks.text import split_documents
 
 Driftline = Callable[..., Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.source_run import SourceRun
+from driftline.flows.runs.source_run import SourceRun
 from driftline.storage.errors import StorageError
 
 Driftline = Callable[..., Any]

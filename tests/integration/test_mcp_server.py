@@ -19,11 +19,12 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import driftline as dl
-from driftline.flows import mcp_memory, mcp_server
-from driftline.flows.mcp_server import make_server
-from driftline.flows.memory_configuration import CONFIG_VARIABLE, find_memory, load_memory_configuration
-from driftline.storage.workspace import Workspace
-from driftline.tasks.embedding import WordTableEmbedder
+from driftline.flows.mcp_server import memory as mcp_memory
+from driftline.flows.mcp_server import server as mcp_server
+from driftline.flows.mcp_server.server import make_server
+from driftline.flows.memory.settings import CONFIG_VARIABLE, find_memory, load_memory_configuration
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 START_SECONDS = 90
 Outcome = Any
@@ -310,7 +311,7 @@ def test_wrong_use_ends_before_anything_is_served(
 ) -> None:
     assert driftline("mcp", "--workspace", tmp_path / "nowhere").code == 2
     monkeypatch.setitem(sys.modules, "mcp.server", None)
-    monkeypatch.delitem(sys.modules, "driftline.flows.mcp_server")
+    monkeypatch.delitem(sys.modules, "driftline.flows.mcp_server.server")
     outcome = driftline("mcp", "--workspace", place / "ws")
     assert outcome.code == 2
     assert "driftline[mcp]" in outcome.err

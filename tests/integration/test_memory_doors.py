@@ -12,10 +12,10 @@ import pytest
 
 import driftline as dl
 from driftline.flows.actions import register_actions
-from driftline.flows.ltm import HierarchicalLTMBackend
-from driftline.flows.memory_configuration import CONFIG_VARIABLE, VARIABLES
-from driftline.storage.catalog import Catalog
+from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
+from driftline.flows.memory.settings import CONFIG_VARIABLE, VARIABLES
 from driftline.storage.errors import CatalogConnectionError, UsageError
+from driftline.storage.memory.catalog.database import Catalog
 
 OWNER = "org:acme/project:alpha/user:alice"
 LARGE = "a value that is not inlined " * 100

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from driftline.storage import indexes, memory_vectors
 from driftline.storage.errors import BadEntry, UsageError
-from driftline.storage.memory import MemoryItem, MemoryStore
-from driftline.storage.memory_upkeep import compact_vectors
-from driftline.storage.memory_vectors import VectorTable, is_indexed
-from driftline.tasks.embedding import WordTableEmbedder
+from driftline.storage.lines import indexes
+from driftline.storage.memory import vectors as memory_vectors
+from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.memory.upkeep import compact_vectors
+from driftline.storage.memory.vectors import VectorTable, is_indexed
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 ACME = "org:acme"
 S1, S2 = "org:acme/project:p/user:u/session:s1", "org:acme/project:q/user:u/session:s2"

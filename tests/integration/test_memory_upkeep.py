@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.cleaning import CleanupReport, CleanupRequest, clean_workspace
-from driftline.flows.compaction import CompactRequest, compact_workspace
-from driftline.storage import entry_rows
-from driftline.storage.catalog_tables import retired_blobs
+from driftline.flows.runs.cleanup_run import CleanupReport, CleanupRequest, clean_workspace
+from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
 from driftline.storage.errors import CatalogError, CatalogMismatch
-from driftline.storage.memory import MemoryItem, MemoryStore
-from driftline.storage.memory_index import MemoryIndex
-from driftline.storage.memory_listing import MemoryListing, Totals
-from driftline.storage.orphans import Reason
-from driftline.storage.workspace import Workspace
-from driftline.tasks.embedding import WordTableEmbedder
+from driftline.storage.garbage.orphans import Reason
+from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog.tables import retired_blobs
+from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.listing import MemoryListing, Totals
+from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 ACME, S1, S2 = "org:acme", "org:acme/project:p/user:u/session:s1", "org:acme/project:p/user:u/session:s2"
 LARGE = "a value that is not inlined " * 100

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from driftline.flows.cleaning import CleanupRequest, clean_workspace
-from driftline.flows.compaction import CompactRequest, compact_workspace
-from driftline.flows.verification import VerifyReport, VerifyRequest, verify_workspace
+from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
+from driftline.flows.runs.verification_run import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.errors import CatalogMismatch
 from driftline.storage.hierarchy import Hierarchy
-from driftline.storage.memory import MemoryItem, MemoryStore
-from driftline.storage.memory_index import MemoryIndex
-from driftline.storage.memory_vectors import VectorRow, vector_tables
-from driftline.tasks import memory_verifying
-from driftline.tasks.embedding import WordTableEmbedder
-from driftline.tasks.verify import FindingKind
+from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.memory.vectors import VectorRow, vector_tables
+from driftline.tasks.embedding.embedder import WordTableEmbedder
+from driftline.tasks.maintenance import verify_memory as memory_verifying
+from driftline.tasks.maintenance.verify import FindingKind
 
 ACME, S1 = "org:acme", "org:acme/project:a b/user:u/session:s1"
 S1_DIRECTORY = "org:acme/project:a~20b/user:u/session:s1"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.prefect_server import PrefectServer
-from tests.s3_server import S3Server
+from tests.servers.prefect_server import PrefectServer
+from tests.servers.s3_server import S3Server
 
 PROGRAM = """
 import json, sys
@@ -37,7 +37,8 @@ for name, arguments in {
         index(**there, **arguments)
     except Exception as error:
         told[name] = [isinstance(error, DriftlineError), type(error).__name__, str(error)]
-from driftline.flows import flow_runs, index as module
+from driftline.flows.scheduling import flow_runs
+from driftline.flows import index as module
 from driftline.storage.errors import LeaseHeld, StorageError
 
 def failing(kind, real=module.index_sources):
@@ -215,7 +216,7 @@ def test_the_command_line_indexes_and_searches_without_prefect_and_dask(tmp_path
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "a.py").write_text("import argparse\n")
     at = ["--workspace", str(tmp_path / "ws")]
-    code = "from driftline.flows.cli import main\n"
+    code = "from driftline.flows.commands.main import main\n"
     loaded = modules_after(
         f"{code}assert main({['index', str(tmp_path / 'tree'), '--model', str(tiny_model), *at]}) == 0"
     )
@@ -229,6 +230,6 @@ def test_the_command_line_indexes_and_searches_without_prefect_and_dask(tmp_path
     "arguments", [["--help"], ["index", "--help"], ["search", "x", "--top-k", "-1"], ["--version"]]
 )
 def test_help_and_wrong_use_load_nothing_heavy(arguments: list[str]) -> None:
-    loaded = modules_after(f"from driftline.flows.cli import main\nmain({arguments})")
+    loaded = modules_after(f"from driftline.flows.commands.main import main\nmain({arguments})")
     heavy = {"prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "fsspec", "obstore"}
     assert loaded & heavy == set()

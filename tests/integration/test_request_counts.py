@@ -15,12 +15,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from driftline.flows.display import told_requests
-from driftline.storage.buckets import USER_AGENT
-from driftline.storage.request_counts import by_kind, count, merged, phase, price, tally, watch
-from driftline.storage.sources import Source
-from tests.emulators import AZURE_ACCOUNT, AZURE_KEY
-from tests.proxies import Proxy
+from driftline.flows.output.terminal import told_requests
+from driftline.storage.objects.bucket import USER_AGENT
+from driftline.storage.objects.request_counts import by_kind, count, merged, phase, price, tally, watch
+from driftline.storage.sources.source import Source
+from tests.servers.emulators import AZURE_ACCOUNT, AZURE_KEY
+from tests.servers.proxies import Proxy
 
 Driftline = Callable[..., Any]
 

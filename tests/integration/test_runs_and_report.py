@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.html_report import render
-from driftline.flows.ledger import History, newest_runs, to_row
-from driftline.flows.plots import Series, line_plot, number
+from driftline.flows.output.html_report import render
+from driftline.flows.output.run_series import History, newest_runs, to_row
+from driftline.flows.output.svg_plots import Series, line_plot, number
 from driftline.storage.entities import Entity
 from driftline.storage.model import WorkspaceStats
-from driftline.storage.runs import RunRecord, Runs
-from driftline.storage.workspace import Workspace
+from driftline.storage.workspace.run_history import RunRecord, Runs
+from driftline.storage.workspace.workspace import Workspace
 
 Driftline = Callable[..., Any]
 START = datetime(2026, 11, 1, tzinfo=UTC)

@@ -16,11 +16,11 @@ import pytest
 
 import driftline as dl
 from driftline.storage.entities import Entity
-from driftline.storage.queries import LineFilter, nearest_lines
-from driftline.tasks import search as searching
-from driftline.tasks.hits import Hit
-from driftline.tasks.search import search, search_workspace
-from driftline.tasks.windows import MAX_WINDOW_LINES, merge_windows
+from driftline.storage.lines.queries import LineFilter, nearest_lines
+from driftline.tasks.search import query as searching
+from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.query import search, search_workspace
+from driftline.tasks.search.windows import MAX_WINDOW_LINES, merge_windows
 
 Driftline = Callable[..., Any]
 
@@ -350,7 +350,7 @@ def test_searching_and_asking_need_read_access_only(own: Path) -> None:
         path.chmod(0o555 if path.is_dir() else 0o444)
     code = (
         "import os, sys\n"
-        "from driftline.flows.cli import main\n"
+        "from driftline.flows.commands.main import main\n"
         "assert not os.access(sys.argv[1], os.W_OK)\n"
         "for command in (['search', 'subcommand', '--top-k', '1'], ['status'], ['sources']):\n"
         "    assert main([*command, '--workspace', sys.argv[1]]) == 0, command\n"

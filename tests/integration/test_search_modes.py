@@ -12,10 +12,10 @@ import pytest
 
 import driftline as dl
 from driftline.storage.entities import Entity
-from driftline.storage.filters import LineFilter
-from driftline.storage.indexes import TEXT, coverage
-from driftline.tasks.hits import Hit
-from driftline.tasks.search import Mode, SearchReport, search
+from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.indexes import TEXT, coverage
+from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.query import Mode, SearchReport, search
 
 Driftline = Callable[..., Any]
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from driftline.flows.references import resolve_options
+from driftline.flows.config.secret_references import resolve_options
 from driftline.storage.errors import UsageError
-from tests.prefect_server import PrefectServer
-from tests.s3_server import S3Server
+from tests.servers.prefect_server import PrefectServer
+from tests.servers.s3_server import S3Server
 
 Driftline = Callable[..., Any]
 SECRET = "s3cr3t-never-to-be-seen"

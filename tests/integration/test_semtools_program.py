@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.actions import semtools_search
+from driftline.flows.actions.search import semtools_search
 
 PROGRAM = """#!{python}
 import json, os, sys, time

@@ -14,10 +14,10 @@ import pytest
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.workspace import Workspace
-from tests.deployed import BIN, until
-from tests.oracle import WORDS, assert_in_step, files_below, save_tiny_model
-from tests.prefect_server import answers, free_port, started
+from driftline.storage.workspace.workspace import Workspace
+from tests.servers.prefect_server import answers, free_port, started
+from tests.support.deployed import BIN, until
+from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
 
 # a server and its runs, on a machine that may be busy
 pytestmark = pytest.mark.timeout(300)

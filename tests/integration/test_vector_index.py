@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from driftline.storage import indexes, queries
-from driftline.storage.documents import BatchId
+from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.ids import new_ulid
-from driftline.storage.indexes import maintain
-from driftline.storage.lines import LineTable, schema
-from driftline.storage.objects import ObjectStore
-from driftline.storage.queries import LineFilter, nearest_lines
+from driftline.storage.lines import indexes, queries
+from driftline.storage.lines.indexes import maintain
+from driftline.storage.lines.queries import LineFilter, nearest_lines
+from driftline.storage.lines.table import LineTable, schema
+from driftline.storage.objects.store import ObjectStore
 
 DIM = 32
 ROWS = 2_000

@@ -12,19 +12,19 @@ import lance
 import pyarrow as pa
 import pytest
 
-from driftline.flows import cli
-from driftline.flows.verification import VerifyReport, VerifyRequest, verify_workspace
-from driftline.storage import documents
-from driftline.storage.documents import BatchId
+from driftline.flows.commands import main as cli
+from driftline.flows.runs.verification_run import VerifyReport, VerifyRequest, verify_workspace
+from driftline.storage.deltas import manifest as documents
+from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.errors import WorkspaceTooNew
 from driftline.storage.ids import new_ulid
-from driftline.storage.leases import acquire
+from driftline.storage.leases.lease import acquire
 from driftline.storage.model import DocMeta
-from driftline.storage.objects import ObjectStore
-from driftline.storage.workspace import lease_path
-from driftline.tasks.verify import FindingKind
-from tests.leftovers import ENTITY, Corner, make_corner
-from tests.oracle import save_tiny_model
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.workspace import lease_path
+from driftline.tasks.maintenance.verify import FindingKind
+from tests.support.leftovers import ENTITY, Corner, make_corner
+from tests.support.oracle import save_tiny_model
 
 SOURCE = str(ENTITY)
 
@@ -212,7 +212,7 @@ def test_a_newer_format_is_no_damage(local: Corner) -> None:
 
 
 def test_an_index_that_misses_lines_is_found_and_built_anew(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("driftline.storage.indexes.MAX_UNINDEXED_ROWS", 0)
+    monkeypatch.setattr("driftline.storage.lines.indexes.MAX_UNINDEXED_ROWS", 0)
     (local.tree / "more.txt").write_text("".join(f"word{i} word{i + 1}\n" for i in range(300)))
     local.index(full=True)
     dataset = local.table.open()
@@ -221,7 +221,7 @@ def test_an_index_that_misses_lines_is_found_and_built_anew(local: Corner, monke
     assert check(local).findings == []
     # An index of the wrong rows: that of a table in which every path was another one.
     with monkeypatch.context() as patch:
-        from driftline.storage import inventory
+        from driftline.storage.lines import inventory
 
         original = inventory._finds
         lost = {local.table.open().version}
@@ -258,7 +258,7 @@ def test_a_source_that_cannot_be_reached_is_named(local: Corner) -> None:
 def test_a_reembedding_under_way_is_no_damage(
     local: Corner, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from driftline.flows.pipeline import IndexRequest, index_sources
+    from driftline.flows.runs.index_run import IndexRequest, index_sources
 
     second = tmp_path / "second"
     second.mkdir()

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftline.storage.entities import Entity
-from driftline.storage.lines import LINES_PER_BLOCK
+from driftline.storage.lines.table import LINES_PER_BLOCK
 from driftline.storage.model import DocMeta
-from driftline.tasks.candidates import gather, lines_of
-from driftline.tasks.rows import blocks, line_rows
-from driftline.tasks.windows import MAX_WINDOW_LINES, merge_windows
+from driftline.tasks.indexing.rows import blocks, line_rows
+from driftline.tasks.search.candidates import gather, lines_of
+from driftline.tasks.search.windows import MAX_WINDOW_LINES, merge_windows
 
 texts = st.text(st.characters(exclude_characters="\n", codec="utf-8"), min_size=1, max_size=6)
 documents = st.dictionaries(

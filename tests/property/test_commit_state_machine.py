@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, event, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from driftline.flows.pipeline import IndexRequest, index_sources
-from driftline.flows.report import SourceReport
+from driftline.flows.output.reports import SourceReport
+from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.workspace import Workspace
-from tests.effort import examples
+from driftline.storage.workspace.workspace import Workspace
 from tests.faults.faults import Crash, Faults, Mode, injected
-from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+from tests.support.effort import examples
+from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
 KEPT = "kept.txt"

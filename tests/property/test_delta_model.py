@@ -11,12 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from driftline.storage import delta, delta_files
-from driftline.storage.delta import ADD, REMOVE, REMOVE_RETENTION, DeltaIndex
+from driftline.storage.deltas import delta_index as delta
+from driftline.storage.deltas import files as delta_files
+from driftline.storage.deltas.delta_index import ADD, REMOVE, REMOVE_RETENTION, DeltaIndex
 from driftline.storage.errors import UsageError
 from driftline.storage.ids import new_ulid
-from driftline.storage.objects import ObjectStore
-from tests.effort import examples
+from driftline.storage.objects.store import ObjectStore
+from tests.support.effort import examples
 
 FIELDS = (pa.field("key", pa.string()), pa.field("value", pa.int64()))
 KEYS = st.sampled_from(

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driftline.tasks.diff import LISTING_SCHEMA, MANIFEST_SCHEMA, diff
+from driftline.tasks.scanning.diff import LISTING_SCHEMA, MANIFEST_SCHEMA, diff
 
 PATHS = st.sampled_from(["a", "b", "a/b", "ä", "a\nb", "z z", "%", "A"])
 META = {"size_bytes": st.integers(0, 1), "mtime_ns": st.integers(0, 2), "etag": st.sampled_from(["", "x", "y"])}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model2vec import StaticModel
 
-from driftline.tasks.embedding import WordTableEmbedder
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 LINES = st.lists(
     st.one_of(

@@ -13,15 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from driftline.storage import indexes, queries
 from driftline.storage.entities import Entity
-from driftline.storage.filters import LineFilter
-from driftline.storage.indexes import maintain
-from driftline.storage.lines import LineTable
+from driftline.storage.lines import indexes, queries
+from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.indexes import maintain
+from driftline.storage.lines.queries import LineQuery, Strategy
+from driftline.storage.lines.table import LineTable
 from driftline.storage.model import LineEmbedding
-from driftline.storage.queries import LineQuery, Strategy
-from driftline.storage.workspace import Workspace
-from driftline.tasks.store import LineStore
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.indexing.line_store import LineStore
 
 DIM = 8
 SOURCES = ("source:web", "project:al/source:web", "project:alpha/source:web", "project:al_%'/source:x")

@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from driftline.flows.pipeline import IndexRequest, index_sources
+from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.workspace import Workspace
-from driftline.tasks.search import search
-from tests.effort import examples
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.query import search
 from tests.faults.faults import Crash, Faults, Mode, injected
-from tests.oracle import WORDS, assert_in_step, assert_nothing_staged, rows_of_file, save_tiny_model
+from tests.support.effort import examples
+from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, rows_of_file, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
 FIRST_NS = 1_500_000_000_000_000_000
@@ -263,8 +263,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_after_every_run_the_index_holds_what_is_on_disk(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setattr("driftline.flows.source_run.BATCH_DOCUMENTS", 3)
-    monkeypatch.setattr("driftline.flows.source_run.BATCHES_PER_COMMIT", 1)
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
     IndexMachine.model = tiny_model
     IndexMachine.TestCase.settings = settings(
         max_examples=examples(10), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)

@@ -12,19 +12,19 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from driftline.flows.cleaning import CleanupRequest, clean_workspace
-from driftline.flows.compaction import CompactRequest, compact_workspace
-from driftline.flows.pipeline import index_sources
-from driftline.storage import leases
+from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
+from driftline.flows.runs.index_run import index_sources
 from driftline.storage.errors import DriftlineError, LeaseLost
-from driftline.storage.quality import SearchQuality
-from driftline.storage.workspace import Workspace, lease_path
-from driftline.tasks import compact
-from tests.effort import examples
+from driftline.storage.leases import lease as leases
+from driftline.storage.lines.quality import SearchQuality
+from driftline.storage.workspace.workspace import Workspace, lease_path
+from driftline.tasks.maintenance import compact
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.faults.sleeper import Sleeper, allow_sleepers, clock_wrong_by
-from tests.oracle import assert_in_step, indexed_rows, save_tiny_model
 from tests.property.test_index_state_machine import ENTITY, IndexMachine, texts
+from tests.support.effort import examples
+from tests.support.oracle import assert_in_step, indexed_rows, save_tiny_model
 
 DAY = 86_400.0
 PATHS = ("a.txt", "b.txt", "c.txt", "d.txt", "sub/a.txt", "sub/e.txt", "sub/deep/f.txt")
@@ -183,8 +183,8 @@ def test_the_index_survives_its_keepers_and_its_late_writers(
     monkeypatch.setitem(leases.acquire.__kwdefaults__, "clock", clock)
     monkeypatch.setitem(leases.acquire.__kwdefaults__, "sleep", clock.sleep)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setattr("driftline.flows.source_run.BATCH_DOCUMENTS", 3)
-    monkeypatch.setattr("driftline.flows.source_run.BATCHES_PER_COMMIT", 1)
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
     monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
     allow_sleepers(monkeypatch)
     model: Path = save_tiny_model(tmp_path_factory.mktemp("tiny-model"))

@@ -16,11 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity
-from driftline.storage.memory import MemoryItem, MemoryStore
-from driftline.storage.memory_index import MemoryIndex
-from driftline.storage.memory_listing import MemoryListing
+from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.listing import MemoryListing
+from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.model import Embedder
-from driftline.tasks.embedding import WordTableEmbedder
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 TENANTS = ("org:a", "org:b", "org:a.b")
 KEYS = ("plan", "notes", "../plan", "plan' OR '1'='1")

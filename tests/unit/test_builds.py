@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.builds import Build
+from driftline.flows.ci.build import Build
 from driftline.storage.errors import UsageError
 
 COMMIT = "a" * 40

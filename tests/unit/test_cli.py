@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from driftline.flows import cli
+from driftline.flows.commands import main as cli
 from driftline.flows.commands import searching
 from driftline.storage.errors import DeletionRefused, UnknownScheme
 
@@ -134,6 +134,6 @@ def test_an_unexpected_exception_keeps_its_traceback_and_exits_with_3(
 
 
 def test_the_command_line_starts_without_heavy_libraries() -> None:
-    code = f"import sys, driftline.flows.cli; print([m for m in {HEAVY!r} if m in sys.modules])"
+    code = f"import sys, driftline.flows.commands.main; print([m for m in {HEAVY!r} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

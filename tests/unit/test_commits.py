@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from driftline.storage.workspace import IndexedCommit
-from driftline.tasks.commits import changes_between, changes_on_disk, commit_time, head, is_ancestor
-from driftline.tasks.git import WorkTree, find_work_tree
-from driftline.tasks.since_commit import WorkTreeAtCommit
+from driftline.storage.workspace.workspace import IndexedCommit
+from driftline.tasks.git.commits import changes_between, changes_on_disk, commit_time, head, is_ancestor
+from driftline.tasks.git.work_tree import WorkTree, find_work_tree
+from driftline.tasks.scanning.since_commit import WorkTreeAtCommit
 
 
 def git(folder: Path, *arguments: str) -> str:

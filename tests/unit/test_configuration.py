@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.configuration import Configuration, Schedule, find_config, load_config, named_workspace_filter
+from driftline.flows.config.toml_file import Configuration, Schedule, find_config, load_config, named_workspace_filter
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.filters import LineFilter
+from driftline.storage.lines.filters import LineFilter
 
 Write = Callable[[str], Path]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from driftline.flows.configuration import Configuration, load_config
-from driftline.flows.deployments import deployment_name, deployments_of
+from driftline.flows.config.toml_file import Configuration, load_config
+from driftline.flows.scheduling.deployments import deployment_name, deployments_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 

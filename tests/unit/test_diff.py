@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from driftline.storage.model import DocumentState
-from driftline.tasks.diff import LISTING_SCHEMA, MANIFEST_SCHEMA, classify, diff
+from driftline.tasks.scanning.diff import LISTING_SCHEMA, MANIFEST_SCHEMA, classify, diff
 
 OLD = 10**18
 NOW = OLD + 3600 * 10**9

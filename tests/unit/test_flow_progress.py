@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from driftline.flows import flow_runs
-from driftline.flows.flow_runs import PrefectProgress, options_of
+from driftline.flows.scheduling import flow_runs
+from driftline.flows.scheduling.flow_runs import PrefectProgress, options_of
 from driftline.storage.errors import UsageError
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.errors import AccessDenied, ObjectNotFound
-from driftline.tasks.batch import HASH_BYTES
-from driftline.tasks.freshness import Freshness, Read, State, is_unchanged, judge, judge_read
+from driftline.tasks.indexing.batch import HASH_BYTES
+from driftline.tasks.search.freshness import Freshness, Read, State, is_unchanged, judge, judge_read
 from driftline.tasks.text import MAX_LINE_CHARACTERS
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from driftline.tasks.git import clean_blobs, find_work_tree, git_origin
+from driftline.tasks.git.work_tree import clean_blobs, find_work_tree, git_origin
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -189,7 +189,7 @@ def test_ids_are_not_given_while_another_process_writes_the_index(
     tree = find_work_tree(str(repository))
     assert tree is not None
     ticks = iter(range(100))
-    monkeypatch.setattr("driftline.tasks.git._signature", lambda path: (next(ticks), 0, 0))
+    monkeypatch.setattr("driftline.tasks.git.work_tree._signature", lambda path: (next(ticks), 0, 0))
     assert len(clean_blobs(tree)) == 0
     assert next(ticks) <= 4, "bounded attempts"
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from driftline.storage.errors import UsageError
-from driftline.tasks.ignore import Matcher, PatternList, Rules, read_ignore_file
-from driftline.tasks.walk import Subtree, Walk
+from driftline.tasks.scanning.ignore import Matcher, PatternList, Rules, read_ignore_file
+from driftline.tasks.scanning.walk import Subtree, Walk
 
 NAMES = ("a", "b", "foo", "bar.py", "x.log", "build", "données", "two words")
 

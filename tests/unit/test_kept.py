@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from driftline.storage.kept import KeptBuffers
+from driftline.storage.objects.buffer_cache import KeptBuffers
 
 
 def test_what_was_used_longest_ago_makes_room() -> None:

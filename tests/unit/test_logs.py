@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.cli import main
-from driftline.flows.logs import OwnWarnings, json_lines, wants_json, writes_json
+from driftline.flows.commands.main import main
+from driftline.flows.output.logs import OwnWarnings, json_lines, wants_json, writes_json
 
 
 def record(logger: str, level: int, message: str) -> logging.LogRecord:
@@ -20,8 +20,8 @@ def record(logger: str, level: int, message: str) -> logging.LogRecord:
 @pytest.mark.parametrize(
     ("logger", "level", "shown"),
     [
-        ("driftline.storage.leases", logging.WARNING, "driftline: not renewed yet\n"),
-        ("driftline.storage.leases", logging.INFO, ""),
+        ("driftline.storage.leases.lease", logging.WARNING, "driftline: not renewed yet\n"),
+        ("driftline.storage.leases.lease", logging.INFO, ""),
         ("gcsfs", logging.ERROR, ""),
         ("driftlines", logging.ERROR, ""),
     ],
@@ -38,7 +38,7 @@ def test_only_warnings_of_our_own_are_shown_and_in_one_line(
 def test_json_lines_hold_what_happened_and_nothing_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
     with json_lines():
         assert writes_json()
-        logging.getLogger("driftline.flows.pipeline").info(
+        logging.getLogger("driftline.flows.runs.index_run").info(
             "two\nlines", extra={"fields": {"run_id": "01", "path": Path("a")}}
         )
         logging.getLogger("gcsfs").error("tried again")
@@ -47,12 +47,12 @@ def test_json_lines_hold_what_happened_and_nothing_of_libraries(capsys: pytest.C
         except ZeroDivisionError:
             logging.getLogger("driftline").exception("failed")
     assert not writes_json()
-    logging.getLogger("driftline.flows.pipeline").info("afterwards")
+    logging.getLogger("driftline.flows.runs.index_run").info("afterwards")
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert datetime.fromisoformat(first.pop("time")).tzinfo is not None
     assert first == {
         "level": "info",
-        "logger": "driftline.flows.pipeline",
+        "logger": "driftline.flows.runs.index_run",
         "message": "two\nlines",
         "run_id": "01",
         "path": "a",

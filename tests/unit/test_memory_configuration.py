@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.memory_configuration import MemoryConfiguration, load_memory_configuration, open_listing
+from driftline.flows.memory.settings import MemoryConfiguration, load_memory_configuration, open_listing
 from driftline.storage.errors import UsageError
-from driftline.storage.objects import ObjectStore
+from driftline.storage.objects.store import ObjectStore
 
 FULL = """
 settings:

@@ -12,12 +12,12 @@ from uuid import UUID
 
 import pytest
 
-from driftline.storage.catalog import parse_url
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, BadEntry, UsageError
 from driftline.storage.hierarchy import Hierarchy
-from driftline.storage.memory import MemoryItem, MemoryStore
-from driftline.storage.memory_values import check_metadata, decode, encode
+from driftline.storage.memory.catalog.database import parse_url
+from driftline.storage.memory.catalog.values import check_metadata, decode, encode
+from driftline.storage.memory.store import MemoryItem, MemoryStore
 
 LARGE = "a value that is not inlined " * 100
 

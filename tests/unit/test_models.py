@@ -16,8 +16,8 @@ from model2vec import StaticModel
 
 from driftline.storage.errors import ModelNotFound
 from driftline.storage.model import CURRENT_EMBEDDING_VERSION
-from driftline.tasks import models
-from driftline.tasks.models import DEFAULT_MODEL, ModelFiles, dimension, fingerprint, load, resolve_model
+from driftline.tasks.embedding import models
+from driftline.tasks.embedding.models import DEFAULT_MODEL, ModelFiles, dimension, fingerprint, load, resolve_model
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,8 @@ def test_the_default_model_makes_float32_unit_vectors() -> None:
 
 def test_looking_at_a_model_imports_neither_model2vec_nor_wordllama_nor_the_hub(saved_default: Path) -> None:
     code = (
-        "import sys; from driftline.tasks.models import *; from driftline.tasks.models import dimension, fingerprint\n"
+        "import sys; from driftline.tasks.embedding.models import *\n"
+        "from driftline.tasks.embedding.models import dimension, fingerprint\n"
         f"for name in (None, {str(saved_default)!r}):\n"
         "    files = resolve_model(name); fingerprint(files); dimension(files)\n"
         "heavy = {'model2vec', 'wordllama', 'tokenizers', 'huggingface_hub', 'safetensors'} & set(sys.modules)\n"
@@ -90,7 +91,7 @@ def test_the_fingerprint_changes_with_weights_tokenizer_length_limit_and_version
         seen.add(fingerprint(files))
     (directory / "config.json").write_text(json.dumps({"max_length": 128}))
     seen.add(fingerprint(files))
-    monkeypatch.setattr("driftline.tasks.models.CURRENT_EMBEDDING_VERSION", CURRENT_EMBEDDING_VERSION + 1)
+    monkeypatch.setattr("driftline.tasks.embedding.models.CURRENT_EMBEDDING_VERSION", CURRENT_EMBEDDING_VERSION + 1)
     seen.add(fingerprint(files))
     assert len(seen) == 5
 
@@ -140,7 +141,8 @@ def test_the_dimension_of_damaged_weights_is_a_clear_error(directory: Path) -> N
 def run_resolve(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """In a new process: the hub's client reads its settings on import."""
     code = (
-        "import sys\nfrom driftline.tasks.models import *\nfrom driftline.storage.errors import ModelNotFound\n"
+        "import sys\nfrom driftline.tasks.embedding.models import *\n"
+        "from driftline.storage.errors import ModelNotFound\n"
         "try:\n    print(resolve_model(sys.argv[1]).weights)\n"
         "except ModelNotFound as error:\n    print(error); sys.exit(2)"
     )

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from driftline.storage.objects import ObjectInfo
-from driftline.storage.orphans import Kind, Orphan, Reason, References, find_orphans, parse_name
+from driftline.storage.garbage.orphans import Kind, Orphan, Reason, References, find_orphans, parse_name
+from driftline.storage.objects.store import ObjectInfo
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from driftline.tasks import ranking
-from driftline.tasks.ranking import (
+from driftline.tasks.search import ranking
+from driftline.tasks.search.ranking import (
     Lines,
     count_words,
     definitions,
@@ -20,7 +20,7 @@ from driftline.tasks.ranking import (
     text_scores,
     word_weights,
 )
-from driftline.tasks.terms import terms
+from driftline.tasks.search.terms import terms
 
 K1, B = 1.2, 0.75
 Floats = NDArray[np.float32]

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 from driftline.storage.errors import StorageError
-from driftline.storage.sources import open_source
-from driftline.tasks.diff import CHANGE_SCHEMA, MANIFEST_SCHEMA
-from driftline.tasks.ignore import Rules
-from driftline.tasks.scan import ReadManifest, ScanResult, ScanSpec, plan_partitions, scan, scan_paths
-from driftline.tasks.walk import Subtree
+from driftline.storage.sources.source import open_source
+from driftline.tasks.scanning.diff import CHANGE_SCHEMA, MANIFEST_SCHEMA
+from driftline.tasks.scanning.ignore import Rules
+from driftline.tasks.scanning.scan import ReadManifest, ScanResult, ScanSpec, plan_partitions, scan, scan_paths
+from driftline.tasks.scanning.walk import Subtree
 
 NOW = 4 * 10**18
 """Long after every file of these tests, so that none is racy."""
@@ -174,7 +174,7 @@ def test_a_file_that_vanishes_after_it_was_listed_is_not_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "a.py", "b.py")
-    from driftline.tasks.walk import Walk
+    from driftline.tasks.scanning.walk import Walk
 
     keep_files = Walk._keep_files
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.settings import local_path, workspace_for_indexing, workspace_for_reading
+from driftline.flows.config.locate import local_path, workspace_for_indexing, workspace_for_reading
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 

@@ -6,8 +6,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from driftline.storage.indexes import TEXT, TEXT_COLUMN, TOKENIZER
-from driftline.tasks.terms import telling_words, terms
+from driftline.storage.lines.indexes import TEXT, TEXT_COLUMN, TOKENIZER
+from driftline.tasks.search.terms import telling_words, terms
 
 TEXTS = (
     "getHTTPResponse",

@@ -1,0 +1,208 @@
+"""Actions that index and search: ``search.workspace_*``, ``search.semantic`` and ``semtools.search``.
+
+Unknown keyword arguments come from the engine and are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from driftline.flows.actions import semtools_cli
+from driftline.flows.actions.calls import (
+    Action,
+    Count,
+    Distance,
+    Name,
+    Names,
+    Positive,
+    Query,
+    Result,
+    Seconds,
+    SomeNames,
+    Version,
+    action,
+)
+from driftline.flows.actions.handles import Handles
+from driftline.storage.errors import UsageError, WorkspaceNotFound
+from driftline.storage.workspace.workspace import Workspace
+
+
+@action
+def workspace_create(state: Any, workspace: Name, handles: Handles | None = None, **engine: Any) -> Result:
+    """Create a workspace unless it is there: ``{workspace, created}``; ``workspace`` is where it lies."""
+    handles = handles or Handles()
+    uri = handles.locate(workspace)
+    try:
+        handles.workspace(uri)
+    except WorkspaceNotFound:
+        return {"workspace": Workspace.open_for_writing(uri).objects.uri, "created": True}
+    return {"workspace": uri, "created": False}
+
+
+@action
+def workspace_index(
+    state: Any,
+    workspace: Name,
+    paths: SomeNames,
+    recursive: bool = True,
+    extensions: Names | None = None,
+    handles: Handles | None = None,
+    **engine: Any,
+) -> Result:
+    """Bring a workspace in step with files, folders, globs and bucket URIs.
+
+    ``{indexed, updated, skipped, total_lines}``: new, changed and unchanged documents, and the lines of the workspace.
+    """
+    from driftline.flows.actions.sources import index_paths
+
+    handles = handles or Handles()
+    uri = handles.locate(workspace)
+    reports = index_paths(handles.workspace(uri), paths, recursive=recursive, extensions=extensions)
+    counts = [report.to_dict() for report in reports]
+    return {
+        "indexed": sum(count["new"] for count in counts),
+        "updated": sum(count["changed"] for count in counts),
+        "skipped": sum(count["unchanged"] + count["touched"] for count in counts),
+        "total_lines": handles.workspace(uri).stats().total_lines,
+    }
+
+
+@action
+def workspace_search(
+    state: Any,
+    workspace: Name,
+    query: Query,
+    paths: Names | None = None,
+    top_k: Count = 10,
+    max_distance: Distance | None = None,
+    n_lines: Count = 3,
+    handles: Handles | None = None,
+    **engine: Any,
+) -> Result:
+    """Search a workspace: ``{results, query}``, with results as ``driftline search --json`` has them."""
+    from driftline.flows.actions.sources import filter_for
+    from driftline.tasks.search.query import search
+
+    handles = handles or Handles()
+    opened = handles.workspace(handles.locate(workspace))
+    where = None if paths is None else filter_for(opened, paths)
+    report = search(opened, query, top_k=top_k, max_distance=max_distance, n_lines=n_lines, where=where)
+    return {"results": report.to_dict()["results"], "query": query}
+
+
+@action
+def workspace_stats(state: Any, workspace: Name, handles: Handles | None = None, **engine: Any) -> Result:
+    """The figures of a workspace: ``{total_documents, total_lines, has_index, index_type}``."""
+    handles = handles or Handles()
+    stats = handles.workspace(handles.locate(workspace)).stats()
+    return {
+        "total_documents": stats.total_documents,
+        "total_lines": stats.total_lines,
+        "has_index": stats.has_index,
+        "index_type": stats.index_type,
+    }
+
+
+@action
+def semantic(
+    state: Any,
+    query: Query,
+    files: SomeNames,
+    workspace: Name | None = None,
+    top_k: Count = 10,
+    max_distance: Distance | None = None,
+    n_lines: Count = 3,
+    handles: Handles | None = None,
+    **engine: Any,
+) -> Result:
+    """Search files: ``{results, query}``. With a workspace they are brought in step there first, so that only what has
+    changed is embedded; without one, each call embeds them.
+    """
+    from driftline.tasks.search.grep import grep, read_texts
+
+    handles = handles or Handles()
+    if workspace is None:
+        report = grep(
+            query,
+            read_texts(files),
+            handles.embedder(),
+            top_k=top_k,
+            max_distance=max_distance,
+            n_lines=n_lines,
+        )
+        return {"results": report.to_dict()["results"], "query": query}
+    from driftline.flows.actions.sources import filter_for, index_paths
+    from driftline.tasks.search.query import search
+
+    uri = handles.locate(workspace)
+    index_paths(handles.workspace(uri), files, recursive=True, extensions=None)
+    opened = handles.workspace(uri)
+    where = filter_for(opened, files)
+    report = search(opened, query, top_k=top_k, max_distance=max_distance, n_lines=n_lines, where=where)
+    return {"results": report.to_dict()["results"], "query": query}
+
+
+def _semtools_search(
+    state: Any,
+    query: Query,
+    files: SomeNames,
+    max_distance: Distance = 0.5,
+    n_results: Positive = 10,
+    n_lines: Count = 0,
+    engine: Any = None,
+    timeout: Seconds = semtools_cli.TIMEOUT_SECONDS,
+    min_version: Version | None = None,
+    check_version: bool = False,
+    handles: Handles | None = None,
+    **engine_kwargs: Any,
+) -> Result:
+    """Search files line by line: ``{matches, best_match, has_matches, total_matches, query}``.
+
+    With ``engine="cli"`` the ``semtools`` program searches, for at most ``timeout`` seconds; ``check_version`` asks for
+    semtools_cli.MIN_VERSION, ``min_version`` for another one. A match is ``{file, line, score, text, context}``.
+    """
+    from driftline.tasks.scanning.selection import files_named
+    from driftline.tasks.search.grep import grep, read_texts
+
+    if isinstance(engine, str) and engine not in ("cli", "driftline"):
+        raise UsageError("There is no such engine", repr(engine), "It is 'cli', or left out.")
+    matches: list[dict[str, Any]]
+    if engine == "cli":
+        wanted = min_version or (semtools_cli.MIN_VERSION if check_version else None)
+        matches = semtools_cli.search(
+            query,
+            list(files_named(files)),
+            max_distance=max_distance,
+            n_lines=n_lines,
+            timeout_seconds=timeout,
+            min_version=wanted,
+        )[:n_results]
+    else:
+        embedder = (handles or Handles()).embedder()
+        found = grep(
+            query, read_texts(files), embedder, top_k=n_results, max_distance=max_distance, n_lines=n_lines
+        ).results
+        matches = [
+            {"file": hit.path, "line": hit.line, "score": hit.score, "text": hit.text, "context": list(hit.context)}
+            for hit in found
+        ]
+    return {
+        "matches": matches,
+        "best_match": max(matches, key=lambda match: match["score"], default=None),
+        "has_matches": bool(matches),
+        "total_matches": len(matches),
+        "query": query,
+    }
+
+
+semtools_search = action(_semtools_search, on_failure={"matches": [], "has_matches": False})
+
+ACTIONS: Mapping[str, Action] = {
+    "search.workspace_create": workspace_create,
+    "search.workspace_index": workspace_index,
+    "search.workspace_search": workspace_search,
+    "search.workspace_stats": workspace_stats,
+    "search.semantic": semantic,
+    "semtools.search": semtools_search,
+}

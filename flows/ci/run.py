@@ -1,0 +1,148 @@
+"""``driftline ci``: bring the index in step with the commit of a build, or tell how far it is behind it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from driftline.flows.ci.build import Build
+from driftline.flows.ci.staleness import SourceAge, ages
+from driftline.flows.config.locate import local_path
+from driftline.flows.config.toml_file import Configuration
+from driftline.flows.output.progress import Progress
+from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.plan import SourceRequest, requests_of
+from driftline.storage.errors import StaleIndex, UsageError
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.git.work_tree import find_work_tree
+
+DEFAULT_TIMEOUT_SECONDS = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CiRequest:
+    """What to do for a build.
+
+    Without ``deployments`` (of Prefect) the run is made here. With ``max_staleness_seconds`` nothing is indexed, only
+    checked. ``only_branch`` leaves builds of other branches alone.
+    """
+
+    build: Build
+    sources: tuple[str | SourceRequest, ...] = ()
+    workspace: str = ""
+    model: str | None = None
+    deployments: tuple[str, ...] = ()
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    max_staleness_seconds: float | None = None
+    only_branch: str | None = None
+    wait_seconds: float = 0.0
+    max_delete_fraction: float = 0.5
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class CiReport:
+    """What was done: ``action`` is ``indexed``, ``deployed``, ``checked`` or ``skipped``."""
+
+    build: Build
+    action: str = "indexed"
+    run: dict[str, Any] | None = None
+    flow_runs: list[dict[str, Any]] = field(default_factory=list)
+    ages: list[SourceAge] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether a source failed while others were indexed."""
+        return bool(self.run and self.run["failed"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``ci --json`` prints it."""
+        return {
+            "action": self.action,
+            "commit": self.build.commit,
+            "branch": self.build.branch,
+            "system": self.build.system,
+            "run": self.run,
+            "flow_runs": self.flow_runs,
+            "staleness": [age.to_dict() for age in self.ages],
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def run_ci(request: CiRequest, report: CiReport, progress: Progress) -> None:
+    """Do what is asked, and fill ``report``, also when it fails.
+
+    Raises UsageError, and whatever the run raises; DeploymentFailed and StaleIndex of its own.
+    """
+    clock = time.monotonic()
+    try:
+        _run(request, report, progress)
+    finally:
+        report.seconds = time.monotonic() - clock
+
+
+def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
+    build = request.build
+    if request.only_branch is not None and build.branch != request.only_branch:
+        if build.branch is None:
+            raise UsageError("Which branch this build is of cannot be told", fix="Leave out --branch.")
+        report.action = "skipped"
+    elif request.max_staleness_seconds is not None:
+        report.action = "checked"
+        _check(request, report, request.max_staleness_seconds)
+    elif request.deployments:
+        from driftline.flows.ci.deployment import run_deployments  # takes a second to import
+
+        report.action = "deployed"
+        commit = build.required_commit()
+        report.flow_runs = run_deployments(request.deployments, commit, request.timeout_seconds, progress.message)
+    else:
+        if build.commit != build.checked_out:
+            progress.message(f"This build is of {build.commit}, but {build.checked_out} is checked out and indexed.")
+        wanted = IndexRequest(
+            sources=request.sources,
+            workspace=request.workspace,
+            model=request.model,
+            max_delete_fraction=request.max_delete_fraction,
+            wait_seconds=request.wait_seconds,
+            storage_options=request.storage_options,
+            keep_going=len(request.sources) > 1,
+            by_commit=True,
+        )
+        report.run = index_sources(wanted, progress).to_dict()
+
+
+def _check(request: CiRequest, report: CiReport, limit: float) -> None:
+    build = request.build
+    commit = build.required_commit()
+    if build.committed is None:
+        raise UsageError("When the commit was made cannot be told", commit, "Check it out, or set CI_COMMIT_TIMESTAMP.")
+    workspace = Workspace.open(request.workspace, request.storage_options)
+    uris = [source.uri if isinstance(source, SourceRequest) else source for source in request.sources]
+    report.ages = ages(workspace, uris, commit, build.committed)
+    for age in report.ages:
+        if age.seconds is None:
+            raise StaleIndex("This source was never indexed", age.uri, "Run 'driftline ci' first.")
+        if age.seconds > limit:
+            what = f"The index is {age.seconds:,.0f} s older than commit {commit[:12]}, more than {limit:,.0f} s"
+            raise StaleIndex(what, age.entity or age.uri, "Run 'driftline ci', or look at why the index run is late.")
+
+
+def sources_here(configuration: Configuration, folder: str) -> tuple[SourceRequest, ...]:
+    """The sources of the file that lie in the same work tree as ``folder``. Raises UsageError if there is none."""
+    tree = find_work_tree(os.path.realpath(folder))
+    if tree is None:
+        raise UsageError("This is no git work tree", folder, "Run it in one, or name the SOURCE.")
+    found = [source for source in configuration.sources if _is_within(source.uri, tree.top)]
+    if not found:
+        raise UsageError(f"No source of {configuration.path} lies in this work tree", tree.top, "Name the SOURCE.")
+    return requests_of(found)
+
+
+def _is_within(uri: str, top: str) -> bool:
+    path = local_path(uri)
+    return path is not None and os.path.commonpath([top, path]) == top

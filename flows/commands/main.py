@@ -1,0 +1,108 @@
+"""The command line, ``driftline COMMAND``: what all commands share is here, each of them in ``flows/commands``.
+
+Exit codes: 0 done or found, 1 nothing found, 2 wrong use or bad input, 3 failed. Heavy modules are imported
+inside the commands, so that ``--help`` and wrong use answer at once.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import takewhile
+from typing import Annotated
+
+import typer
+
+from driftline.flows.commands import ci, deploying, grepping, history, indexing, keeping, memory, searching, serving
+from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
+from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
+from driftline.storage.errors import DriftlineError, UsageError
+
+COMMANDS = (indexing, searching, grepping, keeping, deploying, serving, ci, history, memory)
+"""Importing a module adds its commands to ``app``."""
+_INTERRUPTED = 130  # what typer makes of KeyboardInterrupt
+_GARBAGE_THRESHOLD = 50_000
+"""New objects between two searches for cyclic garbage: imports make many objects, and hardly any of it."""
+
+
+def command_line() -> int:
+    """``main`` in a process that ends with it."""
+    gc.set_threshold(_GARBAGE_THRESHOLD)
+    try:
+        return main()
+    finally:
+        gc.freeze()  # an ending process need not look for garbage in all that it holds
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; every failure is told in one line, or as JSON with ``--json``."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in takewhile(lambda argument: argument != "--", arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    quiet_libraries()
+    try:
+        as_log = wants_json("--log-json" in takewhile(lambda argument: argument.startswith("-"), arguments), os.environ)
+    except UsageError as error:
+        return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
+    with json_lines() if as_log else nullcontext():
+        return _run(arguments, as_json)
+
+
+def _run(arguments: Sequence[str], as_json: bool) -> int:
+    try:
+        code = int(app(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
+    except typer.TyperException as error:
+        fix = "Try 'driftline --help'."
+        return _fail(WRONG_USE, "usage", f"{error.format_message().rstrip('.')}. {fix}", as_json, fix=fix)
+    except DriftlineError as error:
+        return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    except Exception as error:
+        # A defect, or a failure that nobody foresaw: Python's own exit code would be 1, which means "nothing found".
+        if not writes_json():
+            traceback.print_exc()
+        return _fail(FAILED, "unexpected", f"unexpected {type(error).__name__}: {error}", as_json)
+    if code == _INTERRUPTED:
+        fix = "What was committed is kept: run the same command again to go on."
+        return _fail(FAILED, "interrupted", f"interrupted. {fix}", as_json, fix=fix)
+    return code
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Log to standard error as JSON lines, as DRIFTLINE_LOG=json does.")
+    ] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        typer.echo(f"driftline {version_of('driftline')}")
+        raise typer.Exit(DONE)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(WRONG_USE)
+
+
+def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fix: str = "") -> int:
+    if writes_json():
+        fields = {"error": kind, "where": where, "fix": fix}
+        logging.getLogger("driftline").error("%s", message, extra={"fields": fields}, exc_info=kind == "unexpected")
+    if as_json:
+        from driftline.flows.output.terminal import print_json
+
+        print_json({"error": kind, "message": message, "where": where, "fix": fix})
+    elif not writes_json():
+        # One line, whatever a file name or a library put into the message.
+        print(f"driftline: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,248 @@
+"""``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
+
+Paths in the file are relative to its folder. Whatever is wrong with it is told before anything is written: which key,
+in which table, and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driftline.flows.config.locate import WORKSPACE_FOLDER, local_path
+from driftline.flows.config.schema import File, SourceTable, WorkspaceTable, parse, place
+from driftline.flows.config.secret_references import check_options, check_uri, resolve_options
+from driftline.storage.entities import INDEX_LEVELS, Entity
+from driftline.storage.errors import BadEntity, UsageError
+
+if TYPE_CHECKING:
+    from driftline.storage.lines.filters import LineFilter
+
+CONFIG_FILE = "driftline.toml"
+CONFIG_VARIABLE = "DRIFTLINE_CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When a source is indexed: either by ``cron`` (five fields), or every ``interval_seconds``."""
+
+    cron: str | None = None
+    interval_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredSource:
+    """One ``[[sources]]``. ``uri`` is an absolute path or a URI; ``entity`` is by default named after its last part."""
+
+    uri: str
+    entity: Entity
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    schedule: Schedule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspacePart:
+    """What a named workspace holds of one source: all below ``dir``, which is relative to it; "" is all of it."""
+
+    source: ConfiguredSource
+    dir: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A configuration file that has been checked.
+
+    ``workspace`` is absolute, by default ``.driftline`` beside the file. ``storage_options`` are as written, secrets as
+    references, and so fit for a deployment; ``options()`` gives their values. ``prices`` are those of 1,000 requests,
+    by kind.
+    """
+
+    path: Path
+    workspace: str
+    model: str | None = None
+    sources: tuple[ConfiguredSource, ...] = ()
+    workspaces: Mapping[str, tuple[WorkspacePart, ...]] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)
+
+    def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The values of the storage options. Raises UsageError for a reference to what is not there."""
+        return resolve_options(self.storage_options, os.environ if environ is None else environ, str(self.path))
+
+
+def find_config(given: str | os.PathLike[str] | None, environ: Mapping[str, str], cwd: Path) -> Path | None:
+    """The file ``given``, else $DRIFTLINE_CONFIG, else the nearest ``driftline.toml`` from ``cwd`` upward, else None.
+
+    Raises UsageError if a file that was named is not there.
+    """
+    named = given or environ.get(CONFIG_VARIABLE)
+    if named:
+        path = (cwd / Path(named).expanduser()).resolve()
+        if not path.is_file():
+            fix = f"It was named by {'--config' if given else CONFIG_VARIABLE}: check the spelling."
+            raise UsageError("There is no such configuration file", str(path), fix)
+        return path
+    start = cwd.resolve()
+    candidates = (folder / CONFIG_FILE for folder in (start, *start.parents))
+    return next((path for path in candidates if os.path.isfile(path)), None)
+
+
+def open_config(given: str | os.PathLike[str] | None, environ: Mapping[str, str], cwd: Path) -> Configuration:
+    """The configuration that ``find_config`` finds. Raises UsageError if there is none, or if it is wrong."""
+    path = find_config(given, environ, cwd)
+    if path is None:
+        raise UsageError(f"There is no {CONFIG_FILE} here or above", str(cwd), "Write one, or name it with --config.")
+    return load_config(path)
+
+
+def options_for(workspace: str, environ: Mapping[str, str], cwd: Path) -> dict[str, str] | None:
+    """The storage options for ``workspace`` if it is that of the file that ``find_config`` finds, else None."""
+    path = find_config(None, environ, cwd)
+    config = load_config(path) if path is not None else None
+    return config.options(environ) if config is not None and config.workspace == workspace else None
+
+
+def prices_for(environ: Mapping[str, str], cwd: Path) -> Mapping[str, float]:
+    """What 1,000 requests of a kind cost by the file that ``find_config`` finds; empty without one."""
+    path = find_config(None, environ, cwd)
+    return load_config(path).prices if path is not None else {}
+
+
+def load_config(path: str | os.PathLike[str]) -> Configuration:
+    """Read and check a configuration file. Raises UsageError."""
+    file = Path(path).resolve()
+    try:
+        raw = tomllib.loads(file.read_bytes().decode())
+    except OSError as error:
+        raise UsageError("The configuration cannot be read", str(file), f"{error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError("The configuration is not UTF-8", str(file), "Save it as UTF-8.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError("The configuration is not TOML", str(file), f"{error}.") from error
+    return _resolve(parse(raw, file), file)
+
+
+def named_workspace_filter(config: Configuration, name: str) -> LineFilter:
+    """The lines of the named workspace ``name``; an empty one allows nothing.
+
+    Raises UsageError for a name that the file does not have, and for a directory that is not there, which can only be
+    told of local sources.
+    """
+    from driftline.storage.lines.filters import LineFilter  # loads numpy and Lance
+
+    if name not in config.workspaces:
+        known = ", ".join(config.workspaces) or "none"
+        raise UsageError(f"There is no workspace named {name!r}", str(config.path), f"Known: {known}.")
+    parts = config.workspaces[name]
+    for part in parts:
+        _check_dir(part, place(config.path, f"[workspaces.{name}]"))
+    whole = tuple(sorted({part.source.entity for part in parts if not part.dir}))
+    dirs: dict[Entity, list[str]] = {}
+    for part in parts:
+        if part.dir and part.source.entity not in whole:
+            dirs.setdefault(part.source.entity, []).append(part.dir)
+    alternatives = [LineFilter(entities=(entity,), dirs=tuple(sorted(below))) for entity, below in dirs.items()]
+    if whole or not alternatives:
+        alternatives.append(LineFilter(entities=whole))
+    return alternatives[0] if len(alternatives) == 1 else LineFilter(any_of=tuple(alternatives))
+
+
+def _check_dir(part: WorkspacePart, where: str) -> None:
+    root = local_path(part.source.uri)
+    if not part.dir or root is None or not root.is_dir() or (root / part.dir).is_dir():
+        return
+    problem = "is a file" if (root / part.dir).exists() else "does not exist"
+    raise UsageError(f"The directory {part.dir!r} of {part.source.entity} {problem}", where, "Mend or remove it.")
+
+
+def _resolve(parsed: File, file: Path) -> Configuration:
+    workspace = parsed.workspace or WORKSPACE_FOLDER
+    check_uri(workspace, place(file))
+    options = {key: _as_option(value) for key, value in parsed.storage_options.items()}
+    check_options(options, place(file, "[storage_options]"))
+    sources: list[ConfiguredSource] = []
+    for row, table in enumerate(parsed.sources):
+        sources.append(_source(table, file, place(file, "sources", row), sources))
+    workspaces = {
+        name: tuple(_parts(table, sources, file, place(file, f"[workspaces.{name}]")))
+        for name, table in parsed.workspaces.items()
+    }
+    model = parsed.model
+    if model is not None and (file.parent / Path(model).expanduser()).is_dir():
+        model = _absolute(model, file)
+    return Configuration(
+        file, _absolute(workspace, file), model, tuple(sources), workspaces, options, parsed.prices.known
+    )
+
+
+def _source(table: SourceTable, file: Path, where: str, before: Sequence[ConfiguredSource]) -> ConfiguredSource:
+    check_uri(table.uri, where)
+    uri = _absolute(table.uri, file)
+    level = INDEX_LEVELS[-1]
+    name = posixpath.basename(uri.rstrip("/")) or "root"
+    entity = _entity(table.entity or f"{level}:{name}", where)
+    if entity.type != level:
+        raise UsageError(f"Documents belong to a {level}, and {entity} is none", where, f"Add /{level}:NAME.")
+    if any(other.uri == uri for other in before):
+        raise UsageError("A source is listed twice", where, f"Remove one of: {table.uri}.")
+    if any(other.entity == entity for other in before):
+        raise UsageError(f"Two sources are {entity}", where, "Give one of them another entity.")
+    schedule = None
+    if table.schedule is not None:
+        is_cron = isinstance(table.schedule, str)
+        schedule = Schedule(cron=str(table.schedule)) if is_cron else Schedule(interval_seconds=float(table.schedule))
+    return ConfiguredSource(uri, entity, tuple(table.include), tuple(table.exclude), schedule)
+
+
+def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[WorkspacePart]:
+    parts: list[WorkspacePart] = []
+    for text in table.sources:
+        wanted = _entity(text, where)
+        found = [source for source in sources if source.entity.parts[: len(wanted.parts)] == wanted.parts]
+        if not found:
+            known = ", ".join(str(source.entity) for source in sources) or "none"
+            raise UsageError(f"No source is at or below {wanted}", where, f"Sources: {known}.")
+        parts += [WorkspacePart(source) for source in found]
+    for text in table.dirs:
+        check_uri(text, where)
+        place_of_dir = _absolute(text, file)
+        within = [
+            WorkspacePart(source, place_of_dir[len(source.uri) :].strip("/"))
+            for source in sources
+            if _below(place_of_dir, source.uri)
+        ]
+        containing = [WorkspacePart(source) for source in sources if _below(source.uri, place_of_dir)]
+        if not within and not containing:
+            raise UsageError(f"The directory {text!r} lies in no source", where, "Mend it, or add its source.")
+        parts += within + containing
+    return list(dict.fromkeys(parts))
+
+
+def _entity(text: str, where: str) -> Entity:
+    try:
+        return Entity.parse(text)
+    except BadEntity as error:
+        raise BadEntity(f"{error.what} ({error.where})", where, error.fix) from error
+
+
+def _below(inner: str, outer: str) -> bool:
+    return inner == outer or inner.startswith(outer.rstrip("/") + "/")
+
+
+def _absolute(uri: str, file: Path) -> str:
+    """``uri`` without a trailing slash; a local one as an absolute path, relative ones to the folder of ``file``."""
+    path = local_path(uri)
+    if path is None:
+        scheme, separator, rest = uri.partition("://")
+        return f"{scheme}{separator}{rest.rstrip('/')}"
+    return os.path.realpath(file.parent / path)
+
+
+def _as_option(value: str | float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

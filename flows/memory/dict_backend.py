@@ -1,0 +1,278 @@
+"""The memory store for hosts that expect dictionaries: ``{success, ...}`` or ``{success: False, error, error_type}``.
+
+``error_type`` is the stable ``kind`` of the error, such as ``storage_error`` or ``connection_error``. What nobody
+foresaw is raised, as a defect.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self
+
+from driftline.flows.memory.settings import MemoryConfiguration, load_memory_configuration, open_memory
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntry, DriftlineError, UsageError
+from driftline.storage.memory.reader import MemoryEntry
+from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.memory.upkeep import compact_indexes
+
+Result = dict[str, Any]
+_P = ParamSpec("_P")
+
+
+def entry_to_dict(entry: MemoryEntry) -> Result:
+    """An entry as JSON has it: times are ISO 8601 with their zone, the entity is its path."""
+    return {
+        "key": entry.key,
+        "value": entry.value,
+        "entity": entry.entity.directory,
+        "metadata": entry.metadata,
+        "size_bytes": entry.size_bytes,
+        "content_hash": entry.content_hash,
+        "created": entry.created.isoformat(),
+        "updated": entry.updated.isoformat(),
+        "expires": entry.expires.isoformat() if entry.expires else None,
+    }
+
+
+def _told(
+    method: Callable[Concatenate[HierarchicalLTMBackend, _P], Result],
+) -> Callable[Concatenate[HierarchicalLTMBackend, _P], Result]:
+    @functools.wraps(method)
+    def call(self: HierarchicalLTMBackend, *args: _P.args, **kwargs: _P.kwargs) -> Result:
+        try:
+            return {"success": True, **method(self, *args, **kwargs)}
+        except DriftlineError as error:
+            return {"success": False, "error": str(error), "error_type": error.kind}
+
+    return call  # type: ignore[return-value]  # wraps() hides that it is a function, which binds to its object
+
+
+class HierarchicalLTMBackend:
+    """A memory store behind dictionaries; ``core`` is what it adapts, and raises instead. Close it after use."""
+
+    def __init__(self, store: MemoryStore, configuration: MemoryConfiguration) -> None:
+        self.core = store
+        self.configuration = configuration
+
+    def close(self) -> None:
+        """Flush what is waiting and close the store."""
+        self.core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- entries -----------------------------------------------------------------------------
+
+    @_told
+    def store(
+        self,
+        key: str,
+        value: Any,
+        entity: Entity | str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        expires_at: datetime | str | None = None,
+    ) -> Result:
+        """``{key, entity}``; without an entity the root owns it."""
+        owner = self.core.hierarchy.root_entity if entity is None else self.core.hierarchy.entity(entity)
+        self.core.store(key, value, owner, metadata, _time(expires_at))
+        return {"key": key, "entity": owner.directory}
+
+    @_told
+    def store_many(self, items: Sequence[Mapping[str, Any]]) -> Result:
+        """``{stored}``; items have the arguments of ``store`` as keys."""
+        root = self.core.hierarchy.root_entity
+        drafts = []
+        for item in items:
+            unknown = set(item) - {"key", "value", "entity", "metadata", "expires_at"}
+            if unknown or "key" not in item or "value" not in item:
+                raise BadEntry("An item has key, value and perhaps entity, metadata, expires_at", str(sorted(item)))
+            expires = _time(item.get("expires_at"))
+            drafts.append(
+                MemoryItem(item["key"], item["value"], item.get("entity") or root, item.get("metadata"), expires)
+            )
+        return {"stored": self.core.store_many(drafts)}
+
+    @_told
+    def retrieve(self, key: str, entity: Entity | str | None = None) -> Result:
+        """``{found, entry, value}``; ``value`` is None, too, where nothing was found."""
+        entry = self.core.retrieve(key, entity)
+        found = entry_to_dict(entry) if entry is not None else None
+        return {"found": entry is not None, "entry": found, "value": entry.value if entry else None}
+
+    @_told
+    def retrieve_batch(self, keys: Sequence[str], entity: Entity | str | None = None) -> Result:
+        """``{entries: {key: entry}, missing}``."""
+        found = self.core.retrieve_batch(keys, entity)
+        entries = {key: entry_to_dict(entry) for key, entry in found.items()}
+        return {"entries": entries, "missing": [key for key in keys if key not in found]}
+
+    @_told
+    def retrieve_by_entity(
+        self,
+        entity_type: str,
+        entity_id: str,
+        include_descendants: bool = True,
+        allowed_ancestors: Sequence[Entity | str] | None = None,
+        limit: int = 1_000,
+        offset: int = 0,
+        cursor: str | None = None,
+        within: Entity | str | None = None,
+    ) -> Result:
+        """``{entries, total_count, has_more, cursor}``."""
+        page = self.core.retrieve_by_entity(
+            entity_type,
+            entity_id,
+            within=within,
+            include_descendants=include_descendants,
+            allowed_ancestors=allowed_ancestors,
+            limit=limit,
+            offset=offset,
+            cursor=cursor,
+        )
+        entries = [entry_to_dict(entry) for entry in page.entries]
+        return {
+            "entries": entries,
+            "total_count": page.total_count,
+            "has_more": page.has_more,
+            "cursor": page.cursor,
+        }
+
+    @_told
+    def delete(self, key: str, entity: Entity | str | None = None) -> Result:
+        """``{deleted}``: whether there was such an entry."""
+        return {"deleted": self.core.delete(key, entity)}
+
+    @_told
+    def search(
+        self,
+        query: str = "",
+        metadata_filter: Mapping[str, Any] | None = None,
+        entity: Entity | str | None = None,
+        allowed_ancestors: Sequence[Entity | str] | None = None,
+        limit: int = 1_000,
+    ) -> Result:
+        """``{entries}`` by the words of their keys and by their metadata."""
+        found = self.core.search(query, metadata_filter, entity, allowed_ancestors=allowed_ancestors, limit=limit)
+        return {"entries": [entry_to_dict(entry) for entry in found]}
+
+    @_told
+    def search_memory(
+        self,
+        query: str,
+        top_k: int = 5,
+        filter: Mapping[str, Any] | None = None,
+        entity: Entity | str | None = None,
+        allowed_ancestors: Sequence[Entity | str] | None = None,
+    ) -> Result:
+        """``{results: [{record, score, rank}]}`` by meaning, best first."""
+        hits = self.core.search_memory(query, top_k, filter, entity, allowed_ancestors=allowed_ancestors)
+        results = [{"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank} for hit in hits]
+        return {"results": results}
+
+    # -- entities ----------------------------------------------------------------------------
+
+    @_told
+    def register_entity(self, entity: Entity | str) -> Result:
+        """``{entity}``."""
+        return {"entity": self.core.register_entity(entity).entity.directory}
+
+    @_told
+    def register_entity_with_defaults(
+        self, entity_type: str, entity_id: str, parents: Mapping[str, str] | None = None
+    ) -> Result:
+        """``{entity}``, with the defaults of the levels that were not named."""
+        record = self.core.register_entity_with_defaults(entity_type, entity_id, parents)
+        return {"entity": record.entity.directory}
+
+    @_told
+    def list_entities(
+        self, within: Entity | str | None = None, entity_type: str | None = None, limit: int = 1_000
+    ) -> Result:
+        """``{entities}``, by their paths."""
+        found = self.core.list_entities(within, entity_type, limit=limit)
+        return {"entities": [record.entity.directory for record in found]}
+
+    @_told
+    def move_entity(self, entity: Entity | str, parent: Entity | str) -> Result:
+        """``{entity}``: where it is now."""
+        return {"entity": self.core.move_entity(entity, parent).directory}
+
+    @_told
+    def delete_entity(self, entity: Entity | str, cascade: bool = False) -> Result:
+        """``{entries_deleted}``."""
+        return {"entries_deleted": self.core.delete_entity(entity, cascade=cascade)}
+
+    # -- upkeep ------------------------------------------------------------------------------
+
+    @_told
+    def compact_indexes(self, entity_path: Entity | str | None = None, max_deltas: int | None = None) -> Result:
+        """``{compacted_paths, entries_processed}`` of the indexes with more deltas, by default of the root's tenant."""
+        self.core.flush()
+        top = self.core.hierarchy.root_entity.tenant if entity_path is None else self.core.hierarchy.entity(entity_path)
+        threshold = self.configuration.index.compaction_threshold if max_deltas is None else max_deltas
+        folded = compact_indexes(self.core.workspace, top, threshold)
+        return {"compacted_paths": sorted(folded), "entries_processed": sum(each.rows for each in folded.values())}
+
+    @_told
+    def cleanup_orphans(self, max_age_seconds: float = 3_600, dry_run: bool = False) -> Result:
+        """What ``driftline cleanup --json`` prints."""
+        from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+
+        objects = self.core.workspace.objects
+        request = CleanupRequest(
+            objects.uri,
+            max_age_seconds,
+            dry_run,
+            storage_options=objects.storage_options,
+            catalog_url=self.configuration.catalog.url,
+        )
+        return clean_workspace(request).to_dict()
+
+
+def create_ltm_backend(
+    backend: str = "hierarchical",
+    *,
+    catalog_url: str | None = None,
+    storage_uri: str | None = None,
+    hierarchy_levels: Sequence[str] | None = None,
+    hierarchy_defaults: Mapping[str, str] | None = None,
+    index_config: Mapping[str, Any] | None = None,
+    performance_config: Mapping[str, Any] | None = None,
+    config: str | None = None,
+    **sections: Any,
+) -> HierarchicalLTMBackend:
+    """The memory store behind dictionaries. What is not given comes from the environment, then from ``config``, a file.
+
+    ``sections`` are those of the file that have no argument of their own. Raises UsageError, and all that opening a
+    store raises.
+    """
+    if backend != "hierarchical":
+        raise UsageError("There is no such memory backend", repr(backend), "It is 'hierarchical'.")
+    configuration = load_memory_configuration(
+        config,
+        catalog={"url": catalog_url},
+        storage={"uri": storage_uri},
+        hierarchy={"levels": hierarchy_levels, "defaults": hierarchy_defaults},
+        index=index_config,
+        performance=performance_config,
+        **sections,
+    )
+    return HierarchicalLTMBackend(open_memory(configuration), configuration)
+
+
+def _time(given: datetime | str | None) -> datetime | None:
+    if not isinstance(given, str):
+        return given
+    try:
+        return datetime.fromisoformat(given)
+    except ValueError:
+        raise BadEntry("A time of expiry is written in ISO 8601, with its zone", repr(given[:40])) from None

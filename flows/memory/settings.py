@@ -1,0 +1,278 @@
+"""How a memory store is set up: YAML under ``settings.ltm``, and environment variables, which win.
+
+``${VAR}`` and ``${VAR:-default}`` stand for variables anywhere in the file. Unknown keys are refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from driftline.flows.config.locate import DEFAULT_MAX_DELTAS
+from driftline.storage.errors import UsageError
+
+if TYPE_CHECKING:
+    from driftline.storage.memory.listing import MemoryListing
+    from driftline.storage.memory.store import MemoryStore
+    from driftline.storage.objects.store import ObjectStore
+    from driftline.storage.workspace.workspace import Workspace
+
+CONFIG_VARIABLE = "LTM_CONFIG"
+VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "DATABASE_URL": ("catalog", "url"),
+    "LTM_STORAGE_URI": ("storage", "uri"),
+    "LTM_ROOT_ENTITY_TYPE": ("hierarchy", "root_entity", "type"),
+    "LTM_ROOT_ENTITY_ID": ("hierarchy", "root_entity", "id"),
+    "LTM_METADATA_CACHE_TTL": ("performance", "metadata_cache", "ttl_seconds"),
+    "LTM_PARALLEL_THREADS": ("performance", "parallel_reads", "threads"),
+    "LTM_COMPACTION_THRESHOLD": ("index", "compaction_threshold"),
+}
+"""The environment variables, and the key that each of them sets."""
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CatalogSection(_Section):
+    """Where the catalog is; without ``url`` it is a SQLite file in the workspace."""
+
+    type: Literal["sqlite", "postgresql"] | None = None
+    url: str | None = Field(default=None, repr=False)
+    pool_size: Annotated[int, Field(ge=1, le=100)] = 5
+
+    @model_validator(mode="after")
+    def _agree(self) -> CatalogSection:
+        found = "sqlite" if (self.url or "sqlite").startswith("sqlite") else "postgresql"
+        if self.type is not None and self.type != found:
+            raise ValueError(f"the type is {self.type}, and the url is of {found}")
+        return self
+
+
+class StorageSection(_Section):
+    """The workspace: a folder, or ``s3://``, ``gs://``, ``az://``."""
+
+    uri: str | None = None
+
+
+class EntitySection(_Section):
+    """One entity."""
+
+    type: str
+    id: str
+
+
+class HierarchySection(_Section):
+    """The levels from the tenant down, the ids of levels that nobody names, and where calls without a scope look."""
+
+    levels: tuple[str, ...] = ("org", "project", "user", "session")
+    root_entity: EntitySection | None = None
+    defaults: dict[str, str] = Field(default_factory=dict)
+
+
+class CacheSection(_Section):
+    """What is cached: blobs, which never change, and the footers of index files."""
+
+    enabled: bool = True
+    ttl_seconds: Annotated[float, Field(ge=0)] = 300.0
+
+
+class ThreadsSection(_Section):
+    """How many blobs are read at once; DuckDB gets as many threads."""
+
+    threads: Annotated[int, Field(ge=1, le=256)] = 16
+
+
+class PerformanceSection(_Section):
+    """Caches and threads."""
+
+    metadata_cache: CacheSection = CacheSection()
+    parallel_reads: ThreadsSection = ThreadsSection()
+
+
+class IndexSection(_Section):
+    """The format is fixed: it is written here for those who read the file. Above the threshold, deltas are folded."""
+
+    format: Literal["parquet"] = "parquet"
+    row_group_size: Literal[122_880] = 122_880
+    compression: Literal["zstd"] = "zstd"
+    compaction_threshold: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS
+
+
+class EmbeddingSection(_Section):
+    """Whether entries can be found by their meaning, and by which model; the default one comes with Driftline."""
+
+    enabled: bool = True
+    model: str | None = None
+
+
+class MemoryConfiguration(_Section):
+    """``settings.ltm``."""
+
+    backend: Literal["hierarchical"] = "hierarchical"
+    catalog: CatalogSection = CatalogSection()
+    storage: StorageSection = StorageSection()
+    hierarchy: HierarchySection = HierarchySection()
+    performance: PerformanceSection = PerformanceSection()
+    index: IndexSection = IndexSection()
+    embedding: EmbeddingSection = EmbeddingSection()
+    inline_threshold: Annotated[int, Field(ge=0, le=65_536)] = 1_024
+
+
+def load_memory_configuration(
+    path: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None, **given: Any
+) -> MemoryConfiguration:
+    """The configuration in the YAML file at ``path``, else at $LTM_CONFIG, else of defaults.
+
+    The environment wins over the file, and ``given``, sections by name, over both. Raises UsageError, which names the
+    key that is wrong.
+    """
+    variables = os.environ if environ is None else environ
+    named = path or variables.get(CONFIG_VARIABLE)
+    settings = _read(Path(named).expanduser(), variables) if named else {}
+    for variable, keys in VARIABLES.items():
+        if variables.get(variable):
+            settings = merged(settings, _nested(keys, variables[variable]))
+    settings = _with_whole_root(merged(settings, given))
+    try:
+        return MemoryConfiguration.model_validate(settings)
+    except ValidationError as error:
+        raise UsageError("The configuration of the memory store is wrong", str(named or ""), _told(error)) from None
+
+
+def open_memory(
+    configuration: MemoryConfiguration, storage_uri: str | None = None, storage_options: Mapping[str, Any] | None = None
+) -> MemoryStore:
+    """The store that ``configuration`` describes, at ``storage_uri`` if that is given. Raises as ``MemoryStore``."""
+    from driftline.storage.hierarchy import Hierarchy
+    from driftline.storage.memory.store import MemoryStore
+
+    uri = storage_uri or configuration.storage.uri
+    if uri is None:
+        raise UsageError("No workspace was named for the memory", "", "Set storage.uri, or LTM_STORAGE_URI.")
+    hierarchy, cache = configuration.hierarchy, configuration.performance.metadata_cache
+    root = hierarchy.root_entity
+    return MemoryStore(
+        uri,
+        catalog_url=configuration.catalog.url,
+        storage_options=storage_options,
+        hierarchy=Hierarchy(hierarchy.levels, hierarchy.defaults, (root.type, root.id) if root else None),
+        embedder=_embedder(configuration.embedding.model) if configuration.embedding.enabled else None,
+        inline_bytes=configuration.inline_threshold,
+        threads=configuration.performance.parallel_reads.threads,
+        cache_seconds=cache.ttl_seconds if cache.enabled else 0.0,
+        pool_size=configuration.catalog.pool_size,
+    )
+
+
+def open_listing(configuration: MemoryConfiguration, objects: ObjectStore) -> MemoryListing:
+    """What answers listings and counts from the indexes, with the cache and the threads of ``configuration``."""
+    from driftline.storage.memory.listing import MemoryListing
+
+    performance = configuration.performance
+    threads, cached = performance.parallel_reads.threads, performance.metadata_cache.enabled
+    return MemoryListing(objects, threads=threads, cached=cached)
+
+
+def find_memory(configuration: MemoryConfiguration, workspace: Workspace) -> Callable[[], MemoryStore] | None:
+    """What opens the store that can be searched by meaning, once, or None where there is none.
+
+    It lies where the configuration says, else in ``workspace``. Nothing is created by looking. Raises
+    WorkspaceNotFound, CatalogError, CatalogConnectionError.
+    """
+    from driftline.storage.workspace.workspace import Workspace
+    from driftline.tasks.maintenance.clean_memory import open_catalog
+
+    place = Workspace.open(configuration.storage.uri) if configuration.storage.uri else workspace
+    with open_catalog(place, configuration.catalog.url) as catalog:
+        if catalog is None or catalog.belongs_to() != place.config.workspace_id or not configuration.embedding.enabled:
+            return None
+    return cache(lambda: open_memory(configuration, place.objects.uri, place.objects.storage_options))
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``below`` with the keys of ``above``; None in ``above`` leaves what is there."""
+    result = dict(below)
+    for key, value in above.items():
+        before = result.get(key)
+        if isinstance(value, Mapping) and (before is None or isinstance(before, Mapping)):
+            result[key] = merged(before or {}, value)
+        elif value is not None:
+            result[key] = value
+    return result
+
+
+def _embedder(model: str | None) -> Any:
+    def load() -> Any:
+        from driftline.tasks.embedding.embedder import WordTableEmbedder
+
+        return WordTableEmbedder.open(model)
+
+    return load
+
+
+def _read(path: Path, variables: Mapping[str, str]) -> dict[str, Any]:
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UsageError(f"The configuration cannot be read ({error.strerror})", str(path)) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"The configuration is no YAML ({str(error).partition(chr(10))[0]})", str(path)) from error
+    section = loaded.get("settings") if isinstance(loaded, dict) else None
+    found = section.get("ltm") if isinstance(section, dict) else None
+    if not isinstance(found, dict):
+        raise UsageError("The configuration has no settings.ltm", str(path), "Write it under settings, ltm.")
+    resolved: dict[str, Any] = _resolve(found, variables, str(path))
+    return resolved
+
+
+def _resolve(value: Any, variables: Mapping[str, str], where: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _resolve(each, variables, where) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_resolve(each, variables, where) for each in value]
+    if not isinstance(value, str):
+        return value
+
+    def put(match: re.Match[str]) -> str:
+        found = variables.get(match[1]) or match[2]
+        if found is None:
+            raise UsageError(f"The variable {match[1]} is not set", where, "Set it, or write ${VAR:-default}.")
+        return found
+
+    return _REFERENCE.sub(put, value)
+
+
+def _nested(keys: tuple[str, ...], value: Any) -> dict[str, Any]:
+    for key in reversed(keys):
+        value = {key: value}
+    return dict(value)
+
+
+def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
+    """A root of which only the id is named is of the first level."""
+    hierarchy = settings.get("hierarchy")
+    root = hierarchy.get("root_entity") if isinstance(hierarchy, dict) else None
+    if not isinstance(hierarchy, dict) or not isinstance(root, dict) or "type" in root or "id" not in root:
+        return settings
+    levels = hierarchy.get("levels") or HierarchySection().levels
+    return {**settings, "hierarchy": {**hierarchy, "root_entity": {"type": levels[0], **root}}}
+
+
+def _told(error: ValidationError) -> str:
+    """Each wrong key and why, without what was written there, which may be a secret."""
+    parts = []
+    for part in error.errors():
+        name = ".".join(map(str, part["loc"]))
+        parts.append(f"{name}: no such key" if part["type"] == "extra_forbidden" else f"{name}: {part['msg']}")
+    return "; ".join(parts) + "."

@@ -1,0 +1,161 @@
+"""Tells people how a run goes: a live bar on a terminal, a line now and then elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+
+from driftline.flows.output.logs import writes_json
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+QUIET_INTERVAL_SECONDS = 5.0
+
+
+class Progress(Protocol):
+    """What a run reports while it works. Calls are cheap and come from one thread."""
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """A new phase begins; ``total`` counts its documents, where known."""
+        ...
+
+    def advance(self, documents: int = 1, lines: int = 0) -> None:
+        """So many more documents of this phase are done, and so many lines embedded."""
+        ...
+
+    def message(self, text: str) -> None:
+        """One line that people should see, such as a warning."""
+        ...
+
+
+class NullProgress:
+    """Says nothing."""
+
+    def phase(self, name: str, total: int | None = None) -> None: ...
+
+    def advance(self, documents: int = 1, lines: int = 0) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+
+class QuietProgress:
+    """Plain lines for logs: each message, and a figure at most once every ``interval`` seconds."""
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        interval: float = QUIET_INTERVAL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._interval = interval
+        self._clock = clock
+        self._name = ""
+        self._total: int | None = None
+        self._documents = self._lines = 0
+        self._told_at = clock()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._name, self._total = name, total
+        self._documents = self._lines = 0
+        self._tell_sometimes()
+
+    def advance(self, documents: int = 1, lines: int = 0) -> None:
+        self._documents += documents
+        self._lines += lines
+        self._tell_sometimes()
+
+    def message(self, text: str) -> None:
+        print(f"driftline: {text}", file=self._stream, flush=True)
+
+    def _tell_sometimes(self) -> None:
+        now = self._clock()
+        if now - self._told_at < self._interval:
+            return
+        self._told_at = now
+        of_total = "" if self._total is None else f" of {self._total:,}"
+        lines = f", {self._lines:,} lines" if self._lines else ""
+        self.message(f"{self._name}: {self._documents:,}{of_total} documents{lines}")
+
+
+class LogProgress:
+    """Log records: each phase and message, and the figures at most once every ``QUIET_INTERVAL_SECONDS``."""
+
+    def __init__(self) -> None:
+        self._log = logging.getLogger("driftline.progress")
+        self._fields: dict[str, Any] = {}
+        self._told_at = time.monotonic()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._fields = {"phase": name, "documents": 0, "of": total, "lines": 0}
+        self._log.info("%s", name, extra={"fields": dict(self._fields)})
+
+    def advance(self, documents: int = 1, lines: int = 0) -> None:
+        self._fields["documents"] = self._fields.get("documents", 0) + documents
+        self._fields["lines"] = self._fields.get("lines", 0) + lines
+        now = time.monotonic()
+        if now - self._told_at >= QUIET_INTERVAL_SECONDS:
+            self._told_at = now
+            self._log.info("%s", self._fields.get("phase", ""), extra={"fields": dict(self._fields)})
+
+    def message(self, text: str) -> None:
+        self._log.warning("%s", text)
+
+
+class RichProgress:
+    """A live bar on standard error. A context manager: the bar is gone when it closes."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[lines]}", markup=False),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._lines = 0
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._lines = 0
+        self._task = self._bar.add_task(name, total=total, lines="")
+
+    def advance(self, documents: int = 1, lines: int = 0) -> None:
+        if self._task is None:
+            return
+        self._lines += lines
+        self._bar.update(self._task, advance=documents, lines=f"{self._lines:,} lines" if self._lines else "")
+
+    def message(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False)
+
+
+def open_progress() -> AbstractContextManager[Progress]:
+    """The progress that suits standard error: live on a terminal, else plain lines, or JSON if logs are JSON."""
+    if writes_json():
+        return nullcontext(LogProgress())
+    return RichProgress() if sys.stderr.isatty() else nullcontext(QuietProgress())

@@ -1,0 +1,163 @@
+"""The run ledgers of a workspace as figures: rows for ``driftline runs``, series for ``driftline report``."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any
+
+from driftline.flows.output.svg_plots import Series
+from driftline.storage.objects.request_counts import price
+from driftline.storage.workspace.run_history import RunRecord, Runs
+from driftline.storage.workspace.workspace import Workspace
+
+_SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read")
+
+
+def newest_runs(workspace: Workspace, limit: int) -> list[RunRecord]:
+    """The newest runs over all tenants, newest first; a run over several of them counts once."""
+    ledgers = [Runs(workspace.objects, tenant) for tenant in workspace.tenants()]
+    named = heapq.merge(*(((run_id, n) for run_id in runs.ids()) for n, runs in enumerate(ledgers)), reverse=True)
+    return list(islice(_read(named, ledgers), limit))
+
+
+def _read(named: Iterable[tuple[str, int]], ledgers: Sequence[Runs]) -> Iterator[RunRecord]:
+    for run_id, places in groupby(named, key=itemgetter(0)):
+        found = [run for _, tenant in places if (run := ledgers[tenant].get(run_id)) is not None]
+        if len(found) > 1 and found[0].kind != "index":  # an index run tells all of it to each tenant
+            yield found[0].model_copy(update={"report": {"parts": [run.report for run in found]}})
+        elif found:
+            yield found[0]
+
+
+def _parts(run: RunRecord) -> list[dict[str, Any]]:
+    """What a run did to each tenant."""
+    parts: list[dict[str, Any]] = run.report.get("parts", [run.report])
+    return parts
+
+
+def to_row(run: RunRecord) -> dict[str, Any]:
+    """As ``runs --json`` prints a run: what all kinds have, and the figures of its kind."""
+    return {
+        "run_id": run.run_id,
+        "kind": run.kind,
+        "started": run.started,
+        "seconds": round(run.seconds, 3),
+        "outcome": run.outcome,
+        **_figures(run),
+    }
+
+
+def _figures(run: RunRecord) -> dict[str, Any]:
+    report = run.report
+    match run.kind:
+        case "index":
+            sources = report.get("sources", [])
+            return {
+                "sources": [source["entity"] for source in sources],
+                **{name: sum(source.get(name, 0) for source in sources) for name in _SUMMED},
+                "skipped": sum(len(source.get("skipped", ())) for source in sources),
+                "commits": sorted({source["commit"] for source in sources if source.get("commit")}),
+                "failed": [failure["uri"] for failure in report.get("failed", ())],
+                "requests": sum(report.get("requests", {}).values()),
+            }
+        case "compact":
+            parts = _parts(run)
+            return {
+                "folded": sum(source["deltas"] for part in parts for source in part["folded"]),
+                "versions_removed": sum(part["versions_removed"] for part in parts),
+                "bytes_before": sum((part["before"] or {}).get("bytes", 0) for part in parts),
+                "bytes_after": sum((part["after"] or {}).get("bytes", 0) for part in parts),
+            }
+        case "cleanup":
+            return {"deleted": sum(part.get("deleted_count", 0) for part in _parts(run))}
+        case "remove":
+            return {name: report.get(name) for name in ("entity", "documents", "lines")}
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What became of a workspace, run by run, as series for plots; ``runs`` are oldest first."""
+
+    runs: Sequence[RunRecord]
+
+    def growth(self, name: str) -> Series:
+        """The sum of ``name`` (``documents_total`` or ``lines_total``) over all sources, after each run.
+
+        A source that was there before the first of these runs is counted from the beginning.
+        """
+        totals = self._before(name)
+        points: list[tuple[datetime, float]] = []
+        for run in self.runs:
+            if run.kind == "remove":
+                totals.pop(run.report.get("entity", ""), None)
+            for source in _finished_sources(run):
+                totals[source["entity"]] = source.get(name, 0)
+            if run.kind == "remove" or any(_finished_sources(run)):
+                points.append((_moment(run), float(sum(totals.values()))))
+        return Series(name.removesuffix("_total"), points)
+
+    def _before(self, name: str) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        gone = set[str]()
+        for run in self.runs:
+            if run.kind == "remove":
+                gone.add(run.report.get("entity", ""))
+            for source in _finished_sources(run):
+                entity = source["entity"]
+                was_there = source.get("base") or source["unchanged"] + source["touched"] + source["changed"]
+                if entity not in totals and entity not in gone:
+                    totals[entity] = source.get(name, 0) if was_there else 0
+        return totals
+
+    def of_runs(self, kind: str, name: str, value: Callable[[RunRecord], float | None]) -> Series:
+        """One figure of each run of a kind, where it has one."""
+        found = ((_moment(run), value(run)) for run in self.runs if run.kind == kind)
+        return Series(name, [(moment, figure) for moment, figure in found if figure is not None])
+
+    def deltas(self) -> list[Series]:
+        """The deltas of each source, of those with most first."""
+        found: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        for run in self.runs:
+            for source in _finished_sources(run):
+                if source.get("deltas") is not None:
+                    found[source["entity"]].append((_moment(run), float(source["deltas"])))
+            for part in _parts(run) if run.kind == "compact" else ():
+                for folded in part["folded"]:
+                    found[folded["entity"]].append((_moment(run), 0.0))
+        series = [Series(entity, points) for entity, points in found.items()]
+        return sorted(series, key=lambda line: max(value for _, value in line.points), reverse=True)
+
+    def measured(self, name: str, scale: float = 1.0) -> list[Series]:
+        """What compactions measured (``recall_at_10``, ``p50_seconds``), by tenant; after them, as searches find it."""
+        found: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        for run in self.runs:
+            for part in _parts(run) if run.kind == "compact" else ():
+                figure = (part["after"] or {}).get(name)
+                if figure is not None:
+                    found[part["tenant"]].append((_moment(run), float(figure) * scale))
+        return [Series(tenant, points) for tenant, points in found.items()]
+
+    def requests(self, prices: Mapping[str, float]) -> tuple[list[Series], float | None]:
+        """Requests to the store by kind, where runs have counted them, and what they cost by ``prices`` of 1,000."""
+        found: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        for run in self.runs:
+            for kind, count in run.report.get("requests", {}).items():
+                found[kind].append((_moment(run), float(count)))
+        cost = price({kind: round(sum(count for _, count in points)) for kind, points in found.items()}, prices)
+        return [Series(kind, points) for kind, points in found.items()], cost
+
+
+def _finished_sources(run: RunRecord) -> list[Mapping[str, Any]]:
+    """The sources that a run brought in step; one that failed has no revision."""
+    return [source for source in run.report.get("sources", ()) if source.get("revision")] if run.kind == "index" else []
+
+
+def _moment(run: RunRecord) -> datetime:
+    return datetime.fromisoformat(run.started)

@@ -1,0 +1,243 @@
+"""Prints results: JSON for programs, and the same dictionaries as text for people.
+
+Names and lines of files are untrusted: their control characters are shown, never sent to the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from driftline.storage.objects.request_counts import price
+
+Result = Mapping[str, Any]
+
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(10, 32), *range(127, 160))}
+_STATES = ("new", "changed", "touched", "unchanged", "deleted")
+_SOURCE_COLUMNS = ("entity", "uri", "documents", "lines")
+_RUN_COLUMNS = frozenset({"run_id", "kind", "started", "seconds", "outcome"})
+_MAX_FINDINGS = 100
+_UNFOLDED = 1000  # columns, where no terminal sets a width
+
+
+def print_json(result: Result) -> None:
+    """One JSON object on one line; all non-ASCII is escaped, so that any name survives any terminal."""
+    _emit(json.dumps(result) + "\n")
+
+
+def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | None = None) -> None:
+    """What a run did: a paragraph for each source; ``prices`` are those of 1,000 requests, by kind."""
+    lines: list[Text | Table] = []
+    failed = result.get("failed", ())
+    for source in result["sources"]:
+        counts = ", ".join(f"{source[state]:,} {state}" for state in _STATES)
+        lines.append(Text.assemble((printable(source["entity"]), "bold"), f"  {printable(source['uri'])}"))
+        lines.append(Text(f"  documents: {counts}"))
+        lines.append(Text(f"  lines: {source['lines_embedded']:,} embedded, {source['lines_total']:,} in the index"))
+        reasons = Counter(str(skip["reason"]) for skip in source["skipped"])
+        if reasons:
+            listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+            lines.append(Text(f"  not indexed: {listed}", style="yellow"))
+    lines += [Text(f"failed: {printable(failure['message'])}", style="red") for failure in failed]
+    if result["requests"]:
+        lines.append(Text(f"requests: {told_requests(result['requests'], prices or {})}", style="dim"))
+    verb = "would change" if dry_run else "partly in step" if failed else "in step"
+    lines.append(Text(f"{printable(result['workspace'])} {verb} after {result['seconds']:.1f} s", style="dim"))
+    _print(lines)
+
+
+def told_requests(requests: Mapping[str, int], prices: Mapping[str, float]) -> str:
+    """``12 LIST, 3 GET: about 0.0001``, the price only where there is one."""
+    told = ", ".join(f"{count:,} {kind.upper()}" for kind, count in requests.items())
+    cost = price(requests, prices)
+    return told if cost is None else f"{told}: about {cost:.4g}"
+
+
+def print_search(result: Result, folders: Mapping[str, str] | None = None) -> None:
+    """Each result as ``path:line`` and its lines, numbered from 1, the best one marked with a colon as grep does.
+
+    ``folders`` gives a source its local folder, so that terminals that know how make ``path:line`` a link.
+    """
+    results: Sequence[Result] = result["results"]
+    many = len({hit["source"] for hit in results}) > 1
+    lines: list[Text | Table] = []
+    for hit in results:
+        if lines:
+            lines.append(Text())
+        lines.append(_header(hit, (folders or {}).get(hit["source"]), many))
+        lines.extend(_window(hit))
+    _print(lines)
+
+
+def print_explanation(figures: Result) -> None:
+    """What a search did, before its results."""
+    filtered = f"{figures['matches']:,} of {figures['lines']:,} lines match the filter ({figures['hit_rate']:.1%})"
+    index = figures["index"] or "no vector index"
+    compared = f"{figures['examined']:,} vectors compared ({index}, {figures['strategy']})"
+    chosen = f"{figures['blocks']:,} blocks by words, {figures['candidates']:,} lines ranked"
+    times = ", ".join(f"{phase} {seconds * 1000:.1f} ms" for phase, seconds in figures["seconds"].items())
+    _print([Text(f"{figures['mode']}: {filtered}; {compared}; {chosen}; {times}", "dim"), Text()])
+
+
+def print_status(result: Result) -> None:
+    """The figures of a workspace and its sources."""
+    index = result["index_type"] if result["has_index"] else "none"
+    last_run = result["last_run"] or {}
+    facts = {
+        "workspace": printable(str(result["workspace"])),
+        "documents": f"{result['total_documents']:,}",
+        "lines": f"{result['total_lines']:,}",
+        "vector index": index,
+        "model": printable(str(result["model"])),
+        "deltas": f"{result['deltas']:,}",
+        "last run": printable(str(last_run.get("run_id", "none"))),
+    }
+    lines: list[Text | Table] = [Text.assemble((f"{name:<13}", "dim"), str(value)) for name, value in facts.items()]
+    _print([*lines, *_sources(result["sources"])])
+
+
+def print_sources(result: Result) -> None:
+    """The sources of a workspace."""
+    _print(_sources(result["sources"]) or [Text(f"No sources in {printable(str(result['workspace']))}")])
+
+
+def print_runs(result: Result) -> None:
+    """The runs of a workspace, newest first; of each what is not nothing."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("started", "kind", "outcome", "seconds", "what", "run"):
+        table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")
+    for run in result["runs"]:
+        figures = {name: value for name, value in run.items() if name not in _RUN_COLUMNS and value}
+        if "commits" in figures:
+            figures["commits"] = [commit[:12] for commit in run["commits"]]
+        told = ", ".join(f"{name.replace('_', ' ')} {_cell(value)}" for name, value in figures.items())
+        cells = (str(run["started"])[:19], run["kind"], run["outcome"], f"{run['seconds']:.1f}", told, run["run_id"])
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    _print([table if result["runs"] else Text(f"No runs in {printable(str(result['workspace']))}")])
+
+
+def print_compact(result: Result) -> None:
+    """What a compaction made of each tenant."""
+    lines: list[Text | Table] = []
+    for part in result["tenants"]:
+        folded = sum(source["deltas"] for source in part["folded"])
+        done = f"{folded:,} deltas folded, {part['versions_removed']:,} old versions removed"
+        lines.append(Text.assemble((printable(part["tenant"]), "bold"), f"  {done}"))
+        before, after = part["before"] or {}, part["after"] or {}
+        names = ("files", "bytes", "deltas", "fragments", "versions")
+        lines += [Text(f"  {name:<12}{before.get(name, 0):>16,} -> {after.get(name, 0):,}") for name in names]
+        if after.get("recall_at_10") is not None and before.get("recall_at_10") is not None:
+            times = [f"{figures['p50_seconds'] * 1000:.1f} ms" for figures in (before, after)]
+            recalls = [f"{figures['recall_at_10']:.3f}" for figures in (before, after)]
+            lines.append(Text(f"  {'search p50':<12}{times[0]:>16} -> {times[1]}"))
+            lines.append(Text(f"  {'recall@10':<12}{recalls[0]:>16} -> {recalls[1]}"))
+    lines.append(Text(f"{printable(result['workspace'])} compacted in {result['seconds']:.1f} s", style="dim"))
+    _print(lines)
+
+
+def print_cleanup(result: Result) -> None:
+    """What a cleanup found, by reason, and what it did about it."""
+    lines: list[Text | Table] = []
+    for orphan in result["orphans"]:
+        facts = f"{orphan['size_bytes']:,} bytes, {orphan['age_seconds'] / 3600:,.1f} h old, {orphan['reason']}"
+        lines.append(Text(f"{printable(orphan['path'])}  {facts}"))
+    lines += [Text(f"foreign, left alone: {printable(path)}", style="yellow") for path in result["foreign"]]
+    if result["published"]:
+        lines.append(Text(f"finished {result['published']:,} commits of killed runs"))
+    done = "would be deleted (--delete)" if result["dry_run"] else f"found, {result['deleted_count']:,} deleted"
+    orphans = f"orphans: {result['orphan_count']:,} {done}"
+    lines.append(Text(f"{result['scanned_count']:,} objects scanned, {orphans}", "dim"))
+    _print(lines)
+
+
+def print_verify(result: Result) -> None:
+    """Each finding, and how much was checked."""
+    lines: list[Text | Table] = [
+        Text(f"{finding['kind']}: {printable(finding['entity'])} {printable(finding['path'])}  {finding['detail']}")
+        for finding in result["findings"][:_MAX_FINDINGS]
+    ]
+    more = len(result["findings"]) - len(lines)
+    if more > 0:
+        lines.append(Text(f"... and {more:,} more (--json shows all)"))
+    mended = f", {result['mended']:,} mended" if result["mended"] else ""
+    checked = f"{result['documents']:,} documents, {result['lines']:,} lines and "
+    checked += f"{result['memory_entries']:,} memory entries checked"
+    lines.append(Text(f"{checked}, findings: {len(result['findings']):,}{mended}", "dim"))
+    _print(lines)
+
+
+def printable(text: str) -> str:
+    """``text`` with its control characters written out, tabs kept."""
+    return text.translate(_CONTROL)
+
+
+def _header(hit: Result, folder: str | None, with_source: bool) -> Text:
+    style = Style.parse("bold cyan")
+    if folder is not None and hit["path"] != "-":
+        style += Style(link=Path(folder, hit["path"]).as_uri())
+    freshness = hit.get("freshness")
+    line = hit["line_now"] if freshness == "moved" else hit["line"]
+    header = Text.assemble((f"{printable(hit['path'])}:{line}", style))
+    if hit["score"] is not None:
+        header.append(f"  {hit['score']:.2f}", style="dim")
+    if with_source:
+        header.append(f"  {printable(hit['source'])}", style="dim")
+    if freshness not in (None, "fresh"):
+        header.append(f"  moved from line {hit['line']}" if freshness == "moved" else f"  {freshness}", style="yellow")
+    return header
+
+
+def _window(hit: Result) -> Iterable[Text]:
+    context = hit["context"] or [hit["text"]]
+    first = hit["start_line"] if hit["context"] else hit["line"]
+    width = len(str(first + len(context) - 1))
+    for number, text in enumerate(context, start=first):
+        best = number == hit["line"]
+        mark, style = (":", "bold yellow") if best else ("-", "dim")
+        yield Text.assemble((f"  {number:>{width}}{mark} ", "dim"), (printable(text).expandtabs(4), style))
+
+
+def _sources(sources: Sequence[Result]) -> list[Text | Table]:
+    if not sources:
+        return []
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in _SOURCE_COLUMNS:
+        numeric = column in ("documents", "lines")
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for source in sources:
+        table.add_row(*(Text(_cell(source.get(column, ""))) for column in _SOURCE_COLUMNS))
+    return [table]
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list):
+        return printable(" ".join(map(str, value)))
+    return f"{value:,}" if isinstance(value, int) else printable(str(value))
+
+
+def _print(parts: Iterable[Text | Table]) -> None:
+    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _UNFOLDED)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, Text))
+    _emit(captured.get())
+
+
+def _emit(text: str) -> None:
+    """Write ``text`` to standard output; a reader that has gone away (``| head``) is no error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the buffer would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

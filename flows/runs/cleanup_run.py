@@ -1,0 +1,247 @@
+"""A cleanup: survey, judge, fence, judge again, delete (DESIGN, "Cleanup").
+
+An object is deleted only if it was an orphan twice: before its writers were fenced off and afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from driftline.flows.output.progress import NullProgress, Progress
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CleanupAborted, CorruptFile, DriftlineError, UsageError
+from driftline.storage.garbage.orphans import RUN_RETENTION, Kind, Orphan, Reason, Verdict, find_orphans, parse_name
+from driftline.storage.garbage.survey import Survey, survey
+from driftline.storage.ids import new_ulid
+from driftline.storage.workspace.run_history import RunRecord, Runs
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance.clean import Deletion, Fence, free, store_time
+from driftline.tasks.maintenance.clean_memory import drop_expired, forget_deleted, open_catalog
+
+DEFAULT_MAX_AGE_SECONDS = 3_600.0
+DATABASE_VARIABLE = "DATABASE_URL"
+_OF_TABLES = {Reason.UNCOMMITTED, Reason.SUPERSEDED}
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupRequest:
+    """What a person or a flow asks of a cleanup. Only objects that are at least ``max_age_seconds`` old are deleted."""
+
+    workspace: str
+    max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS
+    dry_run: bool = True
+    run_retention_days: float = RUN_RETENTION.days
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    catalog_url: str | None = field(default=None, repr=False)
+    """Of the memory store; by default $DATABASE_URL, else the catalog in the workspace. Without one, its blobs stay."""
+
+
+@dataclass(slots=True)
+class CleanupReport:
+    """What a cleanup found and deleted. ``published`` counts commits of killed runs that it finished."""
+
+    run_id: str
+    workspace: str
+    dry_run: bool
+    scanned: int = 0
+    orphans: tuple[Orphan, ...] = ()
+    deleted: list[Orphan] = field(default_factory=list)
+    foreign: tuple[str, ...] = ()
+    skipped: list[str] = field(default_factory=list)
+    published: int = 0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``cleanup --json`` prints it."""
+        return {
+            "run_id": self.run_id,
+            "workspace": self.workspace,
+            "dry_run": self.dry_run,
+            "scanned_count": self.scanned,
+            "orphan_count": len(self.orphans),
+            "deleted_count": len(self.deleted),
+            "deleted_paths": [orphan.path for orphan in self.deleted],
+            "orphans": [_as_dict(orphan) for orphan in self.orphans],
+            "foreign": list(self.foreign),
+            "skipped": self.skipped,
+            "published": self.published,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def clean_workspace(request: CleanupRequest, progress: Progress | None = None) -> CleanupReport:
+    """Delete what nothing refers to, or only report it.
+
+    Raises CleanupAborted when anything could not be listed or read, with nothing deleted; StorageError and LeaseLost
+    later, when what was deleted is in the log and in the run ledger.
+    """
+    if request.max_age_seconds < 0 or request.run_retention_days < 0:
+        raise UsageError("An age is not negative", f"{request.max_age_seconds:g} s, {request.run_retention_days:g} d")
+    return _Cleanup(request, progress or NullProgress()).execute()
+
+
+class _Cleanup:
+    def __init__(self, request: CleanupRequest, progress: Progress) -> None:
+        self._request = request
+        self._progress = progress
+        self._started, self._clock = datetime.now(UTC), time.monotonic()
+        try:
+            self._workspace = Workspace.open(request.workspace, request.storage_options)
+        except CorruptFile as error:
+            raise _aborted(error) from error
+        if not request.dry_run and not self._workspace.objects.is_local:
+            self._workspace.objects.probe_conditional_writes()
+        self._report = CleanupReport(new_ulid(), self._workspace.objects.uri, request.dry_run)
+
+    def execute(self) -> CleanupReport:
+        deletion = Deletion(self._workspace, self._report.run_id, lambda: None)
+        with ExitStack() as stack:
+            url = self._request.catalog_url or os.environ.get(DATABASE_VARIABLE)
+            self._catalog = stack.enter_context(open_catalog(self._workspace, url))
+            return self._execute(deletion)
+
+    def _execute(self, deletion: Deletion) -> CleanupReport:
+        if self._catalog is not None and not self._request.dry_run:
+            self._catalog.check(self._workspace.config.workspace_id)
+            drop_expired(self._workspace, self._catalog)
+        with Fence(self._workspace, self._report.run_id, self._skip) as fence:
+            deletion.check = fence.check
+            try:
+                orphans = self._judge(fence)
+            except DriftlineError as error:
+                raise _aborted(error) from error
+            finally:
+                self._report.published = fence.published
+            self._report.orphans = orphans
+            if not self._request.dry_run:
+                self._delete(deletion)
+        self._report.seconds = time.monotonic() - self._clock
+        return self._report
+
+    def _judge(self, fence: Fence) -> tuple[Orphan, ...]:
+        """The orphans, behind a fence unless this is a dry run."""
+        objects = self._workspace.objects
+        self._progress.phase(f"surveying {objects.uri}")
+        found = survey(self._workspace, self._catalog)
+        if self._catalog is None and any(name.kind is Kind.BLOB for _, name in found.listing):
+            self._skip(f"Memory blobs are left alone: name their catalog with {DATABASE_VARIABLE}.")
+        listed = [info for info, _ in found.listing]
+        now = store_time(objects, listed, may_write=not self._request.dry_run)
+        first = self._verdict(found, now)
+        self._report.scanned, self._report.foreign = len(listed), first.foreign
+        ripe = [info.path for info in listed if info.path in found.committed and now - info.modified >= self._max_age]
+        tenants = _entities(o.path.partition("/")[0] for o in first.orphans if o.reason in _OF_TABLES)
+        dead = [orphan.path for orphan in first.orphans if orphan.reason is Reason.DEAD_RUN]
+        sources = _entities(path.rpartition("/")[0] for path in [*dead, *ripe])
+        if not tenants and not sources:
+            return first.orphans
+        if self._request.dry_run:
+            idle = free(found, tenants | {source.tenant for source in sources}, self._skip)
+            return within(first.orphans, *idle)
+        for tenant in sorted(tenants):
+            fence.take_tenant(tenant, found.sources_of(tenant.directory))
+        for source in sorted(sources):
+            fence.take_source(source)
+        found = survey(self._workspace, self._catalog)
+        second = self._verdict(found, now)
+        return within(seen_twice(first.orphans, second.orphans), fence.tenants, fence.sources)
+
+    def _verdict(self, found: Survey, now: datetime) -> Verdict:
+        return find_orphans(
+            found.listing,
+            found.references,
+            now=now,
+            max_age=self._max_age,
+            run_retention=timedelta(days=self._request.run_retention_days),
+        )
+
+    def _delete(self, deletion: Deletion) -> None:
+        orphans = self._report.orphans
+        self._progress.phase("deleting orphans", total=len(orphans))
+        tenants = self._workspace.tenants()
+        outcome = "failed"
+        try:
+            deletion.run(orphans)
+            if self._catalog is not None:
+                forget_deleted(self._workspace, self._catalog, deletion.deleted)
+            outcome = "done"
+        except DriftlineError as error:
+            outcome = error.kind
+            raise
+        finally:
+            self._report.deleted = deletion.deleted
+            self._report.seconds = time.monotonic() - self._clock
+            self._record(outcome, tenants)
+
+    def _record(self, outcome: str, tenants: Sequence[Entity]) -> None:
+        """Write the run's ledger into each tenant, with what was deleted there and nothing of the others."""
+        for tenant in tenants:
+            own = f"{tenant.directory}/"
+            deleted = [_as_dict(orphan) for orphan in self._report.deleted if orphan.path.startswith(own)]
+            record = RunRecord(
+                run_id=self._report.run_id,
+                kind="cleanup",
+                started=self._started.isoformat(),
+                seconds=self._report.seconds,
+                outcome=outcome,
+                report={
+                    "run_id": self._report.run_id,
+                    "max_age_seconds": self._request.max_age_seconds,
+                    "deleted_count": len(deleted),
+                    "deleted": deleted,
+                },
+            )
+            Runs(self._workspace.objects, tenant).record(record)
+
+    def _skip(self, message: str) -> None:
+        self._report.skipped.append(message)
+        self._progress.message(message)
+
+    @property
+    def _max_age(self) -> timedelta:
+        return timedelta(seconds=self._request.max_age_seconds)
+
+
+def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
+    """The orphans of ``second`` that were orphans before; a superseded table only as a whole, never a part of it."""
+    known = {orphan.path for orphan in first}
+    growing = {
+        parse_name(orphan.path).place
+        for orphan in second
+        if orphan.reason is Reason.SUPERSEDED and orphan.path not in known
+    }
+    return tuple(o for o in second if o.path in known and parse_name(o.path).place not in growing)
+
+
+def within(orphans: Iterable[Orphan], tenants: Container[str], sources: Container[str]) -> tuple[Orphan, ...]:
+    """``orphans`` without files of the tables of other tenants and staged deltas of other sources, by directory."""
+
+    def is_safe(orphan: Orphan) -> bool:
+        if orphan.reason in _OF_TABLES:
+            return orphan.path.partition("/")[0] in tenants
+        return orphan.reason is not Reason.DEAD_RUN or orphan.path.rpartition("/")[0] in sources
+
+    return tuple(filter(is_safe, orphans))
+
+
+def _aborted(error: DriftlineError) -> CleanupAborted:
+    return CleanupAborted(f"Nothing was deleted: {error.what}", error.where, error.fix)
+
+
+def _entities(directories: Iterable[str]) -> set[Entity]:
+    return {Entity.of_directory(directory) for directory in set(directories)}
+
+
+def _as_dict(orphan: Orphan) -> dict[str, Any]:
+    return {
+        "path": orphan.path,
+        "size_bytes": orphan.size_bytes,
+        "age_seconds": round(orphan.age_seconds, 3),
+        "reason": str(orphan.reason),
+    }

@@ -1,0 +1,317 @@
+"""Where tasks run: in this process, on local processes, or on an existing Dask cluster.
+
+The same specs go in and the same results come out. A task may run more than once; only its result counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
+from driftline.storage.objects.request_counts import Counts, count_all, tally
+from driftline.storage.sources.source import Source, open_source
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.context import TaskContext
+
+if TYPE_CHECKING:
+    from distributed import Client, Worker
+
+DEFAULT_WORKERS = 2
+IN_FLIGHT_PER_SLOT = 2
+"""Batches handed out per worker: one that runs and one that waits, so that memory is bounded and no worker idles."""
+CONNECT_TIMEOUT_SECONDS = 10
+NO_WORKERS_TIMEOUT_SECONDS = 60
+"""So long tasks wait for a local worker: Dask starts dead ones anew, but not those that die while they start."""
+
+Spec = TypeVar("Spec")
+Result = TypeVar("Result")
+Task = Callable[[Spec, TaskContext], Result]
+
+
+class Executor(Protocol):
+    """Runs tasks. ``slots`` is how many run at once; ``remote`` tells whether in other processes."""
+
+    slots: int
+    remote: bool
+
+    def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
+        """Give every worker the context, and check that it reaches the workspace and the sources.
+
+        ``new_workspace`` is one that a dry run will not create. Raises ExecutorError.
+        """
+        ...
+
+    def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
+        """The results of ``task(spec, context)`` as they come, in no order; specs are taken as slots become free.
+
+        Several threads may map at once, and share the slots. Requests to stores count as if they were sent here.
+        """
+        ...
+
+
+class InlineExecutor(AbstractContextManager["InlineExecutor"]):
+    """Threads of this process: Arrow, the tokenizer and Lance release the interpreter while they work."""
+
+    remote = False
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._pool = ThreadPoolExecutor(slots, thread_name_prefix="driftline")
+        self._alone = threading.Lock()
+
+    def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
+        self._context = context
+
+    def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
+        if self.slots == 1:
+            for spec in specs:
+                with self._alone:
+                    result = task(spec, self._context)
+                yield result
+            return
+        rest = iter(specs)
+        pending: set[Future[tuple[Result, Counts]]] = set()
+        try:
+            while True:
+                for spec in islice(rest, self.slots * IN_FLIGHT_PER_SLOT - len(pending)):
+                    pending.add(self._pool.submit(_counted, task, spec, self._context))
+                if not pending:
+                    return
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    result, requests = future.result()
+                    count_all(requests)
+                    yield result
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class DaskExecutor(AbstractContextManager["DaskExecutor"]):
+    """A Dask cluster: one of local processes that lives as long as the run, or an existing one by its address."""
+
+    remote = True
+
+    def __init__(self, address: str | None, slots: int | None) -> None:
+        self._address = address
+        self._wanted = slots or DEFAULT_WORKERS
+        self._stack = ExitStack()
+        self._key = f"driftline-{uuid.uuid4().hex}"
+
+    def __enter__(self) -> Self:
+        import dask
+        from distributed import Client, LocalCluster
+
+        with ExitStack() as stack:
+            timeouts = {
+                "distributed.comm.timeouts.connect": f"{CONNECT_TIMEOUT_SECONDS}s",
+                "distributed.scheduler.no-workers-timeout": f"{NO_WORKERS_TIMEOUT_SECONDS}s",
+            }
+            stack.enter_context(dask.config.set(timeouts))
+            if self._address is None:
+                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="driftline-dask-"))
+                cluster = stack.enter_context(
+                    LocalCluster(
+                        n_workers=self._wanted,
+                        threads_per_worker=1,
+                        host="127.0.0.1",
+                        dashboard_address=None,
+                        # Its HTTP server starts anyway, and would warn when its usual port is taken.
+                        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+                        local_directory=scratch,
+                        silence_logs=50,
+                    )
+                )
+                self._client: Client = stack.enter_context(Client(cluster))
+            else:
+                try:
+                    self._client = stack.enter_context(Client(self._address, timeout=CONNECT_TIMEOUT_SECONDS))
+                except (OSError, ValueError) as error:
+                    raise UsageError(
+                        "No Dask scheduler answers", self._address, "Start one, or use --executor local."
+                    ) from error
+            self.slots = sum(self._client.nthreads().values())
+            if not self.slots:
+                raise ExecutorError("The Dask scheduler has no workers", self._address or "local", "Start some.")
+            self._stack = stack.pop_all()
+        return self
+
+    def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
+        from distributed.diagnostics.plugin import WorkerPlugin
+
+        class ContextPlugin(WorkerPlugin):
+            """Opens the workspace once in each worker, also in those that replace a dead one."""
+
+            def __init__(self, context: TaskContext) -> None:
+                self.context = context
+
+        self._stack.callback(self._forget)
+        self._client.subscribe_topic(self._key, _log_here)
+        try:
+            self._client.register_plugin(ContextPlugin(context), name=self._key)
+        except Exception as error:  # Dask passes on whatever a worker raises, at times only its text
+            raise ExecutorError(
+                f"A worker cannot load Driftline ({error})",
+                self._address or "local",
+                "Install the same version of Driftline on every worker.",
+            ) from error
+        key, workspace = self._key, context.workspace.objects.uri
+
+        def reach(dask_worker: Worker) -> tuple[str, Counts]:
+            found = _context_of(dask_worker, key).workspace
+            with tally() as requests:
+                problem = unreachable(None if new_workspace else found, sources)
+            return problem, requests.counts
+
+        for worker, (problem, requests) in self._client.run(reach).items():
+            count_all(requests)
+            if problem:
+                raise ExecutorError(
+                    f"Worker {worker} cannot reach what it shall work on: {problem}",
+                    workspace,
+                    "Workers on other hosts need a shared disk or a bucket, and the same credentials.",
+                )
+
+    def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
+        from distributed import as_completed
+        from distributed.client import FutureCancelledError
+        from distributed.comm.core import CommClosedError
+        from distributed.scheduler import KilledWorker, NoWorkerError
+
+        rest = iter(specs)
+        limit = self.slots * IN_FLIGHT_PER_SLOT
+        pending = {self._submit(task, spec) for spec in islice(rest, limit)}
+        # By default it would take the loop of whichever client this process opened last.
+        running = as_completed(pending, loop=self._client.loop)
+        try:
+            for future in running:
+                pending.remove(future)
+                try:
+                    result, requests = future.result()
+                except KilledWorker as error:
+                    raise ExecutorError(
+                        "A batch has killed several workers one after another",
+                        str(error.last_worker),
+                        "Give the workers more memory, or exclude what they choke on.",
+                    ) from error
+                except NoWorkerError as error:
+                    raise ExecutorError(
+                        f"There are no workers left, for {error.timeout:.0f} s now",
+                        self._address or "local",
+                        "Look for what ends them (memory?), and run it again.",
+                    ) from error
+                except (FutureCancelledError, CommClosedError) as error:
+                    raise ExecutorError(
+                        "The Dask scheduler has gone away", self._address or "local", "Run it again."
+                    ) from error
+                # A finished task whose future is still held runs again when its worker dies.
+                future.release()
+                for spec in islice(rest, 1):
+                    following = self._submit(task, spec)
+                    pending.add(following)
+                    running.add(following)
+                count_all(requests)
+                yield result
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def _submit(self, task: Task[Spec, Result], spec: Spec) -> Any:
+        return self._client.submit(_run_on_worker, task, spec, self._key, pure=False)
+
+    def _forget(self) -> None:
+        if self._address is not None and self._client.status == "running":
+            with suppress(OSError, LookupError, ValueError):  # scheduler or plugin may be gone
+                self._client.unsubscribe_topic(self._key)
+                self._client.unregister_worker_plugin(self._key)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+def _counted(task: Task[Spec, Result], spec: Spec, context: TaskContext) -> tuple[Result, Counts]:
+    """What a task returns, and what it has asked of stores."""
+    with tally() as requests:
+        result = task(spec, context)
+    return result, requests.counts
+
+
+def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> tuple[Result, Counts]:
+    from distributed import get_worker
+
+    worker = get_worker()
+    with _logged_to(worker, key):
+        return _counted(task, spec, _context_of(worker, key))
+
+
+class _ToCoordinator(logging.Handler):
+    """Sends what one task logs to those who follow ``topic``: other tasks of this process may be of another tenant."""
+
+    def __init__(self, worker: Worker, topic: str) -> None:
+        super().__init__()
+        self._worker, self._topic, self._thread = worker, topic, threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            told = {"name": record.name, "levelno": record.levelno, "levelname": record.levelname}
+            self._worker.log_event(self._topic, told | {"msg": record.getMessage()})
+
+
+@contextmanager
+def _logged_to(worker: Worker, topic: str) -> Iterator[None]:
+    own, handler = logging.getLogger("driftline"), _ToCoordinator(worker, topic)
+    own.addHandler(handler)
+    try:
+        yield
+    finally:
+        own.removeHandler(handler)
+
+
+def _log_here(event: tuple[float, dict[str, Any]]) -> None:
+    """Log what a worker has told as if it had been logged here."""
+    record = logging.makeLogRecord(event[1])
+    logging.getLogger(record.name).handle(record)
+
+
+def _context_of(worker: Worker, key: str) -> TaskContext:
+    plugin: Any = worker.plugins[key]
+    context: TaskContext = plugin.context
+    return context
+
+
+def unreachable(workspace: Workspace | None, sources: Iterable[Source]) -> str:
+    """Why this process cannot reach ``workspace`` or one of ``sources``; "" if it can."""
+    try:
+        if workspace is not None and workspace.reread().config.workspace_id != workspace.config.workspace_id:
+            return f"it finds another workspace at {workspace.objects.uri}"
+        for source in sources:
+            open_source(source.uri, source.storage_options, allow_empty=True)
+    except DriftlineError as error:
+        return str(error)
+    return ""
+
+
+def open_executor(name: str, workers: int | None) -> InlineExecutor | DaskExecutor:
+    """The executor that ``inline``, ``local`` or ``tcp://host:port`` names. Raises UsageError."""
+    if name == "inline":
+        return InlineExecutor(workers or min(DEFAULT_WORKERS, os.cpu_count() or 1))
+    if name == "local" or "://" in name:
+        return DaskExecutor(None if name == "local" else name, workers)
+    raise UsageError("Unknown executor", name, "Use inline, local, or tcp://HOST:PORT of a Dask scheduler.")

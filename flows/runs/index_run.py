@@ -1,0 +1,179 @@
+"""An index run: plan, map, commit (DESIGN, "Index run").
+
+The same code serves the command line, Python and the Prefect flow; only ``Executor`` and
+``Progress`` differ.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from driftline.flows.output.progress import NullProgress, Progress
+from driftline.flows.output.reports import IndexReport, RemoveReport
+from driftline.flows.runs.executors import Executor, open_executor
+from driftline.flows.runs.plan import IndexPlan, IndexRequest, make_plan
+from driftline.flows.runs.source_runs import run_all
+from driftline.storage.deltas.manifest import SCHEMA, totals
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity, DriftlineError, LeaseHeld, UsageError
+from driftline.storage.ids import new_ulid
+from driftline.storage.leases.lease import acquire
+from driftline.storage.lines.indexes import maintain
+from driftline.storage.objects.request_counts import phase, tally
+from driftline.storage.workspace.run_history import RunRecord, Runs
+from driftline.storage.workspace.workspace import Workspace, lease_path
+from driftline.tasks.embedding.context import TaskContext
+from driftline.tasks.indexing.committer import Changes, Committer, settle
+from driftline.tasks.indexing.reembed import complete_reembedding, remove_strays
+from driftline.tasks.stopwatch import Stopwatch
+
+log = logging.getLogger(__name__)
+
+__all__ = ["IndexRequest", "index_sources", "remove_source"]
+
+
+def index_sources(request: IndexRequest, progress: Progress | None = None) -> IndexReport:
+    """Bring the index in step with its sources.
+
+    Raises UsageError and its kin before anything is written; DeletionRefused, LeaseHeld, StorageError
+    and ExecutorError later, when what was committed stays and the next run goes on from there. With ``keep_going``
+    the failures of single sources are in the report instead, unless no source can be begun.
+    """
+    started, clock = datetime.now(UTC), time.monotonic()
+    watch = Stopwatch()
+    with tally() as sent, ExitStack() as stack:
+        with watch.phase("start"), phase("start"):
+            plan = make_plan(request)
+            executor = open_executor(request.executor, request.workers)
+            stack.enter_context(executor)
+            if not request.dry_run:
+                plan = _claim(plan)
+        report = IndexReport(new_ulid(), plan.workspace.objects.uri, failed=list(plan.failures), phases=watch.seconds)
+        outcome = "failed"
+        try:
+            _run(plan, executor, progress or NullProgress(), report, watch)
+            outcome = report.failed[0][1].kind if report.failed else "done"
+        except DriftlineError as error:
+            outcome = error.kind
+            raise
+        finally:
+            report.seconds, report.requests = time.monotonic() - clock, sent.counts
+            if not request.dry_run:
+                with watch.phase("ledger"), phase("ledger"):
+                    _record(plan, report, started, outcome)
+            told = {"run_id": report.run_id, "outcome": outcome, "seconds": round(report.seconds, 3)}
+            log.info("index run %s: %s after %.1f s", *told.values(), extra={"fields": told})
+    report.requests = sent.counts
+    return report
+
+
+def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, watch: Stopwatch) -> None:
+    """Fill ``report``. A source that fails does not stop the others; the first failure is raised at the end."""
+    new_workspace = plan.workspace.config.fingerprint is None
+    with watch.phase("start"), phase("start"):
+        executor.start(
+            TaskContext(plan.workspace, plan.model), [part.source for part in plan.sources], new_workspace=new_workspace
+        )
+    failure: DriftlineError | None = None
+    stale = set[Entity]()
+    for run, error in run_all(plan, executor, progress, report):
+        if error is not None:
+            if plan.request.keep_going:
+                report.failed.append((run.report.uri, error))
+            elif isinstance(error, UsageError):
+                raise error
+            progress.message(str(error))
+            failure = failure or error
+        if run.indexes_lag:
+            stale.add(run.entity.tenant)
+    if not plan.request.dry_run:
+        with watch.phase("index"), phase("index"):
+            if plan.replaces is not None and failure is None:
+                complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
+            for tenant in sorted(stale):
+                progress.phase(f"building indexes of {tenant}")
+                report.indexes += _maintain(plan, tenant, report.run_id, progress)
+    if failure is not None and not plan.request.keep_going:
+        raise failure
+
+
+def _claim(plan: IndexPlan) -> IndexPlan:
+    """Create the workspace where there is none, and give it its model."""
+    workspace = Workspace.prepare(plan.workspace.objects)  # which keep what was read for the plan
+    if plan.replaces is None:
+        workspace = workspace.bind_model(plan.model.name, plan.model.fingerprint, plan.model.dim)
+    return replace(plan, workspace=workspace)
+
+
+def _maintain(plan: IndexPlan, tenant: Entity, run_id: str, progress: Progress) -> list[str]:
+    workspace = plan.workspace
+    table = workspace.lines(tenant, plan.model.fingerprint)
+    try:
+        with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
+            return maintain(table, plan.request.indexes)
+    except LeaseHeld as error:
+        progress.message(f"Indexes are left to the run that maintains them now: {error.what}")
+        return []
+
+
+def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: str) -> None:
+    for tenant in sorted({source.entity.tenant for source in plan.sources}):
+        record = RunRecord(
+            run_id=report.run_id,
+            kind="index",
+            started=started.isoformat(),
+            seconds=report.seconds,
+            outcome=outcome,
+            report=report.to_dict(),
+        )
+        Runs(plan.workspace.objects, tenant).record(record)
+
+
+def remove_source(
+    workspace_uri: str,
+    entity_path: str,
+    *,
+    wait_seconds: float = 0.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RemoveReport:
+    """Take a source, its documents and its lines out of the index; its files are not touched.
+
+    Raises BadEntity for a source that is not there, LeaseHeld while a run works on it.
+    """
+    started, clock = datetime.now(UTC), time.monotonic()
+    known = Workspace.open(workspace_uri, storage_options)
+    entity = Entity.parse(entity_path, known.config.hierarchy)
+    if known.source(entity) is None:
+        names = ", ".join(str(name) for name, _ in known.sources()) or "none"
+        raise BadEntity("There is no such source", str(entity), f"Sources: {names}.")
+    workspace = Workspace.open_for_writing(workspace_uri, storage_options)
+    run_id = new_ulid()
+    with acquire(workspace.objects, lease_path(entity), run_id, wait_seconds=wait_seconds) as lease:
+        settle(workspace, entity, lease)
+        manifest = workspace.documents(entity).read(columns=["path", "lines", "reason"])
+        documents, lines = totals(manifest)
+        batch, dim = 0, workspace.config.dim or 0
+        if len(manifest):
+            committer = Committer(workspace, entity, lease, run_id, workspace.lines(entity), dim)
+            committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
+            batch = committer.batch
+        for table in workspace.line_tables(entity):  # also those of other models
+            remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
+        workspace.unbind_source(entity)
+    report = RemoveReport(run_id, str(entity), documents, lines)
+    record = RunRecord(
+        run_id=run_id,
+        kind="remove",
+        started=started.isoformat(),
+        seconds=time.monotonic() - clock,
+        outcome="done",
+        report=report.to_dict(),
+    )
+    Runs(workspace.objects, entity.tenant).record(record)
+    return report

@@ -1,0 +1,314 @@
+"""The run over one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.flows.config.locate import DEFAULT_MAX_DELTAS
+from driftline.flows.output.progress import Progress
+from driftline.flows.output.reports import SourceReport
+from driftline.flows.runs.executors import Executor
+from driftline.flows.runs.plan import IndexPlan, SourcePlan
+from driftline.storage.deltas.manifest import SCHEMA, revision, totals
+from driftline.storage.errors import DeletionRefused
+from driftline.storage.leases.lease import acquire
+from driftline.storage.model import DocumentState, SkipReason
+from driftline.storage.objects import request_counts
+from driftline.storage.workspace.workspace import lease_path
+from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
+from driftline.tasks.indexing.committer import Changes, Committer, settle
+from driftline.tasks.indexing.reembed import remove_strays
+from driftline.tasks.scanning.partition import PartitionSpec, scan_partition
+from driftline.tasks.scanning.scan import ScanResult, ScanSpec, plan_partitions
+from driftline.tasks.scanning.since_commit import WorkTreeAtCommit
+from driftline.tasks.scanning.walk import Subtree
+from driftline.tasks.stopwatch import Stopwatch
+
+BATCH_BYTES = 4 * 1024 * 1024
+"""Text per batch: some 100,000 lines, whose vectors take 100 MB while they are embedded."""
+BATCH_DOCUMENTS = 2_000
+BATCHES_PER_COMMIT = 8
+COMMIT_SECONDS = 15.0
+"""A commit is made when so many batches, or seconds of work, would be lost by a crash."""
+GUARDED_DELETIONS = 100
+"""So few deletions are never refused."""
+
+
+class SourceRun:
+    """One execution over one source. ``report`` fills as it goes; ``indexes_lag`` tells that lines have changed.
+
+    Sources that run beside each other share ``committing``: their commits take turns, since all go to one table.
+    """
+
+    def __init__(
+        self,
+        plan: IndexPlan,
+        source: SourcePlan,
+        executor: Executor,
+        progress: Progress,
+        run_id: str,
+        committing: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.report = SourceReport(str(source.entity), source.source.uri, commit=source.commit)
+        self.indexes_lag = False
+        self.entity = source.entity
+        self._committing = committing or nullcontext()
+        self._plan = plan
+        self._source = source
+        self._executor = executor
+        self._progress = progress
+        self._run_id = run_id
+        self._watch = Stopwatch()
+        self.report.phases = self._watch.seconds
+        self._new_hashes = Counter[str]()
+        self._work_tree: WorkTreeAtCommit | None = None
+        self._only: tuple[str, ...] | None = None
+
+    def execute(self) -> None:
+        """Bring the source in step. Raises LeaseHeld, LeaseLost, DeletionRefused, StorageError, ExecutorError."""
+        workspace, entity, request = self._plan.workspace, self._source.entity, self._plan.request
+        if request.dry_run:
+            self._dry_run()
+            return
+        with self._timed("lease"):
+            lease = acquire(workspace.objects, lease_path(entity), self._run_id, wait_seconds=request.wait_seconds)
+        with lease:
+            with self._timed("settle"):
+                self.indexes_lag = lease.taken_over
+                self.indexes_lag |= settle(workspace, entity, lease) > 0
+                self._narrow(lease.token)
+                workspace.bind_source(entity, self._source.record)
+                table = workspace.lines(entity, self._plan.model.fingerprint)
+                committer = Committer(workspace, entity, lease, self._run_id, table, self._plan.model.dim)
+                if len(workspace.line_tables(entity)) > 1:
+                    self.indexes_lag |= remove_strays(committer) > 0
+            scans = self._scan()
+            self._embed(scans, committer)
+            refused = self._delete(scans, committer)
+            self.report.revision = revision(lease.token, committer.batch)
+            if self._work_tree is not None and refused is None and self._nothing_left_over(scans):
+                reached = self._work_tree.reached(lease.token)
+                workspace.bind_source(entity, self._source.record.model_copy(update={"commit": reached}))
+            with self._timed("totals"):
+                self._count_totals()
+                self._mention_deltas()
+        if refused:
+            raise refused
+
+    # -- what git says -----------------------------------------------------------------------
+
+    def _look_at_work_tree(self) -> WorkTreeAtCommit | None:
+        source, request = self._source, self._plan.request
+        if not source.source.is_local or request.full or self._plan.replaces is not None:
+            return None
+        rules = (source.record.include, source.record.exclude, request.max_file_bytes, self._plan.model.fingerprint)
+        return WorkTreeAtCommit.look(source.source.uri, rules)
+
+    def _narrow(self, token: int | None = None) -> None:
+        """Restrict the run to what has changed since the commit indexed last, if git can tell."""
+        if not self._plan.request.by_commit:
+            return
+        self._work_tree = self._look_at_work_tree()
+        if self._work_tree is None:
+            self.report.full_scan_reason = "--full" if self._source.commit else "git cannot tell"
+            return
+        known = self._plan.workspace.source(self._source.entity)
+        last = known.commit if known is not None and known.same_place(self._source.record) else None
+        changes = self._work_tree.changes_since(last, token)
+        self._only, self.report.full_scan_reason = changes.paths, changes.why
+        self.report.commit = self._work_tree.commit.id
+        self.report.base = last.id if last is not None and changes.paths is not None else None
+
+    def _nothing_left_over(self, scans: Iterable[ScanResult]) -> bool:
+        """Whether every file that was looked at has been dealt with, so that only a change makes it worth a look."""
+        passing = {SkipReason.UNREADABLE, SkipReason.UNSTABLE}
+        return all(scan.complete for scan in scans) and not any(reason in passing for _, reason in self.report.skipped)
+
+    # -- scan --------------------------------------------------------------------------------
+
+    def _scan(self) -> list[ScanResult]:
+        self._progress.phase(f"scanning {self._source.source.uri}")
+        parallel = self._executor.remote or not self._source.source.is_local
+        now_ns = time.time_ns()
+        with self._timed("scan"):
+            slots = self._executor.slots if parallel and self._only is None else 1
+            parts = plan_partitions(self._source.source, slots, self._source.rules)
+            specs = [PartitionSpec(self._scan_spec(part), self._source.entity, now_ns, self._only) for part in parts]
+            scans = list(self._executor.map(scan_partition, specs))
+        for scan in scans:
+            self.report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
+            self.report.skipped += zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
+        return scans
+
+    def _scan_spec(self, subtrees: tuple[Subtree, ...]) -> ScanSpec:
+        request = self._plan.request
+        return ScanSpec(
+            self._source.source,
+            self._plan.model.fingerprint,
+            subtrees,
+            self._source.rules,
+            request.max_file_bytes,
+            request.full,
+        )
+
+    # -- embed and commit --------------------------------------------------------------------
+
+    def _embed(self, scans: Iterable[ScanResult], committer: Committer) -> None:
+        changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)]).sort_by("path")
+        retouched = pa.concat_tables([scan.diff.retouched for scan in scans])
+        with self._timed("batches"):
+            if len(retouched):
+                self._count_retouched(retouched)
+                with self._timed("commit"), self._committing:
+                    committer.commit(Changes(_as_manifest(retouched)))
+            self._progress.phase("embedding", total=len(changes))
+            pending: list[BatchResult] = []
+            since = time.monotonic()
+            for result in self._executor.map(embed_batch, self._batches(changes)):
+                self._count(result)
+                self._progress.advance(result.documents, result.lines)
+                pending.append(result)
+                if len(pending) >= BATCHES_PER_COMMIT or time.monotonic() - since > COMMIT_SECONDS:
+                    self._commit(committer, pending)
+                    pending, since = [], time.monotonic()
+            self._commit(committer, pending)
+
+    def _batches(self, changes: pa.Table, *, dry_run: bool = False) -> Iterator[BatchSpec]:
+        sizes = changes["size_bytes"].to_pylist()
+        start, size = 0, 0
+        for row, size_bytes in enumerate(sizes):
+            if row > start and (size + size_bytes > BATCH_BYTES or row - start == BATCH_DOCUMENTS):
+                yield self._batch(changes[start:row], dry_run)
+                start, size = row, 0
+            size += size_bytes
+        if start < len(sizes):
+            yield self._batch(changes[start:], dry_run)
+
+    def _batch(self, changes: pa.Table, dry_run: bool) -> BatchSpec:
+        # A copy: a slice would travel to its worker with all that it was cut from.
+        rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
+        return BatchSpec(self._source.source, self._source.entity, rows, dry_run)
+
+    def _commit(self, committer: Committer, results: list[BatchResult]) -> None:
+        rows = [result.rows for result in results if len(result.rows)]
+        if not rows:
+            return
+        changes = Changes(
+            rows=pa.concat_tables(rows),
+            fragments=tuple(f for result in results for f in result.fragments),
+            replaced=tuple(path for result in results for path in result.replaced),
+        )
+        with self._timed("commit"), self._committing:
+            committer.commit(changes)
+        self.indexes_lag |= changes.touches_lines
+
+    # -- delete ------------------------------------------------------------------------------
+
+    def _delete(self, scans: list[ScanResult], committer: Committer) -> DeletionRefused | None:
+        """Remove the documents that are gone; returns the refusal if they are suspiciously many."""
+        gone = self._gone(scans)
+        if not len(gone):
+            return None
+        refused = self._refusal(gone)
+        if refused is None:
+            with self._timed("delete"), self._committing:
+                had_lines = pc.greater(gone["lines"], 0)
+                removed = gone.filter(had_lines)["path"].to_pylist()
+                committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(gone["path"].to_pylist())))
+            self.indexes_lag |= bool(removed)
+            self._count_deleted(gone)
+        return refused
+
+    def _gone(self, scans: list[ScanResult]) -> pa.Table:
+        """The documents that a complete listing no longer shows."""
+        gone = pa.concat_tables([scan.diff.deleted for scan in scans])
+        if len(gone) and not all(scan.complete for scan in scans):
+            self._progress.message("Parts of the source could not be listed: nothing is deleted in this run.")
+            return gone[:0]
+        return gone
+
+    def _refusal(self, gone: pa.Table) -> DeletionRefused | None:
+        documents = gone.filter(pc.is_null(gone["reason"]))
+        renamed = (Counter(documents["hash"].to_pylist()) & self._new_hashes).total()
+        lost = len(documents) - renamed
+        states = self.report.states
+        if self._only is None:
+            known = (DocumentState.UNCHANGED, DocumentState.TOUCHED, DocumentState.CHANGED)
+            before = len(documents) + sum(states[state] for state in known)
+        else:
+            before = self._totals()[0] - states[DocumentState.NEW]
+        limit = self._plan.request.max_delete_fraction
+        if lost <= GUARDED_DELETIONS or lost <= limit * before:
+            return None
+        return DeletionRefused(
+            f"{lost:,} of {before:,} documents are gone, more than the fraction {limit:g}; they are kept",
+            str(self._source.entity),
+            "If that is right, run again with --max-delete-fraction 1.",
+        )
+
+    # -- counting ----------------------------------------------------------------------------
+
+    def _count(self, result: BatchResult) -> None:
+        for state, count in result.states.items():
+            self.report.states[state] += count
+        self.report.skipped += result.skipped
+        self.report.lines_embedded += result.lines
+        self.report.bytes_read += result.bytes_read
+        for phase, seconds in result.seconds.items():
+            self.report.worker_phases[phase] = self.report.worker_phases.get(phase, 0.0) + seconds
+        self._new_hashes.update(result.new_hashes)
+
+    def _count_retouched(self, retouched: pa.Table) -> None:
+        indexed = pc.is_null(retouched["reason"])
+        self.report.states[DocumentState.TOUCHED] += pc.sum(indexed, min_count=0).as_py()
+        skipped = retouched.filter(pc.invert(indexed))
+        self.report.skipped += zip(*(skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
+
+    def _count_deleted(self, gone: pa.Table) -> None:
+        self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(gone["reason"]), min_count=0).as_py()
+
+    def _count_totals(self) -> None:
+        self.report.documents_total, self.report.lines_total = self._totals()
+
+    def _totals(self) -> tuple[int, int]:
+        """``(documents, lines)`` that the manifest holds now."""
+        return totals(self._plan.workspace.documents(self._source.entity).read(columns=["lines", "reason"]))
+
+    def _mention_deltas(self) -> None:
+        deltas = len(self._plan.workspace.documents(self._source.entity).log().deltas)
+        self.report.deltas = deltas
+        if deltas > DEFAULT_MAX_DELTAS:
+            self._progress.message(
+                f"{self._source.entity} has {deltas:,} deltas, which slow runs. Run: driftline compact"
+            )
+
+    def _dry_run(self) -> None:
+        self._narrow()
+        scans = self._scan()
+        changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)])
+        for result in self._executor.map(embed_batch, self._batches(changes, dry_run=True)):
+            self._count(result)
+        for scan in scans:
+            self._count_retouched(scan.diff.retouched)
+        gone = self._gone(scans)
+        refused = self._refusal(gone)
+        if refused:
+            raise refused
+        self._count_deleted(gone)
+        self._count_totals()
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        with self._watch.phase(phase), request_counts.phase(phase):
+            yield
+
+
+def _as_manifest(retouched: pa.Table) -> pa.Table:
+    """Rows of ``diff.CHANGE_SCHEMA`` whose content is known to be the same, as manifest rows."""
+    return retouched.select(SCHEMA.names).cast(SCHEMA)

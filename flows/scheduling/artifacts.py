@@ -1,0 +1,121 @@
+"""What a finished flow run shows on its page: a report with tables and plots, and the files that were left out."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from driftline.flows.config.toml_file import prices_for
+from driftline.flows.output.run_series import History, newest_runs
+from driftline.flows.output.svg_plots import Series, line_plot
+from driftline.flows.output.terminal import told_requests
+from driftline.flows.runs.index_run import IndexRequest
+from driftline.storage.errors import DriftlineError
+from driftline.storage.objects.request_counts import KINDS
+from driftline.storage.workspace.workspace import Workspace
+
+MAX_ROWS = 1_000
+"""So many rows are shown; the run ledger in the workspace holds them all."""
+HISTORY_RUNS = 20
+_STATES = ("new", "changed", "touched", "unchanged", "deleted")
+
+
+def show_index(result: dict[str, Any], request: IndexRequest) -> None:
+    """The report of a run, with plots of the runs before it, and a table of the files that were left out and why."""
+    sources = result["sources"]
+    text = [f"# Index run {result['run_id']}", f"{result['seconds']:.1f} s, into `{result['workspace']}`"]
+    if request.dry_run:
+        text.append("**A dry run: nothing was written.**")
+    counts = {name: [source[name] for source in sources] for name in (*_STATES, "lines_embedded", "lines_total")}
+    counts["skipped"] = [len(source["skipped"]) for source in sources]
+    seconds = _by_phase([result["phases"], *(source["phases"] for source in sources)])
+    work = _by_phase([result["worker_phases"], *(source["worker_phases"] for source in sources)])
+    names = [source["entity"] for source in sources]
+    text += ["## Documents and lines", _markdown(names, counts), *_plots(request)]
+    text += ["## Seconds by phase", _markdown(["all", *names], seconds)]
+    if work:
+        text += ["## Seconds of workers by phase, added up", _markdown(["all", *names], work)]
+    if result["requests"]:
+        kinds = {kind: [counts.get(kind, 0) for counts in result["requests_by_phase"].values()] for kind in KINDS}
+        told = told_requests(result["requests"], _prices())
+        text += ["## Requests", told, _markdown(list(result["requests_by_phase"]), kinds)]
+    create_markdown_artifact("\n\n".join(text), key="driftline-report", description="What the run did")
+    skipped = [{"source": source["entity"], **file} for source in sources for file in source["skipped"]]
+    _table("driftline-skipped", skipped, "files are not in the index")
+
+
+def _prices() -> Mapping[str, float]:
+    """Those of the file that the worker finds, if it finds one that is right: a report is no reason to fail."""
+    try:
+        return prices_for(os.environ, Path.cwd())
+    except DriftlineError as error:
+        get_run_logger().warning("Requests have no price: %s", error)
+        return {}
+
+
+def _by_phase(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    return {name: [part.get(name, 0.0) for part in parts] for name in parts[0]}
+
+
+def show_compaction(result: dict[str, Any]) -> None:
+    """Figures before and after, by tenant."""
+    moments = ("before", "after")
+    rows = [{"tenant": part["tenant"], "when": when, **part[when]} for part in result["tenants"] for when in moments]
+    create_table_artifact(rows, key="driftline-compact", description=f"Run {result['run_id']}")
+
+
+def show_cleanup(result: dict[str, Any]) -> None:
+    """What was found, and whether it was deleted."""
+    verb = "orphans, which would be deleted" if result["dry_run"] else f"orphans, {result['deleted_count']:,} deleted"
+    _table("driftline-cleanup", result["orphans"], f"{verb}; {result['scanned_count']:,} objects")
+
+
+def show_verification(result: dict[str, Any]) -> None:
+    """What is wrong."""
+    figures = f"{result['documents']:,} documents, {result['lines']:,} lines"
+    _table("driftline-verify", result["findings"], f"findings; {figures}")
+
+
+def _plots(request: IndexRequest) -> list[str]:
+    """Growth, deltas and fragments over the last runs. A store that fails now does not fail the run, which is done."""
+    try:
+        workspace = Workspace.open(request.workspace, request.storage_options)
+        history = History(newest_runs(workspace, HISTORY_RUNS)[::-1])
+    except DriftlineError as error:
+        get_run_logger().warning("The last runs cannot be shown: %s", error)
+        return []
+    growth = [history.growth("lines_total"), history.growth("documents_total")]
+    plots = {
+        "Lines and documents": _image("Lines and documents", growth),
+        "Deltas": _image("Deltas by source", history.deltas()),
+        "Fragments": _image("Fragments after each compaction", history.measured("fragments")),
+    }
+    shown = [f"![{title}]({image})" for title, image in plots.items() if image]
+    return [f"## The last {len(history.runs)} runs", *shown] if shown else []
+
+
+def _image(title: str, series: Sequence[Series]) -> str:
+    # An image has no colour to inherit: one that can be read on a dark page and on a light one.
+    svg = line_plot(title, series).replace("currentColor", "#8a8f98")
+    return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}" if svg else ""
+
+
+def _table(key: str, rows: Sequence[dict[str, Any]], what: str) -> None:
+    more = f", the first {MAX_ROWS:,} of them here" if len(rows) > MAX_ROWS else ""
+    create_table_artifact(list(rows[:MAX_ROWS]), key=key, description=f"{len(rows):,} {what}{more}")
+
+
+def _markdown(columns: Sequence[str], rows: Mapping[str, Sequence[float]]) -> str:
+    """A table of figures: a column for each source, so that it is narrow where there is one."""
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    head = [line(["", *(name.replace("|", "\\|") for name in columns)]), line(["---"] + ["---:"] * len(columns))]
+    return "\n".join([*head, *(line([name, *(f"{figure:,}" for figure in row)]) for name, row in rows.items())])

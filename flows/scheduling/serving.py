@@ -1,0 +1,99 @@
+"""``driftline serve``: the deployments of a workspace on this machine, without a worker, with a server if need be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from hashlib import blake2b
+
+from filelock import FileLock, Timeout
+from prefect import serve as run_deployments
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+
+from driftline.flows.scheduling.deployments import Deployments
+from driftline.flows.scheduling.registration import check_names, connected, register_automations, to_prefect
+from driftline.storage.errors import ExecutorError
+
+START_SECONDS = 120
+STOP_SECONDS = 20
+
+
+def serve(wanted: Deployments, *, workspace: str, port: int, limit: int, tell: Callable[[str], None]) -> bool:
+    """Run ``wanted`` until the process is told to stop; False at once if this machine serves them already.
+
+    Without a configured server it uses the one at ``port``, and starts it, with its data in PREFECT_HOME, where none
+    answers. Raises UsageError when a configured server does not answer, ExecutorError when none can be started.
+    """
+    url = PREFECT_API_URL.value()
+    own = f"http://127.0.0.1:{port}/api"
+    key = blake2b(f"{url or own} {workspace}".encode(), digest_size=8).hexdigest()
+    home = get_current_settings().home
+    home.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(home / f"driftline-serve-{key}.lock", timeout=0), _server(url, own) as address:
+            with connected() as client:
+                check_names(client, wanted)
+                register_automations(client, wanted)
+            deployments = [to_prefect(spec, pool=None) for spec in wanted.deployments]
+            names = ", ".join(deployment.full_name for deployment in deployments)
+            tell(f"serving {names} at {address.removesuffix('/api')}; Ctrl-C stops it")
+            run_deployments(*deployments, limit=limit, print_starting_message=False)
+    except Timeout:
+        return False
+    return True
+
+
+@contextmanager
+def _server(configured: str | None, own: str) -> Iterator[str]:
+    """The address of the server to use; one that is started here ends with the block."""
+    if configured is not None:
+        yield configured
+    elif _answers(own):
+        with _used(own):
+            yield own
+    else:
+        with _started(own), _used(own):
+            yield own
+
+
+@contextmanager
+def _started(url: str) -> Iterator[None]:
+    host, _, port = url.removeprefix("http://").removesuffix("/api").partition(":")
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", port]
+    log = get_current_settings().home / "driftline-server.log"
+    with log.open("wb") as output:
+        # In a session of its own, so that Ctrl-C does not stop it before the last word to it.
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not _answers(url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ExecutorError("The Prefect server did not start", url, f"Look into {log}, or choose a --port.")
+            time.sleep(0.2)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _used(url: str) -> AbstractContextManager[object]:
+    """Makes ``url`` the server of this process and of those that it starts."""
+    os.environ["PREFECT_API_URL"] = url
+    return temporary_settings({PREFECT_API_URL: url})
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.read() == b"true")
+    except OSError:
+        return False

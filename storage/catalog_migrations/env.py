@@ -1,9 +1,0 @@
-"""Alembic's entry point: migrate over the connection that ``storage/catalog.py`` has opened."""
-
-from __future__ import annotations
-
-from alembic import context
-
-context.configure(connection=context.config.attributes["connection"])
-with context.begin_transaction():
-    context.run_migrations()

@@ -1,0 +1,332 @@
+"""The delta index: a base Parquet file and the deltas since (DESIGN, "Delta index").
+
+One protocol for documents and for memory. Every row says ``op`` (``add`` or ``remove``) and ``rev``;
+for each key the highest ``rev`` wins, wherever it lies, so that reading and folding are
+idempotent and the order of files does not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.storage.deltas.files import FileReader, FileWriter, Footer, Layout
+from driftline.storage.deltas.key_ranges import Keys
+from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, StorageError, UsageError
+from driftline.storage.ids import new_ulid
+from driftline.storage.objects import request_counts
+from driftline.storage.objects.store import ObjectStore
+
+REMOVE_RETENTION = timedelta(days=7)
+"""How long a base keeps ``remove`` rows, so that a late delta cannot resurrect a key."""
+MAX_FOLD_BYTES = 96 * 1024 * 1024
+"""Deltas that are folded at once, compressed: some 1.5 million documents, which bounds the memory."""
+READ_ATTEMPTS = 5
+READ_THREADS = 4
+"""Deltas that are opened at once: in a bucket each costs a round trip."""
+
+ADD, REMOVE = "add", "remove"
+BASE = "_index.parquet"
+_DELTA = re.compile(r"_index_delta_([0-9A-HJKMNP-TV-Z]{26})\.parquet")
+
+_Result = TypeVar("_Result")
+
+
+def delta_name(ulid: str) -> str:
+    """The file name of the delta ``ulid``."""
+    return f"_index_delta_{ulid}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a directory holds of one delta index: the names of its deltas, sorted, and whether it has a base.
+
+    ``delta_bytes`` are the sizes of the deltas, in their order; ``base_bytes`` is that of the base.
+    """
+
+    deltas: tuple[str, ...]
+    has_base: bool
+    delta_bytes: tuple[int, ...] = ()
+    base_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a compaction did: the deltas that are gone, and the rows of the base, removals included."""
+
+    deltas: int
+    rows: int
+
+
+class DeltaIndex:
+    """The delta index of one directory of a workspace.
+
+    ``fields`` are the value columns; the first is the key, a string, unique among live rows. On
+    disk ``op``, ``rev`` (int64) and ``written`` (timestamp) stand before them.
+
+    All reads give live rows, sorted by key, with the ``columns`` asked for, by default all of ``schema``.
+    ``as_of`` gives them as they were at that ``rev``, back to the last compaction. They raise CorruptFile, which names
+    a damaged file, UsageError for an ``as_of`` that lies too far back, and StorageError after
+    ``READ_ATTEMPTS`` vanished files.
+    """
+
+    def __init__(self, objects: ObjectStore, directory: str, kind: str, fields: Sequence[pa.Field]) -> None:
+        self.objects = objects
+        self.directory = directory
+        self.layout = Layout(kind, pa.schema(fields))
+        self.key = self.layout.key
+        self.schema = self.layout.schema
+        self.file_schema = self.layout.file_schema
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def encode(self, rows: pa.Table) -> bytes:
+        """The bytes of a delta of ``rows``, sorted by key and, for one key, by falling ``rev``."""
+        writer = FileWriter(self.layout)
+        table = rows.select(self.file_schema.names).cast(self.file_schema)
+        writer.write(table.sort_by([(self.key, "ascending"), ("rev", "descending")]))
+        return writer.finish(Footer(kind=self.layout.kind))
+
+    def changes(self, op: str, rev: int, values: pa.Table, *, now: datetime) -> pa.Table:
+        """Rows of ``file_schema`` that add or remove ``values``; a removal needs the key alone."""
+        n = len(values)
+        given = {name: values[name] for name in values.column_names}
+        columns = [given.get(f.name, pa.nulls(n, f.type)) for f in self.schema]
+        stamp = pa.scalar(now, self.file_schema.field("written").type)
+        heads = [pa.repeat(pa.scalar(op), n), pa.repeat(pa.scalar(rev, pa.int64()), n), pa.repeat(stamp, n)]
+        return pa.table([*heads, *columns], names=self.file_schema.names).cast(self.file_schema)
+
+    def append(self, ulid: str, rows: pa.Table) -> str:
+        """Publish ``rows`` as one immutable delta; doing so again changes nothing. Returns its name."""
+        return self.publish(ulid, self.encode(rows))
+
+    def publish(self, ulid: str, data: bytes) -> str:
+        """Create the delta ``ulid`` from the bytes of ``encode``."""
+        name = delta_name(ulid)
+        # A ulid is derived from its run and batch: one that exists is our own, from an earlier attempt.
+        with contextlib.suppress(AlreadyExists):
+            self.objects.create(self._path(name), data)
+        return name
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def log(self) -> Log:
+        """List the deltas and the base."""
+        found = {
+            info.path.rsplit("/", 1)[-1]: info.size_bytes for info in self.objects.list(self.directory, recursive=False)
+        }
+        deltas = tuple(sorted(name for name in found if _DELTA.fullmatch(name)))
+        return Log(deltas, BASE in found, tuple(found[name] for name in deltas), found.get(BASE, 0))
+
+    def read(
+        self, prefixes: Iterable[str] | None = None, *, columns: Sequence[str] | None = None, as_of: int | None = None
+    ) -> pa.Table:
+        """All rows, or those whose key starts with one of ``prefixes``."""
+        keys = Keys.all() if prefixes is None else Keys.starting_with(prefixes)
+        return self._read(keys, columns, as_of)
+
+    def get(self, keys: Iterable[str], *, columns: Sequence[str] | None = None, as_of: int | None = None) -> pa.Table:
+        """The rows of these keys; one that does not exist has none."""
+        return self._read(Keys.exactly(keys), columns, as_of)
+
+    def between(
+        self, low: str, high: str | None = None, *, columns: Sequence[str] | None = None, as_of: int | None = None
+    ) -> pa.Table:
+        """The rows with ``low <= key < high``, both compared by code point; None is above every key."""
+        return self._read(Keys.between(low, high), columns, as_of)
+
+    def count(self, prefix: str = "", *, as_of: int | None = None) -> int:
+        """How many rows have a key that starts with ``prefix``; reads no values."""
+        keys = Keys.starting_with([prefix])
+        return self._settled(lambda: sum(map(len, self._live(keys, (), as_of))))
+
+    def check(self) -> None:
+        """Look at the footer of every file, which tells a cut or a foreign one."""
+        self._settled(self._check)
+
+    def _check(self) -> None:
+        log = self.log()
+        names = [*log.deltas, *([BASE] if log.has_base else [])]
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            list(pool.map(request_counts.for_threads(self._check_file), names))
+
+    def _check_file(self, name: str) -> None:
+        with self._open(name):
+            pass
+
+    def _read(self, keys: Keys, columns: Sequence[str] | None, as_of: int | None) -> pa.Table:
+        names = list(self.schema.names if columns is None else columns)
+        empty = pa.schema([self.schema.field(name) for name in names]).empty_table()
+        return self._settled(
+            lambda: pa.concat_tables([empty, *(piece.select(names) for piece in self._live(keys, names, as_of))])
+        )
+
+    def _live(self, keys: Keys, columns: Sequence[str], as_of: int | None) -> Iterator[pa.Table]:
+        log = self.log()  # before the base is opened, so that no delta folded later can be missed
+        wanted = list(dict.fromkeys([self.key, "op", "rev", *columns]))
+        with self._open_base() as base:
+            if as_of is not None and base is not None and base.footer.max_rev > as_of:
+                raise UsageError(
+                    f"Revision {as_of} lies before the last compaction, which folded up to {base.footer.max_rev}",
+                    self._path(BASE),
+                    "Ask for a later one.",
+                )
+            for piece in self._folded(base, log.deltas, keys, wanted, as_of):
+                yield piece.filter(pc.equal(piece["op"], ADD))
+
+    def _folded(
+        self,
+        base: FileReader | None,
+        deltas: Sequence[str],
+        keys: Keys,
+        columns: Sequence[str],
+        as_of: int | None = None,
+    ) -> Iterator[pa.Table]:
+        """The rows of base and deltas that win, removals included, sorted by key, in pieces of bounded size."""
+        folded = base.footer.folded if base is not None else ()
+        changes = self._changes([name for name in deltas if name not in folded], keys, columns)
+        if as_of is not None:
+            changes = changes.filter(pc.less_equal(changes["rev"], as_of))
+        changes = newest(self.key, changes)
+        for piece in base.pieces(keys, columns) if base is not None else ():
+            if not len(piece):
+                continue
+            end = pc.search_sorted(changes[self.key], piece[self.key][-1], side="right").as_py()
+            yield fold(self.key, piece, changes[:end])
+            changes = changes[end:]
+        yield changes
+
+    def _changes(self, names: Sequence[str], keys: Keys, columns: Sequence[str]) -> pa.Table:
+        def read(name: str) -> pa.Table:
+            with self._open(name) as file:
+                return file.read(keys, columns)
+
+        empty = pa.schema([self.file_schema.field(name) for name in columns]).empty_table()
+        with ThreadPoolExecutor(READ_THREADS, "driftline-deltas") as pool:
+            return pa.concat_tables([empty, *pool.map(request_counts.for_threads(read), names)])
+
+    @contextlib.contextmanager
+    def _open_base(self) -> Iterator[FileReader | None]:
+        try:
+            file = self._open(BASE)
+        except ObjectNotFound:
+            file = None
+        with file or contextlib.nullcontext():
+            yield file
+
+    def _open(self, name: str) -> FileReader:
+        """The base is replaced, one day; a delta is created once."""
+        return FileReader(self.objects, self._path(name), self.layout, immutable=name != BASE)
+
+    def _settled(self, attempt: Callable[[], _Result]) -> _Result:
+        """Run ``attempt`` until no file vanishes under it: a compaction that finishes deletes what it folded."""
+        for _ in range(READ_ATTEMPTS):
+            try:
+                return attempt()
+            except ObjectNotFound as error:
+                vanished = error
+        raise StorageError(f"Files vanished in {READ_ATTEMPTS} attempts to read an index", vanished.where, "Try again.")
+
+    def _path(self, name: str) -> str:
+        return f"{self.directory}/{name}" if self.directory else name
+
+    # -- compaction --------------------------------------------------------------------------
+
+    def compact(self, *, now: datetime | None = None) -> Folded:
+        """Fold the deltas into a new base, publish it by conditional replace, then delete what was folded.
+
+        The caller holds a lease. A crash at any step leaves a readable index, and the next compaction goes on from
+        there. Raises PreconditionFailed if another compaction published meanwhile; nothing is deleted then.
+        """
+        moment = now or datetime.now(UTC)
+        log = self.log()
+        rounds = list(_rounds(log))
+        rows = 0
+        for number, names in enumerate(rounds, start=1):
+            # A removal may only be forgotten when no delta is left that could add its key again.
+            horizon = moment - REMOVE_RETENTION if number == len(rounds) else None
+            rows = self._publish_base(names, log, horizon)
+            self.objects.delete([self._path(name) for name in names])
+        return Folded(len(log.deltas), rows)
+
+    def _publish_base(self, names: Sequence[str], log: Log, horizon: datetime | None) -> int:
+        path = self._path(BASE)
+        head = self.objects.head(path)
+        writer = FileWriter(self.layout)
+        with self._open_base() as base:
+            # Also those of an earlier compaction that it could not delete: they must not be folded again.
+            before = [name for name in base.footer.folded if name in log.deltas] if base is not None else []
+            max_rev = base.footer.max_rev if base is not None else 0
+            for piece in self._folded(base, names, Keys.all(), self.file_schema.names):
+                max_rev = max(max_rev, pc.max(piece["rev"]).as_py() or 0)
+                writer.write(piece if horizon is None else piece.filter(_lasting(piece, horizon)))
+        folded = tuple(dict.fromkeys([*before, *names]))
+        data = writer.finish(Footer(kind=self.layout.kind, folded=folded, max_rev=max_rev, nonce=new_ulid()))
+        try:
+            if head is None:
+                self.objects.create(path, data)
+            else:
+                self.objects.replace(path, data, head.version)
+        except AlreadyExists as error:
+            raise PreconditionFailed("Another compaction has published a base meanwhile", error.where) from error
+        return writer.rows
+
+
+def newest(key: str, changes: pa.Table) -> pa.Table:
+    """For each key the row of the highest ``rev``, sorted by key; pure."""
+    if len(changes) == 0:
+        return changes
+    changes = changes.sort_by([(key, "ascending"), ("rev", "descending")])
+    keys = changes[key].combine_chunks()
+    first = pa.concat_arrays([pa.array([True]), pc.not_equal(keys[1:], keys[:-1])])
+    return changes.filter(first)
+
+
+def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
+    """For each key the row of the highest ``rev``, sorted by key; pure (DESIGN, "Delta index").
+
+    Both are sorted by key, and keys are unique within each.
+    """
+    if len(changes) == 0:
+        return base
+    if len(base) == 0:
+        return changes
+    position = np.asarray(pc.search_sorted(base[key], changes[key]).to_numpy(zero_copy_only=False), dtype=np.int64)
+    row = np.minimum(position, len(base) - 1)
+    beside = base.select([key, "rev"]).take(pa.array(row))
+    known = np.asarray(pc.equal(beside[key], changes[key]).to_numpy(), dtype=bool)
+    newer = np.asarray(pc.greater(changes["rev"], beside["rev"]).to_numpy(), dtype=bool)
+    order = np.arange(len(base))
+    number = np.arange(len(base), len(base) + len(changes))
+    order[row[known & newer]] = number[known & newer]
+    order = np.insert(order, position[~known], number[~known])
+    return pa.concat_tables([base, changes]).take(pa.array(order))
+
+
+def _rounds(log: Log) -> Iterator[list[str]]:
+    """The deltas in groups that are folded one after another, each of at most ``MAX_FOLD_BYTES`` or a single delta."""
+    group: list[str] = []
+    size = 0
+    for name, size_bytes in zip(log.deltas, log.delta_bytes, strict=True):
+        if group and size + size_bytes > MAX_FOLD_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(name)
+        size += size_bytes
+    if group:
+        yield group
+
+
+def _lasting(rows: pa.Table, horizon: datetime) -> pa.ChunkedArray:
+    """The rows that a base keeps: removals that are older than ``horizon`` go."""
+    recent = pc.greater(rows["written"], pa.scalar(horizon, rows["written"].type))
+    return pc.or_(pc.equal(rows["op"], ADD), recent)

@@ -1,0 +1,178 @@
+"""One Parquet file of a delta index: how it is written, and how no more of it is read than a read wants."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from driftline.storage.deltas.key_ranges import Keys
+from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew
+from driftline.storage.objects.store import ObjectStore
+
+FORMAT_VERSION = 1
+ROW_GROUP_ROWS = 122_880
+GROUPS_PER_READ = 4
+"""Row groups that are decoded at once: enough for all cores, few enough for memory."""
+COMPRESSION = "zstd"
+
+_FOOTER = b"driftline"
+
+
+class Footer(BaseModel):
+    """What a file says of itself. ``folded`` and ``max_rev``, the highest ``rev`` ever folded, are of bases."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    kind: str
+    folded: tuple[str, ...] = ()
+    max_rev: int = 0
+    nonce: str = ""
+    """Tells two bases apart that hold the same rows, so that of two compactions one publishes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of an index: ``schema`` holds the values, key first; on disk ``op``, ``rev`` and ``written`` lead."""
+
+    kind: str
+    schema: pa.Schema
+    key: str = field(init=False)
+    file_schema: pa.Schema = field(init=False)
+
+    def __post_init__(self) -> None:
+        heads = [("op", pa.string()), ("rev", pa.int64()), ("written", pa.timestamp("ms", tz="UTC"))]
+        object.__setattr__(self, "key", self.schema.names[0])
+        object.__setattr__(self, "file_schema", pa.schema([*heads, *self.schema]))
+
+
+class FileWriter:
+    """Writes rows of ``file_schema``, which come sorted by key, into a buffer, in full row groups."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.rows = 0
+        self._sink = pa.BufferOutputStream()
+        self._schema = layout.file_schema
+        self._writer = pq.ParquetWriter(self._sink, self._schema, compression=COMPRESSION, write_page_checksum=True)
+        self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+
+    def write(self, rows: pa.Table) -> None:
+        """Add ``rows``, which follow those before."""
+        self.rows += len(rows)
+        self._pending.append(rows)
+        self._pending_rows += len(rows)
+        if self._pending_rows >= ROW_GROUP_ROWS:
+            self._flush(self._pending_rows - self._pending_rows % ROW_GROUP_ROWS)
+
+    def finish(self, footer: Footer) -> bytes:
+        """The bytes of the file."""
+        self._flush(self._pending_rows)
+        self._writer.add_key_value_metadata({_FOOTER: footer.model_dump_json().encode()})
+        self._writer.close()
+        data: bytes = self._sink.getvalue().to_pybytes()
+        return data
+
+    def _flush(self, count: int) -> None:
+        if not count:
+            return
+        table = pa.concat_tables(self._pending).cast(self._schema)
+        self._writer.write_table(table[:count], row_group_size=ROW_GROUP_ROWS)
+        self._pending, self._pending_rows = [table[count:]], len(table) - count
+
+
+class FileReader:
+    """An open file of the index; a context manager. Raises CorruptFile and WorkspaceTooNew, which name the file.
+
+    A file that vanishes raises ObjectNotFound, when it is opened or later, unless it is ``immutable`` and kept.
+    """
+
+    def __init__(self, objects: ObjectStore, path: str, layout: Layout, *, immutable: bool = False) -> None:
+        self._where = f"{objects.uri}/{path}"
+        self._layout = layout
+        self._source = objects.open_input(path, immutable=immutable)
+        try:
+            with self._reading():
+                self._file = pq.ParquetFile(self._source, page_checksum_verification=True)
+                self.footer = self._parse_footer((self._file.metadata.metadata or {}).get(_FOOTER))
+                if self._file.schema_arrow.names != layout.file_schema.names:
+                    raise self._damaged(f"its columns are {', '.join(self._file.schema_arrow.names)}"[:200])
+        except BaseException:
+            self._source.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._source.close()
+
+    def pieces(self, keys: Keys, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The rows whose key is wanted, sorted by key and, for one key, by falling ``rev``, a few row groups at a time.
+
+        ``columns`` are names of ``file_schema``, the key among them.
+        """
+        names = list(columns)
+        schema = pa.schema([self._layout.file_schema.field(name) for name in names])
+        with self._reading():
+            groups = [i for i in range(self._file.num_row_groups) if self._may_hold(i, keys)]
+        for start in range(0, len(groups), GROUPS_PER_READ):
+            with self._reading():
+                table = self._file.read_row_groups(groups[start : start + GROUPS_PER_READ], columns=names)
+                table = table.select(names).cast(schema)
+            yield keys.select(table, self._layout.key)
+
+    def read(self, keys: Keys, columns: Sequence[str]) -> pa.Table:
+        """All of ``pieces``."""
+        schema = pa.schema([self._layout.file_schema.field(name) for name in columns])
+        return pa.concat_tables([schema.empty_table(), *self.pieces(keys, columns)])
+
+    def _may_hold(self, group: int, keys: Keys) -> bool:
+        if keys.is_all:
+            return True
+        column = self._layout.file_schema.get_field_index(self._layout.key)
+        statistics = self._file.metadata.row_group(group).column(column).statistics
+        if statistics is None or not statistics.has_min_max:  # as where a key is longer than statistics may be
+            return True
+        return keys.may_lie_between(statistics.min, statistics.max)
+
+    def _parse_footer(self, raw: bytes | None) -> Footer:
+        if raw is None:
+            raise self._damaged("it was not written by Driftline")
+        try:
+            footer = Footer.model_validate_json(raw)
+        except ValidationError:
+            raise self._damaged(f"its footer says {raw.decode(errors='replace')[:200]}") from None
+        if footer.format_version > FORMAT_VERSION:
+            raise WorkspaceTooNew("A file of the index was written by a newer Driftline", self._where, "Update it.")
+        if footer.kind != self._layout.kind:
+            raise self._damaged(f"it holds {footer.kind}, not {self._layout.kind}")
+        return footer
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Says what pyarrow finds wrong with a file in our own words."""
+        try:
+            yield
+        except MemoryError:
+            raise
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise StorageError(f"Could not read a file of the index ({error.strerror})", self._where) from error
+            raise self._damaged(str(error).partition("\n")[0][:200]) from error
+
+    def _damaged(self, why: str) -> CorruptFile:
+        return CorruptFile(
+            f"A file of the index is damaged ({why})",
+            self._where,
+            "Restore it, or remove the source and index it anew.",
+        )

@@ -1,0 +1,100 @@
+"""The documents of a source: their manifest, kept as a delta index, and the staged deltas of running commits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.storage.deltas.delta_index import DeltaIndex
+from driftline.storage.entities import Entity
+from driftline.storage.ids import derived_ulid
+from driftline.storage.model import DocMeta
+from driftline.storage.objects.store import ObjectStore
+
+KIND = "documents"
+FIELDS = (
+    pa.field("path", pa.string()),
+    pa.field("size_bytes", pa.int64()),
+    pa.field("mtime_ns", pa.int64()),
+    pa.field("etag", pa.string()),
+    pa.field("hash", pa.string()),
+    pa.field("fingerprint", pa.string()),
+    pa.field("lines", pa.int32()),
+    pa.field("reason", pa.string()),
+    pa.field("racy", pa.bool_()),
+)
+SCHEMA = pa.schema(FIELDS)
+"""The manifest: one row per document; ``reason`` is null for an indexed one (see DocMeta)."""
+
+_STAGED = re.compile(r"_staged_(?P<run>[0-9A-HJKMNP-TV-Z]{26})_(?P<batch>\d{6})\.parquet")
+_BATCH_BITS = 32
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BatchId:
+    """Which commit of which run: the idempotency key of a commit."""
+
+    run_id: str
+    batch: int
+
+
+def revision(token: int, batch: int) -> int:
+    """``rev`` of the rows that batch ``batch`` of the run with fencing token ``token`` writes."""
+    return (token << _BATCH_BITS) | batch
+
+
+class Documents(DeltaIndex):
+    """The manifest of one source."""
+
+    def __init__(self, objects: ObjectStore, entity: Entity) -> None:
+        super().__init__(objects, entity.directory, KIND, FIELDS)
+        self.entity = entity
+
+    def stage(self, batch: BatchId, rows: pa.Table) -> bytes:
+        """Write the delta of a commit under a name that no reader looks at; returns its bytes."""
+        data = self.encode(rows)
+        self.objects.create(self._staged_path(batch), data)
+        return data
+
+    def publish_staged(self, batch: BatchId, data: bytes | None = None) -> None:
+        """Make a staged delta visible, then remove the staged file; both may have happened before."""
+        content = self.objects.get(self._staged_path(batch)) if data is None else data
+        self.publish(derived_ulid(batch.run_id, batch.batch), content)
+        self.discard_staged([batch])
+
+    def discard_staged(self, batches: Iterable[BatchId]) -> None:
+        """Remove staged deltas."""
+        self.objects.delete([self._staged_path(batch) for batch in batches])
+
+    def staged(self) -> list[BatchId]:
+        """The staged deltas that lie about, in the order of their commits."""
+        names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self.directory, recursive=False))
+        found = (_STAGED.fullmatch(name) for name in names)
+        return sorted(BatchId(match["run"], int(match["batch"])) for match in found if match)
+
+    def _staged_path(self, batch: BatchId) -> str:
+        return self._path(f"_staged_{batch.run_id}_{batch.batch:06}.parquet")
+
+
+def parse_staged(name: str) -> BatchId:
+    """The batch that a staged delta of this file name belongs to."""
+    match = _STAGED.fullmatch(name)
+    if match is None:
+        raise ValueError(f"not the name of a staged delta: {name!r}")
+    return BatchId(match["run"], int(match["batch"]))
+
+
+def to_table(documents: Sequence[DocMeta]) -> pa.Table:
+    """``documents`` as a table of ``SCHEMA``."""
+    columns = {name: [getattr(document, name) for document in documents] for name in SCHEMA.names}
+    return pa.table(columns, schema=SCHEMA)
+
+
+def totals(manifest: pa.Table) -> tuple[int, int]:
+    """``(documents, lines)`` that are indexed."""
+    indexed = pc.is_null(manifest["reason"])
+    return int(pc.sum(indexed).as_py() or 0), int(pc.sum(manifest["lines"]).as_py() or 0)

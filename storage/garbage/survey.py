@@ -1,0 +1,176 @@
+"""What a workspace refers to: read whole or not at all, before anything of it is deleted (DESIGN, "Cleanup")."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow.compute as pc
+
+from driftline.storage.deltas.delta_index import BASE, DeltaIndex
+from driftline.storage.deltas.files import FileReader
+from driftline.storage.deltas.manifest import parse_staged
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CorruptFile, ObjectNotFound
+from driftline.storage.garbage.orphans import Kind, Name, References, parse_name
+from driftline.storage.leases.lease import Sighting, look
+from driftline.storage.lines.table import Ledger, LineTable
+from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.catalog.queries import blob_references
+from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.vectors import VectorTable, vector_tables
+from driftline.storage.objects.store import ObjectInfo
+from driftline.storage.workspace.workspace import CONFIG, SOURCE, Workspace, leased_entity
+
+READ_THREADS = 4
+TABLE_ATTEMPTS = 3
+"""A table that is being written or cleaned is looked at so often before a file counts as missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Everything that lies in a workspace and what it refers to.
+
+    ``committed`` are the paths of staged deltas whose batch a table holds: they wait to be published. ``leases`` were
+    listed after ``listing``, so that the writer of every listed file is among their holders.
+    """
+
+    listing: tuple[tuple[ObjectInfo, Name], ...]
+    references: References
+    leases: dict[str, Sighting]
+    committed: frozenset[str]
+
+    def sources_of(self, tenant: str) -> set[Entity]:
+        """Every source of a tenant, given by its directory, that a run has ever worked on."""
+        leased = (leased_entity(path) for path in self.leases if path.startswith(f"{tenant}/"))
+        return {entity for purpose, entity in leased if purpose == "source"}
+
+
+def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
+    """List ``workspace`` and read every reference in it; memory blobs are judged only by its ``catalog``.
+
+    Raises CatalogError, CatalogMismatch, CorruptFile, WorkspaceTooNew, AccessDenied and StorageError for whatever
+    cannot be listed or read.
+    """
+    objects = workspace.objects
+    listing = tuple((info, parse_name(info.path)) for info in objects.list(temporary=True))
+    roots = {info.path.partition("/")[0] for info, _ in listing if "/" in info.path}
+    leases = {
+        info.path: look(objects, info.path)
+        for root in sorted(roots)
+        for info in objects.list(f"{root}/_leases", recursive=False)
+        if parse_name(info.path).kind is Kind.PERMANENT
+    }
+    places: dict[Kind, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for info, name in listing:
+        places[name.kind][name.place].append(name.rest)
+        if name.kind is Kind.VERSION and info.size_bytes == 0:  # Lance does not say which one
+            raise CorruptFile("A version of a table is empty", f"{objects.uri}/{info.path}", "Restore it.")
+        if name.kind is Kind.PERMANENT and name.rest == SOURCE:
+            workspace.source(Entity.of_directory(name.place))
+    level = workspace.config.hierarchy[-1]
+    folded: set[str] = set()
+    dead: set[str] = set()
+    committed: set[str] = set()
+    for directory in sorted({*places[Kind.BASE], *places[Kind.DELTA]}):
+        names = [*places[Kind.BASE][directory], *places[Kind.DELTA][directory]]
+        entity = Entity.of_directory(directory)
+        index: DeltaIndex = workspace.documents(entity)
+        if entity.type != level:
+            index = MemoryIndex(objects, directory)
+            names = [name for name in names if name == BASE]  # a delta of memory refers to nothing
+        folded.update(f"{directory}/{name}" for name in _folded(index, names))
+    for directory, staged in places[Kind.STAGED].items():
+        entity = Entity.of_directory(directory)
+        ledgers = [_ledger(table, entity) for table in workspace.line_tables(entity) if table.exists()]
+        _folded(workspace.documents(entity), staged)
+        held = {name for name in staged if any(ledger.holds(parse_staged(name)) for ledger in ledgers)}
+        committed.update(f"{directory}/{name}" for name in held)
+        dead.update(f"{directory}/{name}" for name in staged if name not in held)
+    tracked: dict[str, frozenset[str]] = {}
+    superseded: dict[str, datetime] = {}
+    bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
+    for tenant in _tenants(places):
+        tables = {t.path: t for t in workspace.line_tables(tenant)}
+        every: list[LineTable | VectorTable] = [*tables.values(), *vector_tables(objects, tenant)]
+        for table in every:
+            tracked[table.path] = _tracked(workspace, table, _in_table(places, table.path))
+        others = [path for path, table in tables.items() if table.fingerprint != workspace.config.fingerprint]
+        if others and bound is not None and workspace.config.fingerprint is not None:
+            serving = _fingerprints(workspace, tenant, {*places[Kind.BASE], *places[Kind.DELTA]})
+            superseded |= {path: bound for path in others if tables[path].fingerprint not in serving}
+    blobs, retired = _memory(workspace, catalog) if catalog is not None else (None, {})
+    references = References(frozenset(folded), frozenset(dead), tracked, superseded, blobs, retired)
+    return Survey(listing, references, leases, frozenset(committed))
+
+
+def _tenants(places: dict[Kind, dict[str, list[str]]]) -> list[Entity]:
+    tables = {place for kind in (Kind.TABLE, Kind.VERSION, Kind.TABLE_HINT) for place in places[kind]}
+    return [Entity.of_directory(tenant) for tenant in sorted({table.partition("/")[0] for table in tables})]
+
+
+def _in_table(places: dict[Kind, dict[str, list[str]]], path: str) -> set[str]:
+    return {*places[Kind.TABLE][path], *places[Kind.VERSION][path]}
+
+
+def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:
+    """The deltas that the base of ``index`` names as folded. Reads the footers of all its ``names``, base or not."""
+
+    def footer(name: str) -> tuple[str, ...]:
+        try:
+            with FileReader(index.objects, f"{index.directory}/{name}", index.layout) as file:
+                return file.footer.folded if name == BASE else ()
+        except ObjectNotFound:
+            if name == BASE:
+                raise
+            return ()  # a compaction has folded it since the listing, or a run has published it
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        return tuple(name for folded in pool.map(footer, names) for name in folded)
+
+
+def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dict[str, datetime]]:
+    """The blobs that entries refer to, and the retired ones; read after the listing, so that no live one is missed."""
+    catalog.check(workspace.config.workspace_id)
+    return catalog.read(blob_references)
+
+
+def _tracked(workspace: Workspace, table: LineTable | VectorTable, present: set[str]) -> frozenset[str]:
+    """The paths within ``table`` that its versions name; each of them must be ``present`` in the listing.
+
+    That also shows that paths are spelled alike on both sides: if they were not, every file would look like an orphan.
+    """
+    for _ in range(TABLE_ATTEMPTS):
+        tracked = table.tracked_files() if table.exists() else frozenset()
+        missing = tracked - present
+        if not missing:
+            return tracked
+        root = f"{table.path}/"
+        present = {info.path.removeprefix(root) for info in workspace.objects.list(table.path)}
+    raise CorruptFile(
+        f"A table refers to {len(missing)} files that are not there, such as {min(missing)}",
+        table.uri,
+        "See: driftline verify",
+    )
+
+
+def _ledger(table: LineTable, entity: Entity) -> Ledger:
+    try:
+        return table.ledger(entity)
+    except (ValueError, OSError) as error:
+        raise CorruptFile(f"A table cannot be read ({str(error)[:300]})", table.uri, "See: driftline verify") from error
+
+
+def _fingerprints(workspace: Workspace, tenant: Entity, directories: set[str]) -> set[Any]:
+    """The embeddings that documents of ``tenant`` have their lines in."""
+    found: set[Any] = set()
+    for directory in directories:
+        entity = Entity.of_directory(directory)
+        if entity.tenant == tenant and entity.type == workspace.config.hierarchy[-1]:
+            manifest = workspace.documents(entity).read(columns=["fingerprint", "reason"])
+            found.update(pc.unique(manifest.filter(pc.is_null(manifest["reason"]))["fingerprint"]).to_pylist())
+    return found

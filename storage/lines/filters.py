@@ -1,0 +1,108 @@
+"""Which lines a search may return, as a filter that Lance applies before it searches (DESIGN, "Search")."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
+from driftline.storage.lines.table import is_one_of, quote
+
+_GLOB_PART = re.compile(r"(?<![^/])\*\*/|\*\*|\*|\?|\[!?+[^/][^\]/]*\]|[^*?\[]+|\[")
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+_SET_ITEM = re.compile(r"(.)-(.)|(.)", re.DOTALL)
+_ESCAPED = r"\\\g<0>"
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class LineFilter:
+    """Conditions that a line must meet, all of them; ``None`` does not filter, an empty tuple allows nothing.
+
+    Paths, directories and globs are relative to their source. Directories and entities mean everything below
+    them. In a glob, ``*`` and ``?`` do not cross a slash and ``**`` does; one without a slash is meant for names in
+    any directory. ``any_of`` holds filters of which one must be met.
+    """
+
+    entities: tuple[Entity, ...] | None = None
+    paths: tuple[str, ...] | None = None
+    dirs: tuple[str, ...] | None = None
+    globs: tuple[str, ...] | None = None
+    exts: tuple[str, ...] | None = None
+    any_of: tuple[LineFilter, ...] | None = None
+
+    def to_sql(self) -> str | None:
+        """The filter in Lance's language, every name quoted, or None for no filter. Raises UsageError."""
+        return " AND ".join(f"({part})" for part in self._parts()) or None
+
+    def _parts(self) -> Iterator[str]:
+        if self.entities is not None:
+            below = [f"starts_with(entity, {quote(f'{entity}/')})" for entity in self.entities]
+            yield _any([is_one_of("entity", [str(entity) for entity in self.entities]), *below])
+        if self.paths is not None:
+            yield is_one_of("path", [normalise(path) for path in self.paths])
+        if self.dirs is not None:
+            names = [normalise(name) for name in self.dirs]
+            if "" not in names:  # the root holds every line
+                wanted = ", ".join(quote(name + "/") for name in names)
+                yield f"array_has_any(parent_dirs, [{wanted}])" if names else "false"
+        if self.globs is not None:
+            yield _any([_glob(glob) for glob in self.globs])
+        if self.exts is not None:
+            yield is_one_of("ext", [ext.removeprefix(".").lower() for ext in self.exts])
+        if self.any_of is not None:
+            yield _any([where.to_sql() or "true" for where in self.any_of])
+
+
+def normalise(path: str) -> str:
+    """One spelling for ``a/b``, ``a/b/`` and ``./a/b``; the root is "". Raises UsageError for a path that leaves it."""
+    clean = posixpath.normpath(path.strip("/") or ".")
+    if clean == ".." or clean.startswith("../"):
+        raise UsageError("A path leads out of its source", path, "Give a path relative to the source.")
+    return "" if clean == "." else clean
+
+
+def glob_pattern(glob: str) -> str:
+    """The regular expression of a glob over whole paths, in the syntax that Rust and Python share."""
+    glob = glob.removeprefix("./").strip("/")
+    if "/" not in glob:
+        glob = f"**/{glob}"
+    return f"(?s)^{''.join(map(_translated, _GLOB_PART.findall(glob)))}$"
+
+
+def _translated(part: str) -> str:
+    if part == "**/":
+        return "(?:.*/)?"
+    if part in ("**", "*", "?"):
+        return {"**": ".*", "*": "[^/]*", "?": "[^/]"}[part]
+    if len(part) > 1 and part[0] == "[":
+        return _set(part[1:-1])
+    return _SPECIAL.sub(_ESCAPED, part)
+
+
+def _set(inside: str) -> str:
+    """A set of characters, none of them a slash; a range that is upside down holds nothing."""
+    ranges = ""
+    negated = inside.startswith("!")
+    for first, last, single in _SET_ITEM.findall(inside[negated:]):
+        low, high = first or single, last or single
+        for start, end in ((low, min(high, ".")), (max(low, "0"), high)):  # those before the slash, and after it
+            ranges += rf"\U{ord(start):08x}-\U{ord(end):08x}" if start <= end else ""
+    if negated:
+        return f"[^/{ranges}]"
+    return f"[{ranges}]" if ranges else r"[^\U00000000-\U0010ffff]"
+
+
+def _glob(glob: str) -> str:
+    """A glob as a condition, with its fixed beginning apart, which an index answers."""
+    fixed = _WILDCARD.split(glob.removeprefix("./").strip("/"), maxsplit=1)[0]
+    matches = f"regexp_like(path, {quote(glob_pattern(glob))})"
+    return f"starts_with(path, {quote(fixed)}) AND {matches}" if "/" in fixed else matches
+
+
+def _any(conditions: list[str]) -> str:
+    kept = [condition for condition in conditions if condition != "false"]
+    return " OR ".join(f"({condition})" for condition in kept) or "false"

@@ -1,0 +1,300 @@
+"""The memory catalog: one SQL database, SQLite or PostgreSQL, and how its transactions begin, fail and are repeated."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from driftline.storage.errors import CatalogConnectionError, CatalogError, CatalogMismatch, MissingExtra, UsageError
+from driftline.storage.memory.catalog import tables
+
+RETRY_DELAYS_SECONDS = (0.1, 0.4, 1.6)
+"""Waits before a transaction is repeated whose connection was lost, or that met another in a deadlock."""
+BUSY_TIMEOUT_SECONDS = 30
+"""How long a writer waits for another one in SQLite."""
+CONNECT_TIMEOUT_SECONDS = 10
+DEFAULT_POOL_SIZE = 5
+CATALOG_FILE = "_catalog.sqlite"
+"""Where the catalog lies in a local workspace that was given no other."""
+MAX_PARAMETERS = 5_000
+"""Values in one ``IN``; SQLite takes 32,766 and PostgreSQL 65,535 in one statement."""
+
+BULK_ROWS = 1_000
+NEWS_SHARE = 0.2
+"""A bulk that adds so much to what PostgreSQL knows of a table is told to its planner at once: the daemon that would
+do so looks once a minute, and until then queries may read whole tables."""
+
+_MIGRATIONS = Path(__file__).with_name("migrations")
+_HEAD = "0001"
+_LOST_STATES = ("08", "57P")
+"""SQLSTATEs of PostgreSQL: connection exceptions, and a server that shuts down or starts."""
+_REPEATABLE_STATES = ("40",)
+"""Deadlocks and serialization failures: nothing has happened."""
+_MIGRATION_LOCK = 7_240_931_655
+
+_Result = TypeVar("_Result")
+
+
+class Catalog:
+    """An open catalog. Threads share it; each transaction takes a connection from the pool.
+
+    ``read`` and ``write`` run a function in one transaction. If the connection is lost, or the database breaks a
+    deadlock, they run it again, up to ``len(RETRY_DELAYS_SECONDS)`` times; so it must do the same when it is repeated,
+    even after a commit whose acknowledgement was lost. Raises CatalogConnectionError, and CatalogError for the rest.
+    """
+
+    def __init__(self, url: str, pool_size: int = DEFAULT_POOL_SIZE) -> None:
+        parsed = parse_url(url)
+        self.where = parsed.render_as_string(hide_password=True)
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        self._engine = _engine(parsed, pool_size)
+
+    def read(self, work: Callable[[Connection], _Result]) -> _Result:
+        """The result of ``work`` in a transaction that only reads."""
+        return self._run("BEGIN", work)
+
+    def write(self, work: Callable[[Connection], _Result]) -> _Result:
+        """The result of ``work`` in a transaction, committed durably."""
+        # A reader of SQLite that became a writer half-way could not wait for another one.
+        return self._run("BEGIN IMMEDIATE", work)
+
+    def prepare(self, workspace_id: str) -> None:
+        """Create or update the tables, and see that this is the catalog of ``workspace_id``.
+
+        Raises CatalogMismatch for another workspace's catalog, or one that a newer Driftline wrote.
+        """
+        self.migrate()
+        owner = self.read(_workspace_id) or self.write(lambda connection: _claim(connection, workspace_id))
+        self._expect(owner, workspace_id)
+
+    def check(self, workspace_id: str) -> None:
+        """Raises CatalogMismatch unless this is the catalog of ``workspace_id``."""
+        self._expect(self.belongs_to(), workspace_id)
+
+    def _expect(self, owner: str | None, workspace_id: str) -> None:
+        if owner != workspace_id:
+            raise CatalogMismatch(
+                f"This catalog belongs to workspace {owner}, not to {workspace_id}",
+                self.where,
+                "Give each workspace a catalog of its own.",
+            )
+
+    def belongs_to(self) -> str | None:
+        """The id of the workspace that this catalog serves; None while it serves none. Raises CatalogMismatch."""
+        return self.read(_workspace_id) if self.read(self._version) is not None else None
+
+    def migrate(self) -> None:
+        """Create or update the tables, unless they are of this version. Raises CatalogMismatch."""
+        if self.read(self._version) != _HEAD:
+            self.write(self._upgrade)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def _run(self, begin: str, work: Callable[[Connection], _Result]) -> _Result:
+        for delay_seconds in (*RETRY_DELAYS_SECONDS, None):
+            try:
+                with self._engine.begin() as connection:
+                    if self.is_sqlite:
+                        connection.exec_driver_sql(begin)
+                    return work(connection)
+            except DBAPIError as error:
+                lost, repeatable = _is_lost(error), _state(error).startswith(_REPEATABLE_STATES)
+                if not lost and not repeatable:
+                    raise CatalogError(f"The catalog failed ({_reason(error)})", self.where, "Try again.") from error
+                if delay_seconds is None:
+                    kind = CatalogConnectionError if lost else CatalogError
+                    attempts = len(RETRY_DELAYS_SECONDS) + 1
+                    raise kind(
+                        f"The catalog failed in each of {attempts} attempts ({_reason(error)})",
+                        self.where,
+                        "See that the database runs and can be reached.",
+                    ) from error
+                time.sleep(delay_seconds)
+            except SQLAlchemyError as error:  # such as a pool without a free connection
+                raise CatalogError(f"The catalog failed ({_reason(error)})", self.where, "Try again.") from error
+        raise AssertionError("unreachable")
+
+    def _version(self, connection: Connection) -> str | None:
+        if not sa.inspect(connection).has_table("alembic_version"):
+            return None
+        version: str | None = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+        if version is not None and version > _HEAD:
+            raise CatalogMismatch(
+                f"The catalog was written by a newer Driftline (version {version}, ours is {_HEAD})",
+                self.where,
+                "Upgrade: pip install -U driftline",
+            )
+        return version
+
+    def _upgrade(self, connection: Connection) -> None:
+        from alembic import command
+        from alembic.config import Config
+
+        if not self.is_sqlite:  # where a transaction that writes is alone anyway
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        if self._version(connection) == _HEAD:
+            return
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, _HEAD)
+
+
+def embedded_url(root: str) -> str:
+    """The URL of the catalog that lies in a local workspace."""
+    return f"sqlite:///{root}/{CATALOG_FILE}"
+
+
+def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT that can say what happens ``on_conflict``; both databases say it alike."""
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+
+
+def bulk_insert(
+    connection: Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]], same: Mapping[str, Any]
+) -> None:
+    """Insert rows given by their ``columns``, all of one length, and by what is the ``same`` in every row.
+
+    Many of them go past SQLAlchemy, which takes several times as long. JSON is given as text.
+    """
+    number = len(next(iter(columns.values())))
+    given = {**columns, **{name: [value] for name, value in same.items()}}
+    if number >= BULK_ROWS:
+        given = {name: _fit(connection, table.c[name], values) for name, values in given.items()}
+    rows = zip(*(repeat(v[0], number) if name in same else v for name, v in given.items()), strict=True)
+    if number >= BULK_ROWS:
+        _insert_fast(connection, table.name, list(given), rows)
+    elif number:
+        connection.execute(table.insert(), [dict(zip(given, row, strict=True)) for row in rows])
+
+
+def _insert_fast(connection: Connection, table: str, names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    into = f"{table} ({', '.join(names)})"
+    driver, dialect = connection.connection, connection.dialect
+    cursor: Any = driver.cursor()
+    try:
+        if dialect.name == "sqlite":
+            cursor.executemany(f"INSERT INTO {into} VALUES ({', '.join('?' * len(names))})", rows)
+        else:
+            with cursor.copy(f"COPY {into} FROM STDIN") as copy:
+                for row in rows:
+                    copy.write_row(row)
+            added = cursor.rowcount
+            cursor.execute("SELECT reltuples FROM pg_class WHERE oid = to_regclass(%s)", (table,))
+            if added > NEWS_SHARE * max(0, cursor.fetchone()[0]):
+                cursor.execute(f"ANALYZE {table}")
+    except dialect.loaded_dbapi.Error as error:  # as SQLAlchemy would tell it
+        lost = dialect.is_disconnect(error, driver, cursor)
+        raise DBAPIError(into, None, error, connection_invalidated=lost) from error
+    finally:
+        cursor.close()
+
+
+def _fit(connection: Connection, column: sa.Column[Any], values: Sequence[Any]) -> Sequence[Any]:
+    """``values`` as the driver wants them for ``column``; JSON text and bytes it takes as they are."""
+    process = column.type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
+    if process is None or isinstance(column.type, (sa.JSON, sa.LargeBinary)):
+        return values
+    return [value if value is None else process(value) for value in values]
+
+
+def parse_url(text: str) -> URL:
+    """The URL of a catalog: ``sqlite:///path``, or ``postgresql://`` with any of its usual spellings.
+
+    Raises UsageError, without showing a password.
+    """
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise UsageError("This is not the URL of a catalog", "", "Write sqlite:///path or postgresql://…") from None
+    if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        return url.set(drivername="postgresql+psycopg")
+    if url.drivername == "sqlite" and url.database and url.database != ":memory:":
+        return url
+    raise UsageError(
+        "A catalog is a file of SQLite or a database of PostgreSQL",
+        url.render_as_string(hide_password=True),
+        "Write sqlite:///path or postgresql://user@host/database.",
+    )
+
+
+def _engine(url: URL, pool_size: int) -> sa.Engine:
+    if url.get_backend_name() == "sqlite":
+        engine = sa.create_engine(
+            url,
+            pool_size=pool_size,
+            hide_parameters=True,
+            json_serializer=_json,
+            connect_args={"timeout": BUSY_TIMEOUT_SECONDS},
+        )
+        sa.event.listen(engine, "connect", _prepare_sqlite)
+        return engine
+    try:
+        return sa.create_engine(
+            url,
+            pool_size=pool_size,
+            hide_parameters=True,
+            json_serializer=_json,
+            connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS},
+        )
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            "PostgreSQL needs an optional part", "psycopg", "pip install 'driftline[postgres]'"
+        ) from error
+
+
+def _json(given: Any) -> str:
+    """``given`` as JSON, unless it is JSON text already: no column holds anything but objects."""
+    return given if isinstance(given, str) else json.dumps(given)
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    connection.isolation_level = None  # or Python's module would begin transactions as it sees fit
+    # FULL: in WAL mode, each commit is on the disk before it returns.
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -65536"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _workspace_id(connection: Connection) -> str | None:
+    found: str | None = connection.execute(sa.select(tables.about.c.workspace_id)).scalar()
+    return found
+
+
+def _claim(connection: Connection, workspace_id: str) -> str:
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+    found = _workspace_id(connection)
+    if found is None:
+        connection.execute(tables.about.insert().values(workspace_id=workspace_id))
+    return found or workspace_id
+
+
+def _is_lost(error: DBAPIError) -> bool:
+    if error.connection_invalidated or _state(error).startswith(_LOST_STATES):
+        return True
+    # What cannot connect at all has no state.
+    return type(error.orig).__module__.startswith("psycopg") and type(error.orig).__name__ in (
+        "OperationalError",
+        "ConnectionTimeout",
+        "InterfaceError",
+    )
+
+
+def _state(error: DBAPIError) -> str:
+    return getattr(error.orig, "sqlstate", None) or ""
+
+
+def _reason(error: SQLAlchemyError) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}"

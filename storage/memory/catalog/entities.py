@@ -1,0 +1,229 @@
+"""Entities in the catalog: a closure table, so that any subtree is one indexed query.
+
+Functions of an open transaction. Those that change anything want the tenant's lock (``lock_tenant``), under which
+nobody else registers, moves or deletes an entity of that tenant, or stores an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain, islice
+from typing import TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity
+from driftline.storage.hierarchy import directories
+from driftline.storage.memory.catalog.database import MAX_PARAMETERS, bulk_insert, upsert
+from driftline.storage.memory.catalog.tables import closure, entities, entries, owners, tenants
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class EntityRecord:
+    """A registered entity. ``depth`` counts from the entity that was asked about, which has 0."""
+
+    entity: Entity
+    created: datetime
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A locked tenant, and the ``rev`` of the transaction that holds the lock."""
+
+    id: int
+    rev: int
+
+
+def chunks(items: Iterable[_Item], size: int = MAX_PARAMETERS) -> Iterator[list[_Item]]:
+    """``items`` in lists of at most ``size``."""
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def lock_tenant(connection: Connection, tenant: Entity, *, create: bool = False) -> Tenant | None:
+    """Lock the tenant until the transaction ends, and count its ``rev`` up; None if there is no such tenant."""
+    given = {"wanted": tenant.tenant.directory}
+    row = connection.execute(_LOCK, given).one_or_none()
+    if row is None and create:
+        first = upsert(connection, tenants).values(path=given["wanted"], rev=0)
+        connection.execute(first.on_conflict_do_nothing())
+        row = connection.execute(_LOCK, given).one_or_none()
+    return Tenant(row.id, row.rev) if row is not None else None
+
+
+_LOCK = (
+    sa.update(tenants)
+    .where(tenants.c.path == sa.bindparam("wanted"))
+    .values(rev=tenants.c.rev + 1)
+    .returning(tenants.c.id, tenants.c.rev)
+)
+
+# -- reading ---------------------------------------------------------------------------------
+
+
+def find(connection: Connection, entity: Entity) -> EntityRecord | None:
+    """The record of ``entity``, or None."""
+    row = connection.execute(
+        sa.select(entities.c.path, entities.c.created).where(entities.c.path == entity.directory)
+    ).one_or_none()
+    return _record(row) if row is not None else None
+
+
+def all_tenants(connection: Connection) -> list[Entity]:
+    """All tenants, by their names, those without any entity among them."""
+    return [
+        Entity.of_directory(path)
+        for path in connection.execute(sa.select(tenants.c.path).order_by(tenants.c.path)).scalars()
+    ]
+
+
+def rev_of(connection: Connection, tenant: Entity) -> int | None:
+    """How many transactions have changed the tenant, or None if there is no such tenant."""
+    found = connection.execute(sa.select(tenants.c.rev).where(tenants.c.path == tenant.directory)).scalar()
+    return None if found is None else int(found)
+
+
+def ids_of(connection: Connection, wanted: Iterable[str]) -> dict[str, int]:
+    """The ids of those of the entities ``wanted``, by directory, that are registered."""
+    found: dict[str, int] = {}
+    for paths in chunks(dict.fromkeys(wanted)):
+        found.update((path, number) for path, number in connection.execute(_IDS, {"paths": paths}))
+    return found
+
+
+_IDS = sa.select(entities.c.path, entities.c.id).where(entities.c.path.in_(sa.bindparam("paths", expanding=True)))
+
+
+def ancestors(connection: Connection, entity: Entity) -> list[EntityRecord]:
+    """The ancestors of ``entity``, the nearest first; without itself."""
+    below = entities.alias()
+    query = (
+        sa.select(entities.c.path, entities.c.created, closure.c.depth)
+        .join(closure, closure.c.ancestor_id == entities.c.id)
+        .join(below, below.c.id == closure.c.descendant_id)
+        .where(below.c.path == entity.directory, closure.c.depth > 0)
+        .order_by(closure.c.depth)
+    )
+    return [_record(row, row.depth) for row in connection.execute(query)]
+
+
+def descendants(
+    connection: Connection,
+    entity: Entity,
+    *,
+    type: str | None = None,
+    max_depth: int | None = None,
+    after: str = "",
+    limit: int | None = None,
+) -> list[EntityRecord]:
+    """The entities below ``entity``, ordered by their directories, from the one behind ``after``; without itself."""
+    top = entities.alias()
+    query = (
+        sa.select(entities.c.path, entities.c.created, closure.c.depth)
+        .join(closure, closure.c.descendant_id == entities.c.id)
+        .join(top, top.c.id == closure.c.ancestor_id)
+        .where(top.c.path == entity.directory, closure.c.depth > 0, entities.c.path > after)
+        .order_by(entities.c.path)
+        .limit(limit)
+    )
+    if type is not None:
+        query = query.where(entities.c.type == type)
+    if max_depth is not None:
+        query = query.where(closure.c.depth <= max_depth)
+    return [_record(row, row.depth) for row in connection.execute(query)]
+
+
+# -- changing, under the tenant's lock -------------------------------------------------------
+
+
+def ensure(connection: Connection, tenant: Tenant, wanted: Iterable[str], now: datetime) -> dict[str, int]:
+    """Register the entities of these directories and their ancestors; returns the ids of all of them, by directory."""
+    lines = {path: directories(path) for path in wanted}
+    every = list(dict.fromkeys(chain.from_iterable(lines.values())))
+    ids = ids_of(connection, every)
+    missing = sorted((path for path in every if path not in ids), key=lambda path: path.count("/"))
+    if not missing:
+        return ids
+    nodes = [Entity.of_directory(path) for path in missing]
+    names = {"path": missing, "type": [node.type for node in nodes], "name": [node.id for node in nodes]}
+    bulk_insert(connection, entities, names, {"tenant_id": tenant.id, "created": now})
+    ids |= ids_of(connection, missing)
+    pairs = [
+        (ids[above], ids[path], depth) for path in missing for depth, above in enumerate(reversed(directories(path)))
+    ]
+    ancestors, descendants, depths = zip(*pairs, strict=True)
+    bulk_insert(connection, closure, {"ancestor_id": ancestors, "descendant_id": descendants, "depth": depths}, {})
+    return ids
+
+
+def move(connection: Connection, entity: Entity, target: Entity) -> None:
+    """Give ``entity`` and all below it the path ``target``, whose parent is registered. Raises BadEntity."""
+    ids = ids_of(connection, [entity.directory, target.directory, Entity(target.parts[:-1]).directory])
+    if entity.directory not in ids:
+        raise BadEntity("There is no such entity", entity.directory)
+    if target.directory in ids:
+        raise BadEntity("There is such an entity already", target.directory, "Move it, or its entries, away first.")
+    moved, parent = ids[entity.directory], ids[Entity(target.parts[:-1]).directory]
+    subtree = sa.select(closure.c.descendant_id).where(closure.c.ancestor_id == moved)
+    nodes_below = sa.select(closure.c.descendant_id, closure.c.depth).where(closure.c.ancestor_id == moved)
+    nodes_above = sa.select(closure.c.ancestor_id, closure.c.depth).where(closure.c.descendant_id == parent)
+    below, above = list(connection.execute(nodes_below)), list(connection.execute(nodes_above))
+    connection.execute(
+        closure.delete().where(
+            closure.c.descendant_id.in_(subtree.scalar_subquery()),
+            closure.c.ancestor_id.in_(
+                sa.select(closure.c.ancestor_id)
+                .where(closure.c.descendant_id == moved, closure.c.depth > 0)
+                .scalar_subquery()
+            ),
+        )
+    )
+    connection.execute(
+        closure.insert(),
+        [
+            {"ancestor_id": ancestor, "descendant_id": node, "depth": up + 1 + down}
+            for ancestor, up in above
+            for node, down in below
+        ],
+    )
+    rest = sa.func.substr(entities.c.path, len(entity.directory) + 1)
+    connection.execute(
+        entities.update().where(entities.c.id.in_(subtree)).values(path=sa.literal(target.directory).concat(rest))
+    )
+
+
+def delete(connection: Connection, entity: Entity) -> int:
+    """Delete ``entity`` and all below it, whose entries are gone already; returns how many entities there were."""
+    ids = ids_of(connection, [entity.directory])
+    if not ids:
+        return 0
+    subtree = sa.select(closure.c.descendant_id).where(closure.c.ancestor_id == ids[entity.directory])
+    doomed = list(connection.execute(subtree).scalars())
+    for some in chunks(doomed):
+        connection.execute(owners.delete().where(owners.c.entity_id.in_(some)))
+    for some in chunks(doomed):
+        connection.execute(closure.delete().where(closure.c.descendant_id.in_(some)))
+    for some in chunks(doomed):
+        connection.execute(entities.delete().where(entities.c.id.in_(some)))
+    return len(doomed)
+
+
+def has_content(connection: Connection, entity: Entity) -> bool:
+    """Whether ``entity`` owns entries, or entities lie below it."""
+    ids = ids_of(connection, [entity.directory])
+    own = ids.get(entity.directory, -1)
+    below = sa.exists().where(closure.c.ancestor_id == own, closure.c.depth > 0)
+    owns = sa.exists().where(entries.c.entity_id == own)
+    return bool(connection.execute(sa.select(sa.or_(below, owns))).scalar())
+
+
+def _record(row: sa.Row[tuple[str, datetime]] | sa.Row[tuple[str, datetime, int]], depth: int = 0) -> EntityRecord:
+    return EntityRecord(Entity.of_directory(row[0]), row[1], depth)

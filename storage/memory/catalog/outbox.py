@@ -1,0 +1,100 @@
+"""The outbox of the catalog: what indexes and vectors have not been told yet, in the order in which it happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from driftline.storage.entities import Entity
+from driftline.storage.memory.catalog.entities import chunks
+from driftline.storage.memory.catalog.queries import COLUMNS, EntryRow
+from driftline.storage.memory.catalog.tables import entities, entries, outbox, tenants
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A row of the outbox: since ``rev`` the entry lies at ``path`` (None: nowhere), no more at ``left_path``.
+
+    ``row`` is the entry as it is now; None where a later change has overtaken this one.
+    """
+
+    id: int
+    key: str
+    rev: int
+    path: str | None
+    left_path: str | None
+    row: EntryRow | None
+    is_indexed: bool = False
+
+
+def waiting(connection: Connection, *, for_vectors: bool) -> list[Entity]:
+    """The tenants of which anything is in the outbox, for indexes or, ``for_vectors``, for these, too."""
+    some = sa.exists().where(outbox.c.tenant_id == tenants.c.id, _due(for_vectors))
+    return [Entity.of_directory(path) for path in connection.execute(sa.select(tenants.c.path).where(some)).scalars()]
+
+
+def batch(connection: Connection, tenant: Entity, limit: int, *, for_vectors: bool) -> list[Change]:
+    """The oldest changes of a tenant that wait, in their order."""
+    heads = (outbox.c.id, outbox.c.key, outbox.c.rev, outbox.c.path, outbox.c.left_path, outbox.c.is_indexed)
+    query = (
+        sa.select(*heads, *COLUMNS)
+        .join(tenants, tenants.c.id == outbox.c.tenant_id)
+        .outerjoin(
+            entries,
+            sa.and_(
+                entries.c.tenant_id == outbox.c.tenant_id,
+                entries.c.key == outbox.c.key,
+                entries.c.rev == outbox.c.rev,
+            ),
+        )
+        .outerjoin(entities, entities.c.id == entries.c.entity_id)
+        .where(tenants.c.path == tenant.directory, _due(for_vectors))
+        .order_by(outbox.c.id)
+        .limit(limit)
+    )
+    found = []
+    for number, key, rev, path, left_path, is_indexed, *rest in connection.execute(query):
+        row = EntryRow(*rest) if rest[0] is not None else None
+        found.append(Change(number, key, rev, path, left_path, row, is_indexed))
+    return found
+
+
+def forget(connection: Connection, ids: Iterable[int]) -> None:
+    """Take changes out that indexes and vectors know."""
+    for some in chunks(ids):
+        connection.execute(outbox.delete().where(outbox.c.id.in_(some)))
+
+
+def mark_indexed(connection: Connection, ids: Iterable[int]) -> None:
+    """Leave changes to whoever can make their vectors."""
+    for some in chunks(ids):
+        connection.execute(outbox.update().where(outbox.c.id.in_(some)).values(is_indexed=True))
+
+
+def _due(for_vectors: bool) -> sa.ColumnElement[bool]:
+    return sa.true() if for_vectors else sa.not_(outbox.c.is_indexed)
+
+
+def keys(connection: Connection, tenant: Entity) -> list[str]:
+    """The keys of a tenant of which indexes or vectors do not know the latest change."""
+    joined = outbox.join(tenants, tenants.c.id == outbox.c.tenant_id)
+    query = sa.select(outbox.c.key).distinct().select_from(joined).where(tenants.c.path == tenant.directory)
+    return list(connection.execute(query).scalars())
+
+
+def last_id(connection: Connection, tenant: Entity) -> int:
+    """The id of the newest change of a tenant, 0 if none waits."""
+    joined = outbox.join(tenants, tenants.c.id == outbox.c.tenant_id)
+    query = sa.select(sa.func.max(outbox.c.id)).select_from(joined).where(tenants.c.path == tenant.directory)
+    return int(connection.execute(query).scalar() or 0)
+
+
+def claim(connection: Connection, tenant: Entity, flusher: str, now: datetime, until: datetime) -> bool:
+    """Whether ``flusher`` alone may flush this tenant until then; it saves work, flushing twice is harmless."""
+    free = sa.or_(tenants.c.flusher_until.is_(None), tenants.c.flusher_until <= now, tenants.c.flusher == flusher)
+    taken = sa.update(tenants).where(tenants.c.path == tenant.directory, free)
+    return bool(connection.execute(taken.values(flusher=flusher, flusher_until=until)).rowcount)

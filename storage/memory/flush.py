@@ -1,0 +1,148 @@
+"""From the outbox to indexes and vectors: what the catalog knows, they know a second later, a batch at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError
+from driftline.storage.memory.catalog import outbox
+from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.catalog.outbox import Change
+from driftline.storage.memory.index import publish
+from driftline.storage.memory.search import MemorySearch
+from driftline.storage.memory.vectors import vector_tables
+from driftline.storage.objects.store import ObjectStore
+
+FLUSH_SECONDS = 1.0
+FLUSH_ROWS = 1_000
+BATCH_ROWS = 50_000
+"""Changes in one delta at most, which bounds the memory."""
+CLAIM_SECONDS = 30.0
+MAX_PAUSE_SECONDS = 60.0
+"""Between attempts, while the workspace cannot be written: the catalog keeps what is waiting."""
+
+_log = logging.getLogger(__name__)
+
+
+class Flusher:
+    """Empties the outbox, ``FLUSH_SECONDS`` after a write or as soon as ``FLUSH_ROWS`` wait, in a thread of its own.
+
+    A crash at any step leaves changes in the outbox; they are flushed again, which changes nothing where they had
+    arrived: indexes go by ``rev``, vectors by the ids that their ledger knows. Without ``search`` it brings indexes in
+    step, and leaves the changes of a tenant that has vectors to a process with a model.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        objects: ObjectStore,
+        search: MemorySearch | None,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._catalog = catalog
+        self._objects = objects
+        self._search = search
+        self._now = now
+        self._name = uuid.uuid4().hex
+        self._one_at_a_time = threading.Lock()
+        self._state = threading.Condition()
+        self._waiting = 0
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def notify(self, rows: int) -> None:
+        """Say that so many changes were written."""
+        with self._state:
+            self._waiting += rows
+            if self._thread is None and rows and not self._ended:
+                self._thread = threading.Thread(target=self._run, name="driftline-memory-flush", daemon=True)
+                self._thread.start()
+            self._state.notify_all()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether changes of this process have not been flushed yet."""
+        return self._waiting > 0
+
+    def flush(self, *, shared: bool = False) -> int:
+        """Empty the outbox now; returns how many changes there were. Raises StorageError, CatalogError.
+
+        ``shared`` leaves tenants alone that another process is flushing.
+        """
+        with self._one_at_a_time:
+            self._waiting = 0  # what is written from here on is either seen below or counted anew
+            try:
+                return self._flush(shared)
+            except BaseException:
+                self._waiting += 1
+                raise
+
+    def _flush(self, shared: bool) -> int:
+        flushed = 0
+        for tenant in self._catalog.read(partial(outbox.waiting, for_vectors=self._search is not None)):
+            if shared and not self._claim(tenant, CLAIM_SECONDS):
+                self._waiting += 1  # the other one may have looked for the last time already
+                continue
+            while batch := self._batch(tenant):
+                self._publish(tenant, batch)
+                flushed += len(batch)
+                if shared:
+                    self._claim(tenant, CLAIM_SECONDS)
+            if shared:
+                self._claim(tenant, 0.0)
+        return flushed
+
+    def close(self) -> None:
+        """Stop the thread, then flush what is left. Raises StorageError, CatalogError: the catalog keeps it then."""
+        with self._state:
+            self._ended = True
+            self._state.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        if self.has_waiting:
+            self.flush()
+
+    def _publish(self, tenant: Entity, batch: list[Change]) -> None:
+        publish(self._objects, [change for change in batch if not change.is_indexed], self._now())
+        ids = [change.id for change in batch]
+        if self._search is not None:
+            self._search.apply(tenant, batch)
+        elif vector_tables(self._objects, tenant):
+            self._catalog.write(lambda connection: outbox.mark_indexed(connection, ids))
+            return
+        self._catalog.write(lambda connection: outbox.forget(connection, ids))
+
+    def _batch(self, tenant: Entity) -> list[Change]:
+        find = partial(outbox.batch, for_vectors=self._search is not None)
+        return self._catalog.read(lambda connection: find(connection, tenant, BATCH_ROWS))
+
+    def _claim(self, tenant: Entity, seconds: float) -> bool:
+        now = self._now()
+        until = now + timedelta(seconds=seconds)
+        return self._catalog.write(lambda connection: outbox.claim(connection, tenant, self._name, now, until))
+
+    def _run(self) -> None:
+        pause_seconds = FLUSH_SECONDS
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: self._ended or self._waiting)
+                deadline = time.monotonic() + pause_seconds
+                while not self._ended and (remaining := deadline - time.monotonic()) > 0:
+                    if self._waiting >= FLUSH_ROWS and pause_seconds == FLUSH_SECONDS:
+                        break
+                    self._state.wait(remaining)
+                if self._ended:
+                    return
+            try:
+                self.flush(shared=True)
+                pause_seconds = FLUSH_SECONDS
+            except DriftlineError as error:
+                _log.warning("Memory indexes lag behind, and are tried again: %s", error)
+                pause_seconds = min(2 * pause_seconds, MAX_PAUSE_SECONDS)

@@ -1,0 +1,147 @@
+"""The Parquet indexes of memory: one delta index for each entity, of all entries at or below it (DESIGN, "Memory")."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
+import pyarrow as pa
+
+from driftline.storage.deltas.delta_index import ADD, BASE, READ_THREADS, REMOVE, DeltaIndex
+from driftline.storage.deltas.files import FileReader
+from driftline.storage.deltas.key_ranges import Keys
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CorruptFile
+from driftline.storage.hierarchy import directories
+from driftline.storage.ids import new_ulid
+from driftline.storage.memory.catalog.outbox import Change
+from driftline.storage.memory.catalog.queries import EntryRow
+from driftline.storage.objects.store import ObjectStore
+
+KIND = "memory"
+_TIME = pa.timestamp("us", tz="UTC")
+FIELDS = (
+    pa.field("key", pa.string()),
+    pa.field("entity", pa.string()),
+    pa.field("size_bytes", pa.int64()),
+    pa.field("content_hash", pa.string()),
+    pa.field("metadata", pa.string()),
+    pa.field("created", _TIME),
+    pa.field("updated", _TIME),
+    pa.field("expires", _TIME),
+)
+"""Values are not in it; ``entity`` is the directory of the owner, ``metadata`` JSON."""
+WRITE_THREADS = 8
+"""Deltas that are written at once: each waits for the disk or for a round trip."""
+
+
+class MemoryIndex(DeltaIndex):
+    """The index of one entity."""
+
+    def __init__(self, objects: ObjectStore, directory: str) -> None:
+        super().__init__(objects, directory, KIND, FIELDS)
+
+    def raw(self, names: Sequence[str]) -> pa.Table:
+        """The rows of these files as they stand, removals and what was replaced among them."""
+        columns = self.file_schema.names
+
+        def read(name: str) -> pa.Table:
+            with FileReader(self.objects, f"{self.directory}/{name}", self.layout) as file:
+                return file.read(Keys.all(), columns)
+
+        with ThreadPoolExecutor(READ_THREADS, "driftline-memory-index") as pool:
+            return pa.concat_tables(pool.map(read, names))
+
+
+def publish(objects: ObjectStore, changes: Sequence[Change], now: datetime) -> int:
+    """Write one delta to each index that ``changes`` touch; returns how many.
+
+    Doing so again, in whole or in part, changes nothing: the highest ``rev`` of each key wins.
+    """
+    touched = effects(changes)
+    if not touched:
+        return 0
+    current = [change.row for change in changes if change.row is not None]
+    values = to_table(current)
+    position = {(row.key, row.rev): number for number, row in enumerate(current)}
+
+    def write(directory: str) -> None:
+        rows = touched[directory]
+        added = [position[key, rev] for key, (rev, op) in rows.items() if op == ADD]
+        removed = [(key, rev) for key, (rev, op) in rows.items() if op == REMOVE]
+        index = MemoryIndex(objects, directory)
+        taken = values.take(pa.array(added, pa.int64()))
+        additions = _with_heads(index, ADD, [current[n].rev for n in added], taken, now)
+        keys = pa.table({"key": pa.array([key for key, _ in removed], pa.string())})
+        removals = _with_heads(index, REMOVE, [rev for _, rev in removed], keys, now)
+        index.append(new_ulid(), pa.concat_tables([additions, removals]))
+
+    with ThreadPoolExecutor(WRITE_THREADS, "driftline-memory-index") as pool:
+        list(pool.map(write, touched))
+    return len(touched)
+
+
+def effects(changes: Iterable[Change]) -> dict[str, dict[str, tuple[int, str]]]:
+    """For each index, by directory, and each key: the latest ``rev`` and what it does; pure."""
+    touched: dict[str, dict[str, tuple[int, str]]] = defaultdict(dict)
+    for change in changes:
+        now = directories(change.path) if change.path else []
+        for directory in now if change.row is not None else ():
+            touched[directory][change.key] = (change.rev, ADD)
+        for directory in directories(change.left_path) if change.left_path else ():
+            if directory not in now:
+                touched[directory][change.key] = (change.rev, REMOVE)
+    return dict(touched)
+
+
+def to_table(rows: Sequence[EntryRow]) -> pa.Table:
+    """``rows`` with the columns of FIELDS."""
+    columns = [
+        [row.key for row in rows],
+        [row.path for row in rows],
+        [row.size_bytes for row in rows],
+        [row.content_hash for row in rows],
+        [json.dumps(row.metadata, separators=(",", ":")) for row in rows],
+        [row.created for row in rows],
+        [row.updated for row in rows],
+        [row.expires for row in rows],
+    ]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, FIELDS, strict=True)], schema=pa.schema(FIELDS))
+
+
+def rewrite(objects: ObjectStore, entity: Entity, pages: Iterable[Sequence[EntryRow]], rev: int, now: datetime) -> int:
+    """Make the index of ``entity`` anew from all its entries, then fold it; returns how many there are.
+
+    ``rev`` is one that the tenant has counted up to before the first page was read. The caller holds a lease. What is
+    in the index and not among the entries goes; files that cannot be read are deleted.
+    """
+    index = MemoryIndex(objects, entity.directory)
+    stale = _readable_keys(index)
+    total = 0
+    for rows in pages:
+        total += len(rows)
+        stale.difference_update(row.key for row in rows)
+        index.append(new_ulid(), _with_heads(index, ADD, [rev] * len(rows), to_table(rows), now))
+    if stale:
+        keys = pa.table({"key": pa.array(sorted(stale), pa.string())})
+        index.append(new_ulid(), _with_heads(index, REMOVE, [rev] * len(stale), keys, now))
+    index.compact(now=now)
+    return total
+
+
+def _readable_keys(index: MemoryIndex) -> set[str]:
+    try:
+        return set(index.read(columns=["key"])["key"].to_pylist())
+    except CorruptFile:
+        log = index.log()
+        names = [*log.deltas, *([BASE] if log.has_base else [])]
+        index.objects.delete([f"{index.directory}/{name}" for name in names])
+        return set()
+
+
+def _with_heads(index: MemoryIndex, op: str, revs: Sequence[int], values: pa.Table, now: datetime) -> pa.Table:
+    rows = index.changes(op, 0, values, now=now)
+    return rows.set_column(rows.schema.get_field_index("rev"), "rev", pa.array(revs, pa.int64()))

@@ -1,0 +1,98 @@
+"""From rows of the catalog to entries with their values, whichever of them lie in blobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import ObjectNotFound, StorageError
+from driftline.storage.memory.catalog import queries as entry_queries
+from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.catalog.queries import EntryRow, Scope
+from driftline.storage.memory.catalog.values import Blobs, decode
+
+READ_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEntry:
+    """A stored value and what is known of it. ``value`` may be None, which is a value like any other."""
+
+    key: str
+    value: Any
+    entity: Entity
+    metadata: dict[str, Any]
+    size_bytes: int
+    content_hash: str
+    created: datetime
+    updated: datetime
+    expires: datetime | None
+    rev: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntryReader:
+    """Reads the blobs of many entries side by side, in ``pool``."""
+
+    catalog: Catalog
+    blobs: Blobs
+    pool: ThreadPoolExecutor
+    now: Callable[[], datetime]
+
+    def entries(self, rows: Sequence[EntryRow], scope: Scope) -> list[MemoryEntry]:
+        """``rows`` with their values; those that were deleted since they were read are left out."""
+        if all(row.inline is not None for row in rows):
+            return [_entry(row, row.inline or b"") for row in rows]
+        found = self.pool.map(lambda row: self._entry(row, scope), rows)
+        return [entry for entry in found if entry is not None]
+
+    def values(self, rows: Sequence[EntryRow]) -> list[Any]:
+        """The values of ``rows``; None where the blob is gone, as it is after a later store."""
+
+        def value(row: EntryRow) -> Any:
+            try:
+                return decode(self._value(row))
+            except ObjectNotFound:
+                return None
+
+        return list(self.pool.map(value, rows))
+
+    def _entry(self, row: EntryRow, scope: Scope) -> MemoryEntry | None:
+        """A blob that is gone was replaced since the catalog was read, so the catalog is read again."""
+        current = row
+        for _ in range(READ_ATTEMPTS):
+            try:
+                return _entry(current, self._value(current))
+            except ObjectNotFound as error:
+                missing = error
+            again = self.catalog.read(lambda c: entry_queries.get(c, [row.key], scope, self.now()))
+            if not again:
+                return None
+            if again[0].blob_path == current.blob_path:
+                break
+            current = again[0]
+        raise StorageError("The value of a memory entry is missing", missing.where, "Restore it, or store it again.")
+
+    def _value(self, row: EntryRow) -> bytes:
+        if row.blob_path is None:
+            return row.inline or b""
+        return self.blobs.read(row.blob_path, row.content_hash)
+
+
+def _entry(row: EntryRow, data: bytes) -> MemoryEntry:
+    return MemoryEntry(
+        row.key,
+        decode(data),
+        Entity.of_directory(row.path),
+        row.metadata,
+        row.size_bytes,
+        row.content_hash,
+        row.created,
+        row.updated,
+        row.expires,
+        row.rev,
+    )

@@ -1,0 +1,148 @@
+"""What keeps memory small and right: expired entries go, indexes and vectors are made anew from the catalog."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy.engine import Connection
+
+from driftline.storage.deltas.delta_index import Folded
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity, CommitConflict
+from driftline.storage.garbage.orphans import Kind, parse_name
+from driftline.storage.ids import new_ulid
+from driftline.storage.lance.maintenance import commit_compaction, plan_compaction, remove_old_versions, rewrite
+from driftline.storage.leases.lease import acquire
+from driftline.storage.memory import index as memory_index
+from driftline.storage.memory.catalog import entities as entity_tree
+from driftline.storage.memory.catalog import outbox
+from driftline.storage.memory.catalog import queries as entry_queries
+from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.catalog.queries import EntryRow, Scope
+from driftline.storage.memory.search import MemorySearch
+from driftline.storage.memory.vectors import vector_tables
+from driftline.storage.workspace.workspace import Workspace, lease_path
+
+EXPIRED_AT_ONCE = 1_000
+PAGE_ROWS = 100_000
+LEASE = "memory"
+"""The purpose of the lease under which the memory indexes of a tenant are compacted and made anew."""
+
+
+def collect_expired(catalog: Catalog, now: datetime) -> int:
+    """Delete the entries that have expired, a batch at a time; returns how many there were."""
+    total = 0
+    while found := catalog.read(lambda connection: entry_queries.expired_keys(connection, now, EXPIRED_AT_ONCE)):
+        by_tenant: dict[str, list[str]] = defaultdict(list)
+        for path, key in found:
+            by_tenant[path].append(key)
+        for path, keys in by_tenant.items():
+            total += _remove_expired(catalog, Entity.of_directory(path), keys, now)
+    return total
+
+
+def _remove_expired(catalog: Catalog, tenant: Entity, keys: list[str], now: datetime) -> int:
+    def work(connection: Connection) -> int:
+        locked = entity_tree.lock_tenant(connection, tenant)
+        if locked is None:
+            return 0
+        alive = {row.key for row in entry_queries.get(connection, keys, Scope(tenant), now)}  # stored again meanwhile
+        return entry_rows.remove(connection, locked, [key for key in keys if key not in alive], Scope(tenant), now)
+
+    return catalog.write(work)
+
+
+def compact_indexes(workspace: Workspace, top: Entity, max_deltas: int) -> dict[str, Folded]:
+    """Fold the memory indexes at and below ``top`` that have more than ``max_deltas``; returns them by directory.
+
+    Raises LeaseHeld while another compaction or a rebuild of this tenant is at work.
+    """
+    deltas: Counter[str] = Counter()
+    for info in workspace.objects.list(top.directory):
+        name = parse_name(info.path)
+        if name.kind is Kind.DELTA and Entity.of_directory(name.place).type != workspace.config.hierarchy[-1]:
+            deltas[name.place] += 1
+    due = sorted(directory for directory, number in deltas.items() if number > max_deltas)
+    folded: dict[str, Folded] = {}
+    if not due:
+        return folded
+    with acquire(workspace.objects, lease_path(top.tenant, LEASE), new_ulid()) as lease:
+        for directory in due:
+            lease.check()
+            folded[directory] = memory_index.MemoryIndex(workspace.objects, directory).compact()
+    return folded
+
+
+def compact_vectors(workspace: Workspace, tenant: Entity, older_than: timedelta) -> int:
+    """Merge the fragments of a tenant's vectors and remove old versions; returns how many versions went.
+
+    The caller holds the tenant's maintenance lease. A table that is written all the time is left to the next time.
+    """
+    removed = 0
+    for table in vector_tables(workspace.objects, tenant):
+        if table.exists():
+            table.index()
+            with contextlib.suppress(CommitConflict):
+                plan = plan_compaction(table)
+                if plan.tasks:
+                    commit_compaction(table, plan, [rewrite(table, task) for task in plan.tasks])
+            removed += remove_old_versions(table, older_than)
+    return removed
+
+
+def rebuild(
+    catalog: Catalog, workspace: Workspace, search: MemorySearch | None, top: Entity, now: Callable[[], datetime]
+) -> dict[str, int]:
+    """Make the index of ``top`` and of every entity below it anew, and for a tenant its vectors.
+
+    Returns how many entries each index holds. Raises BadEntity if there is no such entity, LeaseHeld.
+    """
+    record = catalog.read(lambda connection: entity_tree.find(connection, top))
+    if record is None:
+        raise BadEntity("There is no such entity", top.directory)
+    below = catalog.read(lambda connection: entity_tree.descendants(connection, top))
+    held = rebuild_indexes(catalog, workspace, top.tenant, [top, *(each.entity for each in below)], now)
+    if search is not None and top == top.tenant:
+        last = catalog.read(lambda connection: outbox.last_id(connection, top))
+        search.rebuild(top, lambda: pages(catalog, top, now()), last)
+    return held
+
+
+def rebuild_indexes(
+    catalog: Catalog, workspace: Workspace, tenant: Entity, entities: Sequence[Entity], now: Callable[[], datetime]
+) -> dict[str, int]:
+    """Make the indexes of some entities of a tenant anew; those of entities that are gone become empty.
+
+    Returns how many entries each holds. Raises LeaseHeld.
+    """
+    held: dict[str, int] = {}
+    with acquire(workspace.objects, lease_path(tenant, LEASE), new_ulid()) as lease:
+        for entity in entities:
+            lease.check()
+            locked = catalog.write(lambda connection: entity_tree.lock_tenant(connection, tenant))
+            if locked is None:
+                break
+            found = pages(catalog, entity, now())
+            held[entity.directory] = memory_index.rewrite(workspace.objects, entity, found, locked.rev, now())
+    return held
+
+
+def pages(catalog: Catalog, entity: Entity, now: datetime) -> Iterator[list[EntryRow]]:
+    """All entries at or below ``entity`` that have not expired at ``now``, each page in a transaction of its own."""
+    after: tuple[int, str] | None = None
+    while True:
+
+        def work(connection: Connection, after: tuple[int, str] | None = after) -> list[EntryRow]:
+            tops = list(entity_tree.ids_of(connection, [entity.directory]).values())
+            return entry_queries.page(connection, tops, Scope(entity), now, after=after, limit=PAGE_ROWS)
+
+        rows = catalog.read(work)
+        if rows:
+            yield rows
+        if len(rows) < PAGE_ROWS:
+            return
+        after = rows[-1].owner_id, rows[-1].key

@@ -1,0 +1,319 @@
+"""The vectors of a tenant's memory: one row an entry that has text, kept in Lance (DESIGN, "Memory").
+
+One ledger row, with an empty key, holds the highest outbox id that was applied. Every commit rewrites it, so that two
+of them conflict, and each change is applied once and in order, whoever flushes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CommitConflict, CorruptFile, StorageError
+from driftline.storage.hierarchy import directories
+from driftline.storage.lines.indexes import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, create_vector_index, through_index
+from driftline.storage.lines.table import VECTOR_TYPE, first_line, is_one_of, quote, without_rows
+from driftline.storage.objects.store import ObjectStore
+
+if TYPE_CHECKING:
+    from lance import FragmentMetadata, LanceDataset, Transaction
+
+COMMIT_ATTEMPTS = 20
+KEYS_PER_LOOKUP = 2_000
+MIN_INDEXED_ROWS = 10_000
+MIN_VECTOR_INDEX_ROWS = 100_000
+_INDEXES: dict[str, Literal["BTREE", "LABEL_LIST"]] = {"key": "BTREE", "places": "LABEL_LIST", "fields": "LABEL_LIST"}
+_LEDGER = "key = ''"
+_ANEW = "Make it anew: driftline memory rebuild"
+_TABLE = re.compile(r"memory_embeddings-([0-9a-f]+)\.lance")
+
+
+def schema(dim: int) -> pa.Schema:
+    """The columns of ``memory_embeddings``: ``places`` are the directories of the owner and its ancestors, ``fields``
+    the metadata's, each as the JSON of its name and value."""
+    return pa.schema(
+        [
+            pa.field("key", pa.string()),
+            pa.field("rev", pa.int64()),
+            pa.field("entity", pa.string()),
+            pa.field("places", pa.list_(pa.string())),
+            pa.field("fields", pa.list_(pa.string())),
+            pa.field("vector", pa.list_(VECTOR_TYPE, dim)),
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VectorRow:
+    """An entry to be found by its meaning; ``vector`` is ``(dim,)``, of length 1."""
+
+    key: str
+    rev: int
+    path: str
+    metadata: Mapping[str, Any]
+    vector: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFilter:
+    """What a hit must satisfy, all of it: to lie at or below one of each list of ``places``, to have ``fields``.
+
+    The value of a field is what it must be equal to, or a list of such values. An empty list allows nothing.
+    """
+
+    places: tuple[tuple[Entity, ...], ...] = ()
+    fields: Mapping[str, Any] | None = None
+
+    def to_sql(self) -> str:
+        """The filter in Lance's language, every name quoted."""
+        parts = ["key <> ''", *(_has_any("places", [top.directory for top in tops]) for tops in self.places)]
+        for name, wanted in (self.fields or {}).items():
+            values = wanted if isinstance(wanted, (list, tuple)) else [wanted]
+            parts.append(_has_any("fields", [field_tag(name, value) for value in values]))
+        return " AND ".join(parts)
+
+
+def field_tag(name: str, value: object) -> str:
+    """One field of the metadata as text; numbers that are equal have equal texts."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps([name, value], separators=(",", ":"))
+
+
+class VectorTable:
+    """``memory_embeddings`` of one tenant and one embedding fingerprint."""
+
+    def __init__(self, objects: ObjectStore, tenant: Entity, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+        self.path = f"{tenant.tenant.directory}/_tables/memory_embeddings-{fingerprint}.lance"
+        self.uri = objects.lance_uri(self.path)
+        self.options = objects.lance_options
+        self._objects = objects
+
+    def exists(self) -> bool:
+        """Whether any version of the table has been committed."""
+        return any(info.path.endswith(".manifest") for info in self._objects.list(f"{self.path}/_versions"))
+
+    def open(self, version: int | None = None) -> LanceDataset:
+        """The newest version, or the one given. Raises CorruptFile when Lance cannot read it."""
+        import lance
+
+        try:
+            return lance.dataset(self.uri, version, storage_options=self.options)
+        except (ValueError, OSError) as error:
+            raise CorruptFile(
+                f"The table of memory vectors cannot be read ({first_line(error)})",
+                self.uri,
+                _ANEW,
+            ) from error
+
+    def tracked_files(self) -> frozenset[str]:
+        """The files that any version refers to, by their paths within the table. Raises CorruptFile."""
+        try:
+            batches = list(self.open().tracked_files())
+        except (ValueError, OSError) as error:
+            raise CorruptFile(f"A version cannot be read ({first_line(error)})", self.uri, "Restore it.") from error
+        return frozenset(path for batch in batches for path in batch.column("path").to_pylist())
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def apply(self, changed: Mapping[str, int], rows: Sequence[VectorRow], last: int, dim: int) -> None:
+        """Take the keys in ``changed`` out and put ``rows`` in, in one version, and note that ``last`` was applied.
+
+        ``changed`` gives each key the id of its latest change; what the ledger says was applied already is left out.
+        Raises CommitConflict after ``COMMIT_ATTEMPTS``.
+        """
+        if not self.exists():
+            if not rows:
+                return
+            self._create(dim)
+        for _ in range(COMMIT_ATTEMPTS):
+            dataset = self.open()
+            applied = _applied(dataset)
+            due = {key for key, number in changed.items() if number > applied}
+            if not due:
+                return
+            fresh = [row for row in rows if row.key in due]
+            filters = [_LEDGER, *(is_one_of("key", some) for some in _lookups(sorted(due)))]
+            removed, updated = without_rows(dataset, filters)
+            added = self._write([*fresh, _ledger_row(last)], dataset.schema)
+            if self._commit(dataset.version, removed, updated, added):
+                return
+        raise CommitConflict(f"{COMMIT_ATTEMPTS} attempts to commit met other writers", self.uri, "Try again.")
+
+    def index(self) -> None:
+        """Create or extend the indexes of filters, commits and vectors, once the table is large enough to want them.
+
+        The caller holds the tenant's maintenance lease.
+        """
+        dataset = self.open()
+        rows = dataset.count_rows()
+        if rows < MIN_INDEXED_ROWS:
+            return
+        known = {index.name for index in dataset.describe_indices()}
+        try:
+            for column, kind in _INDEXES.items():
+                if f"{column}_idx" not in known:
+                    dataset.create_scalar_index(column, kind, name=f"{column}_idx")
+            if rows >= MIN_VECTOR_INDEX_ROWS and VECTOR not in known:
+                create_vector_index(dataset, rows)
+            dataset.optimize.optimize_indices()
+        except OSError as error:
+            raise StorageError(f"An index cannot be built ({first_line(error)})", self.uri, "Try again.") from error
+
+    def replace_all(self, pages: Callable[[], Iterable[Sequence[VectorRow]]], last: int, dim: int) -> None:
+        """Put the rows of ``pages`` in the place of all that is there, in one version."""
+        self._create(dim)
+        for _ in range(COMMIT_ATTEMPTS):
+            dataset = self.open()
+            added = self._write([_ledger_row(max(last, _applied(dataset)))], dataset.schema)
+            for rows in pages():
+                added += self._write(rows, dataset.schema)
+            fragments: list[Any] = list(dataset.get_fragments())
+            if self._commit(dataset.version, [fragment.fragment_id for fragment in fragments], [], added):
+                return
+        raise CommitConflict(f"{COMMIT_ATTEMPTS} attempts to commit met other writers", self.uri, "Try again.")
+
+    def _create(self, dim: int) -> None:
+        import lance
+
+        if self.exists():
+            return
+        first = _to_table([_ledger_row(0)], schema(dim))  # two first commits would not conflict without it
+        try:
+            lance.write_dataset(
+                first, self.uri, mode="create", enable_stable_row_ids=True, storage_options=self.options
+            )
+        except OSError as error:  # a CommitConflictError is one, too
+            if not self.exists():
+                raise StorageError(f"Cannot create a table ({first_line(error)})", self.uri) from error
+
+    def _write(self, rows: Sequence[VectorRow], columns: pa.Schema) -> list[FragmentMetadata]:
+        from lance.fragment import write_fragments
+
+        if not rows:
+            return []
+        try:
+            return list(
+                write_fragments(
+                    _to_table(rows, columns),
+                    self.uri,
+                    schema=columns,
+                    enable_stable_row_ids=True,
+                    storage_options=self.options,
+                )
+            )
+        except OSError as error:
+            raise StorageError(f"Vectors cannot be written ({first_line(error)})", self.uri, "Try again.") from error
+
+    def _commit(
+        self,
+        version: int,
+        removed: list[int],
+        updated: list[FragmentMetadata],
+        added: list[FragmentMetadata],
+    ) -> bool:
+        """Whether the commit went through; False if it met another one, or nobody knows: look at the ledger then."""
+        import lance
+
+        operation = lance.LanceOperation.Update(
+            removed_fragment_ids=removed, updated_fragments=updated, new_fragments=added
+        )
+        try:
+            self._transact(lance.Transaction(version, operation))
+        except OSError:  # a CommitConflictError is one, too
+            return False
+        return True
+
+    def _transact(self, transaction: Transaction) -> None:
+        import lance
+
+        lance.LanceDataset.commit(self.uri, transaction, storage_options=self.options)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def nearest(self, query: NDArray[np.float32], top_k: int, where: VectorFilter) -> list[tuple[str, int, float]]:
+        """``(key, rev, distance)`` of the entries nearest to ``query``, ``(dim,)``, best first; distance is 1 - cosine.
+
+        The filter is applied before the search.
+        """
+        length = np.linalg.norm(query)
+        if top_k == 0 or not length > 0:
+            return []
+        dataset, condition = self.open(), where.to_sql()
+        by_index = is_indexed(dataset) and dataset.count_rows(condition) > EXACT_SEARCH_ROWS
+        nearest: dict[str, Any] = {
+            "column": "vector",
+            "q": (query / length).astype(np.float16),
+            "k": top_k,
+            "metric": VECTOR_METRIC,
+            **(through_index(dataset, top_k) if by_index else {"use_index": False}),
+        }
+        scanner = dataset.scanner(
+            columns=["key", "rev", "_distance"], nearest=nearest, filter=condition, prefilter=True, limit=top_k
+        )
+        found = scanner.to_table().to_pylist()
+        # Of vectors of length 1, half the squared distance is 1 - cosine.
+        hits = [(row["key"], row["rev"], row["_distance"] / 2) for row in found]
+        return sorted(hits, key=lambda hit: (hit[2], hit[0]))
+
+    def revs(self) -> list[tuple[str, int]]:
+        """``(key, rev)`` of every vector. Raises CorruptFile."""
+        try:
+            found = self.open().to_table(columns=["key", "rev"], filter=f"NOT ({_LEDGER})")
+        except (ValueError, OSError) as error:
+            raise CorruptFile(f"Vectors cannot be read ({first_line(error)})", self.uri, _ANEW) from error
+        return list(zip(found["key"].to_pylist(), found["rev"].to_pylist(), strict=True))
+
+    def count(self) -> int:
+        """How many entries have a vector."""
+        return int(self.open().count_rows("key <> ''"))
+
+
+def vector_tables(objects: ObjectStore, tenant: Entity) -> list[VectorTable]:
+    """The tables of a tenant, one for each embedding."""
+    names = objects.list_dirs(f"{tenant.tenant.directory}/_tables")
+    found = [match[1] for match in map(_TABLE.fullmatch, names) if match]
+    return [VectorTable(objects, tenant, fingerprint) for fingerprint in found]
+
+
+def is_indexed(dataset: LanceDataset) -> bool:
+    """Whether there is an index of vectors."""
+    return any(index.name == VECTOR for index in dataset.describe_indices())
+
+
+def _applied(dataset: LanceDataset) -> int:
+    return max(dataset.to_table(columns=["rev"], filter=_LEDGER)["rev"].to_pylist(), default=0)
+
+
+def _ledger_row(last: int) -> VectorRow:
+    return VectorRow("", last, "", {}, np.empty(0))
+
+
+def _to_table(rows: Sequence[VectorRow], columns: pa.Schema) -> pa.Table:
+    values: dict[str, list[Any]] = {
+        "key": [row.key for row in rows],
+        "rev": [row.rev for row in rows],
+        "entity": [row.path for row in rows],
+        "places": [directories(row.path) if row.path else [] for row in rows],
+        "fields": [[field_tag(name, value) for name, value in row.metadata.items()] for row in rows],
+        "vector": [row.vector.astype(np.float16) if len(row.vector) else None for row in rows],
+    }
+    arrays = [pa.array(values[field.name], field.type) for field in columns]
+    return pa.table(arrays, schema=columns)
+
+
+def _has_any(column: str, values: Sequence[str]) -> str:
+    return f"array_has_any({column}, [{', '.join(map(quote, values))}])" if values else "false"
+
+
+def _lookups(keys: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (keys[start : start + KEYS_PER_LOOKUP] for start in range(0, len(keys), KEYS_PER_LOOKUP))

@@ -1,0 +1,266 @@
+"""Durable objects on a local disk: create-only by hard link, replace-if-unchanged under a file lock."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from driftline.storage.errors import (
+    AccessDenied,
+    AlreadyExists,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageError,
+    UnsafeStore,
+)
+from driftline.storage.objects.backend import ObjectInfo
+
+TEMPORARY_PREFIX = ".tmp-"
+LOCK_NAME = ".lock"
+LOCK_TIMEOUT_SECONDS = 30.0
+LOCK_POLL_SECONDS = 0.005
+DIRECTORY_ATTEMPTS = 20
+MTIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
+
+_NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
+_NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NOT_AN_OBJECT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+class LocalDisk:
+    """The objects below one directory.
+
+    A version is ``mtime-inode-size``. A replacement always gets a later mtime than what it replaces, under the lock, so
+    that neither a reused inode nor a coarse clock can bring a version back; a hash would cost a read of every listed
+    file. Deleted names must not be reused with other content (DESIGN: immutable, uniquely named files).
+    """
+
+    lance_options: dict[str, str] | None = None
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def lance_uri(self, path: str) -> str:
+        return self._absolute(path)
+
+    def get(self, path: str) -> tuple[bytes, str]:
+        with self._reported("read", path), open(self._absolute(path), "rb") as file:
+            return file.read(), _version(os.fstat(file.fileno()))
+
+    def open_input(self, path: str) -> pa.NativeFile:
+        with self._reported("read", path):
+            return pa.OSFile(self._absolute(path))
+
+    def head(self, path: str) -> ObjectInfo | None:
+        with self._reported("look up", path):
+            try:
+                status = os.stat(self._absolute(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            return _info(path, status) if stat.S_ISREG(status.st_mode) else None
+
+    def create(self, path: str, data: bytes) -> str:
+        target = self._absolute(path)
+        with self._reported("write", path):
+            if os.path.lexists(target):  # saves the write; the link below decides
+                raise AlreadyExists("The object exists already", target)
+            with self._temporary(target, data) as temporary:
+                version = _version(os.stat(temporary))
+                try:
+                    os.link(temporary, target)
+                except FileExistsError:
+                    raise AlreadyExists("The object exists already", target) from None
+                except OSError as error:
+                    if error.errno not in _NO_HARD_LINKS:
+                        raise
+                    self._rename_new(temporary, target)
+            _sync_directory(os.path.dirname(target))
+            return version
+
+    def replace(self, path: str, data: bytes, version: str) -> str:
+        target = self._absolute(path)
+        with self._reported("replace", path), self._locked():
+            try:
+                current = os.stat(target)
+            except FileNotFoundError:
+                raise PreconditionFailed("The object to replace is gone", target) from None
+            if _version(current) != version:
+                raise PreconditionFailed("The object has changed meanwhile", target)
+            with self._temporary(target, data) as temporary:
+                _make_later(temporary, current.st_mtime_ns)
+                new_version = _version(os.stat(temporary))
+                os.replace(temporary, target)
+            _sync_directory(os.path.dirname(target))
+            return new_version
+
+    def walk(self, prefix: str, *, recursive: bool) -> Iterator[ObjectInfo]:
+        pending = [prefix]
+        while pending:
+            directory = pending.pop()
+            for entry in self._entries(directory):
+                path = f"{directory}/{entry.name}" if directory else entry.name
+                if recursive and entry.is_dir(follow_symlinks=False):
+                    pending.append(path)
+                elif entry.is_file(follow_symlinks=False) and path != LOCK_NAME:
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:  # deleted since its directory was read
+                        continue
+                    yield _info(path, status)
+
+    def directories(self, prefix: str) -> list[str]:
+        return [entry.name for entry in self._entries(prefix) if entry.is_dir(follow_symlinks=False)]
+
+    def delete(self, paths: Sequence[str]) -> None:
+        if not os.path.isdir(self._root):
+            return
+        directories = set()
+        with self._reported("lock", LOCK_NAME), self._locked():  # so that no replace of a deleted object can succeed
+            for path in paths:
+                target = self._absolute(path)
+                with self._reported("delete", path), contextlib.suppress(*_NOT_AN_OBJECT):
+                    os.unlink(target)
+                    directories.add(os.path.dirname(target))
+        for directory in directories:
+            self._remove_if_empty(directory)
+
+    def _absolute(self, path: str) -> str:
+        return os.path.join(self._root, path) if path else self._root
+
+    def _entries(self, directory: str) -> list[os.DirEntry[str]]:
+        with self._reported("list", directory):
+            try:
+                with os.scandir(self._absolute(directory)) as entries:
+                    return list(entries)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def _remove_if_empty(self, directory: str) -> None:
+        # A concurrent create may lose its directory before its temporary file is in it: it makes the directory again.
+        while directory != self._root:
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                pass
+            except OSError:  # not empty, or not ours to remove: an empty directory harms nobody
+                return
+            directory = os.path.dirname(directory)
+
+    @contextlib.contextmanager
+    def _temporary(self, target: str, data: bytes) -> Iterator[str]:
+        """The path of a synced file with ``data`` beside ``target``; removed at the end if it is still there."""
+        directory = os.path.dirname(target)
+        temporary = os.path.join(directory, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+        descriptor = _open_new(directory, temporary)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield temporary
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+    def _rename_new(self, temporary: str, target: str) -> None:
+        """Create-only where the file system has no hard links: every creator there comes this way, under the lock."""
+        with self._locked():
+            if os.path.lexists(target):
+                raise AlreadyExists("The object exists already", target)
+            os.rename(temporary, target)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        from filelock import FileLock, Timeout  # which readers never need
+
+        path = os.path.join(self._root, LOCK_NAME)
+        # A soft lock would outlive a killed process; a new FileLock for each use keeps threads apart, too.
+        lock = FileLock(path, timeout=LOCK_TIMEOUT_SECONDS, poll_interval=LOCK_POLL_SECONDS, fallback_to_soft=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise StorageError(
+                f"The workspace was locked for {LOCK_TIMEOUT_SECONDS:.0f} s", path, "Look for a process that hangs."
+            ) from None
+        except FileNotFoundError:
+            raise PreconditionFailed("The workspace is gone", self._root) from None
+        except (OSError, NotImplementedError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise
+            raise UnsafeStore(
+                "This file system has no file locks", self._root, "Put the workspace on another disk or in a bucket."
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def _reported(self, action: str, path: str) -> Iterator[None]:
+        where = self._absolute(path)
+        try:
+            yield
+        except _NOT_AN_OBJECT as error:
+            if action == "read":
+                raise ObjectNotFound("There is no such object", where) from error
+            raise StorageError(f"Could not {action} a file ({error.strerror})", where) from error
+        except OSError as error:
+            if error.errno in _NO_PERMISSION:
+                raise AccessDenied(
+                    f"No permission to {action} a file ({error.strerror})", where, "Check its owner and mode."
+                ) from error
+            fix = "Free some space and run again." if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise StorageError(f"Could not {action} a file ({error.strerror})", where, fix) from error
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
+
+
+def _info(path: str, status: os.stat_result) -> ObjectInfo:
+    modified = datetime.fromtimestamp(status.st_mtime_ns / 1e9, UTC)
+    return ObjectInfo(path, status.st_size, modified, _version(status))
+
+
+def _make_later(path: str, than_ns: int) -> None:
+    """Give ``path`` an mtime after ``than_ns``, by the smallest step that the file system can keep."""
+    for step in MTIME_STEPS_NS:
+        if os.stat(path).st_mtime_ns > than_ns:
+            return
+        os.utime(path, ns=(than_ns + step, than_ns + step))
+
+
+def _open_new(directory: str, path: str) -> int:
+    for _ in range(DIRECTORY_ATTEMPTS):
+        try:
+            _make_directories(directory)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        except FileNotFoundError:  # a concurrent delete found the directory empty and removed it
+            continue
+    raise StorageError("The directory disappears again and again", directory, "Look for a process that removes it.")
+
+
+def _make_directories(directory: str) -> None:
+    if os.path.isdir(directory):
+        return
+    parent = os.path.dirname(directory)
+    _make_directories(parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory)
+    _sync_directory(parent)
+
+
+def _sync_directory(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,244 @@
+"""The objects of a workspace, wherever it lies: conditional writes, reads, listings, deletion."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from driftline.storage.errors import (
+    AlreadyExists,
+    PreconditionFailed,
+    StorageError,
+    UnknownScheme,
+    UnsafeStore,
+    UsageError,
+)
+from driftline.storage.objects.backend import Backend, ObjectInfo
+from driftline.storage.objects.buffer_cache import KeptBuffers
+from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
+
+__all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
+
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Of immutable objects in a bucket, by each open store: the deltas of many commits."""
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
+_ABFS_HOST = re.compile(r"(?P<container>[^@]+)@(?P<account>[^.]+)\.(?:dfs|blob)\.core\.windows\.net")
+_USE_ANOTHER_STORE = "Keep the workspace in a store that honours If-None-Match and If-Match, or on a local disk."
+
+
+class ObjectStore:
+    """The objects of one workspace; paths are relative to it, with ``/``.
+
+    Errors name the operation and the object and never hold credentials. Instances pickle as their URI and the storage
+    options given, so credentials from the environment do not travel.
+    """
+
+    def __init__(self, uri: str, backend: Backend, storage_options: Mapping[str, str]) -> None:
+        self.uri = uri
+        self._backend = backend
+        self._storage_options = dict(storage_options)
+        self._kept = KeptBuffers(0 if self.is_local else MAX_KEPT_BYTES)
+
+    @classmethod
+    def open(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> ObjectStore:
+        """The store at a path, ``file://``, ``memory://``, ``s3://``, ``gs://``, ``az://`` or ``abfs[s]://`` URI.
+
+        Nothing is contacted or created. ``memory://`` is a new private temporary directory, removed at exit. Raises
+        UnknownScheme, and UsageError for a URI without a bucket, with credentials, or with an unknown option.
+        """
+        options = dict(storage_options or {})
+        found = _SCHEME.match(uri)
+        scheme = found[1].lower() if found else "file"
+        match scheme:
+            case "memory":
+                root = _private_directory()
+                return cls(root, LocalDisk(root), {})
+            case "file":
+                path = unquote(urlsplit(uri).path) if found else os.path.expanduser(uri)
+                if not path:
+                    raise UsageError("A workspace needs a path", repr(uri))
+                root = os.path.abspath(path)
+                return cls(root, LocalDisk(root), {})
+            case "s3" | "gs" | "az" | "abfs" | "abfss":
+                name, _, prefix = uri[len(scheme) + 3 :].partition("/")
+                if scheme.startswith("abfs"):
+                    scheme = "az"
+                    if host := _ABFS_HOST.fullmatch(name):
+                        name = host["container"]
+                        options.setdefault("azure_storage_account_name", host["account"])
+                if "@" in name or ":" in name:
+                    raise UsageError(
+                        "Credentials do not belong in a URI", f"{scheme}://…", "Use storage options or the environment."
+                    )
+                prefix = "/".join(part for part in prefix.split("/") if part)
+                if not name:
+                    raise UsageError("The URI names no bucket", uri, f"Write {scheme}://bucket/prefix.")
+                if prefix:
+                    _checked(prefix)
+                from driftline.storage.objects.bucket import Bucket  # a local workspace need not load obstore
+
+                location = f"{scheme}://{name}/{prefix}".rstrip("/")
+                return cls(location, Bucket(scheme, name, prefix, options), options)
+        raise UnknownScheme(
+            f"No workspace can lie at {scheme}://", uri.rpartition("@")[2], "Use a path, or s3://, gs://, az://."
+        )
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self._backend, LocalDisk)
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """The options given when the store was opened; sources beside it are opened with them, too."""
+        return dict(self._storage_options)
+
+    @property
+    def lance_options(self) -> dict[str, str] | None:
+        """Storage options in Lance's spelling, with timeouts; None for a local disk. They may hold credentials."""
+        options = self._backend.lance_options
+        return dict(options) if options is not None else None
+
+    def lance_uri(self, path: str) -> str:
+        """Where Lance finds ``path``: an absolute local path, or a percent-encoded bucket URI."""
+        return self._backend.lance_uri(_checked(path))
+
+    def get(self, path: str) -> bytes:
+        """The bytes of an object. Raises ObjectNotFound."""
+        return self.get_versioned(path)[0]
+
+    def get_versioned(self, path: str) -> tuple[bytes, str]:
+        """The bytes of an object and the version that ``replace`` wants. Raises ObjectNotFound."""
+        return self._backend.get(_checked(path))
+
+    def open_input(self, path: str, *, immutable: bool = False) -> pa.NativeFile:
+        """A seekable file; of a large object in a bucket only what is read is fetched. Raises ObjectNotFound.
+
+        What is ``immutable`` and not large is fetched from a bucket once, and then kept for later calls.
+        """
+        kept = self._kept.get(path) if immutable else None
+        if kept is not None:
+            return pa.BufferReader(kept)
+        found = self._backend.open_input(_checked(path))
+        if immutable and isinstance(found, pa.BufferReader):
+            self._kept.keep(path, found.read_buffer())
+            found.seek(0)
+        return found
+
+    def head(self, path: str) -> ObjectInfo | None:
+        """What is known of an object without reading it; None also in a missing bucket, where ``get`` raises."""
+        return self._backend.head(_checked(path))
+
+    def create(self, path: str, data: bytes) -> str:
+        """Write an object that must not exist yet, durably, and return its version. Raises AlreadyExists.
+
+        An object that holds exactly ``data`` counts as written by this call, because the acknowledgement of our own
+        write may have been lost. Whoever needs one winner among equals puts something unique into the bytes.
+        """
+        try:
+            return self._backend.create(_checked(path), data)
+        except StorageError as error:
+            return self._version_if_written(path, data, error)
+
+    def replace(self, path: str, data: bytes, version: str) -> str:
+        """Replace an object that still has ``version``, durably, and return its new version.
+
+        Raises PreconditionFailed when it has changed or is missing; equal bytes count as written, as in ``create``.
+        """
+        try:
+            return self._backend.replace(_checked(path), data, version)
+        except StorageError as error:
+            return self._version_if_written(path, data, error)
+
+    def list(self, prefix: str = "", *, recursive: bool = True, temporary: bool = False) -> Iterator[ObjectInfo]:
+        """The objects below a directory, in no order, without unfinished temporary files.
+
+        A failure part-way raises, so a listing that ends is complete. Only a cleanup asks for ``temporary`` files, too.
+        """
+        for info in self._backend.walk(_checked_prefix(prefix), recursive=recursive):
+            if temporary or not info.path.rpartition("/")[2].startswith(TEMPORARY_PREFIX):
+                yield info
+
+    def list_dirs(self, prefix: str = "") -> builtins.list[str]:
+        """The names of the directories directly below a directory, sorted."""
+        return sorted(self._backend.directories(_checked_prefix(prefix)))
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Delete objects; missing ones are fine. On a local disk directories that this leaves empty go, too."""
+        self._backend.delete([_checked(path) for path in paths])
+
+    def probe_conditional_writes(self) -> None:
+        """Write, and delete again, a small object to see that conditions are honoured.
+
+        Raises UnsafeStore when they are not, AccessDenied when writing is not allowed.
+        """
+        path = f"{TEMPORARY_PREFIX}probe-{uuid.uuid4().hex}"
+        first = self.create(path, b"first")
+        try:
+            try:
+                self.create(path, b"second")
+                raise UnsafeStore("The store overwrites what must only be created", self.uri, _USE_ANOTHER_STORE)
+            except AlreadyExists:
+                pass
+            try:
+                self.replace(path, b"third", first)
+            except PreconditionFailed:
+                raise UnsafeStore("The store does not know its own versions", self.uri, _USE_ANOTHER_STORE) from None
+            try:
+                self.replace(path, b"fourth", first)
+                raise UnsafeStore("The store replaces objects that have changed", self.uri, _USE_ANOTHER_STORE)
+            except PreconditionFailed:
+                pass
+        finally:
+            self.delete([path])
+
+    def _version_if_written(self, path: str, data: bytes, error: StorageError) -> str:
+        """After a refusal or an unknown outcome: the version of our own bytes if they are there, else ``error``."""
+        try:
+            found, version = self._backend.get(path)
+        except StorageError:
+            raise error from None
+        if found != data:
+            raise error
+        return version
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ObjectStore.open, (self.uri, self._storage_options)
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.uri!r})"
+
+
+def _checked(path: str) -> str:
+    if not path or _FORBIDDEN.search(path) or any(part in ("", ".", "..") for part in path.split("/")):
+        raise UsageError(
+            "A path in a workspace is relative, without '.', '..', backslashes and control characters", repr(path)
+        )
+    return path
+
+
+def _checked_prefix(prefix: str) -> str:
+    prefix = prefix.rstrip("/")
+    return _checked(prefix) if prefix else ""
+
+
+def _private_directory() -> str:
+    root = tempfile.mkdtemp(prefix="driftline-memory-")
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # a forked child ends earlier than the owner
+            shutil.rmtree(root, ignore_errors=True)
+
+    atexit.register(remove)
+    return root

@@ -1,0 +1,73 @@
+"""The run ledger: what each run did, one JSON file a run, never changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.workspace import FORMAT_VERSION, read_record
+
+_RUN = re.compile(r"([0-9A-HJKMNP-TV-Z]{26})\.json")
+
+
+class RunRecord(BaseModel):
+    """One execution. ``report`` is its JSON report, with every file that was skipped and why."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    run_id: str
+    kind: str
+    started: str
+    seconds: float
+    outcome: str
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The ledgers of one tenant."""
+
+    objects: ObjectStore
+    tenant: Entity
+
+    def record(self, run: RunRecord) -> None:
+        """Write the ledger of a finished run."""
+        self.objects.create(f"{self._directory}/{run.run_id}.json", run.model_dump_json(indent=1).encode())
+
+    def get(self, run_id: str) -> RunRecord | None:
+        """The ledger of a run, or None."""
+        return read_record(self.objects, f"{self._directory}/{run_id}.json", RunRecord)
+
+    def revision(self, run_id: str, entity: Entity) -> int:
+        """The ``rev`` up to which a run knew ``entity``: ``as_of`` for its manifest. Raises UsageError."""
+        run = self.get(run_id)
+        sources = run.report.get("sources", []) if run is not None else []
+        found = [source["revision"] for source in sources if source["entity"] == str(entity)]
+        if not found:
+            raise UsageError(f"No run {run_id} has indexed this source", str(entity), "Look into its _runs folder.")
+        return int(found[0])
+
+    def last(self) -> RunRecord | None:
+        """The newest run, by the time at which it started."""
+        return next(self.newest_first(), None)
+
+    def ids(self) -> list[str]:
+        """The ids of all runs, newest first."""
+        names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self._directory, recursive=False))
+        return sorted((match[1] for match in map(_RUN.fullmatch, names) if match), reverse=True)
+
+    def newest_first(self) -> Iterator[RunRecord]:
+        """The runs, each read when it is asked for."""
+        return (run for run in map(self.get, self.ids()) if run is not None)
+
+    @property
+    def _directory(self) -> str:
+        return f"{self.tenant.directory}/_runs"

@@ -1,0 +1,129 @@
+"""What git says of commits: which one is checked out, and which paths differ between two of them or from the disk.
+
+Two trees are compared, not histories: a force-push, another branch and a merge are all the same to it. Where git
+cannot tell all that differs, ``Changes.paths`` is None, which means: look at everything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from driftline.tasks.git.work_tree import WorkTree, finish_git, run_git, start_git
+from driftline.tasks.scanning.ignore import IGNORE_FILES
+
+MAX_CHANGED_PATHS = 20_000
+"""Looking at more paths one by one is no quicker than a scan."""
+
+_RULING = frozenset({*IGNORE_FILES, ".gitattributes"})
+"""Files that decide about other files: which are scanned, and how git writes them to the disk."""
+_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_SUBMODULE = b"160000"
+_PLAIN_ENTRY, _SUBMODULE_ENTRY = b"\0H 1", b"\0H 160000"
+"""How entries begin in a list of tracked files. Others have a flag or a conflict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The commit that is checked out. ``branch`` is None on a detached head."""
+
+    id: str
+    committed: datetime
+    branch: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Paths that differ, relative to the source, sorted; None means that all must be looked at, ``why`` says why."""
+
+    paths: tuple[str, ...] | None
+    why: str = ""
+
+
+def head(root: str) -> Commit | None:
+    """The commit checked out in the work tree that ``root`` lies in; None without git, or before a first commit."""
+    answer = run_git(root, "rev-list", "--max-count=1", "--timestamp", "HEAD")
+    if not answer:
+        return None
+    seconds, commit = answer.decode().split()
+    branch = run_git(root, "symbolic-ref", "--quiet", "--short", "HEAD")
+    name = branch.decode("utf-8", "replace").strip() if branch else None
+    return Commit(commit, datetime.fromtimestamp(int(seconds), UTC), name)
+
+
+def commit_time(root: str, commit: str) -> datetime | None:
+    """When a commit was made; None if the clone does not hold it."""
+    answer = run_git(root, "rev-list", "--max-count=1", "--timestamp", commit) if _ID.fullmatch(commit) else None
+    return datetime.fromtimestamp(int(answer.split()[0]), UTC) if answer else None
+
+
+def is_ancestor(root: str, commit: str, later: str) -> bool:
+    """Whether ``later`` holds ``commit``, as far as the clone can tell."""
+    if not _ID.fullmatch(commit) or not _ID.fullmatch(later):
+        return False
+    return run_git(root, "merge-base", "--is-ancestor", commit, later) is not None
+
+
+def changes_between(tree: WorkTree, base: str, commit: str) -> Changes:
+    """What differs between the trees of two commits; a rename is a deletion and an addition."""
+    if not _ID.fullmatch(base):
+        return Changes(None, "the commit indexed last is unknown")
+    if run_git(tree.root, "cat-file", "-e", f"{base}^{{commit}}") is None:
+        return Changes(None, f"this clone does not hold {base[:12]}, the commit indexed last")
+    answer = run_git(tree.root, "diff-tree", "-r", "-z", "--raw", "--no-renames", base, commit)
+    if answer is None:
+        return Changes(None, f"git cannot compare with {base[:12]}, the commit indexed last")
+    fields = answer.split(b"\0")[:-1]
+    if any(_SUBMODULE in meta.split()[:2] for meta in (m.removeprefix(b":") for m in fields[::2])):
+        return Changes(None, "a submodule has changed")
+    return _within(tree, fields[1::2])
+
+
+def changes_on_disk(tree: WorkTree) -> Changes:
+    """What differs between the commit checked out and the disk: changed, deleted and untracked files."""
+    # Files that only this machine's own ignore file leaves out are indexed, and have to be seen here.
+    command = ("-c", "core.excludesFile=/dev/null", "status", "--porcelain=v1", "-z", "--no-renames")
+    looking = start_git(tree.top, *command, "--untracked-files=all")
+    entries = run_git(tree.top, "ls-files", "--stage", "-v", "-z")
+    status = finish_git(looking)
+    if entries is None:
+        return Changes(None, "git cannot list the tracked files")
+    listed = b"\0" + entries
+    if listed.count(_PLAIN_ENTRY) < entries.count(b"\0") or _SUBMODULE_ENTRY in listed:
+        return Changes(None, "there are submodules, conflicts, or files that git is told not to look at")
+    if status is None:
+        return Changes(None, "git cannot tell what has changed on the disk")
+    return _within(tree, [entry[3:] for entry in status.split(b"\0")[:-1]])
+
+
+def union(first: Changes, second: Changes) -> Changes:
+    """What differs in either."""
+    if first.paths is None or second.paths is None:
+        return first if first.paths is None else second
+    paths = tuple(sorted({*first.paths, *second.paths}))
+    if len(paths) > MAX_CHANGED_PATHS:
+        return Changes(None, f"{len(paths):,} paths have changed")
+    return Changes(paths)
+
+
+def _within(tree: WorkTree, names: list[bytes]) -> Changes:
+    """``names``, relative to the top of the work tree, relative to the source, without those beside it."""
+    found: set[str] = set()
+    for name in map(os.fsdecode, names):
+        if name.endswith("/"):
+            return Changes(None, f"{name} is a repository of its own")
+        if name.rpartition("/")[2] in _RULING:
+            return Changes(None, f"{name} has changed")
+        if name.startswith(tree.prefix) and _is_unicode(name):  # others are never indexed
+            found.add(name[len(tree.prefix) :])
+    return Changes(tuple(sorted(found)))
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

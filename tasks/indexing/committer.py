@@ -1,0 +1,124 @@
+"""Commit batches of one source, and settle what a killed run left behind (DESIGN, "Index run", steps 1 and 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from driftline.storage.deltas.delta_index import ADD, REMOVE
+from driftline.storage.deltas.manifest import SCHEMA, BatchId, Documents, revision
+from driftline.storage.entities import Entity
+from driftline.storage.ids import derived_ulid
+from driftline.storage.leases.lease import Lease
+from driftline.storage.lines.table import LineTable
+from driftline.storage.workspace.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What one commit changes: manifest ``rows`` to add, ``removed`` paths, ``replaced`` paths, new ``fragments``.
+
+    The lines of ``replaced`` and of ``removed`` documents go.
+    """
+
+    rows: pa.Table
+    fragments: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @property
+    def touches_lines(self) -> bool:
+        return bool(self.fragments or self.replaced or self.removed)
+
+
+@dataclass(slots=True)
+class Committer:
+    """The one place that commits to a source, under its lease. ``batch`` counts its commits, from 1."""
+
+    workspace: Workspace
+    entity: Entity
+    lease: Lease
+    run_id: str
+    table: LineTable
+    dim: int
+    batch: int = 0
+    _documents: Documents = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._documents = self.workspace.documents(self.entity)
+
+    def commit(self, changes: Changes) -> None:
+        """Make ``changes`` visible, exactly once, whatever is retried or interrupted.
+
+        First the manifest's delta under a staged name, then one transaction of the table, then the
+        delta: whichever step is the last one to happen, the next run can tell what to do.
+        """
+        self.batch += 1
+        batch = BatchId(self.run_id, self.batch)
+        rows = self._delta(changes)
+        self.lease.check()
+        if not changes.touches_lines:
+            self._documents.append(derived_ulid(batch.run_id, batch.batch), rows)
+            return
+        self.table.create(self.dim)
+        data = self._documents.stage(batch, rows)
+        gone = (*changes.replaced, *changes.removed)
+        self.table.commit(self.entity, self.lease.token, batch, gone, changes.fragments)
+        self._documents.publish_staged(batch, data)
+
+    def remove_lines(self, paths: Sequence[str]) -> None:
+        """Remove the lines of documents that the manifest does not hold, and so does not lose."""
+        self.batch += 1
+        self.lease.check()
+        self.table.commit(self.entity, self.lease.token, BatchId(self.run_id, self.batch), paths, ())
+
+    def _delta(self, changes: Changes) -> pa.Table:
+        rev, now = revision(self.lease.token, self.batch), datetime.now(UTC)
+        paths = pa.table({"path": pa.array(changes.removed, pa.string())})
+        return pa.concat_tables(
+            [
+                self._documents.changes(ADD, rev, changes.rows.select(SCHEMA.names), now=now),
+                self._documents.changes(REMOVE, rev, paths, now=now),
+            ]
+        )
+
+
+def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
+    """Finish or forget the commits that earlier runs left staged, and fence those runs off; returns those finished.
+
+    A staged delta is published if the table holds its batch, and dropped if not. A holder that
+    released its lease commits no more, so only one that was taken over has to be fenced.
+    """
+    done, dead = finish_staged(workspace, entity, lease)
+    workspace.documents(entity).discard_staged(dead)
+    return done
+
+
+def finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
+    """As ``settle``, but drops nothing: ``(how many it finished, those that nobody can commit any more)``."""
+    try:
+        return _finish_staged(workspace, entity, lease)
+    except BaseException:
+        if lease.taken_over:
+            lease.abandon()  # who was taken over may not be fenced off yet: the next holder has to know
+        raise
+
+
+def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
+    documents = workspace.documents(entity)
+    staged = documents.staged()
+    if not staged and not lease.taken_over:
+        return 0, []
+    if workspace.config.dim is not None:
+        workspace.lines(entity).create(workspace.config.dim)  # without a table there is no row to fence with
+    # A run that died before its first commit leaves a folder with fragments and no table.
+    tables = [table for table in workspace.line_tables(entity) if table.exists()]
+    ledgers = [table.fence(entity, lease.token) for table in tables]
+    staged = documents.staged()  # again: the older holder may have committed until it was fenced
+    done = [batch for batch in staged if any(ledger.holds(batch) for ledger in ledgers)]
+    for batch in done:
+        documents.publish_staged(batch)
+    return len(done), [batch for batch in staged if batch not in done]

@@ -1,0 +1,108 @@
+"""The lines of one source by hand, for programs that make their own text or embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from driftline.storage.deltas import manifest
+from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
+from driftline.storage.ids import new_ulid
+from driftline.storage.leases.lease import acquire
+from driftline.storage.lines.queries import LineFilter, nearest_lines
+from driftline.storage.model import DocMeta, LineEmbedding
+from driftline.storage.workspace.workspace import SourceRecord, Workspace, lease_path
+from driftline.tasks.indexing.committer import Changes, Committer, settle
+from driftline.tasks.indexing.rows import line_rows
+
+
+class LineStore:
+    """The lines of one source. Writes take the source's lease and are atomic; reading needs read access only."""
+
+    def __init__(self, workspace: Workspace, entity: str) -> None:
+        self.workspace = workspace
+        self.entity = Entity.parse(entity, workspace.config.hierarchy)
+
+    def upsert_line_embeddings(
+        self, lines: Sequence[LineEmbedding], documents: Sequence[DocMeta] = (), *, wait_seconds: float = 0.0
+    ) -> int:
+        """Replace all lines of the documents that ``lines`` belong to; returns how many lines were written.
+
+        ``documents`` tell more of them; one that is not among them is recorded without size and time,
+        so that the next index run compares it with its file. Raises UsageError for vectors of another
+        dimension than the workspace's, LeaseHeld while a run works on the source.
+        """
+        dim, fingerprint = self._embedding()
+        paths = sorted({line.path for line in lines} | {document.path for document in documents})
+        given = {document.path: document for document in documents}
+        lines = sorted(lines, key=lambda line: (line.path, line.line_number))
+        row_of = {path: row for row, path in enumerate(paths)}
+        counts = np.bincount([row_of[line.path] for line in lines], minlength=len(paths))
+        metas = [
+            DocMeta(
+                path, known.size_bytes, known.mtime_ns, known.etag, known.hash, fingerprint, int(count), racy=known.racy
+            )
+            for path, count in zip(paths, counts, strict=True)
+            for known in [given.get(path, DocMeta(path, 0, 0, racy=True))]
+        ]
+        vectors = np.asarray([line.vector for line in lines], np.float32).reshape(len(lines), -1)
+        if lines and vectors.shape[1] != dim:
+            raise UsageError(f"Vectors have {vectors.shape[1]} dimensions, the workspace {dim}", str(self.entity))
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0).reshape(len(lines), dim)
+        rows = line_rows(
+            self.entity,
+            metas,
+            pa.array([row_of[line.path] for line in lines], pa.int32()),
+            pa.array([line.line_number for line in lines], pa.int32()),
+            pa.array([line.text for line in lines], pa.string()),
+            unit.astype(np.float16),
+        )
+        self._commit(Changes(manifest.to_table(metas), replaced=tuple(paths)), wait_seconds, rows)
+        return len(rows)
+
+    def delete_documents(self, paths: Sequence[str], *, wait_seconds: float = 0.0) -> int:
+        """Remove documents and their lines; returns how many there were. Unknown paths are fine."""
+        found = self.workspace.documents(self.entity).get(paths, columns=["path"])["path"].to_pylist()
+        if found:
+            self._commit(Changes(manifest.SCHEMA.empty_table(), removed=tuple(found)), wait_seconds)
+        return len(found)
+
+    def search_line_embeddings(
+        self,
+        query_vector: NDArray[np.float32],
+        paths: Sequence[str] | None = None,
+        top_k: int = 10,
+        max_distance: float | None = None,
+    ) -> pa.Table:
+        """The lines of this source nearest to ``query_vector``, ``(dim,) float32``, best first, with ``distance``.
+
+        ``paths`` limits the search to these documents; an empty one allows nothing.
+        """
+        where = LineFilter(entities=(self.entity,), paths=None if paths is None else tuple(paths))
+        return nearest_lines(self.workspace.lines(self.entity), query_vector, top_k, where, max_distance)
+
+    def _embedding(self) -> tuple[int, str]:
+        config = self.workspace.config
+        if config.dim is None or config.fingerprint is None:
+            raise UsageError(
+                "The workspace has no model yet", self.workspace.objects.uri, "Index a source first, or bind_model()."
+            )
+        return config.dim, config.fingerprint
+
+    def _commit(self, changes: Changes, wait_seconds: float, rows: pa.Table | None = None) -> None:
+        dim, _ = self._embedding()
+        workspace, run_id = self.workspace, new_ulid()
+        with acquire(workspace.objects, lease_path(self.entity), run_id, wait_seconds=wait_seconds) as lease:
+            settle(workspace, self.entity, lease)
+            if workspace.source(self.entity) is None:
+                workspace.bind_source(self.entity, SourceRecord(entity=str(self.entity), uri=f"upsert:{self.entity}"))
+            table = workspace.lines(self.entity)
+            if rows is not None and len(rows):  # under the lease, because a cleanup deletes what nobody holds
+                changes = replace(changes, fragments=tuple(table.write_fragments(rows)))
+            Committer(workspace, self.entity, lease, run_id, table, dim).commit(changes)

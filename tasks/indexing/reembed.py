@@ -1,0 +1,59 @@
+"""Let the table of a new embedding take over, once every source is complete in it (DESIGN, "Embedding")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pyarrow.compute as pc
+
+from driftline.storage.errors import LeaseHeld
+from driftline.storage.ids import new_ulid
+from driftline.storage.leases.lease import acquire
+from driftline.storage.workspace.workspace import Workspace, lease_path
+from driftline.tasks.embedding.context import ModelRef
+from driftline.tasks.indexing.committer import Committer, settle
+
+
+def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, tell: Callable[[str], None]) -> bool:
+    """Make ``model`` the current one if all documents of all sources carry its fingerprint; says what is missing.
+
+    Until then the old table serves. All sources are leased meanwhile, so that none of them moves back. Raises
+    FingerprintMismatch if a third model has become current meanwhile.
+    """
+    run_id = new_ulid()
+    missing = []
+    with ExitStack() as leases:
+        for entity, _ in workspace.sources():
+            try:
+                lease = leases.enter_context(acquire(workspace.objects, lease_path(entity), run_id))
+            except LeaseHeld as error:
+                tell(f"The old model serves until the next run with --reembed: {error.what}")
+                return False
+            settle(workspace, entity, lease)
+            manifest = workspace.documents(entity).read(columns=["fingerprint", "reason"])
+            documents = manifest.filter(pc.is_null(manifest["reason"]))
+            if pc.any(pc.not_equal(documents["fingerprint"], model.fingerprint)).as_py():
+                missing.append(str(entity))
+            table = workspace.lines(entity, model.fingerprint)
+            remove_strays(Committer(workspace, entity, lease, run_id, table, model.dim))
+        if missing:
+            tell(f"The old model serves until these sources are embedded anew, too: {', '.join(missing)}")
+            return False
+        workspace.bind_model(model.name, model.fingerprint, model.dim, instead_of=replaces)
+    return True
+
+
+def remove_strays(committer: Committer) -> int:
+    """Remove the lines of documents that the manifest does not know; returns how many such documents there were.
+
+    Of two tables of one tenant a run writes only one, so the other keeps the lines of what is deleted meanwhile.
+    """
+    if not committer.table.exists():
+        return 0
+    manifest = committer.workspace.documents(committer.entity).read(columns=["path", "reason"])
+    indexed = manifest.filter(pc.is_null(manifest["reason"]))["path"].to_pylist()
+    strays = committer.table.paths(committer.entity).difference(indexed)
+    if strays:
+        committer.remove_lines(sorted(strays))
+    return len(strays)

@@ -1,0 +1,58 @@
+"""Mend what a verification has found, so that an index run can put it right (DESIGN, "Verification")."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence, Set
+
+from driftline.storage.deltas.manifest import SCHEMA
+from driftline.storage.entities import Entity
+from driftline.storage.errors import ObjectNotFound
+from driftline.storage.leases.lease import acquire
+from driftline.storage.lines.indexes import drop, maintain
+from driftline.storage.workspace.workspace import Workspace, lease_path
+from driftline.tasks.indexing.committer import Changes, Committer, settle
+
+DAMAGED_PREFIX = "_damaged_"
+
+
+def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
+    """Rename a damaged base or delta of ``entity``, so that the rest of the manifest can be read. Raises LeaseHeld.
+
+    Documents that it told of are then found by their lines, or by the next index run.
+    """
+    directory, _, name = path.rpartition("/")
+    if directory != entity.directory or not name.startswith("_index"):
+        return False
+    objects = workspace.objects
+    with acquire(objects, lease_path(entity), run_id), contextlib.suppress(ObjectNotFound):
+        objects.create(f"{directory}/{DAMAGED_PREFIX}{run_id}_{name}", objects.get(path))
+        objects.delete([path])
+        return True
+    return False
+
+
+def mend_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
+    """Settle ``entity``, and take the documents ``paths`` out of each table, by fingerprint. Raises LeaseHeld.
+
+    A table without documents to take out gets its ledger row renewed, so that there is one.
+    """
+    with acquire(workspace.objects, lease_path(entity), run_id) as lease:
+        settle(workspace, entity, lease)
+        batch = 0
+        for fingerprint, names in sorted(paths.items()):
+            table = workspace.lines(entity, fingerprint)
+            if not names:
+                table.fence(entity, lease.token)
+                continue
+            committer = Committer(workspace, entity, lease, run_id, table, workspace.config.dim or 0, batch=batch)
+            committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(sorted(names))))
+            batch = committer.batch
+
+
+def mend_indexes(workspace: Workspace, tenant: Entity, names: Sequence[str], run_id: str) -> None:
+    """Build the search indexes ``names`` of the table that serves anew. Raises LeaseHeld."""
+    with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
+        table = workspace.lines(tenant)
+        drop(table, names)
+        maintain(table)

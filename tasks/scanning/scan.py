@@ -1,0 +1,209 @@
+"""Scan a part of a source: list it, and compare it with its slice of the manifest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.model import SkipReason
+from driftline.storage.sources.source import FileInfo, Source
+from driftline.tasks.git.work_tree import clean_blobs, find_work_tree
+from driftline.tasks.scanning.diff import SKIPPED_SCHEMA, Diff, diff
+from driftline.tasks.scanning.ignore import Matcher, Rules
+from driftline.tasks.scanning.walk import Listing, Subtree, Walk, above_and_self
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 4 * 1024 * 1024
+_SUBTREES_PER_PARTITION = 4
+"""More parts than partitions, so that partitions come out about equal."""
+_MAX_PLAN_DEPTH = 4
+_MOST_FOLDERS_PER_PARTITION = 16
+"""In a bucket: each folder listed by itself is a request at least, where one listing of all has pages of 1,000."""
+
+ReadManifest = Callable[[Sequence[str]], pa.Table]
+"""Gives the manifest rows (MANIFEST_SCHEMA) of paths below any of the prefixes; more rows do no harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSpec:
+    """What to scan and how; picklable."""
+
+    source: Source
+    fingerprint: str
+    subtrees: tuple[Subtree, ...] = (Subtree(),)
+    rules: Rules = field(default_factory=Rules)
+    max_file_bytes: int = MAX_FILE_BYTES
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """What a scan found.
+
+    ``skipped`` (SKIPPED_SCHEMA): every file left out now, or unchanged since it was found unfit; ignored
+    folders are named once, with a trailing slash. ``listed`` counts the files compared. ``complete`` is False
+    if folders could not be read: they are in ``skipped``, and ``diff.deleted`` holds nothing of them.
+    """
+
+    diff: Diff
+    skipped: pa.Table
+    listed: int
+    complete: bool
+
+
+def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[tuple[Subtree, ...]]:
+    """About ``n`` disjoint parts that cover the source, folders that do not exist yet included.
+
+    A bucket is taken apart only while that costs few requests.
+    """
+    if n <= 1:
+        return [(Subtree(),)]
+    subfolders = _subfolders(source, rules or Rules())
+    whole, split = [""], list[Subtree]()
+    for _ in range(_MAX_PLAN_DEPTH):
+        if len(whole) >= n * _SUBTREES_PER_PARTITION:
+            break
+        below: dict[str, list[str]] = {}
+        found = subfolders(whole)
+        if not source.is_local and not 0 < len(found) <= n * _MOST_FOLDERS_PER_PARTITION:
+            break
+        for folder in sorted(found):
+            below.setdefault(folder[: folder.rindex("/", 0, -1) + 1] if "/" in folder[:-1] else "", []).append(folder)
+        deeper: list[str] = []
+        for prefix in whole:
+            children = tuple(below.get(prefix, ()))
+            split.append(Subtree(prefix, children))
+            deeper.extend(children)
+        whole = deeper
+    subtrees = [*split, *map(Subtree, whole)]
+    return [part for part in (tuple(subtrees[i::n]) for i in range(n)) if part]
+
+
+def scan(spec: ScanSpec, read_manifest: ReadManifest, *, now_ns: int) -> ScanResult:
+    """List the subtrees of ``spec`` and compare them. Raises StorageError if the listing fails."""
+    listing = _list_local(spec) if spec.source.is_local else _list_remote(spec)
+    manifest = read_manifest([subtree.prefix for subtree in spec.subtrees])
+    if spec.subtrees != (Subtree(),):
+        manifest = manifest.filter(pa.array(_covered(manifest["path"], spec.subtrees)))
+    return _compare(spec, listing, manifest, now_ns)
+
+
+def scan_paths(spec: ScanSpec, paths: Sequence[str], read_manifest: ReadManifest, *, now_ns: int) -> ScanResult:
+    """As ``scan``, for these files only; a path that is no file (any more) counts as deleted if the manifest has it."""
+    wanted = sorted({path for path in paths if path and not path.endswith("/")})
+    if spec.source.is_local:
+        listing = _list_local(spec, wanted)
+    else:
+        listing = Listing()
+        _add_remote(listing, spec, [info for info in map(spec.source.stat, wanted) if info is not None])
+    manifest = read_manifest(wanted)
+    manifest = manifest.filter(pc.is_in(manifest["path"], pa.array(wanted, pa.string())))
+    return _compare(spec, listing, manifest, now_ns)
+
+
+def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) -> ScanResult:
+    table = listing.table()
+    large = pc.greater(table["size_bytes"], spec.max_file_bytes)
+    listing.skip(SkipReason.TOO_LARGE, *table.filter(large)["path"].to_pylist())
+    table = table.filter(pc.invert(large))
+    if listing.unread and len(manifest):
+        unread = tuple(Subtree(folder) for folder in listing.unread)
+        manifest = manifest.filter(pa.array(~_covered(manifest["path"], unread)))
+    result = diff(table, manifest, spec.fingerprint, now_ns=now_ns, full=spec.full)
+    skipped = pa.concat_tables([listing.skipped_table(), result.skipped]).cast(SKIPPED_SCHEMA)
+    return ScanResult(result, skipped.sort_by("path"), len(table), not listing.unread)
+
+
+def _covered(paths: pa.ChunkedArray, subtrees: Sequence[Subtree]) -> NDArray[np.bool_]:
+    covered = np.zeros(len(paths), dtype=bool)
+    for subtree in subtrees:
+        below = pc.starts_with(paths, subtree.prefix)
+        if subtree.without:
+            rest = pc.utf8_slice_codeunits(paths, len(subtree.prefix))
+            slash = pc.find_substring(rest, "/")
+            first = pc.list_element(pc.split_pattern(rest, "/", max_splits=1), 0)
+            names = [folder[len(subtree.prefix) : -1] for folder in subtree.without]
+            elsewhere = pc.and_(pc.greater_equal(slash, 0), pc.is_in(first, pa.array(names, pa.string())))
+            below = pc.and_not(below, elsewhere)
+        covered |= np.asarray(below.to_numpy(), dtype=bool)
+    return covered
+
+
+def _list_local(spec: ScanSpec, paths: Sequence[str] | None = None) -> Listing:
+    work_tree = find_work_tree(spec.source.uri)
+    walk = Walk(spec.source.uri, spec.rules, work_tree, None if paths is None else above_and_self(paths))
+    listing = walk.run(spec.subtrees if paths is None else (Subtree(),))
+    if work_tree is not None and listing.paths:
+        # After the walk: see clean_blobs.
+        prefixes = [subtree.prefix for subtree in spec.subtrees] if paths is None else paths
+        blobs = clean_blobs(work_tree, prefixes)
+        rows = pc.index_in(pa.array(listing.paths, pa.string()).cast(pa.binary()), value_set=blobs["path"])
+        etags = blobs["etag"].combine_chunks().cast(pa.string()).take(rows)
+        listing.etags = pc.fill_null(etags, "").to_pylist()
+    return listing
+
+
+def _list_remote(spec: ScanSpec) -> Listing:
+    listing = Listing()
+    source = spec.source
+    for subtree in spec.subtrees:
+        if not subtree.without:
+            _add_remote(listing, spec, source.list(subtree.prefix, recursive=True))
+            continue
+        folders, files = source.list_top(subtree.prefix)
+        _add_remote(listing, spec, files)
+        for folder in set(folders).difference(subtree.without):
+            if _is_plain(folder):
+                _add_remote(listing, spec, source.list(folder, recursive=True))
+            else:
+                listing.skip(SkipReason.BAD_NAME, folder)
+    return listing
+
+
+def _add_remote(listing: Listing, spec: ScanSpec, found: Iterable[FileInfo]) -> None:
+    files = []
+    for info in found:
+        if _is_plain(info.path):
+            files.append(info)
+        else:
+            listing.skip(SkipReason.BAD_NAME, info.path)
+    matcher = Matcher(spec.rules)
+    paths = pa.array([info.path for info in files], pa.string())
+    secret, excluded = matcher.secret(paths), matcher.excluded(paths)
+    listing.skip(SkipReason.SECRET, *(files[i].path for i in np.flatnonzero(secret)))
+    listing.skip(SkipReason.EXCLUDED, *(files[i].path for i in np.flatnonzero(excluded & ~secret)))
+    kept = [files[i] for i in np.flatnonzero(~excluded & ~secret)]
+    listing.paths.extend(info.path for info in kept)
+    listing.sizes.extend(info.size_bytes for info in kept)
+    listing.mtimes.extend(info.mtime_ns for info in kept)
+    listing.etags.extend(info.etag for info in kept)
+
+
+def _is_plain(key: str) -> bool:
+    """Whether a key is a path that reads back as itself, and stays inside the source."""
+    parts = key.removesuffix("/").split("/")
+    return not any(part in ("", ".", "..") for part in parts) and "?versionId=" not in key and "\0" not in key
+
+
+def _subfolders(source: Source, rules: Rules) -> Callable[[Sequence[str]], list[str]]:
+    if source.is_local:
+        return Walk(source.uri, rules, find_work_tree(source.uri)).subfolders
+    return lambda prefixes: _subfolders_remote(source, prefixes)
+
+
+def _subfolders_remote(source: Source, prefixes: Sequence[str]) -> list[str]:
+    """The folders directly in any of ``prefixes``; none where a listing has more than one page."""
+    found: list[str] = []
+    for prefix in prefixes:
+        folders, _, complete = source.first_look(prefix)
+        if not complete:
+            return []
+        found += filter(_is_plain, folders)
+    return found

@@ -1,0 +1,63 @@
+"""A run that looks only at what git says has changed since the commit that was indexed last."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Self
+
+from driftline.storage.workspace.workspace import IndexedCommit
+from driftline.tasks.git.commits import Changes, Commit, changes_between, changes_on_disk, head, union
+from driftline.tasks.git.work_tree import WorkTree, find_work_tree
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTreeAtCommit:
+    """A work tree and the commit that was checked out when a run began.
+
+    ``scanned_with`` stands for all else that decides what the run would index: a run with another one looks at all.
+    """
+
+    tree: WorkTree
+    commit: Commit
+    scanned_with: str
+
+    @classmethod
+    def look(cls, root: str, rules: object) -> Self | None:
+        """The work tree that ``root`` lies in, or None; ``rules`` are anything whose ``repr`` tells them apart."""
+        tree = find_work_tree(root)
+        commit = head(root) if tree is not None else None
+        if tree is None or commit is None:
+            return None
+        told = repr((rules, tree.prefix, version("driftline"))).encode() + _read(tree.exclude)
+        return cls(tree, commit, hashlib.blake2b(told, digest_size=16).hexdigest())
+
+    def changes_since(self, last: IndexedCommit | None, token: int | None) -> Changes:
+        """What to look at for the index to be in step with the disk, if it was so with ``last``.
+
+        ``token`` is that of the lease held now, None for a dry run, which holds none and may be told too little.
+        """
+        if last is None:
+            return Changes(None, "no commit is known to have been indexed")
+        if token is not None and last.token != token - 1:
+            return Changes(None, "another run has worked on the source since")
+        if last.scanned_with != self.scanned_with:
+            return Changes(None, "the source was indexed with other settings")
+        return union(changes_between(self.tree, last.id, self.commit.id), changes_on_disk(self.tree))
+
+    def reached(self, token: int) -> IndexedCommit | None:
+        """What to record at the end of the run: None unless the disk is, and was all the while, at the commit."""
+        if head(self.tree.root) != self.commit or changes_on_disk(self.tree).paths != ():
+            return None
+        return IndexedCommit(
+            id=self.commit.id, committed=self.commit.committed, token=token, scanned_with=self.scanned_with
+        )
+
+
+def _read(path: str) -> bytes:
+    if not os.path.isfile(path):
+        return b""
+    with open(path, "rb") as file:
+        return file.read()

@@ -1,0 +1,52 @@
+"""Tell the states of single documents without indexing them."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity, DriftlineError, UsageError
+from driftline.storage.model import DocumentState
+from driftline.storage.sources.source import open_source
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.indexing.batch import HASH_BYTES
+from driftline.tasks.scanning.diff import classify
+from driftline.tasks.scanning.ignore import Rules
+from driftline.tasks.scanning.scan import ScanSpec, scan_paths
+
+
+def analyze_document_states(
+    workspace: Workspace, entity_path: str, paths: Sequence[str]
+) -> list[tuple[str, DocumentState]]:
+    """``(path, state)`` of these documents of a source, in the order given; paths are relative to it.
+
+    Paths that are neither documents nor files that would become one are left out. Raises BadEntity,
+    UsageError before a first run, SourceNotFound.
+    """
+    entity = Entity.parse(entity_path, workspace.config.hierarchy)
+    record = workspace.source(entity)
+    if record is None:
+        raise BadEntity("There is no such source", str(entity), "See: driftline sources")
+    if workspace.config.fingerprint is None:
+        raise UsageError("The workspace has no model yet", workspace.objects.uri, "Index a source first.")
+    source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
+    rules = Rules(include=record.include, exclude=record.exclude)
+    spec = ScanSpec(source, workspace.config.fingerprint, rules=rules)
+    documents = workspace.documents(entity)
+    manifest = documents.get(paths)
+    found = scan_paths(spec, paths, lambda prefixes: manifest, now_ns=time.time_ns()).diff
+    states = dict.fromkeys(manifest["path"].to_pylist(), DocumentState.UNCHANGED)
+    states |= dict.fromkeys(found.deleted["path"].to_pylist(), DocumentState.DELETED)
+    states |= dict.fromkeys(found.retouched["path"].to_pylist(), DocumentState.TOUCHED)
+    for change in pa.concat_tables([found.new, found.candidates]).to_pylist():
+        try:
+            digest = hashlib.blake2b(source.read(change["path"]), digest_size=HASH_BYTES).hexdigest()
+        except DriftlineError:
+            states[change["path"]] = DocumentState.DELETED  # it went away between the look at it and the read
+            continue
+        states[change["path"]] = classify(change, digest)
+    return [(path, states[path]) for path in paths if path in states]

@@ -1,0 +1,295 @@
+"""Walk a local tree, level by level, leaving out what the rules leave out.
+
+Going by levels, the patterns of a whole level are matched at once, and only files that pass are stat'ed.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from driftline.storage.errors import StorageError
+from driftline.storage.model import SkipReason
+from driftline.tasks.git.work_tree import WorkTree
+from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
+from driftline.tasks.scanning.ignore import IGNORE_FILES, NEVER_ENTERED, Matcher, PatternList, Rules, read_ignore_file
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Subtree:
+    """A part of a source: all below ``prefix`` ("" or a folder with a trailing slash), but for the direct child
+    folders ``without`` (full relative paths with a trailing slash). So a folder that appears later belongs somewhere.
+    """
+
+    prefix: str = ""
+    without: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Listing:
+    """The files found (``etags`` may stay empty), the ones left out with their reasons, and what could not be read."""
+
+    paths: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    mtimes: list[int] = field(default_factory=list)
+    etags: list[str] = field(default_factory=list)
+    skipped_paths: list[str] = field(default_factory=list)
+    skipped_reasons: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+    def skip(self, reason: SkipReason, *paths: str) -> None:
+        self.skipped_paths.extend(paths)
+        self.skipped_reasons.extend([reason.value] * len(paths))
+
+    def table(self) -> pa.Table:
+        """The files, LISTING_SCHEMA, sorted by path."""
+        columns = [self.paths, self.sizes, self.mtimes, self.etags or [""] * len(self.paths)]
+        return pa.table(columns, schema=LISTING_SCHEMA).sort_by("path")
+
+    def skipped_table(self) -> pa.Table:
+        """The files left out, SKIPPED_SCHEMA."""
+        return pa.table([self.skipped_paths, self.skipped_reasons], schema=SKIPPED_SCHEMA)
+
+
+@dataclass(slots=True)
+class _Level:
+    """What the folders of one level hold. ``scopes`` says which slice of files and folders a list of patterns rules."""
+
+    files: list[os.DirEntry[str]] = field(default_factory=list)
+    file_paths: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    scopes: dict[PatternList, tuple[slice, slice]] = field(default_factory=dict)
+    stacks: dict[str, tuple[PatternList, ...]] = field(default_factory=dict)
+
+
+class Walk:
+    """One walk over a local tree. ``only`` (files and all their folders) restricts it to the paths named."""
+
+    def __init__(
+        self, root: str, rules: Rules, work_tree: WorkTree | None = None, only: Collection[str] | None = None
+    ) -> None:
+        self._root = root.rstrip("/")
+        # Patterns of folders above the source are relative to those: match on paths from the top of the work tree.
+        self._above = work_tree.prefix if work_tree else ""
+        self._matcher = Matcher(rules, self._above)
+        self._only = only
+        self._stacks: dict[str, tuple[PatternList, ...]] = {}
+        self._read: dict[str, tuple[PatternList, ...]] = {}
+        self._outer = self._outer_patterns(work_tree)
+        self.listing = Listing()
+
+    def run(self, subtrees: Sequence[Subtree]) -> Listing:
+        """List the files of ``subtrees``. Raises StorageError if the root itself cannot be listed."""
+        without = {folder for subtree in subtrees for folder in subtree.without}
+        folders = sorted(subtree.prefix for subtree in subtrees)
+        while folders:
+            level = self._scan(folders, without)
+            folders = self._keep_folders(level)
+            self._stat(level, self._keep_files(level))
+            self._stacks = level.stacks
+        return self.listing
+
+    def subfolders(self, folders: Sequence[str]) -> list[str]:
+        """The folders directly in any of ``folders`` that a walk would enter."""
+        return self._keep_folders(self._scan(folders, frozenset()))
+
+    def _scan(self, folders: Iterable[str], without: Collection[str]) -> _Level:
+        level = _Level()
+        for folder in folders:
+            first_file, first_folder = len(level.files), len(level.folders)
+            try:
+                ignore_files = self._scan_folder(folder, level, without)
+            except OSError as error:
+                self._unlisted(folder, error)
+                del level.files[first_file:], level.file_paths[first_file:], level.folders[first_folder:]
+                continue
+            stack = self._stacks.get(folder)
+            if stack is None:
+                stack = self._inherited(folder)
+            for name in ignore_files:
+                patterns = self._read_patterns(f"{self._root}/{folder}{name}", self._above + folder)
+                stack = (*stack, patterns) if patterns else stack
+            for patterns in stack:
+                files, subfolders = level.scopes.get(patterns, (slice(first_file, 0), slice(first_folder, 0)))
+                level.scopes[patterns] = (
+                    slice(files.start, len(level.files)),
+                    slice(subfolders.start, len(level.folders)),
+                )
+            for subfolder in level.folders[first_folder:]:
+                level.stacks[subfolder] = stack
+        return level
+
+    def _scan_folder(self, folder: str, level: _Level, without: Collection[str]) -> list[str]:
+        """Add the entries of a folder to the level; the names of its ignore files, least important first."""
+        found = set()
+        only = self._only
+        with os.scandir(f"{self._root}/{folder}") as entries:
+            for entry in entries:
+                name = entry.name
+                path = folder + name
+                if name in NEVER_ENTERED:
+                    continue
+                if entry.is_file(follow_symlinks=False):
+                    if name in IGNORE_FILES:
+                        found.add(name)
+                    if only is None or path in only:
+                        level.files.append(entry)
+                        level.file_paths.append(path)
+                elif entry.is_dir(follow_symlinks=False):
+                    path += "/"
+                    if path not in without and (only is None or path in only):
+                        level.folders.append(path)
+                elif only is not None and path not in only:
+                    continue
+                elif entry.is_symlink():
+                    if self._leads_astray(entry, folder):
+                        self.listing.skip(SkipReason.OUTSIDE, _printable(path))
+                else:
+                    self.listing.skip(SkipReason.UNREADABLE, _printable(path))  # a pipe, a socket, a device
+        return [name for name in IGNORE_FILES if name in found]
+
+    def _unlisted(self, folder: str, error: OSError) -> None:
+        if not folder or not os.path.isdir(self._root):
+            raise StorageError("The source cannot be listed", self._root, str(error)) from error
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):  # these have vanished
+            log.debug("cannot list %s: %s", folder, error)
+            self.listing.skip(SkipReason.UNREADABLE, folder)
+            self.listing.unread.append(folder)
+
+    def _keep_folders(self, level: _Level) -> list[str]:
+        keep = self._good_names(level.folders)
+        paths = self._array(level.folders, keep)
+        ignored = self._ignored(paths, level, folders=True) | self._matcher.exclude.matches(paths)
+        names = np.array(level.folders, dtype=object)
+        self.listing.skip(SkipReason.EXCLUDED, *names[keep & ignored])
+        return list(names[keep & ~ignored])
+
+    def _keep_files(self, level: _Level) -> NDArray[np.int64]:
+        keep = self._good_names(level.file_paths)
+        paths = self._array(level.file_paths, keep)
+        secret = self._matcher.secret(paths)
+        ignored = self._ignored(paths, level, folders=False) | self._matcher.excluded(paths)
+        names = level.file_paths
+        self.listing.skip(SkipReason.SECRET, *(names[i] for i in np.flatnonzero(keep & secret)))
+        self.listing.skip(SkipReason.EXCLUDED, *(names[i] for i in np.flatnonzero(keep & ~secret & ignored)))
+        return np.flatnonzero(keep & ~secret & ~ignored)
+
+    def _stat(self, level: _Level, rows: NDArray[np.int64]) -> None:
+        listing, files, paths = self.listing, level.files, level.file_paths
+        for row in rows.tolist():
+            try:
+                found = os.lstat(files[row])  # an entry's own stat() would keep a kilobyte for each file
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                log.debug("cannot stat %s: %s", paths[row], error)
+                listing.skip(SkipReason.UNREADABLE, paths[row])
+                listing.unread.append(paths[row])
+                continue
+            if stat.S_ISREG(found.st_mode):
+                listing.paths.append(paths[row])
+                listing.sizes.append(found.st_size)
+                listing.mtimes.append(found.st_mtime_ns)
+
+    def _ignored(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.bool_]:
+        ignored = np.zeros(len(paths), dtype=bool)
+        # From the top down (the sort is stable), so that the deepest file has the last word.
+        for patterns, slices in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
+            part = slices[folders]
+            if part.stop > part.start:
+                patterns.apply(paths[part], ignored[part])
+        return ignored
+
+    def _good_names(self, paths: Sequence[str]) -> NDArray[np.bool_]:
+        """False for names that are not UTF-8, which are reported."""
+        good = np.ones(len(paths), dtype=bool)
+        try:
+            "".join(paths).encode()
+        except UnicodeEncodeError:
+            for row, path in enumerate(paths):
+                printable = _printable(path)
+                if printable != path:
+                    good[row] = False
+                    self.listing.skip(SkipReason.BAD_NAME, printable)
+        return good
+
+    def _array(self, paths: Sequence[str], good: NDArray[np.bool_]) -> pa.Array:
+        if not good.all():
+            paths = [path if fine else "" for path, fine in zip(paths, good, strict=True)]
+        return pa.array([self._above + path for path in paths] if self._above else paths, pa.string())
+
+    def _leads_astray(self, link: os.DirEntry[str], folder: str) -> bool:
+        """Whether a link leads outside or in a circle. Links are not followed: what they lead to inside is indexed."""
+        try:
+            target = os.path.realpath(link.path, strict=True)
+        except OSError as error:
+            return error.errno == errno.ELOOP
+        here = os.path.realpath(f"{self._root}/{folder}")
+        inside = target == self._root or target.startswith(self._root + "/")
+        return not inside or here == target or here.startswith(target + "/")
+
+    def _inherited(self, folder: str) -> tuple[PatternList, ...]:
+        """The patterns that the folders above ``folder`` hold."""
+        stack = self._outer
+        if folder:
+            parts = folder.rstrip("/").split("/")
+            for above in ["", *("/".join(parts[:depth]) + "/" for depth in range(1, len(parts)))]:
+                stack += self._read_all(f"{self._root}/{above}", self._above + above)
+        return stack
+
+    def _outer_patterns(self, work_tree: WorkTree | None) -> tuple[PatternList, ...]:
+        if work_tree is None:
+            return ()
+        exclude = self._read_patterns(work_tree.exclude, "")
+        stack: tuple[PatternList, ...] = (exclude,) if exclude else ()
+        parts = self._above.rstrip("/").split("/") if self._above else []
+        for depth in range(len(parts)):
+            above = "".join(part + "/" for part in parts[:depth])
+            stack += self._read_all(f"{work_tree.top}/{above}", above)
+        return stack
+
+    def _read_all(self, folder: str, base: str) -> tuple[PatternList, ...]:
+        if base not in self._read:
+            lists = [self._read_patterns(folder + name, base) for name in IGNORE_FILES]
+            self._read[base] = tuple(patterns for patterns in lists if patterns)
+        return self._read[base]
+
+    def _read_patterns(self, path: str, base: str) -> PatternList:
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+                return PatternList(read_ignore_file(file.read()), base)
+        except FileNotFoundError:
+            return PatternList((), base)
+        except OSError as error:
+            log.warning("the ignore file %s is not used: %s", path, error)
+            return PatternList((), base)
+
+
+def above_and_self(paths: Iterable[str]) -> set[str]:
+    """The paths and every folder above them, folders with a trailing slash."""
+    wanted: set[str] = set()
+    for path in paths:
+        wanted.add(path)
+        wanted.update(_folders_above(path))
+    return wanted
+
+
+def _folders_above(path: str) -> Iterator[str]:
+    end = path.find("/")
+    while end >= 0:
+        yield path[: end + 1]
+        end = path.find("/", end + 1)
+
+
+def _printable(path: str) -> str:
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

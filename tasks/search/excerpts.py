@@ -1,0 +1,87 @@
+"""A part of one indexed document, and of nothing else: what a program may read that only knows search results."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.lines.table import quote
+from driftline.storage.sources.source import known_source
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.indexing.batch import HASH_BYTES
+from driftline.tasks.text import decode, split_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Lines ``start_line`` (1-based) and on of a document, as they were indexed.
+
+    ``current`` is False when the document cannot be read or has changed since: then the lines come from the
+    index, which leaves out lines without a letter or digit: those are empty.
+    """
+
+    source: str
+    path: str
+    start_line: int
+    lines: tuple[str, ...]
+    current: bool
+
+
+def read_excerpt(workspace: Workspace, path: str, line: int, *, n_lines: int, source: str | None = None) -> Excerpt:
+    """The line of an indexed document, and ``n_lines`` on each side; ``source`` may be left out where one has the path.
+
+    What has not been indexed is never returned: a document is read by its path in the manifest, and only believed when
+    its hash is the manifest's. Raises UsageError for anything else, StorageError.
+    """
+    if line < 1 or n_lines < 0:
+        raise UsageError("Lines count from 1, and n_lines must not be negative", f"{line}, {n_lines}")
+    entity, digest = _indexed(workspace, path, source)
+    lines = _read(workspace, entity, path, digest)
+    first, last = max(0, line - 1 - n_lines), line - 1 + n_lines
+    current = lines is not None
+    part = lines[first : last + 1] if lines is not None else _from_index(workspace, entity, path, first, last)
+    if not part:
+        raise UsageError(f"The document has no line {line}", path, "Take line numbers from search results.")
+    return Excerpt(str(entity), path, first + 1, tuple(part), current)
+
+
+def _indexed(workspace: Workspace, path: str, source: str | None) -> tuple[Entity, str]:
+    """The source that has indexed ``path``, and the hash of what it has indexed."""
+    if source is None:
+        entities = [entity for entity, _ in workspace.sources()]
+    else:
+        entities = [Entity.parse(source, workspace.config.hierarchy)]
+    found: list[tuple[Entity, str]] = []
+    for entity in entities:
+        rows = workspace.documents(entity).get([path], columns=["hash", "reason"]).to_pylist()
+        found += [(entity, row["hash"]) for row in rows if row["reason"] is None]
+    if not found:
+        raise UsageError("No such document is indexed", path, "Take path and source from search results.")
+    if len(found) > 1:
+        names = ", ".join(str(entity) for entity, _ in found)
+        raise UsageError("Several sources have this document", path, f"Name one of them: {names}.")
+    return found[0]
+
+
+def _read(workspace: Workspace, entity: Entity, path: str, digest: str) -> list[str] | None:
+    record = workspace.source(entity)
+    if record is None:
+        return None
+    try:
+        data = known_source(record.uri, workspace.objects.storage_options).read(path)
+    except DriftlineError:
+        return None  # the index answers for it
+    if hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest() != digest:
+        return None
+    return split_lines(decode(data)[0])
+
+
+def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
+    where = (
+        f"entity = {quote(str(entity))} AND path = {quote(path)} AND line_number >= {first} AND line_number <= {last}"
+    )
+    batches = workspace.lines(entity).rows(["line_number", "text"], where)
+    known = {row["line_number"]: row["text"] for batch in batches for row in batch.to_pylist()}
+    return [known.get(number, "") for number in range(first, max(known, default=first - 1) + 1)]

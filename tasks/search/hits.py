@@ -1,0 +1,111 @@
+"""From windows of lines to results: their text, the lines around them, and what has become of them since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError
+from driftline.storage.lines.table import LineTable, quote
+from driftline.storage.sources.source import known_source
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.freshness import Read, is_unchanged, judge_read
+from driftline.tasks.search.windows import Window
+from driftline.tasks.text import decode, lines_between
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A window of one document. Line numbers are 1-based and both ends are included.
+
+    ``line`` and ``text`` are its best line; ``score`` is that line's cosine, ``distance`` 1 - ``score``;
+    ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed. ``freshness`` says what has
+    become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
+    what was read anyway.
+    """
+
+    path: str
+    source: str
+    line: int
+    start_line: int
+    end_line: int
+    score: float
+    distance: float
+    rank: int
+    text: str
+    context: tuple[str, ...]
+    freshness: str | None = None
+    line_now: int | None = None
+
+
+def hits(workspace: Workspace, windows: Sequence[Window], n_lines: int) -> Iterator[Hit]:
+    """``windows``, best first, with their text and ``n_lines`` of context on each side."""
+    read = _read(workspace, windows, context=n_lines > 0)
+    unchanged_text = cache(_unchanged_text)  # several windows may be of one document
+    for rank, window in enumerate(windows, start=1):
+        document = read.get((window.entity, window.path))
+        text = unchanged_text(document, window.hash)
+        unchanged = text is not None
+        start, end = max(0, window.first - n_lines), window.last + n_lines
+        if not n_lines:
+            start, context = window.best, [window.text]
+        elif text is not None:
+            context = lines_between(text, start, end)
+        else:
+            context = _indexed_lines(workspace, window, start, end)
+        judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged)
+        yield Hit(
+            path=window.path,
+            source=window.entity,
+            line=window.best + 1,
+            start_line=start + 1,
+            end_line=start + len(context),
+            score=1.0 - window.distance,
+            distance=window.distance,
+            rank=rank,
+            text=window.text,
+            context=tuple(context),
+            freshness=judged.state.value if judged else None,
+            line_now=judged.line if judged else None,
+        )
+
+
+def _unchanged_text(document: Read | None, indexed_hash: str) -> str | None:
+    """The text of a document that still has the content whose hash stands in its rows; None of any other."""
+    return decode(document)[0] if isinstance(document, bytes) and is_unchanged(document, indexed_hash) else None
+
+
+def _read(workspace: Workspace, windows: Sequence[Window], context: bool) -> dict[tuple[str, str], Read]:
+    """What reading the documents of ``windows`` comes to, by ``(entity, path)``: remote ones only for their context.
+
+    Documents of forgotten sources are missing, and those of a source that cannot be read.
+    """
+    found: dict[tuple[str, str], Read] = {}
+    for entity in sorted({window.entity for window in windows}):
+        record = workspace.source(Entity.parse(entity, workspace.config.hierarchy))
+        if record is None:
+            continue
+        paths = sorted({window.path for window in windows if window.entity == entity})
+        try:
+            source = known_source(record.uri, workspace.objects.storage_options)
+            if context or source.is_local:
+                contents = source.read_many(paths)
+                found.update({(entity, path): content for path, content in zip(paths, contents, strict=True)})
+        except DriftlineError:
+            continue
+    return found
+
+
+def _indexed_lines(workspace: Workspace, window: Window, start: int, end: int) -> list[str]:
+    """Lines ``start`` to ``end`` from the index, which leaves out lines without a letter or digit: those are empty."""
+    entity = Entity.parse(window.entity, workspace.config.hierarchy)
+    table: LineTable = workspace.lines(entity)
+    where = f"entity = {quote(window.entity)} AND path = {quote(window.path)} AND line_number BETWEEN {start} AND {end}"
+    known = {
+        row["line_number"]: row["text"]
+        for batch in table.rows(["line_number", "text"], where)
+        for row in batch.to_pylist()
+    }
+    return [known.get(number, "") for number in range(start, max(known, default=window.last) + 1)]

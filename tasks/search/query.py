@@ -1,0 +1,227 @@
+"""Search: from a query to windows of lines, best first (DESIGN, "Search")."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
+from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.queries import FALLBACK_THRESHOLD, LineQuery, Strategy
+from driftline.storage.model import Embedder
+from driftline.storage.sources.source import known_source
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.context import ModelRef, load_embedder
+from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
+from driftline.tasks.search.explanation import Explanation
+from driftline.tasks.search.hits import Hit, hits
+from driftline.tasks.search.terms import as_indexed, telling_words
+from driftline.tasks.search.windows import Window, merge_windows
+
+DEFAULT_TOP_K = 10
+DEFAULT_N_LINES = 3
+FETCH_FACTOR = 3
+"""Lines fetched for each result wanted, because neighbouring ones merge; more are fetched if that is not enough."""
+CANDIDATE_BLOCKS = 100
+CANDIDATE_LINES = 30
+"""Blocks found by words and lines found by meaning among which a hybrid search chooses; more if results are lacking."""
+MAX_BLOCKS = 6_400
+"""So many blocks hold all the words that a search for many results can judge."""
+
+Mode = Literal["hybrid", "vector", "text"]
+"""By words and meaning, by meaning alone (the cosine of single lines), by words alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReport:
+    """The answer to a query, best first."""
+
+    query: str
+    results: tuple[Hit, ...]
+    explanation: Explanation | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``search --json`` prints it."""
+        results = [{**asdict(hit), "context": list(hit.context)} for hit in self.results]
+        found: dict[str, Any] = {"query": self.query, "results": results}
+        return found | ({"explanation": self.explanation.to_dict()} if self.explanation else {})
+
+
+def search_workspace(
+    workspace_uri: str,
+    query: str,
+    *,
+    paths: Sequence[str] = (),
+    dirs: Sequence[str] = (),
+    exts: Sequence[str] = (),
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> SearchReport:
+    """As ``search``, in the workspace at a URI; an empty filter means no filter. Needs read access only.
+
+    Raises WorkspaceNotFound, and what ``search`` raises.
+    """
+    workspace = Workspace.open(workspace_uri, storage_options)
+    where = LineFilter(paths=tuple(paths) or None, dirs=tuple(dirs) or None, exts=tuple(exts) or None)
+    return search(workspace, query, where=where, **options)
+
+
+def search(
+    workspace: Workspace,
+    query: str,
+    *,
+    top_k: int = DEFAULT_TOP_K,
+    max_distance: float | None = None,
+    n_lines: int = DEFAULT_N_LINES,
+    where: LineFilter | None = None,
+    mode: Mode = "hybrid",
+    strategy: Strategy = "auto",
+    fallback_threshold: float = FALLBACK_THRESHOLD,
+    explain: bool = False,
+) -> SearchReport:
+    """The ``top_k`` windows that answer ``query`` best.
+
+    ``max_distance`` drops lines that are farther. Fewer are found only where fewer lines match.
+    Raises UsageError, ModelNotFound, FingerprintMismatch, CorruptFile.
+    """
+    if top_k < 0:
+        raise UsageError("top_k must not be negative", str(top_k))
+    if n_lines < 0:
+        raise UsageError("n_lines must not be negative", str(n_lines))
+    if mode not in get_args(Mode):
+        raise UsageError("Unknown mode", str(mode), f"Use one of {', '.join(get_args(Mode))}.")
+    explanation = Explanation(mode, strategy)
+    nothing = SearchReport(query, (), explanation if explain else None)
+    config = workspace.config
+    if top_k == 0 or not query.strip() or config.fingerprint is None or config.model is None or config.dim is None:
+        return nothing
+    with explanation.timed("open"), ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load_embedder, ModelRef(config.model, config.fingerprint, config.dim))
+        where = relative_to_sources(workspace, where) if where else None
+        tables = [table for tenant in workspace.tenants() if (table := workspace.lines(tenant)).exists()]
+        queries = [LineQuery(table, where, strategy, fallback_threshold) for table in tables]
+        for query_of_table in queries:
+            query_of_table.open()
+        embedder = loading.result()
+    vector = embedder.embed_query(query)
+    if not queries or (mode == "vector" and not vector.any()):
+        return nothing
+    finder = _Finder(query, vector, embedder, queries, max_distance, explanation)
+    if mode == "vector":
+        windows = finder.vector(top_k, n_lines)
+    else:
+        windows = finder.hybrid(top_k, n_lines, meaning=mode == "hybrid")
+    with explanation.timed("context"):
+        results = tuple(hits(workspace, windows, n_lines))
+    if explain:
+        explanation.lines = sum(query.lines for query in queries)
+        explanation.matches = sum(query.matches for query in queries)
+        explanation.examined = sum(query.examined for query in queries) if mode != "text" else 0
+        explanation.index = next((query.index for query in queries if query.index), None) if mode != "text" else None
+    return SearchReport(query, results, explanation if explain else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """One query over the tables of all tenants."""
+
+    query: str
+    embedded: NDArray[np.float32]
+    embedder: Embedder
+    tables: Sequence[LineQuery]
+    max_distance: float | None
+    explanation: Explanation
+
+    def vector(self, top_k: int, n_lines: int) -> list[Window]:
+        """Windows around the nearest lines."""
+        reach = 2 * n_lines + 1 if n_lines else 0
+        fetch = top_k * FETCH_FACTOR
+        while True:
+            with self.explanation.timed("vector"):
+                found = self._nearest(fetch)
+            windows = merge_windows(found.sort_by("distance").to_pylist(), reach, top_k)
+            if len(windows) == top_k or len(found) < fetch:
+                return windows
+            fetch *= 2
+
+    def hybrid(self, top_k: int, n_lines: int, *, meaning: bool) -> list[Window]:
+        """Windows around the lines that rank best among the blocks with the best words and the nearest lines."""
+        reach = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # what is ranked by its neighbours ranks beside them
+        n_blocks, n_nearest = CANDIDATE_BLOCKS, CANDIDATE_LINES if meaning else 0
+        while True:
+            blocks, nearest, lines = self._candidates(n_blocks, n_nearest)
+            with self.explanation.timed("rank"):
+                rows = rank(self.embedded, lines, blocks, self.embedder, top_k=top_k, meaning=meaning)
+                farthest = np.inf if self.max_distance is None else self.max_distance
+                windows = merge_windows((row for row in rows if row["distance"] <= farthest), reach, top_k)
+            self.explanation.blocks, self.explanation.candidates = len(blocks), len(lines)
+            all_near = not meaning or len(nearest) < n_nearest
+            # All lines within a distance are known when the nearest are.
+            by_distance = meaning and self.max_distance is not None
+            all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
+            if len(windows) == top_k or (all_near and all_blocks):
+                return windows
+            n_blocks, n_nearest = 4 * n_blocks, 4 * n_nearest
+
+    def _candidates(self, blocks: int, lines: int) -> tuple[pa.Table, pa.Table, Candidates]:
+        """The best blocks and the nearest lines, looked up side by side, and the lines of both."""
+
+        def timed(phase: str, find: Callable[[], pa.Table]) -> pa.Table:
+            with self.explanation.timed(phase):
+                return find()
+
+        with ThreadPoolExecutor(1) as pool:
+            nearest = pool.submit(timed, "vector", lambda: self._nearest(lines))
+            words = as_indexed(telling_words(self.query))
+            found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
+            read = lines_of(found, self.query)  # while the nearest are still looked for
+            return found, nearest.result(), gather(read, nearest.result())
+
+    def _nearest(self, top_k: int) -> pa.Table:
+        found = [table.nearest(self.embedded, top_k, self.max_distance) for table in self.tables]
+        return pa.concat_tables(found).sort_by("distance").slice(0, top_k)
+
+
+def _best(found: Sequence[pa.Table], limit: int) -> pa.Table:
+    return pa.concat_tables(found).sort_by([("bm25", "descending")]).slice(0, limit)
+
+
+def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
+    """``where`` with absolute paths and directories as those of the local sources that hold them, and of no others.
+
+    One that no source holds is left as it is.
+    """
+    if not any(os.path.isabs(name) for name in (*(where.paths or ()), *(where.dirs or ()))):
+        return where
+    roots = [(entity, record.uri) for entity, record in workspace.sources() if known_source(record.uri).is_local]
+    within = where.any_of
+    if where.paths is not None:
+        alternatives = _by_source(roots, where.paths).items()
+        within = tuple(LineFilter(entities=entities, paths=paths, any_of=within) for entities, paths in alternatives)
+    if where.dirs is not None:
+        alternatives = _by_source(roots, where.dirs).items()
+        within = tuple(LineFilter(entities=entities, dirs=dirs, any_of=within) for entities, dirs in alternatives)
+    return replace(where, paths=None, dirs=None, any_of=within)
+
+
+def _by_source(
+    roots: Sequence[tuple[Entity, str]], names: Sequence[str]
+) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
+    """``names`` relative to the sources that hold them; under None those that none of ``roots`` holds."""
+    found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
+    for name in names:
+        path = os.path.normpath(name)
+        held: list[tuple[tuple[Entity, ...] | None, str]] = [
+            ((entity,), path[len(root) :] or ".") for entity, root in roots if f"{path}/".startswith(f"{root}/")
+        ]
+        for entities, relative in held or [(None, name)]:
+            found[entities] = (*found.get(entities, ()), relative)
+    return found

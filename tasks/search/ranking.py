@@ -1,0 +1,204 @@
+"""How well lines answer a query: their words, their meaning, and whether they define something (DESIGN, "Search").
+
+A line is judged with its neighbours, since one line alone says little:
+
+    score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
+          + 0.06 x BM25 of the four best blocks of its document
+          + 8 x cosine of the vectors around it; in prose 2 x, and 4 x that of the vectors farther around
+          + 4 if it begins a definition, in code
+
+The figures were chosen on the tuning half of ``tests/benchmarks/quality.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftline.tasks.search.terms import NAME_PART, terms_of
+
+WORD_REACH, WORD_DECAY = 8, 0.85
+"""Lines on either side whose words count for a line, and what they count for each line of distance."""
+PATH_WEIGHT = 0.5
+DOCUMENT_WEIGHT, DOCUMENT_BLOCKS = 0.06, 4
+PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
+DEFINITION_BONUS = 4.0
+BM25_K1, BM25_B = 1.2, 0.75
+_ASCII_PARTS = "".join(chr(code) if chr(code).isalnum() or chr(code) == "\n" else " " for code in range(128))
+"""For ``str.translate``: what lies between the NAME_PARTs of ASCII lines becomes blank. Faster than to find them."""
+_DEFINITION = re.compile(
+    r"\s*(?:(?:export|default|public|private|protected|internal|static|abstract|final|async|inline|pub(?:\([^)]*\))?)\s+)*"
+    r"(?:def|class|func|function|fn|fun|interface|struct|enum|trait|impl|module|type|record|namespace)\s+"
+    r"[\w.<>]+\s*(?:[(:{<=\[]|$|(?:struct|interface|extends|implements|for)\b)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far the vectors around a line count, as WORD_REACH and WORD_DECAY, and what their cosine counts then."""
+
+    weight: float
+    lines: int
+    decay: float
+
+
+MEANING_OF_CODE, MEANING_OF_PROSE = (Reach(8.0, 3, 0.7),), (Reach(2.0, 3, 0.7), Reach(4.0, 16, 0.95))
+"""A few lines of code say what they do; of prose it takes a paragraph, and even then words say more. The first
+weight is also that of a line alone, where the best one of a window is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Where ``n`` lines stand, in the order of documents and lines.
+
+    ``document`` ``(n,) int`` tells documents apart, ``number`` ``(n,) int`` counts from 0 in each.
+    """
+
+    document: NDArray[np.int64]
+    number: NDArray[np.int64]
+
+
+def word_weights(
+    counts: NDArray[np.float32], lengths: NDArray[np.float32], bm25: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """``(t,)``: what each of ``t`` words weighs (its idf), from the scores that an index has given to ``b`` blocks.
+
+    ``counts`` ``(b, t)`` says how often each block holds each word, ``lengths`` ``(b,)`` how long it is. An index
+    tells its scores, not the weights in them; they are what explains the scores best (least squares).
+    """
+    if not counts.size:
+        return np.zeros(counts.shape[1], np.float32)
+    weights, *_ = np.linalg.lstsq(_saturated(counts, lengths), bm25)
+    return np.asarray(weights.clip(min=0), np.float32)
+
+
+def text_scores(
+    lines: Lines,
+    counts: NDArray[np.float32],
+    lengths: NDArray[np.float32],
+    in_path: NDArray[np.float32],
+    weights: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """``(n,)``: BM25 of the words around each line and of its path.
+
+    ``counts`` and ``in_path`` ``(n, t)`` say how often a line and its path hold each word of the query, ``lengths``
+    ``(n,)`` how long a line is, ``weights`` ``(t,)`` what each word weighs.
+    """
+    around = _around(lines, np.column_stack([counts, lengths]), WORD_REACH, WORD_DECAY)
+    scores: NDArray[np.float32] = _saturated(around[:, :-1] + in_path, around[:, -1]) @ weights
+    return scores + PATH_WEIGHT * ((in_path > 0) @ weights)
+
+
+def line_scores(
+    counts: NDArray[np.float32], lengths: NDArray[np.float32], weights: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """``(n,)``: BM25 of the words of each line alone, which tells the best line of a window."""
+    scores: NDArray[np.float32] = _saturated(counts, lengths) @ weights
+    return scores
+
+
+def document_scores(document: NDArray[np.int64], bm25: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """``(count,)``: what each document gains by its best blocks; ``document`` names that of each block, best first."""
+    gains, taken = np.zeros(count, np.float32), [0] * count
+    for at, score in zip(document.tolist(), bm25.tolist(), strict=True):
+        if taken[at] < DOCUMENT_BLOCKS:
+            taken[at] += 1
+            gains[at] += DOCUMENT_WEIGHT * score
+    return gains
+
+
+def meaning_scores(
+    lines: Lines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Sequence[Reach]
+) -> NDArray[np.float32]:
+    """``(n,)``: weighted cosines of ``query`` and the means of the ``vectors``, ``(n, dim)``, around each line."""
+    scores = np.zeros(len(vectors), np.float32)
+    for reach in meaning:
+        around = _around(lines, vectors, reach.lines, reach.decay)
+        norms = np.linalg.norm(around, axis=1)
+        scores += reach.weight * np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
+    return scores
+
+
+def is_prose(path: str) -> bool:
+    """Whether a document is meant to be read as text, by its extension."""
+    return path.lower().endswith(PROSE_EXTENSIONS)
+
+
+def definitions(text: Sequence[str]) -> NDArray[np.bool_]:
+    """``(n,)``: which lines begin the definition of a function, a class or a type."""
+    return np.fromiter((_DEFINITION.match(line) is not None for line in text), np.bool_, len(text))
+
+
+def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """How often each text holds each of ``words``, which are distinct terms, ``(n, t)``; and its length, ``(n,)``.
+
+    Lengths are in characters, which BM25 only compares with their mean.
+    """
+    parts, text = _parts(texts)
+    terms_in = _terms_in({*parts}, words)
+    row_of = {part: row for row, part in enumerate(terms_in)}
+    rows = np.fromiter(map(row_of.get, parts, repeat(-1)), np.int64, len(parts))
+    counts = np.zeros((len(texts), len(words)), np.float32)
+    if terms_in:
+        np.add.at(counts, text[rows >= 0], np.array([*terms_in.values()])[rows[rows >= 0]])
+    return counts, np.fromiter(map(len, map(str.strip, texts)), np.float32, len(texts))
+
+
+def _parts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
+    """The NAME_PARTs of all texts, and which text each is of; of those that are ASCII at once, which is faster."""
+    plain = "\n".join([text.replace("\n", " ") if text.isascii() else "" for text in texts]).translate(_ASCII_PARTS)
+    parts = plain.split()
+    characters = np.frombuffer(f" {plain}".encode(), np.uint8)
+    blank = (characters == ord(" ")) | (characters == ord("\n"))
+    of = np.cumsum(characters[1:] == ord("\n"))[blank[:-1] & ~blank[1:]]
+    others = [(part, at) for at, text in enumerate(texts) if not text.isascii() for part in NAME_PART.findall(text)]
+    parts += [part for part, _ in others]
+    return parts, np.concatenate([of, np.array([at for _, at in others], np.int64)])
+
+
+def _terms_in(parts: Collection[str], words: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+    """How often each part holds each of ``words``, ``(t,)``; parts without any are left out."""
+    # Most parts have none of the words, which the beginnings of words tell without a tokenizer.
+    lower = [part.lower() for part in parts]
+    may_hold = {part for part in parts if not part.isascii()}  # terms are without accents
+    for beginning in map(_beginning, words):
+        may_hold.update(part for part, text in zip(parts, lower, strict=True) if beginning in text)
+    position = {word: at for at, word in enumerate(words)}
+    found = {part: [position[term] for term in terms_of(part) if term in position] for part in may_hold}
+    return {
+        part: np.bincount(positions, minlength=len(words)).astype(np.float32)
+        for part, positions in found.items()
+        if positions
+    }
+
+
+def _beginning(stem: str) -> str:
+    """What every word with this stem begins with: English stemming changes the last letter at most, but of dying."""
+    if len(stem) < 3:
+        return stem
+    return stem[:1] if stem in ("die", "lie", "tie") else stem[:-1]
+
+
+def _saturated(counts: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What BM25 makes of counts, before the weights of words (Robertson and Zaragoza, 2009)."""
+    mean = lengths.mean() or 1.0
+    norm = BM25_K1 * (1 - BM25_B + BM25_B * lengths / mean)
+    return np.asarray(counts * (BM25_K1 + 1) / (counts + norm[:, None]), np.float32)
+
+
+def _around(lines: Lines, values: NDArray[np.float32], reach: int, decay: float) -> NDArray[np.float32]:
+    """``(n, c)``: for each line the sum of the ``values``, ``(n, c)``, around it, less of those that are farther."""
+    total = values.copy()
+    shares = decay ** np.arange(reach + 1, dtype=np.float32)
+    for step in range(1, min(reach, len(values) - 1) + 1):
+        distance = lines.number[step:] - lines.number[:-step]
+        near = (lines.document[step:] == lines.document[:-step]) & (distance <= reach)
+        share = np.where(near, shares[distance.clip(0, reach)], 0)[:, None]
+        total[step:] += share * values[:-step]
+        total[:-step] += share * values[step:]
+    return total

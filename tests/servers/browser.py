@@ -1,0 +1,50 @@
+"""Headless Chromium for tests: opens pages, waits for their texts, and keeps pictures for the README when asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "deployments" / "screenshots"
+SCREENSHOT_VARIABLE = "DRIFTLINE_SCREENSHOTS"
+"""Set it to 1 to renew the pictures that the README shows."""
+WAIT_MILLISECONDS = 120_000
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@dataclass(frozen=True)
+class Browser:
+    """One window."""
+
+    page: Page
+
+    def open(self, url: str, *texts: str) -> None:
+        """Open ``url`` and wait until each of ``texts`` can be seen."""
+        self.page.goto(url, timeout=WAIT_MILLISECONDS, wait_until="domcontentloaded")
+        for text in texts:
+            expect(self.page.get_by_text(text).first).to_be_visible(timeout=WAIT_MILLISECONDS)
+
+    def keep(self, name: str, *, height: int = 800) -> None:
+        """Keep a picture of the window, if asked."""
+        if os.environ.get(SCREENSHOT_VARIABLE) == "1":
+            SCREENSHOTS.mkdir(exist_ok=True)
+            self.page.set_viewport_size({"width": 1200, "height": height})
+            self.page.wait_for_timeout(500)
+            self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """A window that ends with the block. Debian: ``apt-get install chromium``."""
+    assert CHROMIUM, "Chromium is not installed (Debian: apt-get install chromium)"
+    with sync_playwright() as driver:
+        # Its sandbox needs rights that containers and root do not have; it opens our own pages only.
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield Browser(browser.new_page(viewport={"width": 1200, "height": 800}))
+        browser.close()

@@ -1,0 +1,156 @@
+"""A real PostgreSQL on loopback, from the binaries on PATH, and catalogs of both kinds."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+
+START_SECONDS = 60
+HINT = "PostgreSQL is not installed: put initdb and postgres on PATH (Debian: apt-get install postgresql)"
+
+
+@dataclass
+class PostgresServer:
+    """A running server; ``database`` makes a new, empty one."""
+
+    port: int
+    directory: Path
+    process: subprocess.Popen[bytes]
+
+    def database(self, template: str = "template1") -> str:
+        name = f"driftline_{uuid.uuid4().hex}"
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+        return self.url(name)
+
+    def url(self, database: str) -> str:
+        return f"postgresql://driftline@127.0.0.1:{self.port}/{database}"
+
+    def drop_connections(self) -> int:
+        """Cut every other connection, as a server does that restarts; returns how many there were."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            cut = connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname <> ''"
+            )
+            return len(cut.fetchall())
+
+
+@contextmanager
+def postgres() -> Iterator[PostgresServer]:
+    """Start a server, without fsync; skips the test where there is none."""
+    if not shutil.which("initdb") or not shutil.which("postgres"):
+        pytest.skip(HINT)
+    # Another user than root cannot enter a TMPDIR that pytest has made for itself.
+    directory = Path(tempfile.mkdtemp(prefix="driftline-postgres-", dir="/tmp" if os.geteuid() == 0 else None))
+    prefix: list[str] = []
+    if os.geteuid() == 0:  # the server refuses to run as root
+        if not shutil.which("setpriv"):
+            pytest.skip("PostgreSQL cannot be started as root without setpriv (Debian: apt-get install util-linux)")
+        nobody = pwd.getpwnam("nobody")
+        os.chown(directory, nobody.pw_uid, nobody.pw_gid)
+        prefix = ["setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
+        prefix += ["--pdeathsig", "KILL"]
+    data = directory / "data"
+    initialise = ["initdb", "-D", str(data), "-U", "driftline", "-E", "UTF8", "--locale=C", "-A", "trust", "--no-sync"]
+    done = subprocess.run([*prefix, *initialise], cwd=directory, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"initdb failed:\n{done.stderr[-3000:]}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {
+        "listen_addresses": "127.0.0.1",
+        "unix_socket_directories": "",
+        "fsync": "off",
+        "max_connections": "200",
+    }
+    command = ["postgres", "-D", str(data), "-p", str(port)]
+    command += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+    with (directory / "server.log").open("wb") as log:
+        process = subprocess.Popen([*prefix, *command], cwd=directory, stdout=log, stderr=subprocess.STDOUT)
+    server = PostgresServer(port, directory, process)
+    try:
+        _wait_until_ready(server)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The server; ready in about 2 s."""
+    with postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def migrated_database(postgres_server: PostgresServer) -> str:
+    """The name of a database that has the tables of a catalog, to be copied."""
+    url = postgres_server.database()
+    _migrate(url)
+    return url.rpartition("/")[2]
+
+
+@pytest.fixture
+def postgres_catalog(postgres_server: PostgresServer, migrated_database: str) -> str:
+    """The URL of a fresh catalog of PostgreSQL."""
+    return postgres_server.database(migrated_database)
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file that has the tables of a catalog, to be copied."""
+    path = tmp_path_factory.mktemp("catalog") / "catalog.sqlite"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def sqlite_catalog(migrated_file: Path, tmp_path: Path) -> str:
+    """The URL of a fresh catalog of SQLite."""
+    return f"sqlite:///{shutil.copy(migrated_file, tmp_path / 'catalog.sqlite')}"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def catalog_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a fresh catalog of each kind."""
+    return str(request.getfixturevalue(f"{request.param}_catalog"))
+
+
+def _migrate(url: str) -> None:
+    from driftline.storage.memory.catalog.database import Catalog
+
+    catalog = Catalog(url)
+    catalog.migrate()
+    catalog.close()
+
+
+def _wait_until_ready(server: PostgresServer) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            psycopg.connect(server.url("postgres"), connect_timeout=2).close()
+            return
+        except psycopg.OperationalError as error:
+            if server.process.poll() is not None or time.monotonic() > deadline:
+                text = (server.directory / "server.log").read_text()[-3000:]
+                raise RuntimeError(f"PostgreSQL did not start ({error}):\n{text}") from error
+            time.sleep(0.05)

@@ -1,0 +1,160 @@
+"""A real Prefect server on loopback that phones nobody, on PostgreSQL where its programs are found, else on SQLite."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.compose import compose_command
+
+START_SECONDS = 180
+UNPRIVILEGED = 65534  # nobody: PostgreSQL refuses to run as root
+
+
+@dataclass(frozen=True)
+class PrefectServer:
+    """Its address, and the environment in which programs and workers use it."""
+
+    url: str
+    environment: dict[str, str]
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """The JSON answer to one request. Raises urllib.error.HTTPError."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"{self.url}/{path}", data, {"Content-Type": "application/json"}, method=method
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def get(self, path: str) -> Any:
+        return self.call("GET", path)
+
+    def post(self, path: str, body: Any) -> Any:
+        return self.call("POST", path, body)
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[PrefectServer]:
+    """One server for all tests that need one."""
+    with running_server() as server:
+        yield server
+
+
+@contextmanager
+def running_server() -> Iterator[PrefectServer]:
+    """Ready in 6 to 13 s; ends with the block."""
+    with tempfile.TemporaryDirectory(prefix="driftline-prefect-") as name:
+        home = Path(name)
+        home.chmod(0o711)
+        url = f"http://127.0.0.1:{free_port()}/api"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
+            "PREFECT_HOME": str(home / "prefect"),
+            "PREFECT_API_URL": url,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+            "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.2",
+            "DO_NOT_TRACK": "1",
+            # Quicker than for people, so that tests need not wait.
+            "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
+            "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
+            "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT1S",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+        }
+        with _postgresql(home) as database:
+            port = url.split(":")[2].partition("/")[0]
+            command = compose_command("prefect", {"0.0.0.0": "127.0.0.1", "4200": port})
+            with started(command, home / "server.log", {**environment, **database}) as process:
+                wait_until(lambda: answers(f"{url}/health"), process, home / "server.log")
+                yield PrefectServer(url, environment)
+
+
+@contextmanager
+def _postgresql(home: Path) -> Iterator[Mapping[str, str]]:
+    """The variables that make Prefect use a database of its own, or none where PostgreSQL is not installed."""
+    if not shutil.which("initdb") or not shutil.which("postgres"):
+        yield {}
+        return
+    data, port = home / "postgresql", free_port()
+    data.mkdir(mode=0o700)
+    unprivileged: list[str] = []
+    if os.geteuid() == 0:
+        os.chown(data, UNPRIVILEGED, UNPRIVILEGED)
+        unprivileged = ["setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups"]
+    initdb = ["initdb", "--pgdata", str(data), "--username", "prefect", "--auth", "trust", "--no-sync"]
+    subprocess.run([*unprivileged, *initdb], check=True, capture_output=True, cwd=data)
+    options = ["-c", "fsync=off", "-c", f"unix_socket_directories={data}", "-c", "listen_addresses=127.0.0.1"]
+    postgres = [*unprivileged, "postgres", "-D", str(data), "-p", str(port), *options]
+    with started(postgres, home / "postgresql.log", dict(os.environ), data) as process:
+        wait_until(lambda: _accepts(port), process, home / "postgresql.log")
+        yield {
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://prefect@127.0.0.1:{port}/postgres",
+        }
+
+
+@contextmanager
+def started(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with the block, and where it can with a test run that is killed."""
+    guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") and command[0] != "setpriv" else []
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [*guard, *command], env=dict(environment), cwd=cwd, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_until(is_ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not is_ready():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{process.args!r} did not start:\n{log.read_text()[-3000:]}")
+        time.sleep(0.1)
+
+
+def answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _accepts(port: int) -> bool:
+    """PostgreSQL takes connections before it serves; ``pg_isready`` can tell, where it is installed."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    ready = shutil.which("pg_isready")
+    return (
+        ready is None or subprocess.run([ready, "-q", "-h", "127.0.0.1", "-p", str(port)], check=False).returncode == 0
+    )

@@ -1,0 +1,166 @@
+"""A workspace with a small indexed tree, and everything that crashed runs can leave in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.storage.deltas import manifest as documents
+from driftline.storage.deltas.manifest import BatchId, revision
+from driftline.storage.entities import Entity
+from driftline.storage.garbage.orphans import Reason
+from driftline.storage.ids import new_ulid
+from driftline.storage.lines.table import LineTable
+from driftline.storage.model import DocMeta
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.indexing.rows import line_rows
+from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below
+
+ENTITY = Entity.parse("source:tree")
+SUPERSEDED = "00dead00"
+
+
+@dataclass
+class Corner:
+    """A tree, its workspace, and what was planted there."""
+
+    tree: Path
+    model: Path
+    uri: str
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace.open(self.uri)
+
+    @property
+    def table(self) -> LineTable:
+        return self.workspace.lines(ENTITY)
+
+    def copied(self, uri: Path) -> Corner:
+        """The same tree with a copy of its workspace, which must be a local one."""
+        shutil.copytree(self.uri, uri)
+        return Corner(self.tree, self.model, str(uri))
+
+    def index(self, **options: object) -> None:
+        request = IndexRequest((str(self.tree),), self.uri, "source:tree", model=str(self.model), workers=1)
+        for name, value in options.items():
+            object.__setattr__(request, name, value)
+        index_sources(request)
+
+    def assert_alive(self) -> None:
+        """The index holds exactly the tree, and can be written to."""
+        assert_in_step(self.workspace, ENTITY, files_below(self.tree))
+        (self.tree / "after.txt").write_text(f"{WORDS[1]}\n")
+        self.index()
+        assert_in_step(self.workspace, ENTITY, files_below(self.tree))
+        (self.tree / "after.txt").unlink()
+        self.index()
+        assert_nothing_staged(self.workspace)
+
+    def paths(self) -> set[str]:
+        return {info.path for info in self.workspace.objects.list(temporary=True)}
+
+    def rows(self, path: str = "extra.txt", count: int = 3) -> pa.Table:
+        """Lines of a document that the tree does not hold."""
+        dim = self.workspace.config.dim
+        assert dim is not None
+        return line_rows(
+            ENTITY,
+            [DocMeta(path, 1, 1, hash="00")],
+            pa.array([0] * count, pa.int32()),
+            pa.array(range(count), pa.int32()),
+            pa.array(["word1"] * count),
+            np.ones((count, dim), np.float16),
+        )
+
+    # -- what crashed runs leave ---------------------------------------------------------------
+
+    def plant(self) -> dict[str, Reason]:
+        """One orphan of each kind that needs no waiting; ``{path: reason}``."""
+        return {
+            self.fold_and_crash(): Reason.FOLDED,
+            self.stage(): Reason.DEAD_RUN,
+            self.write_and_crash(): Reason.UNCOMMITTED,
+            self.temporary(): Reason.TEMPORARY,
+            self.temporary(""): Reason.TEMPORARY,
+        }
+
+    def fold_and_crash(self) -> str:
+        """A compaction that published its base and died before it deleted what it had folded."""
+        manifest = self.workspace.documents(ENTITY)
+        name = manifest.log().deltas[0]
+        path = f"{manifest.directory}/{name}"
+        data = manifest.objects.get(path)
+        manifest.compact()
+        manifest.objects.create(path, data)
+        return path
+
+    def stage(self) -> str:
+        """A run that died between staging its delta and committing."""
+        manifest, batch = self.workspace.documents(ENTITY), BatchId(new_ulid(), 1)
+        manifest.stage(batch, self._change())
+        return f"{manifest.directory}/_staged_{batch.run_id}_{batch.batch:06}.parquet"
+
+    def commit_and_crash(self) -> str:
+        """A run that died between its commit and the publication of its delta."""
+        manifest, batch = self.workspace.documents(ENTITY), BatchId(new_ulid(), 1)
+        manifest.stage(batch, self._change())
+        token = self.table.ledger(ENTITY).token
+        self.table.commit(ENTITY, token, batch, (), self.table.write_fragments(self.rows()))
+        return f"{manifest.directory}/_staged_{batch.run_id}_{batch.batch:06}.parquet"
+
+    def write_and_crash(self) -> str:
+        """A worker that wrote a fragment for a commit that never came."""
+        before = self.paths()
+        self.table.write_fragments(self.rows())
+        (path,) = self.paths() - before
+        return path
+
+    def temporary(self, directory: str = ENTITY.directory) -> str:
+        name = f".tmp-{'0123456789abcdef' * 2}"
+        path = f"{directory}/{name}" if directory else name
+        self.workspace.objects.create(path, b"half")
+        return path
+
+    def superseded_table(self) -> set[str]:
+        """The table of an embedding that no document is in any more."""
+        before = self.paths()
+        self.workspace.lines(ENTITY, SUPERSEDED).create(16)
+        return self.paths() - before
+
+    @property
+    def next_rev(self) -> int:
+        """A revision as the newest holder of the lease would use it next."""
+        return revision(self.table.ledger(ENTITY).token, 1_000)
+
+    def _change(self) -> pa.Table:
+        fingerprint = self.workspace.config.fingerprint or ""
+        rows = documents.to_table([DocMeta("extra.txt", 1, 1, hash="00", fingerprint=fingerprint, lines=3)])
+        return self.workspace.documents(ENTITY).changes("add", self.next_rev, rows, now=datetime.now(UTC))
+
+
+def make_corner(root: Path, uri: str, model: Path) -> Corner:
+    """An indexed tree with a changed and a deleted file, so that its table has several versions."""
+    tree = root / "tree"
+    tree.mkdir(parents=True)
+    for number in range(6):
+        (tree / f"file{number}.txt").write_text("".join(f"word{number * 60 + i}\n" for i in range(60)))
+    corner = Corner(tree, model, uri)
+    corner.index()
+    (tree / "file1.txt").write_text("word7 word8\n")
+    (tree / "file2.txt").unlink()
+    corner.index()
+    return corner
+
+
+def make_old(path: str, seconds: float) -> None:
+    """Set the mtime of a local file so far back."""
+    then = os.stat(path).st_mtime - seconds
+    os.utime(path, (then, then))

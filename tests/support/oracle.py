@@ -1,0 +1,82 @@
+"""What an index has to hold, worked out naively from the files on disk; and a tiny model to index with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from model2vec import StaticModel
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from driftline.storage.entities import Entity
+from driftline.storage.workspace.workspace import Workspace
+
+WORDS = tuple(f"word{number}" for number in range(400))
+
+Row = tuple[str, int, str]
+"""Path, 0-based line number, text."""
+
+
+def save_tiny_model(folder: Path, seed: int = 7, dim: int = 16) -> Path:
+    """A model2vec directory with a random vector for each of WORDS, which loads in milliseconds."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(("[UNK]", *WORDS))}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    vectors = np.random.default_rng(seed).standard_normal((len(WORDS) + 1, dim)).astype(np.float32)
+    StaticModel(vectors, tokenizer, normalize=True).save_pretrained(folder)
+    return folder
+
+
+def rows_of_file(path: str, data: bytes) -> list[Row]:
+    """The rows of one UTF-8 file: its lines with a letter or a digit."""
+    text = data.decode()
+    lines = text.split("\n") if "\n" in text else text.split("\r")
+    return [
+        (path, number, line.removesuffix("\r"))
+        for number, line in enumerate(lines)
+        if any(unicodedata.category(character)[0] in "LN" for character in line)
+    ]
+
+
+def files_below(root: Path) -> dict[str, bytes]:
+    """Every file of a tree that holds nothing to be left out."""
+    found = {}
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder, name)
+            found[path.relative_to(root).as_posix()] = path.read_bytes()
+    return found
+
+
+def indexed_rows(workspace: Workspace, entity: Entity) -> list[Row]:
+    """What the table of lines holds of a source, sorted."""
+    table = workspace.lines(entity)
+    if not table.exists():
+        return []
+    columns = ["path", "line_number", "text"]
+    where = "entity = '" + str(entity).replace("'", "''") + "'"
+    return sorted(tuple(row.values()) for batch in table.rows(columns, where) for row in batch.to_pylist())
+
+
+def manifest_of(workspace: Workspace, entity: Entity) -> dict[str, tuple[str, int]]:
+    """``{path: (hash, lines)}`` of the indexed documents of a source."""
+    table = workspace.documents(entity).read(columns=["path", "hash", "lines", "reason"])
+    assert not [path for path, n in Counter(table["path"].to_pylist()).items() if n > 1], "a document stands twice"
+    return {row["path"]: (row["hash"], row["lines"]) for row in table.to_pylist() if row["reason"] is None}
+
+
+def assert_in_step(workspace: Workspace, entity: Entity, files: dict[str, bytes]) -> None:
+    """The table and the manifest hold exactly the lines of ``files`` (the text files to be indexed), each once."""
+    expected = {path: rows_of_file(path, data) for path, data in files.items()}
+    assert indexed_rows(workspace, entity) == sorted(row for rows in expected.values() for row in rows)
+    hashes = {path: hashlib.blake2b(data, digest_size=16).hexdigest() for path, data in files.items()}
+    assert manifest_of(workspace, entity) == {path: (hashes[path], len(rows)) for path, rows in expected.items()}
+
+
+def assert_nothing_staged(workspace: Workspace) -> None:
+    """No file of an unfinished commit lies about."""
+    left = [info.path for info in workspace.objects.list() if "_staged_" in info.path]
+    assert not left, left
