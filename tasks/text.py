@@ -78,7 +78,7 @@ def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class SplitLines:
     """The lines of some documents, in order: three arrays of one length.
 
     ``text`` is ``string``; ``doc_index`` is ``int32`` into the documents; ``line_number`` is ``int32``, 0-based.
@@ -92,7 +92,7 @@ class Lines:
         return len(self.text)
 
 
-def split_documents(texts: Sequence[str]) -> Lines:
+def split_documents(texts: Sequence[str]) -> SplitLines:
     """The lines of ``texts`` that hold a letter or a digit (Unicode categories L and N), numbered as editors do.
 
     ``\\n`` ends a line and one ``\\r`` before it is dropped; in a text without any ``\\n``, ``\\r`` ends a
@@ -118,7 +118,7 @@ def split_documents(texts: Sequence[str]) -> Lines:
     kept = filled[_has_word(documents, data, starts[filled], ends[filled])]
     starts, ends = starts[kept], ends[kept]
     text = _cut(_slices(documents, starts, ends - (data[ends - 1] == ord("\r"))))
-    return Lines(text, pa.array(doc_index[kept]), pa.array(line_number[kept]))
+    return SplitLines(text, pa.array(doc_index[kept]), pa.array(line_number[kept]))
 
 
 def split_lines(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""How far an index is behind a commit, from the run ledger and git; reads only."""
+"""How far an index is behind a commit, from the run history and git; reads only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from driftline.flows.config.locate import local_path
 from driftline.storage.entities import Entity
-from driftline.storage.workspace.run_history import RunRecord, Runs
+from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import SourceRecord, Workspace
 from driftline.tasks.git.commits import commit_time, is_ancestor
 from driftline.tasks.git.work_tree import git_origin
@@ -55,7 +55,7 @@ def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: date
 
 
 def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed: datetime) -> SourceAge:
-    for run in Runs(workspace.objects, entity.tenant).newest_first():
+    for run in RunHistory(workspace.objects, entity.tenant).newest_first():
         source = _source_of(run, entity)
         if source is None:
             continue

@@ -1,4 +1,4 @@
-"""``driftline runs`` and ``report``: what runs did, from their ledgers."""
+"""``driftline runs`` and ``report``: what runs did, from the run history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run ledgers of a workspace as figures: rows for ``driftline runs``, series for ``driftline report``."""
+"""The run histories of a workspace as figures: rows for ``driftline runs``, series for ``driftline report``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from driftline.flows.output.svg_plots import Series
 from driftline.storage.objects.request_counts import price
-from driftline.storage.workspace.run_history import RunRecord, Runs
+from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 
 _SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read")
@@ -21,14 +21,14 @@ _SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read
 
 def newest_runs(workspace: Workspace, limit: int) -> list[RunRecord]:
     """The newest runs over all tenants, newest first; a run over several of them counts once."""
-    ledgers = [Runs(workspace.objects, tenant) for tenant in workspace.tenants()]
-    named = heapq.merge(*(((run_id, n) for run_id in runs.ids()) for n, runs in enumerate(ledgers)), reverse=True)
-    return list(islice(_read(named, ledgers), limit))
+    histories = [RunHistory(workspace.objects, tenant) for tenant in workspace.tenants()]
+    named = heapq.merge(*(((run_id, n) for run_id in runs.ids()) for n, runs in enumerate(histories)), reverse=True)
+    return list(islice(_read(named, histories), limit))
 
 
-def _read(named: Iterable[tuple[str, int]], ledgers: Sequence[Runs]) -> Iterator[RunRecord]:
+def _read(named: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -> Iterator[RunRecord]:
     for run_id, places in groupby(named, key=itemgetter(0)):
-        found = [run for _, tenant in places if (run := ledgers[tenant].get(run_id)) is not None]
+        found = [run for _, tenant in places if (run := histories[tenant].get(run_id)) is not None]
         if len(found) > 1 and found[0].kind != "index":  # an index run tells all of it to each tenant
             yield found[0].model_copy(update={"report": {"parts": [run.report for run in found]}})
         elif found:

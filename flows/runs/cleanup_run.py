@@ -19,7 +19,7 @@ from driftline.storage.errors import CleanupAborted, CorruptFile, DriftlineError
 from driftline.storage.garbage.orphans import RUN_RETENTION, Kind, Orphan, Reason, Verdict, find_orphans, parse_name
 from driftline.storage.garbage.survey import Survey, survey
 from driftline.storage.ids import new_ulid
-from driftline.storage.workspace.run_history import RunRecord, Runs
+from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.clean import Deletion, Fence, free, store_time
 from driftline.tasks.maintenance.clean_memory import drop_expired, forget_deleted, open_catalog
@@ -79,7 +79,7 @@ def clean_workspace(request: CleanupRequest, progress: Progress | None = None) -
     """Delete what nothing refers to, or only report it.
 
     Raises CleanupAborted when anything could not be listed or read, with nothing deleted; StorageError and LeaseLost
-    later, when what was deleted is in the log and in the run ledger.
+    later, when what was deleted is in the log and in the run history.
     """
     if request.max_age_seconds < 0 or request.run_retention_days < 0:
         raise UsageError("An age is not negative", f"{request.max_age_seconds:g} s, {request.run_retention_days:g} d")
@@ -180,7 +180,7 @@ class _Cleanup:
             self._record(outcome, tenants)
 
     def _record(self, outcome: str, tenants: Sequence[Entity]) -> None:
-        """Write the run's ledger into each tenant, with what was deleted there and nothing of the others."""
+        """Write the record into each tenant, with what was deleted there and nothing of the others."""
         for tenant in tenants:
             own = f"{tenant.directory}/"
             deleted = [_as_dict(orphan) for orphan in self._report.deleted if orphan.path.startswith(own)]
@@ -197,7 +197,7 @@ class _Cleanup:
                     "deleted": deleted,
                 },
             )
-            Runs(self._workspace.objects, tenant).record(record)
+            RunHistory(self._workspace.objects, tenant).record(record)
 
     def _skip(self, message: str) -> None:
         self._report.skipped.append(message)

@@ -25,7 +25,7 @@ from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.table import LineTable
 from driftline.storage.memory.upkeep import compact_indexes, compact_vectors
 from driftline.storage.memory.vectors import vector_tables
-from driftline.storage.workspace.run_history import RunRecord, Runs
+from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace, lease_path
 from driftline.tasks.embedding.context import ModelRef, TaskContext
 from driftline.tasks.maintenance.clean import Fence
@@ -119,13 +119,13 @@ class _Compaction:
                 outcome=outcome,
                 report=self.report.to_dict(),
             )
-            Runs(self.workspace.objects, self.tenant).record(record)
+            RunHistory(self.workspace.objects, self.tenant).record(record)
 
     # -- deltas ------------------------------------------------------------------------------
 
     def _fold(self) -> None:
         for entity, _ in self.workspace.sources(self.named or self.tenant):
-            deltas = len(self.workspace.documents(entity).log().deltas)
+            deltas = len(self.workspace.manifest(entity).log().deltas)
             if deltas <= (0 if self.named else self.request.max_deltas):
                 continue
             self.progress.phase(f"folding {deltas:,} deltas of {entity}")

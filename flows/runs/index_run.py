@@ -26,10 +26,10 @@ from driftline.storage.ids import new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.objects.request_counts import phase, tally
-from driftline.storage.workspace.run_history import RunRecord, Runs
+from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace, lease_path
 from driftline.tasks.embedding.context import TaskContext
-from driftline.tasks.indexing.committer import Changes, Committer, settle
+from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.indexing.reembed import complete_reembedding, remove_strays
 from driftline.tasks.stopwatch import Stopwatch
 
@@ -132,7 +132,7 @@ def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: st
             outcome=outcome,
             report=report.to_dict(),
         )
-        Runs(plan.workspace.objects, tenant).record(record)
+        RunHistory(plan.workspace.objects, tenant).record(record)
 
 
 def remove_source(
@@ -156,12 +156,12 @@ def remove_source(
     run_id = new_ulid()
     with acquire(workspace.objects, lease_path(entity), run_id, wait_seconds=wait_seconds) as lease:
         settle(workspace, entity, lease)
-        manifest = workspace.documents(entity).read(columns=["path", "lines", "reason"])
+        manifest = workspace.manifest(entity).read(columns=["path", "lines", "reason"])
         documents, lines = totals(manifest)
         batch, dim = 0, workspace.config.dim or 0
         if len(manifest):
             committer = Committer(workspace, entity, lease, run_id, workspace.lines(entity), dim)
-            committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
+            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
             batch = committer.batch
         for table in workspace.line_tables(entity):  # also those of other models
             remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
@@ -175,5 +175,5 @@ def remove_source(
         outcome="done",
         report=report.to_dict(),
     )
-    Runs(workspace.objects, entity.tenant).record(record)
+    RunHistory(workspace.objects, entity.tenant).record(record)
     return report

@@ -13,7 +13,7 @@ from driftline.flows.config.toml_file import ConfiguredSource
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
 from driftline.storage.leases.lease import look
-from driftline.storage.lines.indexes import Scope
+from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import Source, open_source
 from driftline.storage.workspace.workspace import (
@@ -69,7 +69,7 @@ class IndexRequest:
     rebind: bool = False
     reembed: bool = False
     wait_seconds: float = 0.0
-    indexes: Scope = "all"
+    indexes: IndexScope = "all"
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     keep_going: bool = False
     by_commit: bool = False
@@ -190,7 +190,7 @@ def _plan_source(
         entity, known = _default_entity(source.uri, record, workspace, taken)
     if known is not None:  # a damaged file is told before anything is written
         look(workspace.objects, lease_path(entity))
-        workspace.documents(entity).check()
+        workspace.manifest(entity).check()
     if known is not None and keeps_filters:
         record = record.model_copy(update={"include": known.include, "exclude": known.exclude})
     record = record.model_copy(update={"entity": str(entity)})

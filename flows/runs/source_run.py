@@ -22,7 +22,7 @@ from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
 from driftline.storage.workspace.workspace import lease_path
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
-from driftline.tasks.indexing.committer import Changes, Committer, settle
+from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.indexing.reembed import remove_strays
 from driftline.tasks.scanning.partition import PartitionSpec, scan_partition
 from driftline.tasks.scanning.scan import ScanResult, ScanSpec, plan_partitions
@@ -166,7 +166,7 @@ class SourceRun:
             if len(retouched):
                 self._count_retouched(retouched)
                 with self._timed("commit"), self._committing:
-                    committer.commit(Changes(_as_manifest(retouched)))
+                    committer.commit(ChangeSet(_as_manifest(retouched)))
             self._progress.phase("embedding", total=len(changes))
             pending: list[BatchResult] = []
             since = time.monotonic()
@@ -199,7 +199,7 @@ class SourceRun:
         rows = [result.rows for result in results if len(result.rows)]
         if not rows:
             return
-        changes = Changes(
+        changes = ChangeSet(
             rows=pa.concat_tables(rows),
             fragments=tuple(f for result in results for f in result.fragments),
             replaced=tuple(path for result in results for path in result.replaced),
@@ -220,7 +220,7 @@ class SourceRun:
             with self._timed("delete"), self._committing:
                 had_lines = pc.greater(gone["lines"], 0)
                 removed = gone.filter(had_lines)["path"].to_pylist()
-                committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(gone["path"].to_pylist())))
+                committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(gone["path"].to_pylist())))
             self.indexes_lag |= bool(removed)
             self._count_deleted(gone)
         return refused
@@ -278,10 +278,10 @@ class SourceRun:
 
     def _totals(self) -> tuple[int, int]:
         """``(documents, lines)`` that the manifest holds now."""
-        return totals(self._plan.workspace.documents(self._source.entity).read(columns=["lines", "reason"]))
+        return totals(self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason"]))
 
     def _mention_deltas(self) -> None:
-        deltas = len(self._plan.workspace.documents(self._source.entity).log().deltas)
+        deltas = len(self._plan.workspace.manifest(self._source.entity).log().deltas)
         self.report.deltas = deltas
         if deltas > DEFAULT_MAX_DELTAS:
             self._progress.message(

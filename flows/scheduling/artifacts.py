@@ -21,7 +21,7 @@ from driftline.storage.objects.request_counts import KINDS
 from driftline.storage.workspace.workspace import Workspace
 
 MAX_ROWS = 1_000
-"""So many rows are shown; the run ledger in the workspace holds them all."""
+"""So many rows are shown; the run history in the workspace holds them all."""
 HISTORY_RUNS = 20
 _STATES = ("new", "changed", "touched", "unchanged", "deleted")
 

@@ -47,7 +47,7 @@ def revision(token: int, batch: int) -> int:
     return (token << _BATCH_BITS) | batch
 
 
-class Documents(DeltaIndex):
+class Manifest(DeltaIndex):
     """The manifest of one source."""
 
     def __init__(self, objects: ObjectStore, entity: Entity) -> None:

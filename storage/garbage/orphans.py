@@ -31,7 +31,7 @@ class Kind(enum.StrEnum):
     DELTA = "delta"
     STAGED = "staged delta"
     BLOB = "memory blob"
-    RUN = "run ledger"
+    RUN = "run history"
     TABLE = "file of a table"
     VERSION = "version of a table"
     TABLE_HINT = "hint of a table"
@@ -46,7 +46,7 @@ class Reason(enum.StrEnum):
     DEAD_RUN = "staged by a dead run and never committed"
     UNCOMMITTED = "belongs to no version of its table"
     SUPERSEDED = "table of a superseded embedding"
-    EXPIRED = "run ledger beyond its retention"
+    EXPIRED = "run history beyond its retention"
     TEMPORARY = "left by a write that was killed"
     UNOWNED = "memory blob that no entry refers to"
 
@@ -149,7 +149,7 @@ def find_orphans(
 ) -> Verdict:
     """The objects of a listing, with their parsed names, that nothing refers to and that are at least ``max_age`` old.
 
-    ``now`` is the time of the store that gave the listing. Run ledgers live for ``run_retention``, a tenant's newest
+    ``now`` is the time of the store that gave the listing. Run records live for ``run_retention``, a tenant's newest
     for ever. A superseded table goes as a whole, ``max_age`` after its last file and after its successor took over.
     """
     newest_run: dict[str, str] = {}

@@ -18,7 +18,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, ObjectNotFound
 from driftline.storage.garbage.orphans import Kind, Name, References, parse_name
 from driftline.storage.leases.lease import Sighting, look
-from driftline.storage.lines.table import Ledger, LineTable
+from driftline.storage.lines.table import CommitMarker, LineTable
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.queries import blob_references
 from driftline.storage.memory.index import MemoryIndex
@@ -79,16 +79,16 @@ def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
     for directory in sorted({*places[Kind.BASE], *places[Kind.DELTA]}):
         names = [*places[Kind.BASE][directory], *places[Kind.DELTA][directory]]
         entity = Entity.of_directory(directory)
-        index: DeltaIndex = workspace.documents(entity)
+        index: DeltaIndex = workspace.manifest(entity)
         if entity.type != level:
             index = MemoryIndex(objects, directory)
             names = [name for name in names if name == BASE]  # a delta of memory refers to nothing
         folded.update(f"{directory}/{name}" for name in _folded(index, names))
     for directory, staged in places[Kind.STAGED].items():
         entity = Entity.of_directory(directory)
-        ledgers = [_ledger(table, entity) for table in workspace.line_tables(entity) if table.exists()]
-        _folded(workspace.documents(entity), staged)
-        held = {name for name in staged if any(ledger.holds(parse_staged(name)) for ledger in ledgers)}
+        markers = [_marker(table, entity) for table in workspace.line_tables(entity) if table.exists()]
+        _folded(workspace.manifest(entity), staged)
+        held = {name for name in staged if any(marker.holds(parse_staged(name)) for marker in markers)}
         committed.update(f"{directory}/{name}" for name in held)
         dead.update(f"{directory}/{name}" for name in staged if name not in held)
     tracked: dict[str, frozenset[str]] = {}
@@ -158,9 +158,9 @@ def _tracked(workspace: Workspace, table: LineTable | VectorTable, present: set[
     )
 
 
-def _ledger(table: LineTable, entity: Entity) -> Ledger:
+def _marker(table: LineTable, entity: Entity) -> CommitMarker:
     try:
-        return table.ledger(entity)
+        return table.commit_marker(entity)
     except (ValueError, OSError) as error:
         raise CorruptFile(f"A table cannot be read ({str(error)[:300]})", table.uri, "See: driftline verify") from error
 
@@ -171,6 +171,6 @@ def _fingerprints(workspace: Workspace, tenant: Entity, directories: set[str]) -
     for directory in directories:
         entity = Entity.of_directory(directory)
         if entity.tenant == tenant and entity.type == workspace.config.hierarchy[-1]:
-            manifest = workspace.documents(entity).read(columns=["fingerprint", "reason"])
+            manifest = workspace.manifest(entity).read(columns=["fingerprint", "reason"])
             found.update(pc.unique(manifest.filter(pc.is_null(manifest["reason"]))["fingerprint"]).to_pylist())
     return found

@@ -52,7 +52,7 @@ MAX_UNINDEXED_ROWS = 20_000
 MAX_UNINDEXED_TEXT_FRACTION = 0.1
 """Extending a full-text index costs nearly as much as building it."""
 
-Scope = Literal["all", "text", "none"]
+IndexScope = Literal["all", "text", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Coverage:
     parts: int
 
 
-def maintain(table: LineTable, scope: Scope = "all", *, thorough: bool = False) -> list[str]:
+def maintain(table: LineTable, scope: IndexScope = "all", *, thorough: bool = False) -> list[str]:
     """Create the indexes that are missing and extend those that lag; returns the names of what changed.
 
     ``scope="text"`` leaves the vector index alone. ``thorough`` leaves no row to a scan and makes one part of each
@@ -130,7 +130,7 @@ def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
 
 
 def _has_vectors_to_index(dataset: LanceDataset) -> bool:
-    """Whether there are enough vectors for an index; ledger rows and lines of unknown words have none."""
+    """Whether there are enough vectors for an index; commit markers and lines of unknown words have none."""
     found = dataset.scanner(columns=["id"], filter="vector IS NOT NULL", limit=MIN_ROWS_FOR_VECTOR_INDEX).to_table()
     return len(found) == MIN_ROWS_FOR_VECTOR_INDEX
 

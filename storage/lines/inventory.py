@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from driftline.storage.errors import CorruptFile
 from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, VECTOR, VECTOR_METRIC, coverage
-from driftline.storage.lines.table import LEDGER_LINE, LineTable, quote
+from driftline.storage.lines.table import MARKER_LINE, LineTable, quote
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -36,13 +36,13 @@ _INDEXED_WORD = re.compile(r"(?<![\w])[A-Za-z]{6,40}(?![\w])")
 class Inventory:
     """``counts`` (of COUNTS) are sorted by entity and path; ``repeated`` are ``(entity, path)`` with a line twice.
 
-    ``ledgers`` counts the ledger rows of each entity, by its name.
+    ``markers`` counts the commit markers of each entity, by its name.
     """
 
     version: int
     counts: pa.Table
     repeated: frozenset[tuple[str, str]]
-    ledgers: dict[str, int]
+    markers: dict[str, int]
 
     def of(self, entity: str) -> pa.Table:
         """``path, hash, rows`` of one entity."""
@@ -59,8 +59,8 @@ def take_inventory(table: LineTable) -> Inventory:
     """
     dataset = table.open()
     try:
-        counts, ledgers = _counted(dataset)
-        return Inventory(dataset.version, counts, _repeated(dataset), ledgers)
+        counts, markers = _counted(dataset)
+        return Inventory(dataset.version, counts, _repeated(dataset), markers)
     except (ValueError, OSError) as error:
         raise CorruptFile(
             f"The table of lines cannot be read ({str(error)[:300]})", table.uri, "Restore it, or index anew."
@@ -71,8 +71,8 @@ def _counted(dataset: LanceDataset) -> tuple[pa.Table, dict[str, int]]:
     merged, pending, pending_rows = COUNTS.empty_table(), [], 0
     for batch in dataset.to_batches(columns=["entity", "path", "hash", "line_number"]):
         lines = pa.table(batch)
-        ledger = pc.equal(lines["line_number"], LEDGER_LINE)
-        hashes = pc.if_else(ledger, "", lines["hash"])
+        marker = pc.equal(lines["line_number"], MARKER_LINE)
+        hashes = pc.if_else(marker, "", lines["hash"])
         lines = lines.set_column(lines.schema.get_field_index("hash"), "hash", hashes)
         part = _sum(lines.select(["entity", "path", "hash"]).append_column("rows", pa.repeat(pa.scalar(1), len(lines))))
         pending.append(part)
@@ -81,8 +81,8 @@ def _counted(dataset: LanceDataset) -> tuple[pa.Table, dict[str, int]]:
             merged, pending, pending_rows = _sum(pa.concat_tables([merged, *pending])), [], 0
     merged = _sum(pa.concat_tables([merged, *pending]))
     is_ledger = pc.equal(merged["path"], "")
-    ledgers = merged.filter(is_ledger)
-    found = dict(zip(ledgers["entity"].to_pylist(), ledgers["rows"].to_pylist(), strict=True))
+    markers = merged.filter(is_ledger)
+    found = dict(zip(markers["entity"].to_pylist(), markers["rows"].to_pylist(), strict=True))
     counts = merged.filter(pc.invert(is_ledger)).sort_by([("entity", "ascending"), ("path", "ascending")])
     return counts, found
 
@@ -99,7 +99,7 @@ def _repeated(dataset: LanceDataset) -> frozenset[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for start in range(0, len(twice), LOOKUP_IDS):
         ids = ", ".join(map(str, twice[start : start + LOOKUP_IDS]))
-        where = f"id IN ({ids}) AND line_number > {LEDGER_LINE}"
+        where = f"id IN ({ids}) AND line_number > {MARKER_LINE}"
         rows = dataset.to_table(columns=["entity", "path", "line_number"], filter=where)
         grouped = rows.group_by(["entity", "path", "line_number"]).aggregate([([], "count_all")])
         again = grouped.filter(pc.greater(grouped["count_all"], 1))
@@ -109,7 +109,7 @@ def _repeated(dataset: LanceDataset) -> frozenset[tuple[str, str]]:
 
 def _ids_seen_twice(dataset: LanceDataset, number: int, passes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     parts = [np.empty(0, np.int64)]
-    for batch in dataset.to_batches(columns=["id"], filter=f"line_number > {LEDGER_LINE}"):
+    for batch in dataset.to_batches(columns=["id"], filter=f"line_number > {MARKER_LINE}"):
         ids = batch.column("id").to_numpy()
         parts.append(ids[ids % passes == number] if passes > 1 else ids)
     ids = np.sort(np.concatenate(parts))
@@ -141,7 +141,7 @@ def _sample(dataset: LanceDataset, rows: int, seed: int) -> list[dict[str, Any]]
     offsets = np.random.default_rng(seed).choice(rows, min(rows, SAMPLE_ROWS), replace=False)
     columns = ["id", "entity", "path", "text", "vector", "parent_dirs", "line_number"]
     taken = dataset.take(sorted(offsets.tolist()), columns=columns).to_pylist()
-    return [line for line in taken if line["line_number"] > LEDGER_LINE]
+    return [line for line in taken if line["line_number"] > MARKER_LINE]
 
 
 def _finds(dataset: LanceDataset, index: str, line: dict[str, Any]) -> bool:

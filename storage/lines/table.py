@@ -1,9 +1,9 @@
 """The table of line embeddings: one row per line, kept in Lance (DESIGN, "Index run").
 
 Workers write fragments; one place commits. A commit removes the old rows of the replaced
-documents, adds the new fragments and rewrites the source's ledger row, in one version. Since
+documents, adds the new fragments and rewrites the source's commit marker, in one version. Since
 every commit of a source rewrites the same row, two of them conflict, and a lost acknowledgement
-is found by looking at it. Ledger rows have neither vector nor text, so no search returns them.
+is found by looking at it. Commit markers have neither vector nor text, so no search returns them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 VECTOR_TYPE = pa.float16()
 """Half the bytes of float32 and the same top ten (decision 0002)."""
-LEDGER_LINE = -1
-"""``line_number`` of a ledger row."""
+MARKER_LINE = -1
+"""``line_number`` of a commit marker."""
 COMMIT_ATTEMPTS = 20
 PATHS_PER_LOOKUP = 2_000
 UNKNOWN_OUTCOMES = 3
@@ -67,8 +67,8 @@ def schema(dim: int) -> pa.Schema:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
-    """A source's ledger row: the newest fencing token, and the last batch that was committed."""
+class CommitMarker:
+    """A source's commit marker: the newest fencing token, and the last batch that was committed."""
 
     token: int
     run_id: str = ""
@@ -161,12 +161,12 @@ class LineTable:
             )
         return [json.dumps(fragment.to_json()) for fragment in fragments]
 
-    def ledger(self, entity: Entity) -> Ledger:
+    def commit_marker(self, entity: Entity) -> CommitMarker:
         """What is written down of ``entity``; token 0 if nothing is."""
-        return _newest(self._ledger_rows(entity, self.open()))
+        return _newest(self._markers(entity, self.open()))
 
-    def fence(self, entity: Entity, token: int) -> Ledger:
-        """Write ``token`` into the ledger row, so that an older holder's commit conflicts; returns what stood there."""
+    def fence(self, entity: Entity, token: int) -> CommitMarker:
+        """Write ``token`` into the commit marker, so that a stale holder's commit conflicts; return the old one."""
         return self._commit(entity, token, None, (), ())
 
     def commit(
@@ -174,15 +174,15 @@ class LineTable:
     ) -> None:
         """Remove the rows of the ``replaced`` paths, add ``fragments`` and record ``batch``, in one version.
 
-        Exactly once: a batch that the ledger holds already is left alone. Raises LeaseLost when a
+        Exactly once: a batch that the marker holds already is left alone. Raises LeaseLost when a
         newer token is found, CommitConflict after ``COMMIT_ATTEMPTS``.
         """
         self._commit(entity, token, batch, replaced, fragments)
 
     def _commit(
         self, entity: Entity, token: int, batch: BatchId | None, replaced: Sequence[str], fragments: Sequence[str]
-    ) -> Ledger:
-        """One transaction that removes every ledger row it has seen and writes a new one; returns what stood there.
+    ) -> CommitMarker:
+        """One transaction that removes every commit marker it has seen and writes a new one; returns what stood there.
 
         Two transactions conflict only if they remove the same row. So where there is no row yet, one is laid down
         first, with the token alone: of two holders that do so at once, one sees the other's row beside its own.
@@ -191,26 +191,26 @@ class LineTable:
         from lance.commit import CommitConflictError
 
         new = [lance.FragmentMetadata.from_json(text) for text in fragments]
-        written: dict[Ledger, list[FragmentMetadata]] = {}
+        written: dict[CommitMarker, list[FragmentMetadata]] = {}
         unknown_outcomes = 0
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()
-            rows = self._ledger_rows(entity, dataset)
+            rows = self._markers(entity, dataset)
             before = _newest(rows)
             if before.token > token:
                 raise LeaseLost(
                     f"Another run has taken {entity} over (token {before.token}, ours is {token})", self.uri
                 )
-            entry = Ledger(token, batch.run_id, batch.batch) if batch else replace(before, token=token)
+            entry = CommitMarker(token, batch.run_id, batch.batch) if batch else replace(before, token=token)
             if entry in rows if batch else rows == [entry]:
                 return before  # an earlier attempt succeeded, and its acknowledgement was lost
             if not rows:
-                entry = Ledger(token)
+                entry = CommitMarker(token)
             if entry not in written:
-                texts = self.write_fragments(_ledger_row(dataset.schema, entity, entry))
+                texts = self.write_fragments(_marker_row(dataset.schema, entity, entry))
                 written[entry] = [lance.FragmentMetadata.from_json(text) for text in texts]
             if rows:
-                removed, updated = without_rows(dataset, [_ledger_filter(entity), *_path_filters(entity, replaced)])
+                removed, updated = without_rows(dataset, [_marker_filter(entity), *_path_filters(entity, replaced)])
                 operation = lance.LanceOperation.Update(
                     removed_fragment_ids=removed, updated_fragments=updated, new_fragments=[*new, *written[entry]]
                 )
@@ -230,9 +230,9 @@ class LineTable:
             f"{COMMIT_ATTEMPTS} attempts to commit to the table met other writers", self.uri, "Run it again."
         )
 
-    def _ledger_rows(self, entity: Entity, dataset: LanceDataset) -> list[Ledger]:
-        found = dataset.to_table(columns=["hash"], filter=_ledger_filter(entity))["hash"].to_pylist()
-        return [Ledger(**json.loads(text)) for text in found]
+    def _markers(self, entity: Entity, dataset: LanceDataset) -> list[CommitMarker]:
+        found = dataset.to_table(columns=["hash"], filter=_marker_filter(entity))["hash"].to_pylist()
+        return [CommitMarker(**json.loads(text)) for text in found]
 
     def _transact(self, transaction: Transaction) -> None:
         import lance
@@ -262,14 +262,14 @@ def _session() -> Any:
     return Session(index_cache_size_bytes=INDEX_CACHE_BYTES, metadata_cache_size_bytes=METADATA_CACHE_BYTES)
 
 
-def _ledger_row(columns: pa.Schema, entity: Entity, entry: Ledger) -> pa.Table:
-    row = {"id": 0, "entity": str(entity), "path": "", "line_number": LEDGER_LINE, "hash": json.dumps(asdict(entry))}
+def _marker_row(columns: pa.Schema, entity: Entity, entry: CommitMarker) -> pa.Table:
+    row = {"id": 0, "entity": str(entity), "path": "", "line_number": MARKER_LINE, "hash": json.dumps(asdict(entry))}
     return pa.Table.from_pylist([{name: row.get(name) for name in columns.names}], schema=columns)
 
 
-def _newest(rows: Sequence[Ledger]) -> Ledger:
+def _newest(rows: Sequence[CommitMarker]) -> CommitMarker:
     """The highest token, and the last batch: a row that was laid down beside another names none."""
-    batches = max((row for row in rows if row.run_id), key=lambda row: row.token, default=Ledger(0))
+    batches = max((row for row in rows if row.run_id), key=lambda row: row.token, default=CommitMarker(0))
     return replace(batches, token=max((row.token for row in rows), default=0))
 
 
@@ -284,7 +284,7 @@ def is_one_of(column: str, values: Sequence[str]) -> str:
 
 
 def lines_only(where: str | None) -> str:
-    only = f"line_number > {LEDGER_LINE}"
+    only = f"line_number > {MARKER_LINE}"
     return f"({where}) AND {only}" if where else only
 
 
@@ -293,8 +293,8 @@ def no_lines(where: str | None) -> str:
     return f"path = '' AND ({where})" if where else "path = ''"
 
 
-def _ledger_filter(entity: Entity) -> str:
-    return f"path = '' AND line_number = {LEDGER_LINE} AND entity = {quote(str(entity))}"
+def _marker_filter(entity: Entity) -> str:
+    return f"path = '' AND line_number = {MARKER_LINE} AND entity = {quote(str(entity))}"
 
 
 def _path_filters(entity: Entity, paths: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ class Flusher:
     """Empties the outbox, ``FLUSH_SECONDS`` after a write or as soon as ``FLUSH_ROWS`` wait, in a thread of its own.
 
     A crash at any step leaves changes in the outbox; they are flushed again, which changes nothing where they had
-    arrived: indexes go by ``rev``, vectors by the ids that their ledger knows. Without ``search`` it brings indexes in
+    arrived: indexes go by ``rev``, vectors by the ids that their marker knows. Without ``search`` it brings indexes in
     step, and leaves the changes of a tenant that has vectors to a process with a model.
     """
 

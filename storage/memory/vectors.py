@@ -1,7 +1,7 @@
 """The vectors of a tenant's memory: one row an entry that has text, kept in Lance (DESIGN, "Memory").
 
-One ledger row, with an empty key, holds the highest outbox id that was applied. Every commit rewrites it, so that two
-of them conflict, and each change is applied once and in order, whoever flushes it.
+The commit marker, a row with an empty key, holds the highest outbox id that was applied. Every commit rewrites it, so
+that two commits conflict, and each change is applied once and in order, whoever flushes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS_PER_LOOKUP = 2_000
 MIN_INDEXED_ROWS = 10_000
 MIN_VECTOR_INDEX_ROWS = 100_000
 _INDEXES: dict[str, Literal["BTREE", "LABEL_LIST"]] = {"key": "BTREE", "places": "LABEL_LIST", "fields": "LABEL_LIST"}
-_LEDGER = "key = ''"
+_MARKER = "key = ''"
 _ANEW = "Make it anew: driftline memory rebuild"
 _TABLE = re.compile(r"memory_embeddings-([0-9a-f]+)\.lance")
 
@@ -128,7 +128,7 @@ class VectorTable:
     def apply(self, changed: Mapping[str, int], rows: Sequence[VectorRow], last: int, dim: int) -> None:
         """Take the keys in ``changed`` out and put ``rows`` in, in one version, and note that ``last`` was applied.
 
-        ``changed`` gives each key the id of its latest change; what the ledger says was applied already is left out.
+        ``changed`` gives each key the id of its latest change; what the marker says was applied already is left out.
         Raises CommitConflict after ``COMMIT_ATTEMPTS``.
         """
         if not self.exists():
@@ -142,9 +142,9 @@ class VectorTable:
             if not due:
                 return
             fresh = [row for row in rows if row.key in due]
-            filters = [_LEDGER, *(is_one_of("key", some) for some in _lookups(sorted(due)))]
+            filters = [_MARKER, *(is_one_of("key", some) for some in _lookups(sorted(due)))]
             removed, updated = without_rows(dataset, filters)
-            added = self._write([*fresh, _ledger_row(last)], dataset.schema)
+            added = self._write([*fresh, _marker_row(last)], dataset.schema)
             if self._commit(dataset.version, removed, updated, added):
                 return
         raise CommitConflict(f"{COMMIT_ATTEMPTS} attempts to commit met other writers", self.uri, "Try again.")
@@ -174,7 +174,7 @@ class VectorTable:
         self._create(dim)
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()
-            added = self._write([_ledger_row(max(last, _applied(dataset)))], dataset.schema)
+            added = self._write([_marker_row(max(last, _applied(dataset)))], dataset.schema)
             for rows in pages():
                 added += self._write(rows, dataset.schema)
             fragments: list[Any] = list(dataset.get_fragments())
@@ -187,7 +187,7 @@ class VectorTable:
 
         if self.exists():
             return
-        first = _to_table([_ledger_row(0)], schema(dim))  # two first commits would not conflict without it
+        first = _to_table([_marker_row(0)], schema(dim))  # two first commits would not conflict without it
         try:
             lance.write_dataset(
                 first, self.uri, mode="create", enable_stable_row_ids=True, storage_options=self.options
@@ -221,7 +221,7 @@ class VectorTable:
         updated: list[FragmentMetadata],
         added: list[FragmentMetadata],
     ) -> bool:
-        """Whether the commit went through; False if it met another one, or nobody knows: look at the ledger then."""
+        """Whether the commit went through; False if it met another one, or nobody knows: look at the marker then."""
         import lance
 
         operation = lance.LanceOperation.Update(
@@ -268,7 +268,7 @@ class VectorTable:
     def revs(self) -> list[tuple[str, int]]:
         """``(key, rev)`` of every vector. Raises CorruptFile."""
         try:
-            found = self.open().to_table(columns=["key", "rev"], filter=f"NOT ({_LEDGER})")
+            found = self.open().to_table(columns=["key", "rev"], filter=f"NOT ({_MARKER})")
         except (ValueError, OSError) as error:
             raise CorruptFile(f"Vectors cannot be read ({first_line(error)})", self.uri, _ANEW) from error
         return list(zip(found["key"].to_pylist(), found["rev"].to_pylist(), strict=True))
@@ -291,10 +291,10 @@ def is_indexed(dataset: LanceDataset) -> bool:
 
 
 def _applied(dataset: LanceDataset) -> int:
-    return max(dataset.to_table(columns=["rev"], filter=_LEDGER)["rev"].to_pylist(), default=0)
+    return max(dataset.to_table(columns=["rev"], filter=_MARKER)["rev"].to_pylist(), default=0)
 
 
-def _ledger_row(last: int) -> VectorRow:
+def _marker_row(last: int) -> VectorRow:
     return VectorRow("", last, "", {}, np.empty(0))
 
 

@@ -1,4 +1,4 @@
-"""The run ledger: what each run did, one JSON file a run, never changed."""
+"""The run history: what each run did, one JSON file a run, never changed."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class RunRecord(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """The ledgers of one tenant."""
+class RunHistory:
+    """The run history of one tenant."""
 
     objects: ObjectStore
     tenant: Entity
 
     def record(self, run: RunRecord) -> None:
-        """Write the ledger of a finished run."""
+        """Write the record of a finished run."""
         self.objects.create(f"{self._directory}/{run.run_id}.json", run.model_dump_json(indent=1).encode())
 
     def get(self, run_id: str) -> RunRecord | None:
-        """The ledger of a run, or None."""
+        """The record of a run, or None."""
         return read_record(self.objects, f"{self._directory}/{run_id}.json", RunRecord)
 
     def revision(self, run_id: str, entity: Entity) -> int:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from driftline.storage.deltas.manifest import Documents
+from driftline.storage.deltas.manifest import Manifest
 from driftline.storage.entities import INDEX_LEVELS, Entity, decode_id
 from driftline.storage.errors import (
     AlreadyExists,
@@ -179,9 +179,9 @@ class Workspace:
 
     # -- sources -----------------------------------------------------------------------------
 
-    def documents(self, entity: Entity) -> Documents:
+    def manifest(self, entity: Entity) -> Manifest:
         """The manifest of a source."""
-        return Documents(self.objects, entity)
+        return Manifest(self.objects, entity)
 
     def source(self, entity: Entity) -> SourceRecord | None:
         """What is known of a source, or None."""

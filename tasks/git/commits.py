@@ -1,7 +1,7 @@
 """What git says of commits: which one is checked out, and which paths differ between two of them or from the disk.
 
 Two trees are compared, not histories: a force-push, another branch and a merge are all the same to it. Where git
-cannot tell all that differs, ``Changes.paths`` is None, which means: look at everything.
+cannot tell all that differs, ``ChangedPaths.paths`` is None, which means: look at everything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ChangedPaths:
     """Paths that differ, relative to the source, sorted; None means that all must be looked at, ``why`` says why."""
 
     paths: tuple[str, ...] | None
@@ -66,22 +66,22 @@ def is_ancestor(root: str, commit: str, later: str) -> bool:
     return run_git(root, "merge-base", "--is-ancestor", commit, later) is not None
 
 
-def changes_between(tree: WorkTree, base: str, commit: str) -> Changes:
+def changes_between(tree: WorkTree, base: str, commit: str) -> ChangedPaths:
     """What differs between the trees of two commits; a rename is a deletion and an addition."""
     if not _ID.fullmatch(base):
-        return Changes(None, "the commit indexed last is unknown")
+        return ChangedPaths(None, "the commit indexed last is unknown")
     if run_git(tree.root, "cat-file", "-e", f"{base}^{{commit}}") is None:
-        return Changes(None, f"this clone does not hold {base[:12]}, the commit indexed last")
+        return ChangedPaths(None, f"this clone does not hold {base[:12]}, the commit indexed last")
     answer = run_git(tree.root, "diff-tree", "-r", "-z", "--raw", "--no-renames", base, commit)
     if answer is None:
-        return Changes(None, f"git cannot compare with {base[:12]}, the commit indexed last")
+        return ChangedPaths(None, f"git cannot compare with {base[:12]}, the commit indexed last")
     fields = answer.split(b"\0")[:-1]
     if any(_SUBMODULE in meta.split()[:2] for meta in (m.removeprefix(b":") for m in fields[::2])):
-        return Changes(None, "a submodule has changed")
+        return ChangedPaths(None, "a submodule has changed")
     return _within(tree, fields[1::2])
 
 
-def changes_on_disk(tree: WorkTree) -> Changes:
+def changes_on_disk(tree: WorkTree) -> ChangedPaths:
     """What differs between the commit checked out and the disk: changed, deleted and untracked files."""
     # Files that only this machine's own ignore file leaves out are indexed, and have to be seen here.
     command = ("-c", "core.excludesFile=/dev/null", "status", "--porcelain=v1", "-z", "--no-renames")
@@ -89,36 +89,36 @@ def changes_on_disk(tree: WorkTree) -> Changes:
     entries = run_git(tree.top, "ls-files", "--stage", "-v", "-z")
     status = finish_git(looking)
     if entries is None:
-        return Changes(None, "git cannot list the tracked files")
+        return ChangedPaths(None, "git cannot list the tracked files")
     listed = b"\0" + entries
     if listed.count(_PLAIN_ENTRY) < entries.count(b"\0") or _SUBMODULE_ENTRY in listed:
-        return Changes(None, "there are submodules, conflicts, or files that git is told not to look at")
+        return ChangedPaths(None, "there are submodules, conflicts, or files that git is told not to look at")
     if status is None:
-        return Changes(None, "git cannot tell what has changed on the disk")
+        return ChangedPaths(None, "git cannot tell what has changed on the disk")
     return _within(tree, [entry[3:] for entry in status.split(b"\0")[:-1]])
 
 
-def union(first: Changes, second: Changes) -> Changes:
+def union(first: ChangedPaths, second: ChangedPaths) -> ChangedPaths:
     """What differs in either."""
     if first.paths is None or second.paths is None:
         return first if first.paths is None else second
     paths = tuple(sorted({*first.paths, *second.paths}))
     if len(paths) > MAX_CHANGED_PATHS:
-        return Changes(None, f"{len(paths):,} paths have changed")
-    return Changes(paths)
+        return ChangedPaths(None, f"{len(paths):,} paths have changed")
+    return ChangedPaths(paths)
 
 
-def _within(tree: WorkTree, names: list[bytes]) -> Changes:
+def _within(tree: WorkTree, names: list[bytes]) -> ChangedPaths:
     """``names``, relative to the top of the work tree, relative to the source, without those beside it."""
     found: set[str] = set()
     for name in map(os.fsdecode, names):
         if name.endswith("/"):
-            return Changes(None, f"{name} is a repository of its own")
+            return ChangedPaths(None, f"{name} is a repository of its own")
         if name.rpartition("/")[2] in _RULING:
-            return Changes(None, f"{name} has changed")
+            return ChangedPaths(None, f"{name} has changed")
         if name.startswith(tree.prefix) and _is_unicode(name):  # others are never indexed
             found.add(name[len(tree.prefix) :])
-    return Changes(tuple(sorted(found)))
+    return ChangedPaths(tuple(sorted(found)))
 
 
 def _is_unicode(name: str) -> bool:

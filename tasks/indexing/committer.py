@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from driftline.storage.deltas.delta_index import ADD, REMOVE
-from driftline.storage.deltas.manifest import SCHEMA, BatchId, Documents, revision
+from driftline.storage.deltas.manifest import SCHEMA, BatchId, Manifest, revision
 from driftline.storage.entities import Entity
 from driftline.storage.ids import derived_ulid
 from driftline.storage.leases.lease import Lease
@@ -18,7 +18,7 @@ from driftline.storage.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ChangeSet:
     """What one commit changes: manifest ``rows`` to add, ``removed`` paths, ``replaced`` paths, new ``fragments``.
 
     The lines of ``replaced`` and of ``removed`` documents go.
@@ -45,12 +45,12 @@ class Committer:
     table: LineTable
     dim: int
     batch: int = 0
-    _documents: Documents = field(init=False)
+    _documents: Manifest = field(init=False)
 
     def __post_init__(self) -> None:
-        self._documents = self.workspace.documents(self.entity)
+        self._documents = self.workspace.manifest(self.entity)
 
-    def commit(self, changes: Changes) -> None:
+    def commit(self, changes: ChangeSet) -> None:
         """Make ``changes`` visible, exactly once, whatever is retried or interrupted.
 
         First the manifest's delta under a staged name, then one transaction of the table, then the
@@ -75,7 +75,7 @@ class Committer:
         self.lease.check()
         self.table.commit(self.entity, self.lease.token, BatchId(self.run_id, self.batch), paths, ())
 
-    def _delta(self, changes: Changes) -> pa.Table:
+    def _delta(self, changes: ChangeSet) -> pa.Table:
         rev, now = revision(self.lease.token, self.batch), datetime.now(UTC)
         paths = pa.table({"path": pa.array(changes.removed, pa.string())})
         return pa.concat_tables(
@@ -93,7 +93,7 @@ def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
     released its lease commits no more, so only one that was taken over has to be fenced.
     """
     done, dead = finish_staged(workspace, entity, lease)
-    workspace.documents(entity).discard_staged(dead)
+    workspace.manifest(entity).discard_staged(dead)
     return done
 
 
@@ -108,7 +108,7 @@ def finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[i
 
 
 def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
-    documents = workspace.documents(entity)
+    documents = workspace.manifest(entity)
     staged = documents.staged()
     if not staged and not lease.taken_over:
         return 0, []
@@ -116,9 +116,9 @@ def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[
         workspace.lines(entity).create(workspace.config.dim)  # without a table there is no row to fence with
     # A run that died before its first commit leaves a folder with fragments and no table.
     tables = [table for table in workspace.line_tables(entity) if table.exists()]
-    ledgers = [table.fence(entity, lease.token) for table in tables]
+    markers = [table.fence(entity, lease.token) for table in tables]
     staged = documents.staged()  # again: the older holder may have committed until it was fenced
-    done = [batch for batch in staged if any(ledger.holds(batch) for ledger in ledgers)]
+    done = [batch for batch in staged if any(marker.holds(batch) for marker in markers)]
     for batch in done:
         documents.publish_staged(batch)
     return len(done), [batch for batch in staged if batch not in done]

@@ -17,7 +17,7 @@ from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.queries import LineFilter, nearest_lines
 from driftline.storage.model import DocMeta, LineEmbedding
 from driftline.storage.workspace.workspace import SourceRecord, Workspace, lease_path
-from driftline.tasks.indexing.committer import Changes, Committer, settle
+from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.indexing.rows import line_rows
 
 
@@ -63,14 +63,14 @@ class LineStore:
             pa.array([line.text for line in lines], pa.string()),
             unit.astype(np.float16),
         )
-        self._commit(Changes(manifest.to_table(metas), replaced=tuple(paths)), wait_seconds, rows)
+        self._commit(ChangeSet(manifest.to_table(metas), replaced=tuple(paths)), wait_seconds, rows)
         return len(rows)
 
     def delete_documents(self, paths: Sequence[str], *, wait_seconds: float = 0.0) -> int:
         """Remove documents and their lines; returns how many there were. Unknown paths are fine."""
-        found = self.workspace.documents(self.entity).get(paths, columns=["path"])["path"].to_pylist()
+        found = self.workspace.manifest(self.entity).get(paths, columns=["path"])["path"].to_pylist()
         if found:
-            self._commit(Changes(manifest.SCHEMA.empty_table(), removed=tuple(found)), wait_seconds)
+            self._commit(ChangeSet(manifest.SCHEMA.empty_table(), removed=tuple(found)), wait_seconds)
         return len(found)
 
     def search_line_embeddings(
@@ -95,7 +95,7 @@ class LineStore:
             )
         return config.dim, config.fingerprint
 
-    def _commit(self, changes: Changes, wait_seconds: float, rows: pa.Table | None = None) -> None:
+    def _commit(self, changes: ChangeSet, wait_seconds: float, rows: pa.Table | None = None) -> None:
         dim, _ = self._embedding()
         workspace, run_id = self.workspace, new_ulid()
         with acquire(workspace.objects, lease_path(self.entity), run_id, wait_seconds=wait_seconds) as lease:

@@ -31,7 +31,7 @@ def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, t
                 tell(f"The old model serves until the next run with --reembed: {error.what}")
                 return False
             settle(workspace, entity, lease)
-            manifest = workspace.documents(entity).read(columns=["fingerprint", "reason"])
+            manifest = workspace.manifest(entity).read(columns=["fingerprint", "reason"])
             documents = manifest.filter(pc.is_null(manifest["reason"]))
             if pc.any(pc.not_equal(documents["fingerprint"], model.fingerprint)).as_py():
                 missing.append(str(entity))
@@ -51,7 +51,7 @@ def remove_strays(committer: Committer) -> int:
     """
     if not committer.table.exists():
         return 0
-    manifest = committer.workspace.documents(committer.entity).read(columns=["path", "reason"])
+    manifest = committer.workspace.manifest(committer.entity).read(columns=["path", "reason"])
     indexed = manifest.filter(pc.is_null(manifest["reason"]))["path"].to_pylist()
     strays = committer.table.paths(committer.entity).difference(indexed)
     if strays:

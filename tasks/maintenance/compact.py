@@ -51,7 +51,7 @@ def fold_deltas(workspace: Workspace, entity: Entity, lease: Lease) -> Folded:
     """Settle what killed runs left of a source, then fold its deltas. The lease is that of the source."""
     settle(workspace, entity, lease)
     lease.check()
-    return workspace.documents(entity).compact()
+    return workspace.manifest(entity).compact()
 
 
 def take_stock(workspace: Workspace, tenant: Entity) -> Figures:
@@ -62,7 +62,7 @@ def take_stock(workspace: Workspace, tenant: Entity) -> Figures:
     return Figures(
         files=len(found),
         bytes=sum(info.size_bytes for info in found),
-        deltas=sum(len(workspace.documents(entity).log().deltas) for entity, _ in workspace.sources(tenant)),
+        deltas=sum(len(workspace.manifest(entity).log().deltas) for entity, _ in workspace.sources(tenant)),
         fragments=sum(len(table.open().get_fragments()) for table in tables),
         versions=sum(info.path.endswith(".manifest") for info in found),
         p50_seconds=quality.p50_seconds if quality else None,

@@ -11,7 +11,7 @@ from driftline.storage.errors import ObjectNotFound
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import drop, maintain
 from driftline.storage.workspace.workspace import Workspace, lease_path
-from driftline.tasks.indexing.committer import Changes, Committer, settle
+from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 
 DAMAGED_PREFIX = "_damaged_"
 
@@ -35,7 +35,7 @@ def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> b
 def mend_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
     """Settle ``entity``, and take the documents ``paths`` out of each table, by fingerprint. Raises LeaseHeld.
 
-    A table without documents to take out gets its ledger row renewed, so that there is one.
+    A table without documents to take out gets its commit marker renewed, so that there is one.
     """
     with acquire(workspace.objects, lease_path(entity), run_id) as lease:
         settle(workspace, entity, lease)
@@ -46,7 +46,7 @@ def mend_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[st
                 table.fence(entity, lease.token)
                 continue
             committer = Committer(workspace, entity, lease, run_id, table, workspace.config.dim or 0, batch=batch)
-            committer.commit(Changes(SCHEMA.empty_table(), removed=tuple(sorted(names))))
+            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(sorted(names))))
             batch = committer.batch
 
 

@@ -26,7 +26,7 @@ class FindingKind(enum.StrEnum):
     OTHER_CONTENT = "lines of another content than the document's"
     NO_DOCUMENT = "lines without a document"
     REPEATED = "line that stands twice"
-    LEDGER = "source without exactly one ledger row"
+    LEDGER = "source without exactly one commit marker"
     STAGED = "staged delta of a dead run"
     INDEX = "index that does not cover what it claims"
     BLOB = "memory entry without its value"
@@ -121,7 +121,7 @@ class _Tenant:
         return sorted({*bound, *(entity for purpose, entity in leased if purpose == "source")})
 
     def _read(self, source: Entity) -> None:
-        documents = self._workspace.documents(source)
+        documents = self._workspace.manifest(source)
         try:
             self._workspace.source(source)
             manifest = documents.read(columns=["path", "hash", "lines", "reason", "fingerprint"])
@@ -152,8 +152,8 @@ class _Tenant:
         for name, path in sorted(inventory.repeated):
             if name not in self._unknown:
                 self._add(FindingKind.REPEATED, name, path, "A line of it is there more than once.", table.fingerprint)
-        for name in sorted({*inventory.counts["entity"].unique().to_pylist(), *inventory.ledgers} - self._unknown):
-            rows = inventory.ledgers.get(name, 0)
+        for name in sorted({*inventory.counts["entity"].unique().to_pylist(), *inventory.markers} - self._unknown):
+            rows = inventory.markers.get(name, 0)
             if rows != 1:
                 self._add(FindingKind.LEDGER, name, "", f"It has {rows}.", table.fingerprint)
 

@@ -22,7 +22,7 @@ class PartitionSpec:
 
 def scan_partition(spec: PartitionSpec, context: TaskContext) -> ScanResult:
     """List the partition and compare it with what the manifest says of it."""
-    manifest = context.workspace.documents(spec.entity)
+    manifest = context.workspace.manifest(spec.entity)
     if spec.paths is not None:
         return scan_paths(spec.scan, spec.paths, manifest.get, now_ns=spec.now_ns)
     return scan(spec.scan, lambda prefixes: manifest.read(prefixes, columns=SCHEMA.names), now_ns=spec.now_ns)

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Self
 
 from driftline.storage.workspace.workspace import IndexedCommit
-from driftline.tasks.git.commits import Changes, Commit, changes_between, changes_on_disk, head, union
+from driftline.tasks.git.commits import ChangedPaths, Commit, changes_between, changes_on_disk, head, union
 from driftline.tasks.git.work_tree import WorkTree, find_work_tree
 
 
@@ -34,17 +34,17 @@ class WorkTreeAtCommit:
         told = repr((rules, tree.prefix, version("driftline"))).encode() + _read(tree.exclude)
         return cls(tree, commit, hashlib.blake2b(told, digest_size=16).hexdigest())
 
-    def changes_since(self, last: IndexedCommit | None, token: int | None) -> Changes:
+    def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
         """What to look at for the index to be in step with the disk, if it was so with ``last``.
 
         ``token`` is that of the lease held now, None for a dry run, which holds none and may be told too little.
         """
         if last is None:
-            return Changes(None, "no commit is known to have been indexed")
+            return ChangedPaths(None, "no commit is known to have been indexed")
         if token is not None and last.token != token - 1:
-            return Changes(None, "another run has worked on the source since")
+            return ChangedPaths(None, "another run has worked on the source since")
         if last.scanned_with != self.scanned_with:
-            return Changes(None, "the source was indexed with other settings")
+            return ChangedPaths(None, "the source was indexed with other settings")
         return union(changes_between(self.tree, last.id, self.commit.id), changes_on_disk(self.tree))
 
     def reached(self, token: int) -> IndexedCommit | None:

@@ -36,7 +36,7 @@ def analyze_document_states(
     source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
     rules = Rules(include=record.include, exclude=record.exclude)
     spec = ScanSpec(source, workspace.config.fingerprint, rules=rules)
-    documents = workspace.documents(entity)
+    documents = workspace.manifest(entity)
     manifest = documents.get(paths)
     found = scan_paths(spec, paths, lambda prefixes: manifest, now_ns=time.time_ns()).diff
     states = dict.fromkeys(manifest["path"].to_pylist(), DocumentState.UNCHANGED)

@@ -18,7 +18,7 @@ from driftline.tasks.search.ranking import (
     DEFINITION_BONUS,
     MEANING_OF_CODE,
     MEANING_OF_PROSE,
-    Lines,
+    CandidateLines,
     Reach,
     count_words,
     definitions,
@@ -54,7 +54,7 @@ class Candidates:
 
     words: Sequence[str]
     documents: Sequence[Document]
-    lines: Lines
+    lines: CandidateLines
     texts: Sequence[str]
     block: NDArray[np.int64]
     block_documents: NDArray[np.int64]
@@ -92,7 +92,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
     return Candidates(
         words,
         documents,
-        Lines(block_documents[block], number[held]),
+        CandidateLines(block_documents[block], number[held]),
         texts,
         block,
         block_documents,
@@ -116,7 +116,7 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
     return Candidates(
         found.words,
         documents,
-        Lines(
+        CandidateLines(
             np.concatenate([document, near_document[new]])[order],
             np.concatenate([found.lines.number, near_number[new]])[order],
         ),
@@ -205,7 +205,7 @@ def _meaning(
     around = np.unique((chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1))
     vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
     at = np.searchsorted(around, chosen)  # where the chosen ones are among those around them
-    lines = Lines(candidates.lines.document[around], candidates.lines.number[around])
+    lines = CandidateLines(candidates.lines.document[around], candidates.lines.number[around])
     return vectors[at] @ vector, meaning_scores(lines, vectors, vector, meaning)[at]
 
 

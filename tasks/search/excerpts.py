@@ -55,7 +55,7 @@ def _indexed(workspace: Workspace, path: str, source: str | None) -> tuple[Entit
         entities = [Entity.parse(source, workspace.config.hierarchy)]
     found: list[tuple[Entity, str]] = []
     for entity in entities:
-        rows = workspace.documents(entity).get([path], columns=["hash", "reason"]).to_pylist()
+        rows = workspace.manifest(entity).get([path], columns=["hash", "reason"]).to_pylist()
         found += [(entity, row["hash"]) for row in rows if row["reason"] is None]
     if not found:
         raise UsageError("No such document is indexed", path, "Take path and source from search results.")

@@ -53,7 +53,7 @@ weight is also that of a line alone, where the best one of a window is told."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class CandidateLines:
     """Where ``n`` lines stand, in the order of documents and lines.
 
     ``document`` ``(n,) int`` tells documents apart, ``number`` ``(n,) int`` counts from 0 in each.
@@ -78,7 +78,7 @@ def word_weights(
 
 
 def text_scores(
-    lines: Lines,
+    lines: CandidateLines,
     counts: NDArray[np.float32],
     lengths: NDArray[np.float32],
     in_path: NDArray[np.float32],
@@ -113,7 +113,7 @@ def document_scores(document: NDArray[np.int64], bm25: NDArray[np.float32], coun
 
 
 def meaning_scores(
-    lines: Lines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Sequence[Reach]
+    lines: CandidateLines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Sequence[Reach]
 ) -> NDArray[np.float32]:
     """``(n,)``: weighted cosines of ``query`` and the means of the ``vectors``, ``(n, dim)``, around each line."""
     scores = np.zeros(len(vectors), np.float32)
@@ -191,7 +191,7 @@ def _saturated(counts: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDA
     return np.asarray(counts * (BM25_K1 + 1) / (counts + norm[:, None]), np.float32)
 
 
-def _around(lines: Lines, values: NDArray[np.float32], reach: int, decay: float) -> NDArray[np.float32]:
+def _around(lines: CandidateLines, values: NDArray[np.float32], reach: int, decay: float) -> NDArray[np.float32]:
     """``(n, c)``: for each line the sum of the ``values``, ``(n, c)``, around it, less of those that are farther."""
     total = values.copy()
     shares = decay ** np.arange(reach + 1, dtype=np.float32)

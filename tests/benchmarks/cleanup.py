@@ -15,7 +15,7 @@ from pathlib import Path
 
 from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 from driftline.storage.deltas import manifest as documents
-from driftline.storage.deltas.manifest import Documents
+from driftline.storage.deltas.manifest import Manifest
 from driftline.storage.entities import Entity
 from driftline.storage.ids import new_ulid
 from driftline.storage.lines.table import LineTable
@@ -40,7 +40,7 @@ def build(uri: str, objects: int) -> Workspace:
     for number in range(SOURCES):
         entity = Entity.parse(f"org:acme/project:p/source:s{number}")
         workspace.bind_source(entity, SourceRecord(entity=str(entity), uri="/nowhere"))
-        manifest = Documents(store, entity)
+        manifest = Manifest(store, entity)
         row = manifest.changes(
             "add", 1, documents.to_table([DocMeta("a", 1, 1, fingerprint="be9c")]), now=datetime.now(UTC)
         )

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from driftline.storage.deltas.files import COMPRESSION, ROW_GROUP_ROWS
-from driftline.storage.deltas.manifest import Documents
+from driftline.storage.deltas.manifest import Manifest
 from driftline.storage.entities import Entity
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.objects.store import ObjectStore
@@ -39,7 +39,7 @@ def main() -> int:
     rows, rounds = (20_000, 1) if options.small else (options.rows, options.rounds)
     verdict = measure.Verdict(options.small)
     with measure.scratch() as root:
-        manifest = Documents(ObjectStore.open(str(root)), Entity.parse("source:benchmark"))
+        manifest = Manifest(ObjectStore.open(str(root)), Entity.parse("source:benchmark"))
         manifests.fill(manifest, rows)
         base_bytes = manifest.log().base_bytes
         deltas = f"{options.deltas} deltas of {options.delta_rows:,} rows"

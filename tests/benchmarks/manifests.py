@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.deltas.delta_index import ADD
-from driftline.storage.deltas.manifest import SCHEMA, Documents, revision
+from driftline.storage.deltas.manifest import SCHEMA, Manifest, revision
 from driftline.storage.ids import new_ulid
 
 FOLDER_DOCUMENTS = 100_000
@@ -47,7 +47,7 @@ def documents(ids: NDArray[np.int64], changed: Sequence[int] = ()) -> pa.Table:
     return pa.table(columns, schema=SCHEMA)
 
 
-def fill(manifest: Documents, count: int) -> None:
+def fill(manifest: Manifest, count: int) -> None:
     """Give ``manifest`` a base of the first ``count`` documents."""
     for start in range(0, count, _APPENDED_AT_ONCE):
         ids = np.arange(start, min(count, start + _APPENDED_AT_ONCE))
@@ -55,7 +55,7 @@ def fill(manifest: Documents, count: int) -> None:
     manifest.compact()
 
 
-def append(manifest: Documents, token: int, ids: NDArray[np.int64]) -> None:
+def append(manifest: Manifest, token: int, ids: NDArray[np.int64]) -> None:
     """One delta that adds the documents ``ids``."""
     manifest.append(new_ulid(), manifest.changes(ADD, revision(token, 0), documents(ids), now=datetime.now(UTC)))
 

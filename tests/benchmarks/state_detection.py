@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from driftline.storage.deltas.manifest import Documents
+from driftline.storage.deltas.manifest import Manifest
 from driftline.storage.entities import Entity
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, diff
@@ -38,7 +38,7 @@ def main() -> int:
     count = 200_000 if options.small else options.documents
     folders = range(count // manifests.FOLDER_DOCUMENTS)
     with measure.scratch() as root:
-        manifest = Documents(ObjectStore.open(str(root / "workspace")), Entity.parse("source:benchmark"))
+        manifest = Manifest(ObjectStore.open(str(root / "workspace")), Entity.parse("source:benchmark"))
         manifests.fill(manifest, count)
         rng = np.random.default_rng(7)
         for number in range(DELTAS):
@@ -83,7 +83,7 @@ def _write_listing(root: Path, number: int) -> None:
     pq.write_table(pa.concat_tables([rows, added]).sort_by("path"), root / f"listing-{number}.parquet")
 
 
-def _compare(manifest: Documents, root: Path, partition: range) -> tuple[int, int, int, int]:
+def _compare(manifest: Manifest, root: Path, partition: range) -> tuple[int, int, int, int]:
     listing = pa.concat_tables(pq.read_table(root / f"listing-{number}.parquet") for number in partition)
     known = manifest.read(map(manifests.folder, partition))
     found = diff(listing, known, manifests.FINGERPRINT, now_ns=NOW_NS)

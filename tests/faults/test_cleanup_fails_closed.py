@@ -55,7 +55,7 @@ def oldest_version(corner: Corner) -> str:
 
 TARGETS: dict[str, Callable[[Corner], str]] = {
     "base": lambda corner: f"{ENTITY.directory}/_index.parquet",
-    "delta": lambda corner: corner.workspace.documents(ENTITY).publish("0" * 26, b""),
+    "delta": lambda corner: corner.workspace.manifest(ENTITY).publish("0" * 26, b""),
     "staged delta": lambda corner: corner.stage(),
     "version of a table": oldest_version,
     "source": lambda corner: f"{ENTITY.directory}/_source.json",

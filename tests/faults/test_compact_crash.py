@@ -125,7 +125,7 @@ def interrupt_everywhere(
             after = report.tenants[0].after
             assert after is not None
             assert (after.deltas, after.versions) == (0, 1)
-            assert after.fragments <= 2, "fencing a dead compactor off writes a ledger row, in a fragment of its own"
+            assert after.fragments <= 2, "fencing a dead compactor off writes a commit marker, in a fragment of its own"
         except Exception as error:
             raise AssertionError(f"after {mode} operation {at}, {operation}") from error
 

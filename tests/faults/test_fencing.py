@@ -116,4 +116,4 @@ def test_whatever_the_order_the_successor_knows_what_its_predecessor_committed(t
         assert seen in ([(False, 0)], [(True, 1)]), (turns, seen)
         texts = [text for batch in plain.rows(["text"]) for text in batch["text"].to_pylist()]
         assert texts == ["new"], (turns, texts)
-        assert plain.ledger(ENTITY).holds(NEW_BATCH), turns
+        assert plain.commit_marker(ENTITY).holds(NEW_BATCH), turns

@@ -244,7 +244,7 @@ def test_a_damaged_base_is_named_and_nothing_is_written(
     from driftline.storage.entities import Entity
     from driftline.storage.workspace.workspace import Workspace
 
-    Workspace.open(str(workspace)).documents(Entity.parse("source:tree")).compact()
+    Workspace.open(str(workspace)).manifest(Entity.parse("source:tree")).compact()
     (victim,) = workspace.glob("**/_index.parquet")
     damage(victim)
     index = ["index", tree, "--workspace", workspace, "--model", tiny_model]

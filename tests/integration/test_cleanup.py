@@ -25,7 +25,7 @@ from driftline.storage.leases.lease import acquire
 from driftline.storage.leases.process_identity import ProcessIdentity
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.workspace.run_history import Runs
+from driftline.storage.workspace.run_history import RunHistory
 from driftline.storage.workspace.workspace import CONFIG, lease_path
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.leftovers import ENTITY, SUPERSEDED, Corner, make_corner, make_old
@@ -105,7 +105,7 @@ def test_a_staged_delta_whose_batch_was_committed_is_published(corner: Corner) -
     assert (found(report), report.published) == ({dead: Reason.DEAD_RUN}, 1)
     assert committed not in corner.paths()
     assert_nothing_staged(corner.workspace)
-    assert corner.workspace.documents(ENTITY).read(["extra.txt"])["lines"].to_pylist() == [3]
+    assert corner.workspace.manifest(ENTITY).read(["extra.txt"])["lines"].to_pylist() == [3]
     assert corner.table.count("path = 'extra.txt'") == 3
 
 
@@ -353,7 +353,7 @@ def test_each_deletion_is_in_the_audit_log_and_in_the_ledger_of_its_tenant(
     assert {line["path"]: line["reason"] for line in lines} == {path: str(why) for path, why in planted.items()}
     assert {line["run_id"] for line in lines} == {report.run_id}
     assert all(line["size_bytes"] >= 0 and line["age_seconds"] >= 0 and line["time"] for line in lines)
-    ledger = Runs(local.workspace.objects, ENTITY.tenant).last()
+    ledger = RunHistory(local.workspace.objects, ENTITY.tenant).last()
     assert ledger is not None
     assert (ledger.kind, ledger.run_id, ledger.outcome) == ("cleanup", report.run_id, "done")
     assert {entry["path"] for entry in ledger.report["deleted"]} == {path for path in planted if "/" in path}
@@ -393,7 +393,7 @@ def test_deletions_that_fail_are_tried_again_only_while_they_get_on(
     with pytest.raises(StorageError):
         clean(local.uri)
     assert calls == [len(planted), len(planted) - 1, len(planted) - 2]
-    ledger = Runs(local.workspace.objects, ENTITY.tenant).last()
+    ledger = RunHistory(local.workspace.objects, ENTITY.tenant).last()
     assert ledger is not None
     assert ledger.outcome == "storage_error"
     assert len(set(planted) - local.paths()) == 2

@@ -24,7 +24,7 @@ from driftline.storage.lines import indexes
 from driftline.storage.lines.indexes import VECTOR, coverage
 from driftline.storage.lines.quality import SearchQuality, measure
 from driftline.storage.lines.queries import LineQuery
-from driftline.storage.workspace.run_history import Runs
+from driftline.storage.workspace.run_history import RunHistory
 from driftline.storage.workspace.workspace import Workspace, lease_path
 from tests.support.oracle import WORDS, assert_in_step, files_below, manifest_of, save_tiny_model
 
@@ -106,7 +106,7 @@ def test_a_compaction_folds_merges_and_cleans_and_the_workspace_holds_the_same(
     assert_in_step(opened, ENTITY, files_below(tree))
     table = opened.lines(ENTITY).open()
     assert coverage(table)[VECTOR].unindexed_rows == 0, "compaction keeps what the indexes cover"
-    last = Runs(opened.objects, ENTITY.tenant).last()
+    last = RunHistory(opened.objects, ENTITY.tenant).last()
     assert last is not None
     assert (last.kind, last.outcome, last.run_id) == ("compact", "done", report["run_id"])
 
@@ -138,10 +138,10 @@ def test_the_ledger_row_survives_so_that_a_commit_still_counts_once(tmp_path: Pa
     workspace = str(tmp_path / "workspace")
     index_often(tree, workspace, model)
     opened = Workspace.open(workspace)
-    before = opened.lines(ENTITY).ledger(ENTITY)
+    before = opened.lines(ENTITY).commit_marker(ENTITY)
     compact_workspace(CompactRequest(workspace, retention_seconds=0))
     table = opened.lines(ENTITY)
-    assert table.ledger(ENTITY) == before
+    assert table.commit_marker(ENTITY) == before
     version = table.open().version
     table.commit(ENTITY, before.token, BatchId(before.run_id, before.batch), (), ())
     assert table.open().version == version, "a batch that is there already is not committed again"
@@ -251,7 +251,7 @@ def test_an_index_that_misses_too_much_stops_the_compaction_before_anything_is_r
     assert "94.0%" in outcome.json["message"]
     table = Workspace.open(workspace).lines(ENTITY).open()
     assert len(table.versions()) > 2
-    last = Runs(Workspace.open(workspace).objects, ENTITY.tenant).last()
+    last = RunHistory(Workspace.open(workspace).objects, ENTITY.tenant).last()
     assert last is not None
     assert last.outcome == RecallTooLow.kind
 
@@ -308,8 +308,8 @@ def test_a_run_can_be_looked_back_at_until_its_deltas_are_folded(tmp_path: Path,
     write(tree, 0, 9)
     (tree / "file1.txt").unlink()
     index(tree, workspace, model)
-    revision = Runs(opened.objects, ENTITY.tenant).revision(first, ENTITY)
-    looked_back = opened.documents(ENTITY).read(columns=["path", "hash"], as_of=revision)
+    revision = RunHistory(opened.objects, ENTITY.tenant).revision(first, ENTITY)
+    looked_back = opened.manifest(ENTITY).read(columns=["path", "hash"], as_of=revision)
     assert dict(zip(*looked_back.to_pydict().values(), strict=True)) == {path: h for path, (h, _) in then.items()}
 
 

@@ -82,7 +82,7 @@ def test_lancedb_opens_reads_and_searches_the_same_table(tmp_path: Path, index: 
     workspace = Workspace.open(str(tmp_path / "ws"))
     ours = workspace.lines(workspace.tenants()[0])
     theirs = lancedb.connect(Path(ours.uri).parent).open_table(Path(ours.uri).stem)
-    lines = "line_number >= 0"  # the ledger row of the source has none
+    lines = "line_number >= 0"  # the commit marker of the source has none
     assert theirs.count_rows(lines) == ours.count() == 300
     # It is older inside, and overlooks BTREE indexes of tables with stable row ids.
     assert {found.name for found in theirs.list_indices()} | {PATH} == {PATH, PARENT_DIRS, TEXT, VECTOR}
@@ -91,7 +91,7 @@ def test_lancedb_opens_reads_and_searches_the_same_table(tmp_path: Path, index: 
     assert (stats.num_indexed_rows + stats.num_unindexed_rows, stats.num_unindexed_rows <= 1) == (
         301,
         True,
-    )  # with the ledger row
+    )  # with the commit marker
     row = theirs.search().where("path = 'package1/module1.py' AND line_number = 3").limit(1).to_list()[0]
     assert row["text"] == text(1, 3)
     assert row["parent_dirs"] == ["package1/"]

@@ -17,7 +17,7 @@ from driftline.flows.output.run_series import History, newest_runs, to_row
 from driftline.flows.output.svg_plots import Series, line_plot, number
 from driftline.storage.entities import Entity
 from driftline.storage.model import WorkspaceStats
-from driftline.storage.workspace.run_history import RunRecord, Runs
+from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 
 Driftline = Callable[..., Any]
@@ -103,7 +103,7 @@ def assert_needs_nothing_else(html: str) -> None:
 def test_a_run_over_several_tenants_is_one_run(tmp_path: Path) -> None:
     workspace = Workspace.open_for_writing(str(tmp_path / "index"))
     for tenant in (Entity.parse("org:acme"), Entity.parse("org:other")):
-        runs = Runs(workspace.objects, tenant)
+        runs = RunHistory(workspace.objects, tenant)
         workspace.objects.create(f"{tenant.directory}/project:p/source:s/_source.json", b"{}")
         runs.record(run("cleanup", 2, {"deleted_count": 3}))
         runs.record(run("index", 1, {"sources": [source("web", 5, new=1)]}))

@@ -57,13 +57,13 @@ def commit(corner: Corner, replaced: tuple[str, ...] = (), rows: pa.Table | None
     """Change the table behind the back of the manifest."""
     table = corner.table
     fragments = table.write_fragments(rows) if rows is not None else []
-    table.commit(ENTITY, table.ledger(ENTITY).token, BatchId(new_ulid(), 1), replaced, fragments)
+    table.commit(ENTITY, table.commit_marker(ENTITY).token, BatchId(new_ulid(), 1), replaced, fragments)
 
 
 def record(corner: Corner, **fields: Any) -> None:
     """Change the manifest behind the back of the table."""
     meta = DocMeta(**{"size_bytes": 1, "mtime_ns": 1, "fingerprint": corner.workspace.config.fingerprint, **fields})
-    manifest = corner.workspace.documents(ENTITY)
+    manifest = corner.workspace.manifest(ENTITY)
     manifest.append(
         new_ulid(), manifest.changes("add", corner.next_rev, documents.to_table([meta]), now=datetime.now(UTC))
     )
@@ -92,7 +92,7 @@ def add_strangers(corner: Corner) -> None:
 
 
 def forget_document(corner: Corner) -> None:
-    manifest = corner.workspace.documents(ENTITY)
+    manifest = corner.workspace.manifest(ENTITY)
     gone = pa.table({"path": ["file3.txt"]})
     manifest.append(new_ulid(), manifest.changes("remove", corner.next_rev, gone, now=datetime.now(UTC)))
 
@@ -131,7 +131,7 @@ def test_a_sound_workspace_has_no_findings(corner: Corner) -> None:
     report = check(corner)
     assert (report.findings, report.skipped) == ([], [])
     assert (report.documents, report.lines) == (5, corner.table.count())
-    corner.workspace.documents(ENTITY).compact()
+    corner.workspace.manifest(ENTITY).compact()
     assert check(corner).findings == []
 
 
@@ -168,13 +168,13 @@ def test_staged_deltas_of_dead_runs_are_found_and_settled(corner: Corner) -> Non
     assert FindingKind.STAGED in {kind for kind, _ in found(check(corner))}
     mended = check(corner, repair=True)
     assert mended.findings == []
-    assert corner.workspace.documents(ENTITY).staged() == []
+    assert corner.workspace.manifest(ENTITY).staged() == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 somebody else's archive"])
 @pytest.mark.parametrize("name", ["base", "delta"])
 def test_a_damaged_manifest_is_named_set_aside_and_indexed_anew(local: Corner, name: str, damage: bytes) -> None:
-    manifest = local.workspace.documents(ENTITY)
+    manifest = local.workspace.manifest(ENTITY)
     if name == "base":
         manifest.compact()
     path = f"{ENTITY.directory}/{'_index.parquet' if name == 'base' else manifest.log().deltas[0]}"

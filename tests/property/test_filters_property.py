@@ -45,7 +45,7 @@ def make_lines(rng: np.random.Generator) -> dict[str, list[LineEmbedding]]:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> LineTable:
-    """Some 800 lines of three sources, one of which was written twice, and their ledger rows."""
+    """Some 800 lines of three sources, one of which was written twice, and their commit markers."""
     workspace = Workspace.open_for_writing(str(tmp_path_factory.mktemp("workspace")))
     workspace = workspace.bind_model("none", "0" * 20, DIM)
     for source, lines in make_lines(np.random.default_rng(1)).items():
@@ -123,7 +123,7 @@ def check(table: LineTable, rows: list[Row], query: NDArray[np.float32], where: 
     distance_of = {row_id: distance for distance, row_id in expected}
     ids = found["id"].to_pylist()
     assert len(ids) == len(set(ids)) == min(top_k, len(expected))
-    assert set(ids) <= set(distance_of)  # nothing that the filter forbids, and no ledger row
+    assert set(ids) <= set(distance_of)  # nothing that the filter forbids, and no commit marker
     assert np.allclose(found["distance"], [distance_of[row_id] for row_id in ids], atol=2e-3)
     if not ids:
         return 1.0

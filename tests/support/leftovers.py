@@ -94,7 +94,7 @@ class Corner:
 
     def fold_and_crash(self) -> str:
         """A compaction that published its base and died before it deleted what it had folded."""
-        manifest = self.workspace.documents(ENTITY)
+        manifest = self.workspace.manifest(ENTITY)
         name = manifest.log().deltas[0]
         path = f"{manifest.directory}/{name}"
         data = manifest.objects.get(path)
@@ -104,15 +104,15 @@ class Corner:
 
     def stage(self) -> str:
         """A run that died between staging its delta and committing."""
-        manifest, batch = self.workspace.documents(ENTITY), BatchId(new_ulid(), 1)
+        manifest, batch = self.workspace.manifest(ENTITY), BatchId(new_ulid(), 1)
         manifest.stage(batch, self._change())
         return f"{manifest.directory}/_staged_{batch.run_id}_{batch.batch:06}.parquet"
 
     def commit_and_crash(self) -> str:
         """A run that died between its commit and the publication of its delta."""
-        manifest, batch = self.workspace.documents(ENTITY), BatchId(new_ulid(), 1)
+        manifest, batch = self.workspace.manifest(ENTITY), BatchId(new_ulid(), 1)
         manifest.stage(batch, self._change())
-        token = self.table.ledger(ENTITY).token
+        token = self.table.commit_marker(ENTITY).token
         self.table.commit(ENTITY, token, batch, (), self.table.write_fragments(self.rows()))
         return f"{manifest.directory}/_staged_{batch.run_id}_{batch.batch:06}.parquet"
 
@@ -138,12 +138,12 @@ class Corner:
     @property
     def next_rev(self) -> int:
         """A revision as the newest holder of the lease would use it next."""
-        return revision(self.table.ledger(ENTITY).token, 1_000)
+        return revision(self.table.commit_marker(ENTITY).token, 1_000)
 
     def _change(self) -> pa.Table:
         fingerprint = self.workspace.config.fingerprint or ""
         rows = documents.to_table([DocMeta("extra.txt", 1, 1, hash="00", fingerprint=fingerprint, lines=3)])
-        return self.workspace.documents(ENTITY).changes("add", self.next_rev, rows, now=datetime.now(UTC))
+        return self.workspace.manifest(ENTITY).changes("add", self.next_rev, rows, now=datetime.now(UTC))
 
 
 def make_corner(root: Path, uri: str, model: Path) -> Corner:

@@ -63,7 +63,7 @@ def indexed_rows(workspace: Workspace, entity: Entity) -> list[Row]:
 
 def manifest_of(workspace: Workspace, entity: Entity) -> dict[str, tuple[str, int]]:
     """``{path: (hash, lines)}`` of the indexed documents of a source."""
-    table = workspace.documents(entity).read(columns=["path", "hash", "lines", "reason"])
+    table = workspace.manifest(entity).read(columns=["path", "hash", "lines", "reason"])
     assert not [path for path, n in Counter(table["path"].to_pylist()).items() if n > 1], "a document stands twice"
     return {row["path"]: (row["hash"], row["lines"]) for row in table.to_pylist() if row["reason"] is None}
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from driftline.tasks.search import ranking
 from driftline.tasks.search.ranking import (
-    Lines,
+    CandidateLines,
     count_words,
     definitions,
     document_scores,
@@ -31,14 +31,14 @@ def saturated(count: float, length: float, mean: float) -> float:
     return count * (K1 + 1) / (count + K1 * (1 - B + B * length / mean))
 
 
-def some_lines(rng: np.random.Generator, n: int) -> Lines:
+def some_lines(rng: np.random.Generator, n: int) -> CandidateLines:
     """Lines of four documents, with gaps between them."""
     document = np.sort(rng.integers(0, 4, n))
     number = np.concatenate([np.sort(rng.choice(60, (document == d).sum(), replace=False)) for d in range(4)])
-    return Lines(document, number)
+    return CandidateLines(document, number)
 
 
-def around(lines: Lines, values: Floats, reach: int, decay: float) -> NDArray[np.float64]:
+def around(lines: CandidateLines, values: Floats, reach: int, decay: float) -> NDArray[np.float64]:
     """Each line and its neighbours in its document, the farther the less."""
     total = np.zeros(values.shape)
     for i in range(len(values)):
