@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         LineEmbedding,
         WorkspaceStats,
     )
-    from driftline.storage.workspace.workspace import Workspace, WorkspaceConfig
+    from driftline.storage.workspace.records import WorkspaceConfig
+    from driftline.storage.workspace.workspace import Workspace
     from driftline.tasks.indexing.line_store import LineStore
     from driftline.tasks.search.query import SearchReport
 

@@ -1,7 +1,7 @@
 """The errors of Driftline: one tree, each with a stable ``kind`` and an exit code.
 
     DriftlineError
-    ├── UsageError                exit 2: the caller can mend it; nothing was written
+    ├── UsageError                exit 2: wrong use or bad input; nothing was written
     │   ├── BadEntity             an entity id that cannot be used
     │   ├── BadEntry              a memory key, value or metadata that cannot be stored
     │   ├── CatalogMismatch       a catalog of another workspace, or of a newer version
@@ -10,12 +10,12 @@
     │   ├── UnknownScheme         a URI that no installed file system serves
     │   ├── MissingExtra          an optional dependency that is not installed
     │   ├── ModelNotFound         an embedding model that cannot be loaded
-    │   ├── AccessDenied          wrong or missing credentials
     │   ├── WorkspaceNotFound     nothing at the given URI
     │   ├── WorkspaceTooNew       written by a newer version of Driftline
     │   ├── FingerprintMismatch   embedded by another model
-    │   ├── UnsafeStore           a store that ignores conditional writes
-    │   └── CorruptFile           a damaged or foreign file where ours should be
+    │   └── UnsafeStore           a store that ignores conditional writes
+    ├── AccessDenied              exit 2: wrong or missing credentials or permissions
+    ├── CorruptFile               exit 2: a damaged or foreign file where one of Driftline's own should be
     ├── StorageError              exit 3: the store failed; trying again may help
     │   ├── ObjectNotFound        the object is not there
     │   ├── AlreadyExists         create-only: somebody else was first
@@ -120,10 +120,11 @@ class ModelNotFound(UsageError):
     kind = "model_not_found"
 
 
-class AccessDenied(UsageError):
+class AccessDenied(DriftlineError):
     """Wrong or missing credentials or permissions."""
 
     kind = "access_denied"
+    exit_code = 2
 
 
 class WorkspaceNotFound(UsageError):
@@ -150,10 +151,11 @@ class UnsafeStore(UsageError):
     kind = "unsafe_store"
 
 
-class CorruptFile(UsageError):
+class CorruptFile(DriftlineError):
     """A damaged or foreign file where one of Driftline's own should be."""
 
     kind = "corrupt_file"
+    exit_code = 2
 
 
 class StorageError(DriftlineError):

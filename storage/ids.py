@@ -1,4 +1,4 @@
-"""Names that sort by time and never repeat."""
+"""Ids: names that sort by time and never repeat, and the hash that identifies content."""
 
 from __future__ import annotations
 
@@ -24,3 +24,8 @@ def derived_ulid(ulid: str, number: int) -> str:
     """The ULID of part ``number`` of what ``ulid`` names: the same at every attempt, so that a retry finds its own."""
     digest = hashlib.blake2b(f"{ulid}/{number}".encode(), digest_size=_RANDOM_BYTES).digest()
     return ulid[:_TIME_CHARACTERS] + _encode(int.from_bytes(digest), 16)
+
+
+def content_hash(data: bytes) -> str:
+    """blake2b-128 of ``data``, as 32 hexadecimal digits."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

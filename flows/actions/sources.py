@@ -17,7 +17,8 @@ from driftline.flows.runs.index_run import index_sources, remove_source
 from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.storage.entities import Entity
 from driftline.storage.lines.filters import LineFilter, normalise
-from driftline.storage.workspace.workspace import SourceRecord, Workspace
+from driftline.storage.workspace.records import SourceRecord
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.scanning.ignore import Rules, lets_through
 from driftline.tasks.scanning.selection import files_named, is_glob, literal, select
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from driftline.flows.config.locate import local_path
 from driftline.storage.entities import Entity
+from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
-from driftline.storage.workspace.workspace import SourceRecord, Workspace
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.git.commits import commit_time, is_ancestor
 from driftline.tasks.git.work_tree import git_origin
 

@@ -16,9 +16,10 @@ from typing import Any
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CleanupAborted, CorruptFile, DriftlineError, UsageError
-from driftline.storage.garbage.orphans import RUN_RETENTION, Kind, Orphan, Reason, Verdict, find_orphans, parse_name
+from driftline.storage.garbage.orphans import RUN_RETENTION, Orphan, Reason, Verdict, find_orphans
 from driftline.storage.garbage.survey import Survey, survey
 from driftline.storage.ids import new_ulid
+from driftline.storage.layout import Kind, parse_name
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.clean import Deletion, Fence, free, store_time

@@ -20,13 +20,14 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, CommitConflict, DriftlineError, LeaseHeld, RecallTooLow
 from driftline.storage.ids import new_ulid
 from driftline.storage.lance.maintenance import commit_compaction, plan_compaction, remove_old_versions
+from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.table import LineTable
 from driftline.storage.memory.upkeep import compact_indexes, compact_vectors
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
-from driftline.storage.workspace.workspace import Workspace, lease_path
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef, TaskContext
 from driftline.tasks.maintenance.clean import Fence
 from driftline.tasks.maintenance.compact import Figures, RewriteSpec, fold_deltas, rewrite_fragments, take_stock

@@ -21,13 +21,14 @@ from driftline.flows.runs.plan import IndexPlan, IndexRequest, make_plan
 from driftline.flows.runs.source_runs import run_all
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
-from driftline.storage.errors import BadEntity, DriftlineError, LeaseHeld, UsageError
+from driftline.storage.errors import AccessDenied, BadEntity, CorruptFile, DriftlineError, LeaseHeld, UsageError
 from driftline.storage.ids import new_ulid
+from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.objects.request_counts import phase, tally
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
-from driftline.storage.workspace.workspace import Workspace, lease_path
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import TaskContext
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.indexing.reembed import complete_reembedding, remove_strays
@@ -86,7 +87,7 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
         if error is not None:
             if plan.request.keep_going:
                 report.failed.append((run.report.uri, error))
-            elif isinstance(error, UsageError):
+            elif isinstance(error, (UsageError, AccessDenied, CorruptFile)):
                 raise error
             progress.message(str(error))
             failure = failure or error

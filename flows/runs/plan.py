@@ -12,17 +12,13 @@ from driftline.flows.config.locate import DEFAULT_MAX_FILE_BYTES
 from driftline.flows.config.toml_file import ConfiguredSource
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
+from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import Source, open_source
-from driftline.storage.workspace.workspace import (
-    SourceRecord,
-    Workspace,
-    WorkspaceConfig,
-    fingerprint_mismatch,
-    lease_path,
-)
+from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
+from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatch
 from driftline.tasks.embedding.context import ModelRef
 from driftline.tasks.embedding.models import dimension, fingerprint, resolve_model
 from driftline.tasks.git.work_tree import git_origin

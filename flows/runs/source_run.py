@@ -17,10 +17,10 @@ from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.errors import DeletionRefused
+from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
-from driftline.storage.workspace.workspace import lease_path
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.indexing.reembed import remove_strays

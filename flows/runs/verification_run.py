@@ -15,9 +15,10 @@ from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.ids import new_ulid
+from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import look
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.workspace.workspace import Workspace, lease_path
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.clean_memory import open_catalog
 from driftline.tasks.maintenance.repair import mend_indexes, mend_source, set_aside
 from driftline.tasks.maintenance.verify import OF_DOCUMENTS, OF_MEMORY, Finding, FindingKind, Verification, verify

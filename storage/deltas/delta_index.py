@@ -8,7 +8,6 @@ idempotent and the order of files does not matter.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from driftline.storage.deltas.files import FileReader, FileWriter, Footer, Layou
 from driftline.storage.deltas.key_ranges import Keys
 from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.ids import new_ulid
+from driftline.storage.layout import BASE, delta_name, is_delta
 from driftline.storage.objects import request_counts
 from driftline.storage.objects.store import ObjectStore
 
@@ -35,15 +35,8 @@ READ_THREADS = 4
 """Deltas that are opened at once: in a bucket each costs a round trip."""
 
 ADD, REMOVE = "add", "remove"
-BASE = "_index.parquet"
-_DELTA = re.compile(r"_index_delta_([0-9A-HJKMNP-TV-Z]{26})\.parquet")
 
 _Result = TypeVar("_Result")
-
-
-def delta_name(ulid: str) -> str:
-    """The file name of the delta ``ulid``."""
-    return f"_index_delta_{ulid}.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +117,7 @@ class DeltaIndex:
         found = {
             info.path.rsplit("/", 1)[-1]: info.size_bytes for info in self.objects.list(self.directory, recursive=False)
         }
-        deltas = tuple(sorted(name for name in found if _DELTA.fullmatch(name)))
+        deltas = tuple(sorted(name for name in found if is_delta(name)))
         return Log(deltas, BASE in found, tuple(found[name] for name in deltas), found.get(BASE, 0))
 
     def read(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 from driftline.storage.deltas.delta_index import DeltaIndex
 from driftline.storage.entities import Entity
 from driftline.storage.ids import derived_ulid
+from driftline.storage.layout import parse_staged_name, staged_name
 from driftline.storage.model import DocMeta
 from driftline.storage.objects.store import ObjectStore
 
@@ -30,7 +30,6 @@ FIELDS = (
 SCHEMA = pa.schema(FIELDS)
 """The manifest: one row per document; ``reason`` is null for an indexed one (see DocMeta)."""
 
-_STAGED = re.compile(r"_staged_(?P<run>[0-9A-HJKMNP-TV-Z]{26})_(?P<batch>\d{6})\.parquet")
 _BATCH_BITS = 32
 
 
@@ -73,19 +72,18 @@ class Manifest(DeltaIndex):
     def staged(self) -> list[BatchId]:
         """The staged deltas that lie about, in the order of their commits."""
         names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self.directory, recursive=False))
-        found = (_STAGED.fullmatch(name) for name in names)
-        return sorted(BatchId(match["run"], int(match["batch"])) for match in found if match)
+        return sorted(BatchId(*parsed) for name in names if (parsed := parse_staged_name(name)))
 
     def _staged_path(self, batch: BatchId) -> str:
-        return self._path(f"_staged_{batch.run_id}_{batch.batch:06}.parquet")
+        return self._path(staged_name(batch.run_id, batch.batch))
 
 
 def parse_staged(name: str) -> BatchId:
     """The batch that a staged delta of this file name belongs to."""
-    match = _STAGED.fullmatch(name)
-    if match is None:
+    parsed = parse_staged_name(name)
+    if parsed is None:
         raise ValueError(f"not the name of a staged delta: {name!r}")
-    return BatchId(match["run"], int(match["batch"]))
+    return BatchId(*parsed)
 
 
 def to_table(documents: Sequence[DocMeta]) -> pa.Table:

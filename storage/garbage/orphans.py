@@ -6,37 +6,15 @@ Only names of the layout can be orphans. Whatever else lies in a workspace is fo
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from driftline.storage.layout import Kind, Name
 from driftline.storage.objects.backend import ObjectInfo
 
 RUN_RETENTION = timedelta(days=90)
-
-_ULID = "[0-9A-HJKMNP-TV-Z]{26}"
-_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_ENTITY = "[a-z][a-z0-9_]*:[A-Za-z0-9._~-]+"
-_LANCE_TEMPORARY = r"\.tmp[A-Za-z0-9]{6}"
-"""Lance writes local files under such a name first, and manifests beside their own with ``#1``."""
-
-
-class Kind(enum.StrEnum):
-    """What a name of the layout stands for."""
-
-    PERMANENT = "permanent"
-    BASE = "base"
-    DELTA = "delta"
-    STAGED = "staged delta"
-    BLOB = "memory blob"
-    RUN = "run history"
-    TABLE = "file of a table"
-    VERSION = "version of a table"
-    TABLE_HINT = "hint of a table"
-    TEMPORARY = "temporary file"
-    FOREIGN = "foreign"
 
 
 class Reason(enum.StrEnum):
@@ -46,62 +24,9 @@ class Reason(enum.StrEnum):
     DEAD_RUN = "staged by a dead run and never committed"
     UNCOMMITTED = "belongs to no version of its table"
     SUPERSEDED = "table of a superseded embedding"
-    EXPIRED = "run history beyond its retention"
+    EXPIRED = "run record beyond its retention"
     TEMPORARY = "left by a write that was killed"
     UNOWNED = "memory blob that no entry refers to"
-
-
-_KINDS = [
-    (kind, re.compile(pattern))
-    for kind, pattern in [
-        (Kind.TEMPORARY, rf"(?P<place>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
-        (Kind.PERMANENT, r"(?P<place>)(?:_workspace\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)"),
-        (Kind.PERMANENT, rf"(?P<place>(?:{_ENTITY}/)+)_source\.json"),
-        (Kind.PERMANENT, rf"(?P<place>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
-        (Kind.RUN, rf"(?P<place>{_ENTITY}/_runs/){_ULID}\.json"),
-        (Kind.BASE, rf"(?P<place>(?:{_ENTITY}/)+)_index\.parquet"),
-        (Kind.DELTA, rf"(?P<place>(?:{_ENTITY}/)+)_index_delta_{_ULID}\.parquet"),
-        (Kind.STAGED, rf"(?P<place>(?:{_ENTITY}/)+)_staged_{_ULID}_\d{{6}}\.parquet"),
-        (Kind.BLOB, rf"(?P<place>(?:{_ENTITY}/)+)[0-9a-f]{{16,64}}-[0-9a-f]{{16,64}}-{_ULID}\.json"),
-    ]
-]
-_TABLE = re.compile(rf"(?P<place>{_ENTITY}/_tables/(?:line|memory)_embeddings-[0-9a-f]+\.lance/)(?P<rest>.+)")
-_TABLE_KINDS = [
-    (
-        Kind.TABLE,
-        re.compile(
-            rf"data/[0-9a-f]+\.lance(?:#\d+)?|_deletions/\d+-\d+-\d+\.(?:arrow|bin)(?:#\d+)?"
-            rf"|_transactions/\d+-{_UUID}\.txn(?:#\d+)?|_indices/{_UUID}/[A-Za-z0-9_.-]+(?:#\d+)?"
-            rf"|_versions/\d+\.manifest#\d+"
-            rf"|(?:data|_versions|_deletions|_transactions|_indices/{_UUID})/{_LANCE_TEMPORARY}"
-        ),
-    ),
-    (Kind.VERSION, re.compile(r"_versions/\d+\.manifest")),
-    (Kind.TABLE_HINT, re.compile(r"_versions/latest_version_hint\.json")),
-]
-
-
-class Name(NamedTuple):
-    """A path, taken apart: ``place`` is the directory that it belongs to, for files of a table that of the table."""
-
-    kind: Kind
-    place: str = ""
-    rest: str = ""
-
-
-def parse_name(path: str) -> Name:
-    """What ``path``, relative to the workspace, is; FOREIGN unless the layout has such a name at such a place."""
-    table = _TABLE.fullmatch(path)
-    if table is not None:
-        for kind, pattern in _TABLE_KINDS:
-            if pattern.fullmatch(table["rest"]):
-                return Name(kind, table["place"][:-1], table["rest"])
-        return Name(Kind.FOREIGN)
-    for kind, pattern in _KINDS:
-        match = pattern.fullmatch(path)
-        if match is not None:
-            return Name(kind, match["place"].rstrip("/"), path[match.end("place") :])
-    return Name(Kind.FOREIGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,27 +77,63 @@ def find_orphans(
     ``now`` is the time of the store that gave the listing. Run records live for ``run_retention``, a tenant's newest
     for ever. A superseded table goes as a whole, ``max_age`` after its last file and after its successor took over.
     """
-    newest_run: dict[str, str] = {}
-    newest_file: dict[str, datetime] = {}
+    judge = _Judge.of(named, references, now, max_age, run_retention)
+    orphans = []
     for info, name in named:
-        if name.kind is Kind.RUN:
-            newest_run[name.place] = max(newest_run.get(name.place, ""), info.path)
-        elif name.place in references.superseded:
-            newest_file[name.place] = max(newest_file.get(name.place, info.modified), info.modified)
-    doomed = {
-        table
-        for table, newest in newest_file.items()
-        if min(now - newest, now - references.superseded[table]) >= max_age
-    }
+        reason = judge.reason_of(info, name)
+        if reason is not None:
+            age = (now - info.modified).total_seconds()
+            orphans.append((_turn(name, reason), Orphan(info.path, info.size_bytes, age, reason)))
+    orphans.sort(key=lambda pair: (pair[0], pair[1].path))
+    foreign = sorted(info.path for info, name in named if name.kind is Kind.FOREIGN)
+    return Verdict(tuple(orphan for _, orphan in orphans), tuple(foreign))
 
-    def reason_of(info: ObjectInfo, name: Name) -> Reason | None:
-        age = now - info.modified
-        if name.place in doomed:
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """What decides about one object: the references, ages, and what only the whole listing tells."""
+
+    references: References
+    now: datetime
+    max_age: timedelta
+    run_retention: timedelta
+    newest_runs: frozenset[str]
+    doomed_tables: frozenset[str]
+
+    @classmethod
+    def of(
+        cls,
+        named: Sequence[tuple[ObjectInfo, Name]],
+        references: References,
+        now: datetime,
+        max_age: timedelta,
+        run_retention: timedelta,
+    ) -> _Judge:
+        """A judge for the objects of this listing."""
+        newest_run: dict[str, str] = {}
+        newest_file: dict[str, datetime] = {}
+        for info, name in named:
+            if name.kind is Kind.RUN:
+                newest_run[name.place] = max(newest_run.get(name.place, ""), info.path)
+            elif name.place in references.superseded:
+                newest_file[name.place] = max(newest_file.get(name.place, info.modified), info.modified)
+        doomed = frozenset(
+            table
+            for table, newest in newest_file.items()
+            if min(now - newest, now - references.superseded[table]) >= max_age
+        )
+        return cls(references, now, max_age, run_retention, frozenset(newest_run.values()), doomed)
+
+    def reason_of(self, info: ObjectInfo, name: Name) -> Reason | None:
+        """Why an object is an orphan, or None if it is not."""
+        age = self.now - info.modified
+        if name.place in self.doomed_tables:
             return Reason.SUPERSEDED
         if name.kind is Kind.RUN:
-            return Reason.EXPIRED if age >= run_retention and info.path != newest_run[name.place] else None
-        if age < max_age:
+            return Reason.EXPIRED if age >= self.run_retention and info.path not in self.newest_runs else None
+        if age < self.max_age:
             return None
+        references = self.references
         match name.kind:
             case Kind.TEMPORARY:
                 return Reason.TEMPORARY
@@ -184,19 +145,9 @@ def find_orphans(
                 return Reason.UNCOMMITTED
             case Kind.BLOB if references.blobs is not None and info.path not in references.blobs:
                 since = references.retired.get(info.path, info.modified)
-                retired_for = max(now - since, timedelta(0))  # two clocks: that of the store and that of a writer
-                return Reason.UNOWNED if retired_for >= max_age else None
+                retired_for = max(self.now - since, timedelta(0))  # the clocks of the store and of a writer may differ
+                return Reason.UNOWNED if retired_for >= self.max_age else None
         return None
-
-    orphans = []
-    for info, name in named:
-        reason = reason_of(info, name)
-        if reason is not None:
-            age = (now - info.modified).total_seconds()
-            orphans.append((_turn(name, reason), Orphan(info.path, info.size_bytes, age, reason)))
-    orphans.sort(key=lambda pair: (pair[0], pair[1].path))
-    foreign = sorted(info.path for info, name in named if name.kind is Kind.FOREIGN)
-    return Verdict(tuple(orphan for _, orphan in orphans), tuple(foreign))
 
 
 def _turn(name: Name, reason: Reason) -> int:

@@ -11,24 +11,28 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from driftline.storage.deltas.delta_index import BASE, DeltaIndex
+from driftline.storage.deltas.delta_index import DeltaIndex
 from driftline.storage.deltas.files import FileReader
 from driftline.storage.deltas.manifest import parse_staged
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, ObjectNotFound
-from driftline.storage.garbage.orphans import Kind, Name, References, parse_name
+from driftline.storage.garbage.orphans import References
+from driftline.storage.lance.table import LanceTable
+from driftline.storage.layout import BASE, CONFIG, SOURCE, Kind, Name, leased_entity, parse_name
 from driftline.storage.leases.lease import Sighting, look
 from driftline.storage.lines.table import CommitMarker, LineTable
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.queries import blob_references
 from driftline.storage.memory.index import MemoryIndex
-from driftline.storage.memory.vectors import VectorTable, vector_tables
+from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.objects.store import ObjectInfo
-from driftline.storage.workspace.workspace import CONFIG, SOURCE, Workspace, leased_entity
+from driftline.storage.workspace.workspace import Workspace
+
+Places = dict[Kind, dict[str, list[str]]]
 
 READ_THREADS = 4
 TABLE_ATTEMPTS = 3
-"""A table that is being written or cleaned is looked at so often before a file counts as missing."""
+"""Reads of a table that is being written or cleaned before a file counts as missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +62,58 @@ def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
     """
     objects = workspace.objects
     listing = tuple((info, parse_name(info.path)) for info in objects.list(temporary=True))
+    leases = _leases(workspace, listing)
+    places = _places(workspace, listing)
+    folded = _folded_deltas(workspace, places)
+    dead, committed = _staged_deltas(workspace, places)
+    bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
+    tracked, superseded = _tables(workspace, places, bound)
+    blobs, retired = _memory(workspace, catalog) if catalog is not None else (None, {})
+    references = References(folded, dead, tracked, superseded, blobs, retired)
+    return Survey(listing, references, leases, committed)
+
+
+def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> dict[str, Sighting]:
+    objects = workspace.objects
     roots = {info.path.partition("/")[0] for info, _ in listing if "/" in info.path}
-    leases = {
+    return {
         info.path: look(objects, info.path)
         for root in sorted(roots)
         for info in objects.list(f"{root}/_leases", recursive=False)
         if parse_name(info.path).kind is Kind.PERMANENT
     }
-    places: dict[Kind, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+
+
+def _places(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> Places:
+    """The listed names by kind and place. Raises CorruptFile for an empty version and for a damaged source record."""
+    places: Places = defaultdict(lambda: defaultdict(list))
     for info, name in listing:
         places[name.kind][name.place].append(name.rest)
         if name.kind is Kind.VERSION and info.size_bytes == 0:  # Lance does not say which one
-            raise CorruptFile("A version of a table is empty", f"{objects.uri}/{info.path}", "Restore it.")
+            raise CorruptFile("A version of a table is empty", f"{workspace.objects.uri}/{info.path}", "Restore it.")
         if name.kind is Kind.PERMANENT and name.rest == SOURCE:
             workspace.source(Entity.of_directory(name.place))
-    level = workspace.config.hierarchy[-1]
+    return places
+
+
+def _folded_deltas(workspace: Workspace, places: Places) -> frozenset[str]:
+    """The paths of the deltas that their base has folded, of documents and of memory."""
     folded: set[str] = set()
-    dead: set[str] = set()
-    committed: set[str] = set()
     for directory in sorted({*places[Kind.BASE], *places[Kind.DELTA]}):
         names = [*places[Kind.BASE][directory], *places[Kind.DELTA][directory]]
         entity = Entity.of_directory(directory)
         index: DeltaIndex = workspace.manifest(entity)
-        if entity.type != level:
-            index = MemoryIndex(objects, directory)
+        if entity.type != workspace.config.hierarchy[-1]:
+            index = MemoryIndex(workspace.objects, directory)
             names = [name for name in names if name == BASE]  # a delta of memory refers to nothing
         folded.update(f"{directory}/{name}" for name in _folded(index, names))
+    return frozenset(folded)
+
+
+def _staged_deltas(workspace: Workspace, places: Places) -> tuple[frozenset[str], frozenset[str]]:
+    """``(dead, committed)``: paths of staged deltas that can never be committed, and of those that are."""
+    dead: set[str] = set()
+    committed: set[str] = set()
     for directory, staged in places[Kind.STAGED].items():
         entity = Entity.of_directory(directory)
         markers = [_marker(table, entity) for table in workspace.line_tables(entity) if table.exists()]
@@ -91,29 +121,34 @@ def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
         held = {name for name in staged if any(marker.holds(parse_staged(name)) for marker in markers)}
         committed.update(f"{directory}/{name}" for name in held)
         dead.update(f"{directory}/{name}" for name in staged if name not in held)
+    return frozenset(dead), frozenset(committed)
+
+
+def _tables(
+    workspace: Workspace, places: Places, bound: datetime | None
+) -> tuple[dict[str, frozenset[str]], dict[str, datetime]]:
+    """``(tracked, superseded)`` of all tables; ``bound`` is when the current embedding was made the current one."""
     tracked: dict[str, frozenset[str]] = {}
     superseded: dict[str, datetime] = {}
-    bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
+    current = workspace.config.fingerprint
     for tenant in _tenants(places):
-        tables = {t.path: t for t in workspace.line_tables(tenant)}
-        every: list[LineTable | VectorTable] = [*tables.values(), *vector_tables(objects, tenant)]
+        line_tables = {table.path: table for table in workspace.line_tables(tenant)}
+        every: list[LanceTable] = [*line_tables.values(), *vector_tables(workspace.objects, tenant)]
         for table in every:
             tracked[table.path] = _tracked(workspace, table, _in_table(places, table.path))
-        others = [path for path, table in tables.items() if table.fingerprint != workspace.config.fingerprint]
-        if others and bound is not None and workspace.config.fingerprint is not None:
+        others = [path for path, table in line_tables.items() if table.fingerprint != current]
+        if others and bound is not None and current is not None:
             serving = _fingerprints(workspace, tenant, {*places[Kind.BASE], *places[Kind.DELTA]})
-            superseded |= {path: bound for path in others if tables[path].fingerprint not in serving}
-    blobs, retired = _memory(workspace, catalog) if catalog is not None else (None, {})
-    references = References(frozenset(folded), frozenset(dead), tracked, superseded, blobs, retired)
-    return Survey(listing, references, leases, frozenset(committed))
+            superseded |= {path: bound for path in others if line_tables[path].fingerprint not in serving}
+    return tracked, superseded
 
 
-def _tenants(places: dict[Kind, dict[str, list[str]]]) -> list[Entity]:
+def _tenants(places: Places) -> list[Entity]:
     tables = {place for kind in (Kind.TABLE, Kind.VERSION, Kind.TABLE_HINT) for place in places[kind]}
     return [Entity.of_directory(tenant) for tenant in sorted({table.partition("/")[0] for table in tables})]
 
 
-def _in_table(places: dict[Kind, dict[str, list[str]]], path: str) -> set[str]:
+def _in_table(places: Places, path: str) -> set[str]:
     return {*places[Kind.TABLE][path], *places[Kind.VERSION][path]}
 
 
@@ -139,7 +174,7 @@ def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dic
     return catalog.read(blob_references)
 
 
-def _tracked(workspace: Workspace, table: LineTable | VectorTable, present: set[str]) -> frozenset[str]:
+def _tracked(workspace: Workspace, table: LanceTable, present: set[str]) -> frozenset[str]:
     """The paths within ``table`` that its versions name; each of them must be ``present`` in the listing.
 
     That also shows that paths are spelled alike on both sides: if they were not, every file would look like an orphan.
@@ -167,10 +202,10 @@ def _marker(table: LineTable, entity: Entity) -> CommitMarker:
 
 def _fingerprints(workspace: Workspace, tenant: Entity, directories: set[str]) -> set[Any]:
     """The embeddings that documents of ``tenant`` have their lines in."""
-    found: set[Any] = set()
+    fingerprints: set[Any] = set()
     for directory in directories:
         entity = Entity.of_directory(directory)
         if entity.tenant == tenant and entity.type == workspace.config.hierarchy[-1]:
             manifest = workspace.manifest(entity).read(columns=["fingerprint", "reason"])
-            found.update(pc.unique(manifest.filter(pc.is_null(manifest["reason"]))["fingerprint"]).to_pylist())
-    return found
+            fingerprints.update(pc.unique(manifest.filter(pc.is_null(manifest["reason"]))["fingerprint"]).to_pylist())
+    return fingerprints

@@ -23,6 +23,11 @@ def write_failed(what: str, where: str, error: BaseException) -> StorageError:
     return StorageError(f"{what} ({reason})", where, fix)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, shortened."""
+    return str(error).partition("\n")[0][:REASON_CHARACTERS]
+
+
 @contextmanager
 def writing(what: str, where: str) -> Iterator[None]:
     """Raises a StorageError, which begins with ``what``, when Lance fails."""

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 
 from driftline.storage.errors import CommitConflict
 from driftline.storage.lance.errors import write_failed, writing
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lance.table import LanceTable
 
 if TYPE_CHECKING:
     from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
-
-    from driftline.storage.memory.vectors import VectorTable
 
 _CONFLICT = "commit conflict"
 """What Lance says of a compaction that was overtaken; other commits raise CommitConflictError, this one OSError."""
@@ -33,7 +31,7 @@ class CompactionPlan:
     tasks: tuple[CompactionTask, ...]
 
 
-def plan_compaction(table: LineTable | VectorTable) -> CompactionPlan:
+def plan_compaction(table: LanceTable) -> CompactionPlan:
     """Which fragments to merge, and which to rid of their deleted rows."""
     from lance.optimize import Compaction
 
@@ -42,13 +40,13 @@ def plan_compaction(table: LineTable | VectorTable) -> CompactionPlan:
     return CompactionPlan(dataset.version, tuple(plan.tasks))
 
 
-def rewrite(table: LineTable | VectorTable, task: CompactionTask) -> RewriteResult:
+def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
     """Write the fragments of one task anew, under new names; nobody sees them before the commit. The result pickles."""
     with writing("Fragments could not be rewritten", table.uri):
         return task.execute(table.open(task.read_version))
 
 
-def commit_compaction(table: LineTable | VectorTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
+def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
     """Put the results of all tasks in the place of what they were made of, in one version.
 
     Raises CommitConflict when a writer has changed one of those fragments since the plan, and StorageError when the
@@ -65,7 +63,7 @@ def commit_compaction(table: LineTable | VectorTable, plan: CompactionPlan, rewr
         raise write_failed("A compaction was not committed", table.uri, error) from error
 
 
-def remove_old_versions(table: LineTable | VectorTable, older_than: timedelta) -> int:
+def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
     """Delete versions older than this, and the files that only they need; returns how many.
 
     Files of transactions that are not committed stay, unless they are a week old: a worker may be writing them. The

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.lines.table import is_one_of, quote
+from driftline.storage.lance.table import is_one_of, quote
 
 _GLOB_PART = re.compile(r"(?<![^/])\*\*/|\*\*|\*|\?|\[!?+[^/][^\]/]*\]|[^*?\[]+|\[")
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")

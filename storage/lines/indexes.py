@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from driftline.storage.lance.errors import writing
+from driftline.storage.lance.vector_index import VECTOR, create_vector_index
 from driftline.storage.lines.table import LineTable
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-VECTOR, TEXT, PATH, PARENT_DIRS = "vector_idx", "text_idx", "path_idx", "parent_dirs_idx"
+TEXT, PATH, PARENT_DIRS = "text_idx", "path_idx", "parent_dirs_idx"
 SCALAR_INDEXES: dict[str, tuple[str, Literal["BTREE", "LABEL_LIST"]]] = {
     PATH: ("path", "BTREE"),
     PARENT_DIRS: ("parent_dirs", "LABEL_LIST"),
@@ -28,24 +29,7 @@ TOKENIZER: dict[str, Any] = {
 }
 """Identifiers are split into words and words are stemmed; "is not" can be code."""
 
-VECTOR_INDEX = "IVF_RQ"
-"""With one bit for each dimension (decision 0008): small, and quick to search as a whole. What it finds is compared
-by the vectors themselves."""
-VECTOR_BITS = 1
-VECTOR_METRIC: Literal["l2"] = "l2"
-"""Half of it, squared as Lance gives it, is 1 - cosine: vectors have length 1. With "cosine" Lance would scale every
-vector once more, which takes as long as the rest of the build."""
-EXACT_SEARCH_ROWS = 20_000
-"""Up to so many vectors that a filter allows are compared one by one: exact, and faster than an index, of which every
-partition is searched."""
-REFINED_ROWS = 200
-"""At least so many are taken from the index, which knows vectors only roughly, and compared by their own."""
-MIN_REFINE_FACTOR = 3
 MIN_ROWS_FOR_VECTOR_INDEX = 256
-ROWS_PER_PARTITION = 32_768
-"""All partitions are probed, so they only let threads share a search."""
-SAMPLE_RATE = 64
-"""Rows per partition from which k-means learns."""
 
 MAX_UNINDEXED_ROWS = 20_000
 """Rows without an index are searched one by one, which is cheaper than an update while they are this few."""
@@ -144,25 +128,6 @@ def _lags(name: str, found: Coverage) -> bool:
 def _merged(name: str) -> int:
     """How many parts of an index an update merges: none for vectors, whose parts are searched side by side."""
     return 0 if name == VECTOR else 1
-
-
-def create_vector_index(dataset: LanceDataset, rows: int) -> None:
-    """Build the index of a column ``vector``, of lines or of memory entries, of which there are about ``rows``."""
-    dataset.create_index(
-        "vector",
-        VECTOR_INDEX,
-        name=VECTOR,
-        metric=VECTOR_METRIC,
-        num_partitions=max(1, rows // ROWS_PER_PARTITION),
-        sample_rate=SAMPLE_RATE,
-        num_bits=VECTOR_BITS,
-    )
-
-
-def through_index(dataset: LanceDataset, top_k: int) -> dict[str, int]:
-    """How Lance's search for the ``top_k`` nearest uses the vector index: all of it, and then the vectors."""
-    # Probes are capped by the number of partitions.
-    return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // top_k)}
 
 
 def _create(dataset: LanceDataset, name: str, rows: int) -> None:

@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.errors import CorruptFile
-from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, VECTOR, VECTOR_METRIC, coverage
-from driftline.storage.lines.table import MARKER_LINE, LineTable, quote
+from driftline.storage.lance.table import quote
+from driftline.storage.lance.vector_index import VECTOR, VECTOR_METRIC
+from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, coverage
+from driftline.storage.lines.table import MARKER_LINE, LineTable
 
 if TYPE_CHECKING:
     from lance import LanceDataset

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.errors import UsageError
+from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.filters import LineFilter
-from driftline.storage.lines.indexes import EXACT_SEARCH_ROWS, TEXT_COLUMN, VECTOR, VECTOR_METRIC, through_index
+from driftline.storage.lines.indexes import TEXT_COLUMN
 from driftline.storage.lines.table import LineTable, no_lines
 
 if TYPE_CHECKING:

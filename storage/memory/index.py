@@ -10,13 +10,14 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from driftline.storage.deltas.delta_index import ADD, BASE, READ_THREADS, REMOVE, DeltaIndex
+from driftline.storage.deltas.delta_index import ADD, READ_THREADS, REMOVE, DeltaIndex
 from driftline.storage.deltas.files import FileReader
 from driftline.storage.deltas.key_ranges import Keys
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile
 from driftline.storage.hierarchy import directories
 from driftline.storage.ids import new_ulid
+from driftline.storage.layout import BASE
 from driftline.storage.memory.catalog.outbox import Change
 from driftline.storage.memory.catalog.queries import EntryRow
 from driftline.storage.objects.store import ObjectStore

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from driftline.storage.deltas.delta_index import ADD, BASE, Log
+from driftline.storage.deltas.delta_index import ADD, Log
 from driftline.storage.deltas.key_ranges import after_prefix
 from driftline.storage.errors import CorruptFile, ObjectNotFound, StorageError
+from driftline.storage.layout import BASE
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.objects.store import ObjectStore
 

@@ -31,10 +31,18 @@ class EntityRegistry:
     the tenant that its entity names. All raise BadEntity, CatalogError and CatalogConnectionError.
     """
 
-    def __init__(self, catalog: Catalog, hierarchy: Hierarchy, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        hierarchy: Hierarchy,
+        now: Callable[[], datetime] = utc_now,
+        on_change: Callable[[int], None] = lambda entries: None,
+    ) -> None:
+        """``on_change`` is called with the number of entries that a call has moved or deleted."""
         self.catalog = catalog
         self.hierarchy = hierarchy
         self._now = now
+        self._on_change = on_change
 
     def register_entity(self, entity: Entity | str) -> EntityRecord:
         """Register an entity with all its ancestors; one that exists stays as it is."""
@@ -111,7 +119,7 @@ class EntityRegistry:
             entity_tree.move(connection, source, target)
             return entry_rows.relocate(connection, tenant, source, target)
 
-        self._wrote(self.catalog.write(work))
+        self._on_change(self.catalog.write(work))
         return target
 
     def delete_entity(self, entity: Entity | str, *, cascade: bool = False) -> int:
@@ -133,11 +141,8 @@ class EntityRegistry:
             return removed
 
         removed = self.catalog.write(work)
-        self._wrote(removed)
+        self._on_change(removed)
         return removed
-
-    def _wrote(self, entries: int) -> None:
-        """Called after so many entries have changed."""
 
 
 def _found(record: EntityRecord | None, entity: Entity) -> EntityRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, Self
 from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import BadEntry, CatalogError, StorageError, UsageError
+from driftline.storage.errors import CatalogError, StorageError, UsageError
 from driftline.storage.hierarchy import Hierarchy
 from driftline.storage.memory import upkeep
 from driftline.storage.memory.catalog import entities as entity_tree
@@ -25,12 +24,13 @@ from driftline.storage.memory.catalog import queries as entry_queries
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, embedded_url
 from driftline.storage.memory.catalog.drafts import Drafts
+from driftline.storage.memory.catalog.entities import EntityRecord
 from driftline.storage.memory.catalog.queries import EntryRow, Scope
 from driftline.storage.memory.catalog.values import (
     DEFAULT_CACHE_SECONDS,
     Blobs,
+    check_fields,
     check_key,
-    check_metadata,
 )
 from driftline.storage.memory.flush import Flusher
 from driftline.storage.memory.pages import Cursor, Page
@@ -58,7 +58,7 @@ class MemoryItem:
     expires_at: datetime | None = None
 
 
-class MemoryStore(EntityRegistry):
+class MemoryStore:
     """The memory of all tenants of a workspace.
 
     Every call stays within one tenant: the one that its entity or ``scope`` names, by default that of the hierarchy's
@@ -93,7 +93,9 @@ class MemoryStore(EntityRegistry):
         Raises CatalogMismatch, UnsafeStore and all that opening a workspace raises.
         """
         self.workspace = Workspace.open_for_writing(storage_uri, storage_options)
-        super().__init__(Catalog(catalog_url or _embedded(self.workspace), pool_size), hierarchy or Hierarchy(), now)
+        self.catalog = Catalog(catalog_url or _embedded(self.workspace), pool_size)
+        self.hierarchy = hierarchy or Hierarchy()
+        self._now = now
         self.catalog.prepare(self.workspace.config.workspace_id)
         self._inline_bytes = inline_bytes
         self._blobs = Blobs(self.workspace.objects, cache_seconds)
@@ -101,6 +103,7 @@ class MemoryStore(EntityRegistry):
         self._reader = EntryReader(self.catalog, self._blobs, self._pool, now)
         self._search = MemorySearch(self.workspace.objects, embedder, self._reader.values) if embedder else None
         self._flusher = Flusher(self.catalog, self.workspace.objects, self._search, now)
+        self._entities = EntityRegistry(self.catalog, self.hierarchy, now, self._flusher.notify)
 
     def close(self) -> None:
         """Flush what is waiting and close all connections. Raises what ``flush`` raises, and is closed all the same."""
@@ -181,6 +184,51 @@ class MemoryStore(EntityRegistry):
         removed = self.catalog.write(work)
         self._flusher.notify(removed)
         return removed > 0
+
+    # -- entities ----------------------------------------------------------------------------
+
+    def register_entity(self, entity: Entity | str) -> EntityRecord:
+        """See ``EntityRegistry.register_entity``."""
+        return self._entities.register_entity(entity)
+
+    def register_entity_with_defaults(
+        self, type: str, id: str, parents: Mapping[str, str] | None = None
+    ) -> EntityRecord:
+        """See ``EntityRegistry.register_entity_with_defaults``."""
+        return self._entities.register_entity_with_defaults(type, id, parents)
+
+    def get_entity(self, entity: Entity | str) -> EntityRecord | None:
+        """See ``EntityRegistry.get_entity``."""
+        return self._entities.get_entity(entity)
+
+    def list_entities(
+        self,
+        within: Entity | str | None = None,
+        type: str | None = None,
+        *,
+        limit: int = DEFAULT_LIMIT,
+        after: Entity | str | None = None,
+    ) -> list[EntityRecord]:
+        """See ``EntityRegistry.list_entities``."""
+        return self._entities.list_entities(within, type, limit=limit, after=after)
+
+    def ancestors(self, entity: Entity | str) -> list[EntityRecord]:
+        """See ``EntityRegistry.ancestors``."""
+        return self._entities.ancestors(entity)
+
+    def descendants(
+        self, entity: Entity | str, type: str | None = None, max_depth: int | None = None
+    ) -> list[EntityRecord]:
+        """See ``EntityRegistry.descendants``."""
+        return self._entities.descendants(entity, type, max_depth)
+
+    def move_entity(self, entity: Entity | str, parent: Entity | str) -> Entity:
+        """See ``EntityRegistry.move_entity``."""
+        return self._entities.move_entity(entity, parent)
+
+    def delete_entity(self, entity: Entity | str, *, cascade: bool = False) -> int:
+        """See ``EntityRegistry.delete_entity``."""
+        return self._entities.delete_entity(entity, cascade=cascade)
 
     # -- upkeep ------------------------------------------------------------------------------
 
@@ -312,9 +360,6 @@ class MemoryStore(EntityRegistry):
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _wrote(self, entries: int) -> None:
-        self._flusher.notify(entries)
-
     def _scope(self, scope: Entity | str | None, allowed: Sequence[Entity | str] | None = None) -> Scope:
         within = self.hierarchy.root_entity if scope is None else self.hierarchy.entity(scope)
         return Scope(within, None if allowed is None else tuple(self.hierarchy.entity(entity) for entity in allowed))
@@ -329,17 +374,6 @@ class MemoryStore(EntityRegistry):
 
         for position, path in zip(positions, self._pool.map(write, positions), strict=True):
             drafts.blob_path[position] = path
-
-
-def check_fields(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A filter without the fields that are None. Raises BadEntry unless values are scalars or lists of them."""
-    fields = {name: value for name, value in (given or {}).items() if value is not None}
-    for name, value in fields.items():
-        values = value if isinstance(value, (list, tuple)) else [value]
-        if not all(isinstance(each, (str, int, float)) for each in values):
-            raise BadEntry("A filter compares with a text, a number, a truth value, or a list of them", repr(name))
-    checked: dict[str, Any] = json.loads(check_metadata(fields))
-    return checked
 
 
 def _embedded(workspace: Workspace) -> str:

@@ -7,7 +7,6 @@ that two commits conflict, and each change is applied once and in order, whoever
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,21 +18,27 @@ from numpy.typing import NDArray
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, CorruptFile, StorageError
 from driftline.storage.hierarchy import directories
-from driftline.storage.lines.indexes import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, create_vector_index, through_index
-from driftline.storage.lines.table import VECTOR_TYPE, first_line, is_one_of, quote, without_rows
+from driftline.storage.lance.errors import first_line
+from driftline.storage.lance.table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
+from driftline.storage.lance.vector_index import (
+    EXACT_SEARCH_ROWS,
+    VECTOR,
+    VECTOR_METRIC,
+    create_vector_index,
+    is_indexed,
+    through_index,
+)
+from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
-    from lance import FragmentMetadata, LanceDataset, Transaction
+    from lance import FragmentMetadata, LanceDataset
 
-COMMIT_ATTEMPTS = 20
 KEYS_PER_LOOKUP = 2_000
 MIN_INDEXED_ROWS = 10_000
 MIN_VECTOR_INDEX_ROWS = 100_000
 _INDEXES: dict[str, Literal["BTREE", "LABEL_LIST"]] = {"key": "BTREE", "places": "LABEL_LIST", "fields": "LABEL_LIST"}
 _MARKER = "key = ''"
-_ANEW = "Make it anew: driftline memory rebuild"
-_TABLE = re.compile(r"memory_embeddings-([0-9a-f]+)\.lance")
 
 
 def schema(dim: int) -> pa.Schema:
@@ -88,40 +93,12 @@ def field_tag(name: str, value: object) -> str:
     return json.dumps([name, value], separators=(",", ":"))
 
 
-class VectorTable:
+class VectorTable(LanceTable):
     """``memory_embeddings`` of one tenant and one embedding fingerprint."""
 
-    def __init__(self, objects: ObjectStore, tenant: Entity, fingerprint: str) -> None:
-        self.fingerprint = fingerprint
-        self.path = f"{tenant.tenant.directory}/_tables/memory_embeddings-{fingerprint}.lance"
-        self.uri = objects.lance_uri(self.path)
-        self.options = objects.lance_options
-        self._objects = objects
-
-    def exists(self) -> bool:
-        """Whether any version of the table has been committed."""
-        return any(info.path.endswith(".manifest") for info in self._objects.list(f"{self.path}/_versions"))
-
-    def open(self, version: int | None = None) -> LanceDataset:
-        """The newest version, or the one given. Raises CorruptFile when Lance cannot read it."""
-        import lance
-
-        try:
-            return lance.dataset(self.uri, version, storage_options=self.options)
-        except (ValueError, OSError) as error:
-            raise CorruptFile(
-                f"The table of memory vectors cannot be read ({first_line(error)})",
-                self.uri,
-                _ANEW,
-            ) from error
-
-    def tracked_files(self) -> frozenset[str]:
-        """The files that any version refers to, by their paths within the table. Raises CorruptFile."""
-        try:
-            batches = list(self.open().tracked_files())
-        except (ValueError, OSError) as error:
-            raise CorruptFile(f"A version cannot be read ({first_line(error)})", self.uri, "Restore it.") from error
-        return frozenset(path for batch in batches for path in batch.column("path").to_pylist())
+    KIND = "memory"
+    TITLE = "memory vectors"
+    REPAIR = "Rebuild it: driftline memory rebuild"
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -134,7 +111,7 @@ class VectorTable:
         if not self.exists():
             if not rows:
                 return
-            self._create(dim)
+            self._prepare(dim)
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()
             applied = _applied(dataset)
@@ -144,7 +121,7 @@ class VectorTable:
             fresh = [row for row in rows if row.key in due]
             filters = [_MARKER, *(is_one_of("key", some) for some in _lookups(sorted(due)))]
             removed, updated = without_rows(dataset, filters)
-            added = self._write([*fresh, _marker_row(last)], dataset.schema)
+            added = self._fragments([*fresh, _marker_row(last)], dataset.schema)
             if self._commit(dataset.version, removed, updated, added):
                 return
         raise CommitConflict(f"{COMMIT_ATTEMPTS} attempts to commit met other writers", self.uri, "Try again.")
@@ -171,48 +148,23 @@ class VectorTable:
 
     def replace_all(self, pages: Callable[[], Iterable[Sequence[VectorRow]]], last: int, dim: int) -> None:
         """Put the rows of ``pages`` in the place of all that is there, in one version."""
-        self._create(dim)
+        self._prepare(dim)
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()
-            added = self._write([_marker_row(max(last, _applied(dataset)))], dataset.schema)
+            added = self._fragments([_marker_row(max(last, _applied(dataset)))], dataset.schema)
             for rows in pages():
-                added += self._write(rows, dataset.schema)
+                added += self._fragments(rows, dataset.schema)
             fragments: list[Any] = list(dataset.get_fragments())
             if self._commit(dataset.version, [fragment.fragment_id for fragment in fragments], [], added):
                 return
         raise CommitConflict(f"{COMMIT_ATTEMPTS} attempts to commit met other writers", self.uri, "Try again.")
 
-    def _create(self, dim: int) -> None:
-        import lance
+    def _prepare(self, dim: int) -> None:
+        # Two first commits would not conflict without a marker that both replace.
+        self._create(_to_table([_marker_row(0)], schema(dim)))
 
-        if self.exists():
-            return
-        first = _to_table([_marker_row(0)], schema(dim))  # two first commits would not conflict without it
-        try:
-            lance.write_dataset(
-                first, self.uri, mode="create", enable_stable_row_ids=True, storage_options=self.options
-            )
-        except OSError as error:  # a CommitConflictError is one, too
-            if not self.exists():
-                raise StorageError(f"Cannot create a table ({first_line(error)})", self.uri) from error
-
-    def _write(self, rows: Sequence[VectorRow], columns: pa.Schema) -> list[FragmentMetadata]:
-        from lance.fragment import write_fragments
-
-        if not rows:
-            return []
-        try:
-            return list(
-                write_fragments(
-                    _to_table(rows, columns),
-                    self.uri,
-                    schema=columns,
-                    enable_stable_row_ids=True,
-                    storage_options=self.options,
-                )
-            )
-        except OSError as error:
-            raise StorageError(f"Vectors cannot be written ({first_line(error)})", self.uri, "Try again.") from error
+    def _fragments(self, rows: Sequence[VectorRow], columns: pa.Schema) -> list[FragmentMetadata]:
+        return self.write(_to_table(rows, columns)) if rows else []
 
     def _commit(
         self,
@@ -232,11 +184,6 @@ class VectorTable:
         except OSError:  # a CommitConflictError is one, too
             return False
         return True
-
-    def _transact(self, transaction: Transaction) -> None:
-        import lance
-
-        lance.LanceDataset.commit(self.uri, transaction, storage_options=self.options)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -270,7 +217,7 @@ class VectorTable:
         try:
             found = self.open().to_table(columns=["key", "rev"], filter=f"NOT ({_MARKER})")
         except (ValueError, OSError) as error:
-            raise CorruptFile(f"Vectors cannot be read ({first_line(error)})", self.uri, _ANEW) from error
+            raise CorruptFile(f"Vectors cannot be read ({first_line(error)})", self.uri, self.REPAIR) from error
         return list(zip(found["key"].to_pylist(), found["rev"].to_pylist(), strict=True))
 
     def count(self) -> int:
@@ -280,14 +227,9 @@ class VectorTable:
 
 def vector_tables(objects: ObjectStore, tenant: Entity) -> list[VectorTable]:
     """The tables of a tenant, one for each embedding."""
-    names = objects.list_dirs(f"{tenant.tenant.directory}/_tables")
-    found = [match[1] for match in map(_TABLE.fullmatch, names) if match]
-    return [VectorTable(objects, tenant, fingerprint) for fingerprint in found]
-
-
-def is_indexed(dataset: LanceDataset) -> bool:
-    """Whether there is an index of vectors."""
-    return any(index.name == VECTOR for index in dataset.describe_indices())
+    names = objects.list_dirs(tables_directory(tenant))
+    fingerprints = [found for name in names if (found := table_fingerprint(name, VectorTable.KIND))]
+    return [VectorTable(objects, tenant, fingerprint) for fingerprint in fingerprints]
 
 
 def _applied(dataset: LanceDataset) -> int:

@@ -23,12 +23,12 @@ from driftline.storage.errors import (
     UsageError,
 )
 from driftline.storage.objects.backend import Backend, ObjectInfo
-from driftline.storage.objects.buffer_cache import KeptBuffers
+from driftline.storage.objects.buffer_cache import BufferCache
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
 
 __all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
 
-MAX_KEPT_BYTES = 64 * 1024 * 1024
+MAX_CACHED_BYTES = 64 * 1024 * 1024
 """Of immutable objects in a bucket, by each open store: the deltas of many commits."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -48,7 +48,7 @@ class ObjectStore:
         self.uri = uri
         self._backend = backend
         self._storage_options = dict(storage_options)
-        self._kept = KeptBuffers(0 if self.is_local else MAX_KEPT_BYTES)
+        self._cache = BufferCache(0 if self.is_local else MAX_CACHED_BYTES)
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> ObjectStore:
@@ -126,12 +126,12 @@ class ObjectStore:
 
         What is ``immutable`` and not large is fetched from a bucket once, and then kept for later calls.
         """
-        kept = self._kept.get(path) if immutable else None
-        if kept is not None:
-            return pa.BufferReader(kept)
+        cached = self._cache.get(path) if immutable else None
+        if cached is not None:
+            return pa.BufferReader(cached)
         found = self._backend.open_input(_checked(path))
         if immutable and isinstance(found, pa.BufferReader):
-            self._kept.keep(path, found.read_buffer())
+            self._cache.put(path, found.read_buffer())
             found.seek(0)
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
+from driftline.storage.layout import run_directory, run_id_of
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.workspace.workspace import FORMAT_VERSION, read_record
-
-_RUN = re.compile(r"([0-9A-HJKMNP-TV-Z]{26})\.json")
+from driftline.storage.workspace.records import FORMAT_VERSION, read_record
 
 
 class RunRecord(BaseModel):
@@ -62,7 +60,7 @@ class RunHistory:
     def ids(self) -> list[str]:
         """The ids of all runs, newest first."""
         names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self._directory, recursive=False))
-        return sorted((match[1] for match in map(_RUN.fullmatch, names) if match), reverse=True)
+        return sorted((run_id for name in names if (run_id := run_id_of(name))), reverse=True)
 
     def newest_first(self) -> Iterator[RunRecord]:
         """The runs, each read when it is asked for."""
@@ -70,4 +68,4 @@ class RunHistory:
 
     @property
     def _directory(self) -> str:
-        return f"{self.tenant.directory}/_runs"
+        return run_directory(self.tenant)

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from driftline.storage.deltas.manifest import totals
-from driftline.storage.lines.indexes import VECTOR, coverage
+from driftline.storage.deltas.manifest import Manifest, totals
+from driftline.storage.entities import Entity
+from driftline.storage.lance.vector_index import VECTOR
+from driftline.storage.lines.indexes import coverage
+from driftline.storage.lines.table import LineTable
 from driftline.storage.model import WorkspaceStats
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.run_history import RunHistory
 
-if TYPE_CHECKING:
-    from driftline.storage.workspace.workspace import Workspace
 
-
-def collect(workspace: Workspace) -> WorkspaceStats:
-    """Read the figures from the manifests, the tables and the markers; read access is enough."""
+def collect(
+    objects: ObjectStore,
+    config: WorkspaceConfig,
+    sources_of_workspace: Iterable[tuple[Entity, SourceRecord]],
+    tenants: Sequence[Entity],
+) -> WorkspaceStats:
+    """Read the figures from the manifests, the tables and the run history; read access is enough."""
     sources: list[dict[str, Any]] = []
     deltas = 0
-    for entity, record in workspace.sources():
-        documents = workspace.manifest(entity)
-        manifest = documents.read(columns=["lines", "reason"])
-        indexed, lines = totals(manifest)
-        deltas += len(documents.log().deltas)
+    for entity, record in sources_of_workspace:
+        manifest = Manifest(objects, entity)
+        rows = manifest.read(columns=["lines", "reason"])
+        indexed, lines = totals(rows)
+        deltas += len(manifest.log().deltas)
         sources.append({"entity": str(entity), "uri": record.uri, "documents": indexed, "lines": lines})
     index_types = set()
-    if workspace.config.fingerprint is not None:
-        tables = [workspace.lines(tenant) for tenant in workspace.tenants()]
-        kinds = (coverage(table.open()).get(VECTOR) for table in tables if table.exists())
-        index_types = {found.kind for found in kinds if found is not None}
-    runs = [run for tenant in workspace.tenants() if (run := RunHistory(workspace.objects, tenant).last()) is not None]
+    if config.fingerprint is not None:
+        tables = [LineTable(objects, tenant, config.fingerprint) for tenant in tenants]
+        indexes = (coverage(table.open()).get(VECTOR) for table in tables if table.exists())
+        index_types = {index.kind for index in indexes if index is not None}
+    runs = [run for tenant in tenants if (run := RunHistory(objects, tenant).last()) is not None]
     last = max(runs, key=lambda run: run.run_id, default=None)
     return WorkspaceStats(
-        workspace=workspace.objects.uri,
+        workspace=objects.uri,
         total_documents=sum(source["documents"] for source in sources),
         total_lines=sum(source["lines"] for source in sources),
         has_index=bool(index_types),
         index_type=min(index_types, default=None),
-        model=workspace.config.model,
+        model=config.model,
         sources=tuple(sources),
         deltas=deltas,
         last_run=last.model_dump(exclude={"format_version"}) if last else None,

@@ -2,92 +2,24 @@
 
 from __future__ import annotations
 
-import re
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from driftline.storage.deltas.manifest import Manifest
-from driftline.storage.entities import INDEX_LEVELS, Entity, decode_id
+from driftline.storage.entities import Entity, decode_id
 from driftline.storage.errors import (
     AlreadyExists,
-    CorruptFile,
     FingerprintMismatch,
     ObjectNotFound,
     PreconditionFailed,
     WorkspaceNotFound,
-    WorkspaceTooNew,
 )
+from driftline.storage.layout import CONFIG, GITIGNORE, SOURCE, is_tenant, table_fingerprint, tables_directory
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
-
-FORMAT_VERSION = 1
-CONFIG = "_workspace.json"
-SOURCE = "_source.json"
-GITIGNORE = ".gitignore"
-
-_LINE_TABLE = re.compile(r"line_embeddings-([0-9a-f]+)\.lance")
-_TENANT = re.compile(r"[a-z][a-z0-9_]*:[A-Za-z0-9._~-]+")
-_BETWEEN_LEVELS = re.compile(r"~2F(?=[a-z][a-z0-9_]*:)")
-
-_Record = TypeVar("_Record", bound=BaseModel)
-
-
-class WorkspaceConfig(BaseModel):
-    """``_workspace.json``. ``fingerprint`` names the table that serves; None until a first run chose a model."""
-
-    model_config = ConfigDict(frozen=True)
-
-    format_version: int = FORMAT_VERSION
-    workspace_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    hierarchy: tuple[str, ...] = INDEX_LEVELS
-    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
-    model: str | None = None
-    fingerprint: str | None = None
-    dim: int | None = None
-
-
-class IndexedCommit(BaseModel):
-    """The commit that a source was in step with when the lease with ``token`` ended, its work tree being clean.
-
-    ``scanned_with`` stands for all else that decides which files are indexed, and how.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    id: str
-    committed: datetime
-    token: int
-    scanned_with: str
-
-
-class SourceRecord(BaseModel):
-    """``_source.json``: what a source scans. A git work tree is known by ``origin`` and ``subpath``, not by place.
-
-    ``commit`` is set by runs that look at changed paths only, and void as soon as the lease had another holder.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    format_version: int = FORMAT_VERSION
-    entity: str
-    uri: str
-    origin: str | None = None
-    subpath: str = ""
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    commit: IndexedCommit | None = None
-
-    def same_place(self, other: SourceRecord) -> bool:
-        """Whether both scan the same files: the same URI, or the same path of the same git origin."""
-        if self.origin and other.origin:
-            return (self.origin, self.subpath) == (other.origin, other.subpath)
-        return self.uri == other.uri
+from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig, parse_record, read_record
+from driftline.storage.workspace.stats import collect
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +99,13 @@ class Workspace:
 
     def line_tables(self, tenant: Entity) -> list[LineTable]:
         """Every table of lines that the tenant has: the one that serves, and those being built or left over."""
-        names = self.objects.list_dirs(f"{tenant.tenant.directory}/_tables")
-        found = [match[1] for match in map(_LINE_TABLE.fullmatch, names) if match]
-        return [LineTable(self.objects, tenant.tenant, fingerprint) for fingerprint in found]
+        names = self.objects.list_dirs(tables_directory(tenant))
+        fingerprints = [found for name in names if (found := table_fingerprint(name, LineTable.KIND))]
+        return [LineTable(self.objects, tenant.tenant, fingerprint) for fingerprint in fingerprints]
 
     def stats(self) -> WorkspaceStats:
         """The figures of the workspace."""
-        from driftline.storage.workspace.stats import collect
-
-        return collect(self)
+        return collect(self.objects, self.config, self.sources(), self.tenants())
 
     # -- sources -----------------------------------------------------------------------------
 
@@ -205,7 +135,7 @@ class Workspace:
 
     def tenants(self) -> list[Entity]:
         """The tenants, sorted, of whatever first level: memory may have other levels than sources."""
-        return [Entity.of_directory(name) for name in self.objects.list_dirs("") if _TENANT.fullmatch(name)]
+        return [Entity.of_directory(name) for name in self.objects.list_dirs("") if is_tenant(name)]
 
     def sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
         """The sources at or below an entity, by default all, sorted."""
@@ -232,19 +162,6 @@ class Workspace:
         return [decode_id(name.partition(":")[2]) for name in names if name.startswith(f"{level}:")]
 
 
-def lease_path(entity: Entity, purpose: str = "source") -> str:
-    """Where the lease ``{purpose}:{entity}`` of a tenant lies."""
-    name = entity.directory.replace("/", "~2F")
-    return f"{entity.tenant.directory}/_leases/{purpose}:{name}.json"
-
-
-def leased_entity(path: str) -> tuple[str, Entity]:
-    """``(purpose, entity)`` of a lease file, the inverse of ``lease_path``."""
-    purpose, _, name = path.rpartition("/")[2].removesuffix(".json").partition(":")
-    # An id never holds a bare colon, so that an escaped slash within it is not taken for one between two levels.
-    return purpose, Entity.of_directory(_BETWEEN_LEVELS.sub("/", name))
-
-
 def fingerprint_mismatch(where: str, current: WorkspaceConfig, model: str) -> FingerprintMismatch:
     """The refusal to mix vectors of two models."""
     return FingerprintMismatch(
@@ -252,36 +169,3 @@ def fingerprint_mismatch(where: str, current: WorkspaceConfig, model: str) -> Fi
         where,
         "Use the same model, or embed everything anew with: driftline index --reembed",
     )
-
-
-def read_record(objects: ObjectStore, path: str, kind: type[_Record]) -> _Record | None:
-    """The JSON record at ``path``, or None. Raises CorruptFile, WorkspaceTooNew."""
-    try:
-        data = objects.get(path)
-    except ObjectNotFound:
-        return None
-    return parse_record(objects, path, data, kind)
-
-
-def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Record]) -> _Record:
-    """``data`` as a record. Raises CorruptFile, WorkspaceTooNew."""
-    where = f"{objects.uri}/{path}"
-    try:
-        version = int(_Versioned.model_validate_json(data).format_version)
-        if version > FORMAT_VERSION:
-            raise WorkspaceTooNew(
-                f"This was written by a newer Driftline (format {version}, ours is {FORMAT_VERSION})",
-                where,
-                "Upgrade: pip install -U driftline",
-            )
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        raise CorruptFile(
-            f"This is not a file of Driftline's ({kind.__name__} does not fit)",
-            where,
-            "Restore it, or use another place.",
-        ) from error
-
-
-class _Versioned(BaseModel):
-    format_version: int

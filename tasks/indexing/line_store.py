@@ -13,10 +13,12 @@ from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.ids import new_ulid
+from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.queries import LineFilter, nearest_lines
 from driftline.storage.model import DocMeta, LineEmbedding
-from driftline.storage.workspace.workspace import SourceRecord, Workspace, lease_path
+from driftline.storage.workspace.records import SourceRecord
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.indexing.rows import line_rows
 

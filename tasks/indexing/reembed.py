@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 
 from driftline.storage.errors import LeaseHeld
 from driftline.storage.ids import new_ulid
+from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
-from driftline.storage.workspace.workspace import Workspace, lease_path
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef
 from driftline.tasks.indexing.committer import Committer, settle
 

@@ -14,9 +14,11 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CleanupAborted, LeaseHeld, StorageError
 from driftline.storage.garbage.orphans import Orphan
 from driftline.storage.garbage.survey import Survey
+from driftline.storage.layout import CONFIG, lease_path
 from driftline.storage.leases.lease import Lease, acquire, look
 from driftline.storage.objects.store import TEMPORARY_PREFIX, ObjectInfo, ObjectStore
-from driftline.storage.workspace.workspace import CONFIG, Workspace, WorkspaceConfig, lease_path, read_record
+from driftline.storage.workspace.records import WorkspaceConfig, read_record
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.committer import finish_staged
 
 DELETE_BATCH = 1_000

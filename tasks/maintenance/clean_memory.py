@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from driftline.storage.garbage.orphans import Orphan
-from driftline.storage.memory.catalog.database import CATALOG_FILE, Catalog, embedded_url
+from driftline.storage.layout import CATALOG
+from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.catalog.queries import blob_references
 from driftline.storage.memory.catalog.writes import forget_blobs
 from driftline.storage.memory.flush import Flusher
@@ -22,7 +23,7 @@ def open_catalog(workspace: Workspace, url: str | None) -> Iterator[Catalog | No
     Raises CatalogError, CatalogConnectionError, CatalogMismatch for one of a newer version.
     """
     objects = workspace.objects
-    if url is None and objects.is_local and objects.head(CATALOG_FILE) is not None:
+    if url is None and objects.is_local and objects.head(CATALOG) is not None:
         url = embedded_url(objects.uri)
     if url is None:
         yield None

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence, Set
 from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
 from driftline.storage.errors import ObjectNotFound
+from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import drop, maintain
-from driftline.storage.workspace.workspace import Workspace, lease_path
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 
 DAMAGED_PREFIX = "_damaged_"

@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile
+from driftline.storage.layout import lease_path, leased_entity
 from driftline.storage.leases.lease import Sighting, look
 from driftline.storage.lines.inventory import EMPTY, Inventory, check_indexes, take_inventory
 from driftline.storage.lines.table import LineTable
-from driftline.storage.workspace.workspace import Workspace, lease_path, leased_entity
+from driftline.storage.workspace.workspace import Workspace
 
 
 class FindingKind(enum.StrEnum):

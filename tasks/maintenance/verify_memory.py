@@ -12,7 +12,7 @@ from functools import partial
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile
-from driftline.storage.garbage.orphans import Kind, parse_name
+from driftline.storage.layout import Kind, parse_name
 from driftline.storage.memory import upkeep as memory_upkeep
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import outbox

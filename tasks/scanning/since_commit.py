@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Self
 
-from driftline.storage.workspace.workspace import IndexedCommit
+from driftline.storage.workspace.records import IndexedCommit
 from driftline.tasks.git.commits import ChangedPaths, Commit, changes_between, changes_on_disk, head, union
 from driftline.tasks.git.work_tree import WorkTree, find_work_tree
 

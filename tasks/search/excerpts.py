@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, UsageError
-from driftline.storage.lines.table import quote
+from driftline.storage.lance.table import quote
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.batch import HASH_BYTES

@@ -8,7 +8,8 @@ from functools import cache
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.lines.table import LineTable, quote
+from driftline.storage.lance.table import quote
+from driftline.storage.lines.table import LineTable
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.freshness import Read, is_unchanged, judge_read

@@ -21,7 +21,8 @@ from driftline.storage.ids import new_ulid
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import DocMeta
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.workspace.workspace import SourceRecord, Workspace
+from driftline.storage.workspace.records import SourceRecord
+from driftline.storage.workspace.workspace import Workspace
 
 SOURCES = 20
 DELTAS_PER_SOURCE = 100

@@ -26,7 +26,8 @@ import measure
 import numpy as np
 import pyarrow as pa
 
-from driftline.storage.lines.indexes import SCALAR_INDEXES, TEXT_COLUMN, TOKENIZER, create_vector_index
+from driftline.storage.lance.vector_index import create_vector_index
+from driftline.storage.lines.indexes import SCALAR_INDEXES, TEXT_COLUMN, TOKENIZER
 from driftline.tasks.embedding.context import ModelRef, load_embedder
 from driftline.tasks.embedding.models import dimension, fingerprint, resolve_model
 

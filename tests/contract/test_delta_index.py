@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from driftline.storage.deltas import delta_index as delta
-from driftline.storage.deltas.delta_index import ADD, BASE, REMOVE, REMOVE_RETENTION, DeltaIndex
+from driftline.storage.deltas.delta_index import ADD, REMOVE, REMOVE_RETENTION, DeltaIndex
 from driftline.storage.deltas.files import ROW_GROUP_ROWS
 from driftline.storage.errors import (
     CorruptFile,
@@ -27,6 +27,7 @@ from driftline.storage.errors import (
     WorkspaceTooNew,
 )
 from driftline.storage.ids import new_ulid
+from driftline.storage.layout import BASE
 from driftline.storage.objects import bucket as buckets
 from driftline.storage.objects.bucket import Bucket
 from driftline.storage.objects.local_disk import LocalDisk

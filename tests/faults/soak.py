@@ -26,9 +26,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from driftline.storage.deltas.delta_index import ADD, BASE, REMOVE, DeltaIndex
+from driftline.storage.deltas.delta_index import ADD, REMOVE, DeltaIndex
 from driftline.storage.errors import LeaseHeld
 from driftline.storage.ids import new_ulid
+from driftline.storage.layout import BASE
 from driftline.storage.leases.lease import acquire
 from driftline.storage.objects.store import ObjectStore
 

@@ -14,9 +14,9 @@ from driftline.flows.commands import main as cli
 from driftline.flows.runs.cleanup_run import CleanupReport, CleanupRequest, clean_workspace
 from driftline.storage.errors import CleanupAborted, StorageError
 from driftline.storage.garbage.orphans import Reason
+from driftline.storage.layout import lease_path
 from driftline.storage.lines.table import LineTable
 from driftline.storage.objects.local_disk import LocalDisk
-from driftline.storage.workspace.workspace import lease_path
 from tests.support.leftovers import ENTITY, Corner, make_corner
 from tests.support.oracle import save_tiny_model
 

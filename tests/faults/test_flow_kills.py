@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 from driftline.storage.entities import Entity
-from driftline.storage.workspace.workspace import lease_path
+from driftline.storage.layout import lease_path
 from tests.servers.compose import compose_command
 from tests.servers.prefect_server import PrefectServer, free_port, started
 from tests.support.deployed import Site, until

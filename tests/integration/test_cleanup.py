@@ -21,12 +21,12 @@ from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.errors import CleanupAborted, LeaseLost, StorageError
 from driftline.storage.garbage.orphans import Reason
 from driftline.storage.ids import new_ulid
+from driftline.storage.layout import CONFIG, lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.leases.process_identity import ProcessIdentity
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.run_history import RunHistory
-from driftline.storage.workspace.workspace import CONFIG, lease_path
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.leftovers import ENTITY, SUPERSEDED, Corner, make_corner, make_old
 from tests.support.oracle import assert_nothing_staged, save_tiny_model
@@ -227,7 +227,7 @@ import sys
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.ids import new_ulid
 from driftline.storage.leases.lease import acquire
-from driftline.storage.workspace.workspace import lease_path
+from driftline.storage.layout import lease_path
 from tests.support.leftovers import ENTITY, Corner
 
 corner = Corner(None, None, sys.argv[1])

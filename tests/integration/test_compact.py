@@ -19,13 +19,15 @@ from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, RecallTooLow
 from driftline.storage.lance.maintenance import plan_compaction
+from driftline.storage.lance.vector_index import VECTOR
+from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines import indexes
-from driftline.storage.lines.indexes import VECTOR, coverage
+from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.quality import SearchQuality, measure
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.workspace.run_history import RunHistory
-from driftline.storage.workspace.workspace import Workspace, lease_path
+from driftline.storage.workspace.workspace import Workspace
 from tests.support.oracle import WORDS, assert_in_step, files_below, manifest_of, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")

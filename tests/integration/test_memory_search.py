@@ -13,11 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from driftline.storage.errors import BadEntry, UsageError
-from driftline.storage.lines import indexes
+from driftline.storage.lance import vector_index
+from driftline.storage.lance.vector_index import is_indexed
 from driftline.storage.memory import vectors as memory_vectors
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.upkeep import compact_vectors
-from driftline.storage.memory.vectors import VectorTable, is_indexed
+from driftline.storage.memory.vectors import VectorTable
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 ACME = "org:acme"
@@ -235,7 +236,7 @@ def test_a_large_table_gets_a_vector_index_that_finds_the_same(
     objects = store.workspace.objects
     for name in ("MIN_INDEXED_ROWS", "MIN_VECTOR_INDEX_ROWS", "EXACT_SEARCH_ROWS"):
         monkeypatch.setattr(memory_vectors, name, 100)
-    monkeypatch.setattr(indexes, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
+    monkeypatch.setattr(vector_index, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
     compact_vectors(store.workspace, store.hierarchy.entity(ACME), timedelta(0))
     table = VectorTable(objects, store.hierarchy.entity(ACME), embedder.fingerprint)
     assert is_indexed(table.open())

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.ids import new_ulid
-from driftline.storage.lines import indexes, queries
+from driftline.storage.lance.vector_index import VECTOR
+from driftline.storage.lines import queries
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.queries import LineFilter, nearest_lines
 from driftline.storage.lines.table import LineTable, schema
@@ -49,7 +50,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, vectors: NDArray[np.float32]
     }
     fragments = table.write_fragments(pa.table(columns, schema=schema(DIM)))
     table.commit(SOURCE, 1, BatchId(new_ulid(), 1), (), fragments)
-    assert indexes.VECTOR in maintain(table)
+    assert VECTOR in maintain(table)
     return table
 
 

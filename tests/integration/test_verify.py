@@ -18,10 +18,10 @@ from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.errors import WorkspaceTooNew
 from driftline.storage.ids import new_ulid
+from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.model import DocMeta
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.workspace.workspace import lease_path
 from driftline.tasks.maintenance.verify import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
 from tests.support.oracle import save_tiny_model

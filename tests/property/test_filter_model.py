@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.lines import indexes, queries
+from driftline.storage.lance import vector_index
+from driftline.storage.lines import queries
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.queries import LineQuery, Strategy
@@ -88,7 +89,7 @@ def through_the_index() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "EXACT_SEARCH_ROWS", -1)
         patch.setattr(queries, "EXACT_SEARCH_SHARE", -1)
-        patch.setattr(indexes, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
+        patch.setattr(vector_index, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
         yield
 
 

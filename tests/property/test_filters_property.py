@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.lines import indexes, queries
+from driftline.storage.lance import vector_index
+from driftline.storage.lines import queries
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.queries import LineFilter, nearest_lines
 from driftline.storage.lines.table import LineTable
@@ -67,7 +68,7 @@ def indexed(table: LineTable, rows: list[Row]) -> Iterator[LineTable]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
         patch.setattr(queries, "EXACT_SEARCH_SHARE", 0)
-        patch.setattr(indexes, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
+        patch.setattr(vector_index, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
         yield table
 
 

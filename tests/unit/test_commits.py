@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from driftline.storage.workspace.workspace import IndexedCommit
+from driftline.storage.workspace.records import IndexedCommit
 from driftline.tasks.git.commits import changes_between, changes_on_disk, commit_time, head, is_ancestor
 from driftline.tasks.git.work_tree import WorkTree, find_work_tree
 from driftline.tasks.scanning.since_commit import WorkTreeAtCommit

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from driftline.storage.garbage.orphans import Kind, Orphan, Reason, References, find_orphans, parse_name
+from driftline.storage.garbage.orphans import Orphan, Reason, References, find_orphans
+from driftline.storage.layout import Kind, parse_name
 from driftline.storage.objects.store import ObjectInfo
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

@@ -15,6 +15,7 @@ from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from driftline.storage.errors import CatalogConnectionError, CatalogError, CatalogMismatch, MissingExtra, UsageError
+from driftline.storage.layout import CATALOG
 from driftline.storage.memory.catalog import tables
 
 RETRY_DELAYS_SECONDS = (0.1, 0.4, 1.6)
@@ -23,8 +24,7 @@ BUSY_TIMEOUT_SECONDS = 30
 """How long a writer waits for another one in SQLite."""
 CONNECT_TIMEOUT_SECONDS = 10
 DEFAULT_POOL_SIZE = 5
-CATALOG_FILE = "_catalog.sqlite"
-"""Where the catalog lies in a local workspace that was given no other."""
+
 MAX_PARAMETERS = 5_000
 """Values in one ``IN``; SQLite takes 32,766 and PostgreSQL 65,535 in one statement."""
 
@@ -153,7 +153,7 @@ class Catalog:
 
 def embedded_url(root: str) -> str:
     """The URL of the catalog that lies in a local workspace."""
-    return f"sqlite:///{root}/{CATALOG_FILE}"
+    return f"sqlite:///{root}/{CATALOG}"
 
 
 def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:

@@ -8,7 +8,8 @@ from datetime import datetime
 from itertools import compress
 from typing import Any
 
-from driftline.storage.memory.catalog.values import check_expiry, check_key, check_metadata, digest, encode
+from driftline.storage.ids import content_hash
+from driftline.storage.memory.catalog.values import check_expiry, check_key, check_metadata, encode
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class Drafts:
         self.path.append(path)
         self.inline.append(data if is_small else None)
         self.blob_path.append(None)
-        self.content_hash.append(digest(data))
+        self.content_hash.append(content_hash(data))
         self.size_bytes.append(len(data))
         self.metadata.append(check_metadata(metadata))
         self.expires.append(check_expiry(expires_at))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum
@@ -15,9 +13,10 @@ from typing import Any
 from uuid import UUID
 
 import orjson
+from cachetools import TTLCache
 
 from driftline.storage.errors import BadEntry, CorruptFile
-from driftline.storage.ids import new_ulid
+from driftline.storage.ids import content_hash, new_ulid
 from driftline.storage.memory.catalog.tables import MAX_KEY_CHARACTERS
 from driftline.storage.objects.store import ObjectStore
 
@@ -25,7 +24,6 @@ MAX_METADATA_BYTES = 64 * 1024
 CACHED_BYTES = 64 * 1024 * 1024
 DEFAULT_CACHE_SECONDS = 300.0
 
-_HASH_BYTES = 16
 _UNFIT = re.compile("[\x00-\x1f\ud800-\udfff]")
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -53,6 +51,17 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> str:
     if b"u0000" in data and _NUL.search(data):
         raise BadEntry("Metadata must not contain NUL", "", "Databases cannot hold it; put it into the value.")
     return data.decode()
+
+
+def check_fields(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A filter without the fields that are None. Raises BadEntry unless values are scalars or lists of them."""
+    fields = {name: value for name, value in (given or {}).items() if value is not None}
+    for name, value in fields.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(each, (str, int, float)) for each in values):
+            raise BadEntry("A filter compares with a text, a number, a truth value, or a list of them", repr(name))
+    checked: dict[str, Any] = json.loads(check_metadata(fields))
+    return checked
 
 
 def check_expiry(expires_at: datetime | None) -> datetime | None:
@@ -95,15 +104,10 @@ def decode(data: bytes) -> Any:
     return json.loads(data)
 
 
-def digest(data: bytes) -> str:
-    """The content hash: 32 hex digits of blake2b."""
-    return hashlib.blake2b(data, digest_size=_HASH_BYTES).hexdigest()
-
-
 class Blobs:
-    """Values in the workspace, below the directory of their owner. They never change, so they alone are cached.
+    """Values in the workspace, below the directory of their owner. Blobs never change, so they are cached.
 
-    The least recently used of ``CACHED_BYTES`` go first; none is kept for more than ``cache_seconds``, 0 for no cache.
+    The cache holds at most ``CACHED_BYTES``, each blob for ``cache_seconds``, 0 for no cache. Threads may share it.
     """
 
     def __init__(
@@ -113,43 +117,25 @@ class Blobs:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._objects = objects
-        self._cache_seconds = cache_seconds
-        self._clock = clock
         self._lock = threading.Lock()
-        self._cached: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
-        self._cached_bytes = 0
+        self._cache: TTLCache[str, bytes] = TTLCache(CACHED_BYTES, cache_seconds, clock, getsizeof=len)
 
     def write(self, directory: str, key: str, data: bytes) -> str:
         """Write ``data`` under a name of its own, durably, and return its path. Raises StorageError."""
-        path = f"{directory}/{digest(key.encode())}-{digest(data)}-{new_ulid()}.json"
+        path = f"{directory}/{content_hash(key.encode())}-{content_hash(data)}-{new_ulid()}.json"
         self._objects.create(path, data)
         return path
 
-    def read(self, path: str, content_hash: str) -> bytes:
+    def read(self, path: str, expected_hash: str) -> bytes:
         """The bytes at ``path``. Raises ObjectNotFound, StorageError, CorruptFile."""
-        found = self._recall(path)
-        if found is None:
-            found = self._objects.get(path)
-            if digest(found) != content_hash:
-                raise CorruptFile("A memory blob is damaged", f"{self._objects.uri}/{path}", "Store the entry again.")
-            self._remember(path, found)
-        return found
-
-    def _recall(self, path: str) -> bytes | None:
         with self._lock:
-            since, data = self._cached.get(path, (0.0, None))
-            if data is None or self._clock() - since > self._cache_seconds:
-                return None
-            self._cached.move_to_end(path)
-            return data
-
-    def _remember(self, path: str, data: bytes) -> None:
-        if not self._cache_seconds or len(data) > CACHED_BYTES // 4:
-            return
-        with self._lock:
-            _, before = self._cached.pop(path, (0.0, b""))
-            self._cached[path] = (self._clock(), data)
-            self._cached_bytes += len(data) - len(before)
-            while self._cached_bytes > CACHED_BYTES:
-                _, (_, oldest) = self._cached.popitem(last=False)
-                self._cached_bytes -= len(oldest)
+            cached = self._cache.get(path)
+        if cached is not None:
+            return cached
+        data = self._objects.get(path)
+        if content_hash(data) != expected_hash:
+            raise CorruptFile("A memory blob is damaged", f"{self._objects.uri}/{path}", "Store the entry again.")
+        if len(data) <= CACHED_BYTES // 4:  # one large blob must not displace all others
+            with self._lock:
+                self._cache[path] = data
+        return data

@@ -16,7 +16,7 @@ import pyarrow as pa
 from lancedb.index import FTS, BTree, IvfRq, LabelList
 from model2vec import StaticModel
 
-from driftline.storage.lines.indexes import ROWS_PER_PARTITION, SAMPLE_RATE, VECTOR_BITS, VECTOR_METRIC
+from driftline.storage.lance.vector_index import ROWS_PER_PARTITION, SAMPLE_RATE, VECTOR_BITS, VECTOR_METRIC
 
 LINES_PER_BATCH = 100_000
 

@@ -19,6 +19,12 @@ def _text(length: int) -> sa.types.TypeEngine[str]:
 
 def upgrade() -> None:
     op.create_table("about", sa.Column("workspace_id", sa.String(64), primary_key=True))
+    _create_entities()
+    _create_entries()
+    _create_outbox()
+
+
+def _create_entities() -> None:
     op.create_table(
         "tenants",
         sa.Column("id", _number, primary_key=True),
@@ -45,6 +51,9 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.create_index("closure_by_descendant", "closure", ["descendant_id", "ancestor_id"])
+
+
+def _create_entries() -> None:
     op.create_table(
         "owners",
         sa.Column("entity_id", _number, sa.ForeignKey("entities.id"), primary_key=True),
@@ -70,6 +79,9 @@ def upgrade() -> None:
     op.create_index("entries_by_owner", "entries", ["entity_id", "key"])
     expiring = sa.text("expires IS NOT NULL")
     op.create_index("entries_by_expiry", "entries", ["expires"], sqlite_where=expiring, postgresql_where=expiring)
+
+
+def _create_outbox() -> None:
     op.create_table(
         "outbox",
         sa.Column("id", _number, primary_key=True, autoincrement=True),

@@ -1,0 +1,170 @@
+"""Every file name of a workspace: how names are formed, and what a path stands for (DESIGN, "Workspace layout")."""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import NamedTuple
+
+from driftline.storage.entities import Entity
+
+CONFIG = "_workspace.json"
+SOURCE = "_source.json"
+GITIGNORE = ".gitignore"
+CATALOG = "_catalog.sqlite"
+"""The catalog of a local workspace that names no other."""
+BASE = "_index.parquet"
+
+_ULID = "[0-9A-HJKMNP-TV-Z]{26}"
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_ENTITY = "[a-z][a-z0-9_]*:[A-Za-z0-9._~-]+"
+_LANCE_TEMPORARY = r"\.tmp[A-Za-z0-9]{6}"
+"""Lance writes local files under such a name first, and manifests beside their own with ``#1``."""
+
+_RUN = re.compile(rf"({_ULID})\.json")
+_DELTA = re.compile(rf"_index_delta_({_ULID})\.parquet")
+_STAGED = re.compile(rf"_staged_(?P<run>{_ULID})_(?P<batch>\d{{6}})\.parquet")
+_TABLE_NAME = re.compile(r"(?P<kind>line|memory)_embeddings-(?P<fingerprint>[0-9a-f]+)\.lance")
+_TENANT = re.compile(_ENTITY)
+_BETWEEN_LEVELS = re.compile(r"~2F(?=[a-z][a-z0-9_]*:)")
+
+
+# -- forming names -----------------------------------------------------------------------------
+
+
+def delta_name(ulid: str) -> str:
+    """The file name of the delta ``ulid``."""
+    return f"_index_delta_{ulid}.parquet"
+
+
+def is_delta(name: str) -> bool:
+    """Whether ``name`` is the file name of a delta."""
+    return _DELTA.fullmatch(name) is not None
+
+
+def staged_name(run_id: str, batch: int) -> str:
+    """The file name of the staged delta of a commit."""
+    return f"_staged_{run_id}_{batch:06}.parquet"
+
+
+def parse_staged_name(name: str) -> tuple[str, int] | None:
+    """``(run_id, batch)`` of a staged delta, or None for any other file name."""
+    match = _STAGED.fullmatch(name)
+    return (match["run"], int(match["batch"])) if match else None
+
+
+def run_directory(tenant: Entity) -> str:
+    """Where the run history of a tenant lies."""
+    return f"{tenant.directory}/_runs"
+
+
+def run_id_of(name: str) -> str | None:
+    """The run whose record has this file name, or None for any other file name."""
+    match = _RUN.fullmatch(name)
+    return match[1] if match else None
+
+
+def table_path(tenant: Entity, kind: str, fingerprint: str) -> str:
+    """Where the table of embeddings of a ``kind``, ``line`` or ``memory``, lies."""
+    return f"{tables_directory(tenant)}/{kind}_embeddings-{fingerprint}.lance"
+
+
+def tables_directory(tenant: Entity) -> str:
+    """Where the tables of a tenant lie."""
+    return f"{tenant.tenant.directory}/_tables"
+
+
+def table_fingerprint(name: str, kind: str) -> str | None:
+    """The fingerprint of the table of this ``kind`` and directory name, or None for any other name."""
+    match = _TABLE_NAME.fullmatch(name)
+    return match["fingerprint"] if match and match["kind"] == kind else None
+
+
+def is_tenant(name: str) -> bool:
+    """Whether a directory of this name at the top of a workspace is a tenant's root."""
+    return _TENANT.fullmatch(name) is not None
+
+
+def lease_path(entity: Entity, purpose: str = "source") -> str:
+    """Where the lease ``{purpose}:{entity}`` of a tenant lies."""
+    name = entity.directory.replace("/", "~2F")
+    return f"{entity.tenant.directory}/_leases/{purpose}:{name}.json"
+
+
+def leased_entity(path: str) -> tuple[str, Entity]:
+    """``(purpose, entity)`` of a lease file, the inverse of ``lease_path``."""
+    purpose, _, name = path.rpartition("/")[2].removesuffix(".json").partition(":")
+    # An id never holds a bare colon, so an escaped slash within an id cannot pass for one between two levels.
+    return purpose, Entity.of_directory(_BETWEEN_LEVELS.sub("/", name))
+
+
+# -- parsing paths -----------------------------------------------------------------------------
+
+
+class Kind(enum.StrEnum):
+    """What a name of the layout stands for."""
+
+    PERMANENT = "permanent"
+    BASE = "base"
+    DELTA = "delta"
+    STAGED = "staged delta"
+    BLOB = "memory blob"
+    RUN = "run record"
+    TABLE = "file of a table"
+    VERSION = "version of a table"
+    TABLE_HINT = "hint of a table"
+    TEMPORARY = "temporary file"
+    FOREIGN = "foreign"
+
+
+_KINDS = [
+    (kind, re.compile(pattern))
+    for kind, pattern in [
+        (Kind.TEMPORARY, rf"(?P<place>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
+        (Kind.PERMANENT, r"(?P<place>)(?:_workspace\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)"),
+        (Kind.PERMANENT, rf"(?P<place>(?:{_ENTITY}/)+)_source\.json"),
+        (Kind.PERMANENT, rf"(?P<place>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
+        (Kind.RUN, rf"(?P<place>{_ENTITY}/_runs/){_ULID}\.json"),
+        (Kind.BASE, rf"(?P<place>(?:{_ENTITY}/)+)_index\.parquet"),
+        (Kind.DELTA, rf"(?P<place>(?:{_ENTITY}/)+)_index_delta_{_ULID}\.parquet"),
+        (Kind.STAGED, rf"(?P<place>(?:{_ENTITY}/)+)_staged_{_ULID}_\d{{6}}\.parquet"),
+        (Kind.BLOB, rf"(?P<place>(?:{_ENTITY}/)+)[0-9a-f]{{16,64}}-[0-9a-f]{{16,64}}-{_ULID}\.json"),
+    ]
+]
+_TABLE = re.compile(rf"(?P<place>{_ENTITY}/_tables/(?:line|memory)_embeddings-[0-9a-f]+\.lance/)(?P<rest>.+)")
+_TABLE_KINDS = [
+    (
+        Kind.TABLE,
+        re.compile(
+            rf"data/[0-9a-f]+\.lance(?:#\d+)?|_deletions/\d+-\d+-\d+\.(?:arrow|bin)(?:#\d+)?"
+            rf"|_transactions/\d+-{_UUID}\.txn(?:#\d+)?|_indices/{_UUID}/[A-Za-z0-9_.-]+(?:#\d+)?"
+            rf"|_versions/\d+\.manifest#\d+"
+            rf"|(?:data|_versions|_deletions|_transactions|_indices/{_UUID})/{_LANCE_TEMPORARY}"
+        ),
+    ),
+    (Kind.VERSION, re.compile(r"_versions/\d+\.manifest")),
+    (Kind.TABLE_HINT, re.compile(r"_versions/latest_version_hint\.json")),
+]
+
+
+class Name(NamedTuple):
+    """A parsed path: ``place`` is the directory it belongs to, which for files of a table is the table's."""
+
+    kind: Kind
+    place: str = ""
+    rest: str = ""
+
+
+def parse_name(path: str) -> Name:
+    """What ``path``, relative to the workspace, stands for; FOREIGN unless the layout has such a name there."""
+    table = _TABLE.fullmatch(path)
+    if table is not None:
+        for kind, pattern in _TABLE_KINDS:
+            if pattern.fullmatch(table["rest"]):
+                return Name(kind, table["place"][:-1], table["rest"])
+        return Name(Kind.FOREIGN)
+    for kind, pattern in _KINDS:
+        match = pattern.fullmatch(path)
+        if match is not None:
+            return Name(kind, match["place"].rstrip("/"), path[match.end("place") :])
+    return Name(Kind.FOREIGN)

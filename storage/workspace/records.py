@@ -1,0 +1,102 @@
+"""The JSON records of a workspace: its configuration and its sources, checked when they are read."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from driftline.storage.entities import INDEX_LEVELS
+from driftline.storage.errors import CorruptFile, ObjectNotFound, WorkspaceTooNew
+from driftline.storage.objects.store import ObjectStore
+
+FORMAT_VERSION = 1
+
+_Record = TypeVar("_Record", bound=BaseModel)
+
+
+class WorkspaceConfig(BaseModel):
+    """``_workspace.json``. ``fingerprint`` names the table that serves; None until a first run chose a model."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    workspace_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    hierarchy: tuple[str, ...] = INDEX_LEVELS
+    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    model: str | None = None
+    fingerprint: str | None = None
+    dim: int | None = None
+
+
+class IndexedCommit(BaseModel):
+    """The commit that a source was in step with when the lease with ``token`` ended, its work tree being clean.
+
+    ``scanned_with`` is a hash of all settings that decide which files are indexed, and how.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    committed: datetime
+    token: int
+    scanned_with: str
+
+
+class SourceRecord(BaseModel):
+    """``_source.json``: what a source scans. A git work tree is identified by ``origin`` and ``subpath``, not by place.
+
+    ``commit`` is set by runs that look at changed paths only, and void as soon as the lease has another holder.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    entity: str
+    uri: str
+    origin: str | None = None
+    subpath: str = ""
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    commit: IndexedCommit | None = None
+
+    def same_place(self, other: SourceRecord) -> bool:
+        """Whether both scan the same files: the same URI, or the same path of the same git origin."""
+        if self.origin and other.origin:
+            return (self.origin, self.subpath) == (other.origin, other.subpath)
+        return self.uri == other.uri
+
+
+def read_record(objects: ObjectStore, path: str, kind: type[_Record]) -> _Record | None:
+    """The JSON record at ``path``, or None. Raises CorruptFile, WorkspaceTooNew."""
+    try:
+        data = objects.get(path)
+    except ObjectNotFound:
+        return None
+    return parse_record(objects, path, data, kind)
+
+
+def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Record]) -> _Record:
+    """``data`` as a record. Raises CorruptFile, WorkspaceTooNew."""
+    where = f"{objects.uri}/{path}"
+    try:
+        version = int(_Versioned.model_validate_json(data).format_version)
+        if version > FORMAT_VERSION:
+            raise WorkspaceTooNew(
+                f"A newer Driftline wrote this file (format {version}; this one reads up to {FORMAT_VERSION})",
+                where,
+                "Upgrade: pip install -U driftline",
+            )
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise CorruptFile(
+            f"The file is damaged or not Driftline's (it does not hold a {kind.__name__})",
+            where,
+            "Restore it, or use another place.",
+        ) from error
+
+
+class _Versioned(BaseModel):
+    format_version: int
