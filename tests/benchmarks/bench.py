@@ -109,8 +109,8 @@ def write_results() -> None:
     lines = [
         "# Results of the benchmarks",
         "",
-        "Written by `make bench`. A target that was missed says so, and why.",
-        "[SCALING.md](../../deployments/SCALING.md) and the [README](../../README.md) tell more.",
+        "Written by `make bench`. A missed target is marked, with the reason.",
+        "[Benchmarks](../../docs/benchmarks/index.md) and [Scaling](../../docs/operate/scaling.md) explain the figures.",
         "Ratios compare runs of the same minutes on the same host.",
         "",
         "| what | figure | target | | benchmark |",

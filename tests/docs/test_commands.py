@@ -1,4 +1,4 @@
-"""Every command of README.md works, in its order, each block in the same temporary copy of the tree."""
+"""Every command of README.md and of the pages in docs/ works: in its order, each page in a clone of its own."""
 
 from __future__ import annotations
 
@@ -7,29 +7,39 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 FENCE = re.compile(r"^```(?P<language>sh|python)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCKS = [
-    pytest.param(match["language"], match["code"], id=f"line {README[: match.start()].count(chr(10)) + 1}")
-    for match in FENCE.finditer(README)
-]
-
 IDENTITY = ("-c", "user.name=reader", "-c", "user.email=reader@localhost", "-c", "commit.gpgSign=false")
+
+
+def blocks() -> list[Any]:
+    """The blocks of all pages; those of a page stay in one process, in order."""
+    found = []
+    for page in PAGES:
+        name, text = page.relative_to(ROOT).as_posix(), page.read_text()
+        for match in FENCE.finditer(text):
+            line = text[: match.start()].count("\n") + 1
+            group = pytest.mark.xdist_group(name)
+            found.append(pytest.param(name, match["language"], match["code"], id=f"{name}:{line}", marks=group))
+    return found
+
+
+BLOCKS = blocks()
 
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the files that git tracks or would track."""
-    copy = tmp_path_factory.mktemp("readme") / "clone"
+@pytest.fixture(scope="session")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the files that git tracks or would track."""
+    copy = tmp_path_factory.mktemp("docs") / "origin"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -37,16 +47,30 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).exists():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
-    for command in ("init -q -b main", "add -A", "commit -q -m all"):  # a person has a clone
+            shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+    for command in ("init -q -b main", "add -A", "commit -q -m all"):
         subprocess.run(["git", *IDENTITY, *command.split()], cwd=copy, check=True, capture_output=True)
     return copy
 
 
-@pytest.fixture(scope="module")
-def environment(tree: Path, s3_server: Any) -> dict[str, str]:
+@pytest.fixture(scope="session")
+def clone(origin: Path) -> Callable[[str], Path]:
+    """The clone in which the commands of a page run, made for its first block."""
+    clones: dict[str, Path] = {}
+
+    def clone_of(page: str) -> Path:
+        if page not in clones:
+            clones[page] = origin.parent / re.sub(r"\W+", "-", page) / "clone"
+            subprocess.run(["git", "clone", "-q", str(origin), str(clones[page])], check=True, capture_output=True)
+        return clones[page]
+
+    return clone_of
+
+
+@pytest.fixture(scope="session")
+def environment(origin: Path, s3_server: Any) -> dict[str, str]:
     """What a person has who installed Driftline: its commands on the path, and the variables of an S3 store."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("DRIFTLINE_", "AWS_"))}
     bin_directory = Path(sys.executable).parent
@@ -58,7 +82,7 @@ def environment(tree: Path, s3_server: Any) -> dict[str, str]:
         "AWS_ENDPOINT_URL": s3_server.endpoint,
         "AWS_REGION": "us-east-1",
         "PATH": f"{bin_directory}{os.pathsep}{variables['PATH']}",
-        "PREFECT_HOME": str(tree.parent / "prefect"),
+        "PREFECT_HOME": str(origin.parent / "prefect"),
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",  # 20 by default, too few on a busy machine
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
@@ -66,22 +90,28 @@ def environment(tree: Path, s3_server: Any) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("language", "code"), BLOCKS)
-def test_the_commands_of_the_readme_work(language: str, code: str, tree: Path, environment: Mapping[str, str]) -> None:
+@pytest.mark.parametrize(("page", "language", "code"), BLOCKS)
+def test_the_commands_of_a_page_work(
+    page: str, language: str, code: str, clone: Callable[[str], Path], environment: Mapping[str, str]
+) -> None:
+    folder = clone(page)
     if language == "python":
-        script = tree.parent / "readme_example.py"
+        script = folder.parent / "example.py"
         script.write_text(code)
-        run([sys.executable, str(script)], tree, environment)
+        run([sys.executable, str(script)], folder, environment)
     elif re.match(r"make ", code):
-        # In the repository itself, whose environment is there already; whoever runs these tests runs `make test`, too.
+        # In the repository itself, which has its environment; whoever runs these tests runs `make test`, too.
         commands = [line for line in code.splitlines() if not line.startswith("make test")]
         run(["bash", "-euo", "pipefail", "-c", "\n".join(commands)], ROOT, environment)
     else:
-        run(["bash", "-euo", "pipefail", "-c", code], tree, environment)
+        run(["bash", "-euo", "pipefail", "-c", code], folder, environment)
 
 
-def test_the_readme_has_commands() -> None:
-    assert len(BLOCKS) >= 8
+def test_the_readme_and_most_guides_have_commands() -> None:
+    pages = {block.values[0] for block in BLOCKS}
+    assert "README.md" in pages
+    assert len([page for page in pages if str(page).startswith("docs/guides/")]) >= 10
+    assert len(BLOCKS) >= 30
 
 
 def run(command: list[str], cwd: Path, environment: Mapping[str, str]) -> None:

@@ -1,0 +1,311 @@
+"""The generated parts of the documentation site, which MkDocs calls as a hook while it builds.
+
+A page asks for a part with a comment, ``<!-- generated: NAME ARGUMENT -->``, and the code answers: options from typer,
+keys from pydantic, errors from their classes. Where the code has names without prose, the comment holds one line
+``name: meaning`` for each; a name that is missing there, or that the code no longer has, fails the build.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import posixpath
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = {
+    "CHANGELOG.md": "operate/changelog.md",
+    "CONTRIBUTING.md": "how-it-works/contributing.md",
+    "tests/benchmarks/RESULTS.md": "benchmarks/results.md",
+}
+"""Pages of the site that lie elsewhere in the repository, and their places in the site."""
+PLOTS = "tests/benchmarks/results"
+
+_PART = re.compile(r"<!-- generated: (?P<name>[\w-]+)(?: (?P<argument>\S+))?(?P<meanings>\n.*?)?\s*-->", re.DOTALL)
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)(?P<target>[^)#\s]+)")
+_REMOTE_ASSET = re.compile(r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?(?:https?:)?//|<link\b[^>]*rel=[\"']?stylesheet[^>]*//")
+
+
+class StalePage(Exception):
+    """A page and the code disagree about which names there are."""
+
+
+# -- called by MkDocs ------------------------------------------------------------------------------
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages and plots that lie outside of ``docs/``."""
+    from mkdocs.structure.files import File
+
+    plots = {str(path.relative_to(ROOT)): f"benchmarks/results/{path.name}" for path in (ROOT / PLOTS).glob("*.svg")}
+    for source, place in {**OUTSIDE, **plots}.items():
+        files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put the generated parts into a page, and point its links at the places of the site."""
+    place = page.file.src_uri
+    source = next((source for source, moved in OUTSIDE.items() if moved == place), f"docs/{place}")
+    return fill(relocate(markdown, source, place))
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse a page that loads anything from another host."""
+    if found := _REMOTE_ASSET.search(output):
+        raise StalePage(f"{page.file.src_uri} loads from another host: {found[0]}")
+    return output
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+def fill(markdown: str) -> str:
+    """``markdown`` with its generated parts. Raises StalePage."""
+    return _PART.sub(_part, markdown)
+
+
+def relocate(markdown: str, source: str, place: str) -> str:
+    """The page ``source`` of the repository, with the links that it needs at ``place`` of the site."""
+
+    def link(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match["target"]))
+        if target in OUTSIDE:
+            target = OUTSIDE[target]
+        elif target.startswith(PLOTS):
+            target = f"benchmarks/results/{posixpath.basename(target)}"
+        elif target.startswith("docs/"):
+            target = target.removeprefix("docs/")
+        else:
+            return match["target"]  # which MkDocs reports
+        return posixpath.relpath(target, posixpath.dirname(place))
+
+    return _LINK.sub(link, markdown)
+
+
+def _part(match: re.Match[str]) -> str:
+    if match["name"] not in PARTS:
+        raise StalePage(f"Nothing generates {match['name']!r}; choose one of {', '.join(PARTS)}")
+    meanings = {}
+    for line in (match["meanings"] or "").splitlines():
+        name, colon, meaning = line.strip().partition(": ")
+        if colon:
+            meanings[name] = meaning.strip()
+    return PARTS[match["name"]](match["argument"] or "", meanings)
+
+
+def _checked(names: Iterator[str] | list[str], meanings: Mapping[str, str], where: str) -> Mapping[str, str]:
+    """``meanings``, which must explain exactly ``names``."""
+    wanted = list(names)
+    missing, unknown = [n for n in wanted if n not in meanings], [n for n in meanings if n not in wanted]
+    if missing or unknown:
+        raise StalePage(f"{where}: without an explanation: {missing}; explained, but not in the code: {unknown}")
+    return meanings
+
+
+def _table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in lines)
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+# -- command line ----------------------------------------------------------------------------------
+
+
+def cli(argument: str, meanings: Mapping[str, str]) -> str:
+    """Every command with its arguments and options, from typer."""
+    import typer.main
+
+    from driftline.flows.commands.main import app
+
+    root = typer.main.get_command(app)
+    parts = ["## Options before the command", _parameters(root)]
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        if not hasattr(command, "commands"):
+            parts += _command(f"driftline {name}", name, command)
+            continue
+        parts += [f"## driftline {name} {{#{name}}}", inspect.cleandoc(command.help or "")]
+        for sub, subcommand in command.commands.items():
+            parts += _command(f"driftline {name} {sub}", f"{name}-{sub}", subcommand, level="###")
+    return "\n\n".join(parts)
+
+
+def _command(title: str, anchor: str, command: Any, level: str = "##") -> list[str]:
+    arguments = [_metavar(parameter) for parameter in command.params if not parameter.opts[0].startswith("-")]
+    usage = " ".join([title, *arguments, "[OPTIONS]"])
+    return [
+        f"{level} {title} {{#{anchor}}}",
+        inspect.cleandoc(command.help or ""),
+        f"```text\n{usage}\n```",
+        _parameters(command),
+    ]
+
+
+def _metavar(parameter: Any) -> str:
+    name = str(parameter.metavar or parameter.name.upper())
+    return name if parameter.required or name.startswith("[") else f"[{name}]"
+
+
+def _parameters(command: Any) -> str:
+    rows = [(f"`{_spelling(p)}`", _default(p), str(p.help or "")) for p in command.params if not p.hidden]
+    return _table(("Argument or option", "Default", "Meaning"), rows) if rows else ""
+
+
+def _spelling(parameter: Any) -> str:
+    if not parameter.opts[0].startswith("-"):
+        return _metavar(parameter)
+    names = ", ".join(parameter.opts)
+    if parameter.secondary_opts:
+        names += f" / {', '.join(parameter.secondary_opts)}"
+    if parameter.is_flag:
+        return names
+    annotation = parameter.type_descriptor.annotation
+    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+    kind = "|".join(map(str, choices)) or parameter.metavar or getattr(annotation, "__name__", "value").upper()
+    return f"{names} {kind}"
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    if parameter.default is None or parameter.default == "" or parameter.is_flag is True and not parameter.default:
+        return ""
+    if getattr(parameter, "is_flag", False):
+        return f"`{parameter.opts[0]}`"
+    return f"`{parameter.default}`"
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def error_kinds() -> dict[str, type[Exception]]:
+    """The error class of each ``kind``, in the order of their definition."""
+    from driftline.storage.errors import DriftlineError
+
+    classes: list[type[DriftlineError]] = [DriftlineError]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    order = {name: number for number, name in enumerate(vars(importlib.import_module("driftline.storage.errors")))}
+    own = [cls for cls in classes if "kind" in vars(cls)]
+    return {cls.kind: cls for cls in sorted(own, key=lambda cls: order.get(cls.__name__, len(order)))}
+
+
+def errors(argument: str, meanings: Mapping[str, str]) -> str:
+    """A row for each kind of error, with a link to what to do about it."""
+    rows = []
+    for kind, cls in error_kinds().items():
+        meaning = inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
+        exit_code = str(cls.exit_code)  # type: ignore[attr-defined]
+        parent = cls.__bases__[0].__name__ if cls.__bases__[0] is not Exception else ""
+        link = f"[`{kind}`](../operate/troubleshooting.md#{kind})"
+        rows.append((link, f"`{cls.__name__}`", f"`{parent}`" if parent else "", exit_code, meaning))
+    return _table(("Kind", "Class", "Subclass of", "Exit code", "Meaning"), rows)
+
+
+def enumeration(argument: str, meanings: Mapping[str, str]) -> str:
+    """The values of an ``enum.StrEnum`` and what they mean."""
+    members: type[enum.StrEnum] = _load(argument)
+    _checked([member.value for member in members], meanings, argument)
+    return _table(("Value", "Meaning"), [(f"`{name}`", meaning) for name, meaning in meanings.items()])
+
+
+# -- configuration ---------------------------------------------------------------------------------
+
+
+def keys(argument: str, meanings: Mapping[str, str]) -> str:
+    """The keys of a pydantic model with types and defaults, those of its sections as ``section.key``."""
+    model = _load(argument)
+    found = list(_fields(model))
+    _checked([name for name, _, _ in found], meanings, argument)
+    rows = [(f"`{name}`", kind, default, meanings[name]) for name, kind, default in found]
+    return _table(("Key", "Type", "Default", "Meaning"), rows)
+
+
+def _fields(model: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    from pydantic import BaseModel
+
+    for name, field in model.model_fields.items():
+        sections = [part for part in _options(field.annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
+        if sections:
+            yield from _fields(sections[0], f"{prefix}{name}.")
+        else:
+            value = None if field.is_required() else field.get_default(call_default_factory=True)
+            empty = field.is_required() or value is None or value in ("", [], {}, ())
+            default = "required" if field.is_required() else "" if empty else f"`{_written(value)}`"
+            yield f"{prefix}{name}", _type_name(field.annotation), default
+
+
+def _written(value: Any) -> str:
+    return str(list(value) if isinstance(value, tuple) else value).replace("True", "true").replace("'", '"')
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _type_name(annotation: Any) -> str:
+    names = {str: "text", int: "integer", float: "number", bool: "true or false"}
+    parts = []
+    for part in _options(annotation):
+        origin = get_origin(part)
+        if part is types.NoneType:
+            continue
+        if origin is Literal:
+            parts.append(" or ".join(f"`{value}`" for value in get_args(part)))
+        elif origin in (list, tuple):
+            item = _type_name(get_args(part)[0])
+            parts.append("tables" if item.endswith("Table") else f"list of {item}s")
+        elif origin is dict:
+            parts.append("table")
+        elif hasattr(part, "__metadata__"):
+            parts.append(_type_name(part.__origin__))
+        else:
+            parts.append(names.get(part, getattr(part, "__name__", str(part))))
+    return " or ".join(parts)
+
+
+def variables(argument: str, meanings: Mapping[str, str]) -> str:
+    """Environment variables and the configuration keys that they set, from a mapping of the code."""
+    mapping: Mapping[str, tuple[str, ...]] = _load(argument)
+    return _table(("Variable", "Key"), [(f"`{name}`", f"`{'.'.join(path)}`") for name, path in mapping.items()])
+
+
+# -- Python ----------------------------------------------------------------------------------------
+
+
+def python(argument: str, meanings: Mapping[str, str]) -> str:
+    """What mkdocstrings shall document of ``driftline.__all__``: ``functions``, ``classes`` or ``errors``."""
+    package = importlib.import_module("driftline")
+    base = _load("driftline.storage.errors:DriftlineError")
+    chosen = []
+    for name in package.__all__:
+        value = getattr(package, name)
+        is_error = isinstance(value, type) and issubclass(value, base)
+        kind = "errors" if is_error else "classes" if isinstance(value, type) else "functions"
+        if kind == argument and (callable(value) or argument != "functions"):
+            chosen.append(name)
+    return "\n\n".join(f"::: driftline.{name}" for name in chosen)
+
+
+PARTS: Mapping[str, Callable[[str, Mapping[str, str]], str]] = {
+    "cli": cli,
+    "errors": errors,
+    "enumeration": enumeration,
+    "keys": keys,
+    "variables": variables,
+    "python": python,
+}

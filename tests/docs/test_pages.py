@@ -1,0 +1,168 @@
+"""The pages of the documentation and the code agree, and say what they have to say."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
+ROOMS = ("storage", "tasks", "flows")
+README_LINES = 150
+
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_LANGUAGES = {"sh", "python", "text", "console", "toml", "yaml", "json"}
+_SNIPPET = "--8<--"
+_FILE = re.compile(r"`((?:storage|tasks|flows|tests|deployments|docs)/[\w./-]+)(?:::\w+)?`")
+_SECTION = re.compile(r"\(DESIGN, \"([^\"]+)\"")
+_LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def hooks() -> Any:
+    """``docs/hooks.py``, which MkDocs loads by its path, too."""
+    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def names(pages: tuple[Path, ...]) -> list[str]:
+    return [page.relative_to(ROOT).as_posix() for page in pages]
+
+
+def sources() -> Iterator[Path]:
+    """The modules of the three rooms."""
+    return (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))
+
+
+def fenced(text: str) -> Iterator[tuple[str, str]]:
+    """The language and the code of each fenced block."""
+    return ((match["language"], match["code"]) for match in _FENCE.finditer(text))
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    for name in _FILE.findall(page.read_text()):
+        assert (ROOT / name).exists(), f"{name} does not exist"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_relative_link_of_a_page_leads_to_a_file(page: Path) -> None:
+    for target, _ in _LINK.findall(page.read_text()):
+        assert not target or (page.parent / target).exists(), f"{target} does not exist"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_block_of_a_page_says_what_it_holds_and_is_valid(page: Path) -> None:
+    for language, code in fenced(page.read_text()):
+        assert language in _LANGUAGES, f"a block has the language {language!r}"
+        if _SNIPPET in code:
+            continue
+        if language == "toml":
+            tomllib.loads(code)
+        elif language == "json":
+            json.loads(code)
+        elif language == "yaml":
+            yaml.safe_load(code)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_the_generated_parts_of_a_page_agree_with_the_code(page: Path) -> None:
+    filled = hooks().fill(page.read_text())
+    assert "<!-- generated" not in filled
+
+
+def test_a_page_that_explains_a_key_that_the_code_lacks_is_refused() -> None:
+    module = hooks()
+    part = "<!-- generated: keys driftline.flows.config.schema:SourceTable\nuri: A folder.\nurl: A folder.\n-->"
+    with pytest.raises(module.StalePage, match=r"'entity'.*'url'"):
+        module.fill(part)
+
+
+def test_every_kind_of_error_has_an_entry_in_troubleshooting() -> None:
+    page = (DOCS / "operate" / "troubleshooting.md").read_text()
+    entries = dict(re.findall(r"^### \w+ \{#(\w+)\}\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    from_the_command_line = {"interrupted", "unexpected"}
+    assert set(entries) == set(hooks().error_kinds()) | from_the_command_line
+    for kind, entry in entries.items():
+        for part in ("**Symptom**: ", "**Cause**: ", "**What to do**: "):
+            assert entry.count(part) == 1, f"{kind} lacks {part}"
+
+
+def test_the_tree_of_errors_holds_every_class_with_a_kind() -> None:
+    kinds = set()
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                for statement in node.body:
+                    match statement:
+                        case (
+                            ast.Assign(targets=[ast.Name("kind")], value=ast.Constant(str(kind)))
+                            | ast.AnnAssign(target=ast.Name("kind"), value=ast.Constant(str(kind)))
+                        ):
+                            kinds.add(kind)
+    assert kinds == set(hooks().error_kinds())
+
+
+def test_every_command_is_in_the_reference() -> None:
+    from driftline.flows.commands.main import app
+
+    page = hooks().fill((DOCS / "reference" / "cli.md").read_text())
+    commands = [command.name or command.callback.__name__ for command in app.registered_commands]  # type: ignore[union-attr]
+    assert len(commands) > 10
+    for command in [*commands, "memory put"]:
+        assert f"## driftline {command} " in page
+
+
+def test_every_environment_variable_of_the_code_is_in_the_reference() -> None:
+    page = hooks().fill((DOCS / "reference" / "configuration.md").read_text())
+    used = {name for path in sources() for name in re.findall(r"\b(?:DRIFTLINE|LTM)_[A-Z]+(?:_[A-Z]+)*\b", path.read_text())}
+    assert len(used) > 8
+    assert {name for name in used if f"`{name}`" not in page} == set()
+
+
+def test_every_section_of_the_design_that_the_code_names_exists() -> None:
+    headings = re.findall(r"^## (.+)$", (DOCS / "how-it-works" / "design.md").read_text(), re.MULTILINE)
+    for path in sources():
+        for section in _SECTION.findall(path.read_text()):
+            assert any(heading.startswith(section) for heading in headings), f"{path.name} names {section!r}"
+
+
+def test_every_decision_record_is_in_the_index_and_in_the_navigation() -> None:
+    folder = DOCS / "how-it-works" / "decisions"
+    index, navigation = (folder / "index.md").read_text(), (ROOT / "mkdocs.yml").read_text()
+    for record in folder.glob("[0-9]*.md"):
+        if record.name != "0000-template.md":
+            assert f"({record.name})" in index
+            assert record.name in navigation
+
+
+def test_the_example_of_the_memory_guide_is_a_configuration(tmp_path: Path) -> None:
+    from driftline.flows.memory.settings import load_memory_configuration
+
+    [code] = [code for language, code in fenced((DOCS / "guides" / "memory.md").read_text()) if language == "yaml"]
+    file = tmp_path / "memory.yaml"
+    file.write_text(code)
+    loaded = load_memory_configuration(file, {"DATABASE_URL": "postgresql://localhost/memory"})
+    assert loaded.storage.uri == "s3://my-bucket/memory"
+
+
+def test_pictures_load_nothing_from_elsewhere() -> None:
+    for picture in (DOCS / "images").glob("*.svg"):
+        assert not re.search(r"(?:url\(|href=|src:)\s*[\"']?https?:", picture.read_text()), picture.name
