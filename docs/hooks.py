@@ -217,10 +217,10 @@ def errors(argument: str, meanings: Mapping[str, str]) -> str:
 
 
 def enumeration(argument: str, meanings: Mapping[str, str]) -> str:
-    """The values of an ``enum.StrEnum`` and what they mean."""
+    """The values of an ``enum.StrEnum``, whose names have meanings."""
     members: type[enum.StrEnum] = _load(argument)
-    _checked([member.value for member in members], meanings, argument)
-    return _table(("Value", "Meaning"), [(f"`{name}`", meaning) for name, meaning in meanings.items()])
+    _checked(list(members.__members__), meanings, argument)
+    return _table(("Value", "Meaning"), [(f"`{members[name].value}`", meaning) for name, meaning in meanings.items()])
 
 
 # -- configuration ---------------------------------------------------------------------------------
