@@ -13,7 +13,7 @@ import inspect
 import posixpath
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
@@ -33,7 +33,9 @@ PLOTS = "tests/benchmarks/results"
 
 _PART = re.compile(r"<!-- generated: (?P<name>[\w-]+)(?: (?P<argument>\S+))?(?P<meanings>\n.*?)?\s*-->", re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)(?P<target>[^)#\s]+)")
-_REMOTE_ASSET = re.compile(r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?(?:https?:)?//|<link\b[^>]*rel=[\"']?stylesheet[^>]*//")
+_REMOTE_ASSET = re.compile(
+    r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?(?:https?:)?//|<link\b[^>]*rel=[\"']?stylesheet[^>]*//"
+)
 
 
 class StalePage(Exception):
@@ -104,7 +106,7 @@ def _part(match: re.Match[str]) -> str:
     return PARTS[match["name"]](match["argument"] or "", meanings)
 
 
-def _checked(names: Iterator[str] | list[str], meanings: Mapping[str, str], where: str) -> Mapping[str, str]:
+def _checked(names: Iterable[str], meanings: Mapping[str, str], where: str) -> Mapping[str, str]:
     """``meanings``, which must explain exactly ``names``."""
     wanted = list(names)
     missing, unknown = [n for n in wanted if n not in meanings], [n for n in meanings if n not in wanted]
@@ -113,7 +115,7 @@ def _checked(names: Iterator[str] | list[str], meanings: Mapping[str, str], wher
     return meanings
 
 
-def _table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in lines)
 
@@ -130,9 +132,7 @@ def cli(argument: str, meanings: Mapping[str, str]) -> str:
     """Every command with its arguments and options, from typer."""
     import typer.main
 
-    from driftline.flows.commands.main import app
-
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(_load("driftline.flows.commands.main:app"))
     parts = ["## Options before the command", _parameters(root)]
     for name, command in root.commands.items():  # type: ignore[attr-defined]
         if not hasattr(command, "commands"):
@@ -182,11 +182,9 @@ def _spelling(parameter: Any) -> str:
 def _default(parameter: Any) -> str:
     if parameter.required:
         return "required"
-    if parameter.default is None or parameter.default == "" or parameter.is_flag is True and not parameter.default:
-        return ""
     if getattr(parameter, "is_flag", False):
-        return f"`{parameter.opts[0]}`"
-    return f"`{parameter.default}`"
+        return f"`{parameter.opts[0]}`" if parameter.default else ""
+    return "" if parameter.default in (None, "") else f"`{parameter.default}`"
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -235,13 +233,14 @@ def keys(argument: str, meanings: Mapping[str, str]) -> str:
     return _table(("Key", "Type", "Default", "Meaning"), rows)
 
 
-def _fields(model: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+def _fields(model: Any, prefix: str = "") -> Iterable[tuple[str, str, str]]:
     from pydantic import BaseModel
 
     for name, field in model.model_fields.items():
-        sections = [part for part in _options(field.annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
-        if sections:
-            yield from _fields(sections[0], f"{prefix}{name}.")
+        classes = [part for part in _options(field.annotation) if isinstance(part, type)]
+        section = next((part for part in classes if issubclass(part, BaseModel)), None)
+        if section is not None:
+            yield from _fields(section, f"{prefix}{name}.")
         else:
             value = None if field.is_required() else field.get_default(call_default_factory=True)
             empty = field.is_required() or value is None or value in ("", [], {}, ())

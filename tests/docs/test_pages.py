@@ -20,7 +20,9 @@ PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"
 ROOMS = ("storage", "tasks", "flows")
 README_LINES = 150
 
-_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+)
 _LANGUAGES = {"sh", "python", "text", "console", "toml", "yaml", "json"}
 _SNIPPET = "--8<--"
 _FILE = re.compile(r"`((?:storage|tasks|flows|tests|deployments|docs)/[\w./-]+)(?:::\w+)?`")
@@ -121,8 +123,10 @@ def test_the_tree_of_errors_holds_every_class_with_a_kind() -> None:
 
 
 def test_every_command_is_in_the_reference() -> None:
-    from driftline.flows.commands.main import app
+    from driftline.flows.commands import main  # registers the commands
+    from driftline.flows.commands.app import app
 
+    assert main.COMMANDS
     page = hooks().fill((DOCS / "reference" / "cli.md").read_text())
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]  # type: ignore[union-attr]
     assert len(commands) > 10
@@ -132,7 +136,9 @@ def test_every_command_is_in_the_reference() -> None:
 
 def test_every_environment_variable_of_the_code_is_in_the_reference() -> None:
     page = hooks().fill((DOCS / "reference" / "configuration.md").read_text())
-    used = {name for path in sources() for name in re.findall(r"\b(?:DRIFTLINE|LTM)_[A-Z]+(?:_[A-Z]+)*\b", path.read_text())}
+    used = {
+        name for path in sources() for name in re.findall(r"\b(?:DRIFTLINE|LTM)_[A-Z]+(?:_[A-Z]+)*\b", path.read_text())
+    }
     assert len(used) > 8
     assert {name for name in used if f"`{name}`" not in page} == set()
 
