@@ -134,7 +134,7 @@ def cli(argument: str, meanings: Mapping[str, str]) -> str:
 
     root = typer.main.get_command(_load("driftline.flows.commands.main:app"))
     parts = ["## Options before the command", _parameters(root)]
-    for name, command in root.commands.items():  # type: ignore[attr-defined]
+    for name, command in sorted(root.commands.items()):  # type: ignore[attr-defined]
         if not hasattr(command, "commands"):
             parts += _command(f"driftline {name}", name, command)
             continue

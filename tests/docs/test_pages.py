@@ -150,6 +150,15 @@ def test_every_section_of_the_design_that_the_code_names_exists() -> None:
             assert any(heading.startswith(section) for heading in headings), f"{path.name} names {section!r}"
 
 
+def test_the_design_draws_every_room_and_sub_room() -> None:
+    drawing = (DOCS / "how-it-works" / "design.md").read_text().partition("## House")[2].partition("\n## ")[0]
+    for room in ROOMS:
+        part = drawing.partition(f"\n{room}/ ")[2].partition("\n\n")[0]
+        rooms = {path.parent.name for path in (ROOT / room).glob("*/__init__.py")}
+        assert rooms
+        assert set(re.findall(r"^  (\w+)/ ", part, re.MULTILINE)) == rooms
+
+
 def test_every_decision_record_is_in_the_index_and_in_the_navigation() -> None:
     folder = DOCS / "how-it-works" / "decisions"
     index, navigation = (folder / "index.md").read_text(), (ROOT / "mkdocs.yml").read_text()
