@@ -110,7 +110,7 @@ def write_results() -> None:
         "# Results of the benchmarks",
         "",
         "Written by `make bench`. A missed target is marked, with the reason.",
-        "[Benchmarks](../../docs/benchmarks/index.md) and [Scaling](../../docs/operate/scaling.md) explain the figures.",
+        "[Benchmarks](../../docs/benchmarks/index.md) and [Scaling](../../docs/operate/scaling.md) explain them.",
         "Ratios compare runs of the same minutes on the same host.",
         "",
         "| what | figure | target | | benchmark |",
