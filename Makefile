@@ -50,7 +50,7 @@ peers: $(STAMP) $(PEERS_STAMP) ## what the benchmarks compare with
 azurite: $(STAMP) $(AZURITE) ## what the tests of Azure need; needs npm
 
 readme: $(STAMP) ## every command of README.md
-	$(BIN)/pytest tests/readme $(ARGS)
+	$(BIN)/pytest tests/docs $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ from driftline.flows.actions.memory import MEMORY_ACTIONS
 from driftline.flows.actions.search import ACTIONS
 from driftline.storage.workspace.workspace import Workspace
 
-REFERENCE = Path(__file__).parents[2] / "flows" / "YAML_REFERENCE.md"
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "yaml-actions.md"
 WORKFLOWS = re.findall(r"^```yaml\n(.*?)^```$", REFERENCE.read_text(), re.MULTILINE | re.DOTALL)
 NAMES = [
     "search.workspace_create",

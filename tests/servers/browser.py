@@ -11,7 +11,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-SCREENSHOTS = Path(__file__).resolve().parents[2] / "deployments" / "screenshots"
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "docs" / "images"
 SCREENSHOT_VARIABLE = "DRIFTLINE_SCREENSHOTS"
 """Set it to 1 to renew the pictures that the README shows."""
 WAIT_MILLISECONDS = 120_000

@@ -10,7 +10,7 @@ _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
 def test_every_promise_names_a_test_that_exists() -> None:
-    page = (ROOT / "storage" / "DESIGN.md").read_text()
+    page = (ROOT / "docs" / "how-it-works" / "design.md").read_text()
     promises = re.split(r"^ *- ", page.partition("## Promises\n")[2].partition("\n## ")[0], flags=re.MULTILINE)[1:]
     assert len(promises) > 5
     for promise in promises:
