@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from driftline.tasks.git.work_tree import WorkTree, finish_git, run_git, start_git
-from driftline.tasks.scanning.ignore import IGNORE_FILES
 
 MAX_CHANGED_PATHS = 20_000
 """Looking at more paths one by one is no quicker than a scan."""
 
-_RULING = frozenset({*IGNORE_FILES, ".gitattributes"})
-"""Files that decide about other files: which are scanned, and how git writes them to the disk."""
+_ATTRIBUTES = ".gitattributes"
+"""Decides how git writes other files to the disk."""
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SUBMODULE = b"160000"
 _PLAIN_ENTRY, _SUBMODULE_ENTRY = b"\0H 1", b"\0H 160000"
@@ -66,8 +66,11 @@ def is_ancestor(root: str, commit: str, later: str) -> bool:
     return run_git(root, "merge-base", "--is-ancestor", commit, later) is not None
 
 
-def changes_between(tree: WorkTree, base: str, commit: str) -> ChangedPaths:
-    """What differs between the trees of two commits; a rename is a deletion and an addition."""
+def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Collection[str]) -> ChangedPaths:
+    """What differs between the trees of two commits; a rename is a deletion and an addition.
+
+    A changed file of one of the names ``ignore_files`` decides about other files, so everything must be scanned.
+    """
     if not _ID.fullmatch(base):
         return ChangedPaths(None, "the commit indexed last is unknown")
     if run_git(tree.root, "cat-file", "-e", f"{base}^{{commit}}") is None:
@@ -78,11 +81,14 @@ def changes_between(tree: WorkTree, base: str, commit: str) -> ChangedPaths:
     fields = answer.split(b"\0")[:-1]
     if any(_SUBMODULE in meta.split()[:2] for meta in (m.removeprefix(b":") for m in fields[::2])):
         return ChangedPaths(None, "a submodule has changed")
-    return _within(tree, fields[1::2])
+    return _within(tree, fields[1::2], ignore_files)
 
 
-def changes_on_disk(tree: WorkTree) -> ChangedPaths:
-    """What differs between the commit checked out and the disk: changed, deleted and untracked files."""
+def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> ChangedPaths:
+    """What differs between the commit checked out and the disk: changed, deleted and untracked files.
+
+    ``ignore_files`` as for ``changes_between``.
+    """
     # Files that only this machine's own ignore file leaves out are indexed, and have to be seen here.
     command = ("-c", "core.excludesFile=/dev/null", "status", "--porcelain=v1", "-z", "--no-renames")
     looking = start_git(tree.top, *command, "--untracked-files=all")
@@ -95,7 +101,7 @@ def changes_on_disk(tree: WorkTree) -> ChangedPaths:
         return ChangedPaths(None, "there are submodules, conflicts, or files that git is told not to look at")
     if status is None:
         return ChangedPaths(None, "git cannot tell what has changed on the disk")
-    return _within(tree, [entry[3:] for entry in status.split(b"\0")[:-1]])
+    return _within(tree, [entry[3:] for entry in status.split(b"\0")[:-1]], ignore_files)
 
 
 def union(first: ChangedPaths, second: ChangedPaths) -> ChangedPaths:
@@ -108,13 +114,13 @@ def union(first: ChangedPaths, second: ChangedPaths) -> ChangedPaths:
     return ChangedPaths(paths)
 
 
-def _within(tree: WorkTree, names: list[bytes]) -> ChangedPaths:
+def _within(tree: WorkTree, names: list[bytes], ignore_files: Collection[str]) -> ChangedPaths:
     """``names``, relative to the top of the work tree, relative to the source, without those beside it."""
     found: set[str] = set()
     for name in map(os.fsdecode, names):
         if name.endswith("/"):
             return ChangedPaths(None, f"{name} is a repository of its own")
-        if name.rpartition("/")[2] in _RULING:
+        if name.rpartition("/")[2] in (*ignore_files, _ATTRIBUTES):
             return ChangedPaths(None, f"{name} has changed")
         if name.startswith(tree.prefix) and _is_unicode(name):  # others are never indexed
             found.add(name[len(tree.prefix) :])

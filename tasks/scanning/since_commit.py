@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Self
 
+from driftline.storage.ids import content_hash
 from driftline.storage.workspace.records import IndexedCommit
 from driftline.tasks.git.commits import ChangedPaths, Commit, changes_between, changes_on_disk, head, union
 from driftline.tasks.git.work_tree import WorkTree, find_work_tree
+from driftline.tasks.scanning.ignore import IGNORE_FILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class WorkTreeAtCommit:
         commit = head(root) if tree is not None else None
         if tree is None or commit is None:
             return None
-        told = repr((rules, tree.prefix, version("driftline"))).encode() + _read(tree.exclude)
-        return cls(tree, commit, hashlib.blake2b(told, digest_size=16).hexdigest())
+        settings = repr((rules, tree.prefix, version("driftline"))).encode() + _read(tree.exclude)
+        return cls(tree, commit, content_hash(settings))
 
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
         """What to look at for the index to be in step with the disk, if it was so with ``last``.
@@ -45,11 +46,14 @@ class WorkTreeAtCommit:
             return ChangedPaths(None, "another run has worked on the source since")
         if last.scanned_with != self.scanned_with:
             return ChangedPaths(None, "the source was indexed with other settings")
-        return union(changes_between(self.tree, last.id, self.commit.id), changes_on_disk(self.tree))
+        return union(
+            changes_between(self.tree, last.id, self.commit.id, ignore_files=IGNORE_FILES),
+            changes_on_disk(self.tree, ignore_files=IGNORE_FILES),
+        )
 
     def reached(self, token: int) -> IndexedCommit | None:
         """What to record at the end of the run: None unless the disk is, and was all the while, at the commit."""
-        if head(self.tree.root) != self.commit or changes_on_disk(self.tree).paths != ():
+        if head(self.tree.root) != self.commit or changes_on_disk(self.tree, ignore_files=IGNORE_FILES).paths != ():
             return None
         return IndexedCommit(
             id=self.commit.id, committed=self.commit.committed, token=token, scanned_with=self.scanned_with

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 
@@ -10,10 +9,10 @@ import pyarrow as pa
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, DriftlineError, UsageError
+from driftline.storage.ids import content_hash
 from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.indexing.batch import HASH_BYTES
 from driftline.tasks.scanning.diff import classify
 from driftline.tasks.scanning.ignore import Rules
 from driftline.tasks.scanning.scan import ScanSpec, scan_paths
@@ -44,7 +43,7 @@ def analyze_document_states(
     states |= dict.fromkeys(found.retouched["path"].to_pylist(), DocumentState.TOUCHED)
     for change in pa.concat_tables([found.new, found.candidates]).to_pylist():
         try:
-            digest = hashlib.blake2b(source.read(change["path"]), digest_size=HASH_BYTES).hexdigest()
+            digest = content_hash(source.read(change["path"]))
         except DriftlineError:
             states[change["path"]] = DocumentState.DELETED  # it went away between the look at it and the read
             continue

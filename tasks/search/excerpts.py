@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.ids import content_hash
 from driftline.storage.lance.table import quote
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.indexing.batch import HASH_BYTES
 from driftline.tasks.text import decode, split_lines
 
 
@@ -73,7 +72,7 @@ def _read(workspace: Workspace, entity: Entity, path: str, digest: str) -> list[
         data = known_source(record.uri, workspace.objects.storage_options).read(path)
     except DriftlineError:
         return None  # the index answers for it
-    if hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest() != digest:
+    if content_hash(data) != digest:
         return None
     return split_lines(decode(data)[0])
 

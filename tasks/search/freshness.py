@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from driftline.storage.errors import DriftlineError, ObjectNotFound
-from driftline.tasks.indexing.batch import HASH_BYTES
+from driftline.storage.ids import content_hash
 from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, split_lines
 
 Read = bytes | DriftlineError
@@ -52,7 +51,7 @@ def judge(text: str, line: int, current: Sequence[str]) -> Freshness:
 
 def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
     """Whether a document that was read still has the content whose hash stands in its rows."""
-    return isinstance(read, bytes) and hashlib.blake2b(read, digest_size=HASH_BYTES).hexdigest() == indexed_hash
+    return isinstance(read, bytes) and content_hash(read) == indexed_hash
 
 
 def judge_read(text: str, line: int, read: Read | None, *, unchanged: bool) -> Freshness | None:

@@ -92,12 +92,7 @@ def search(
     ``max_distance`` drops lines that are farther. Fewer are found only where fewer lines match.
     Raises UsageError, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
-    if top_k < 0:
-        raise UsageError("top_k must not be negative", str(top_k))
-    if n_lines < 0:
-        raise UsageError("n_lines must not be negative", str(n_lines))
-    if mode not in get_args(Mode):
-        raise UsageError("Unknown mode", str(mode), f"Use one of {', '.join(get_args(Mode))}.")
+    _check(top_k, n_lines, mode)
     explanation = Explanation(mode, strategy)
     nothing = SearchReport(query, (), explanation if explain else None)
     config = workspace.config
@@ -122,11 +117,26 @@ def search(
     with explanation.timed("context"):
         results = tuple(hits(workspace, windows, n_lines))
     if explain:
-        explanation.lines = sum(query.lines for query in queries)
-        explanation.matches = sum(query.matches for query in queries)
-        explanation.examined = sum(query.examined for query in queries) if mode != "text" else 0
-        explanation.index = next((query.index for query in queries if query.index), None) if mode != "text" else None
+        _count(explanation, queries)
     return SearchReport(query, results, explanation if explain else None)
+
+
+def _check(top_k: int, n_lines: int, mode: str) -> None:
+    if top_k < 0:
+        raise UsageError("top_k must not be negative", str(top_k))
+    if n_lines < 0:
+        raise UsageError("n_lines must not be negative", str(n_lines))
+    if mode not in get_args(Mode):
+        raise UsageError("Unknown mode", str(mode), f"Use one of {', '.join(get_args(Mode))}.")
+
+
+def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
+    """Fill in what the filter let through, and how much of it was compared."""
+    explanation.lines = sum(query.lines for query in queries)
+    explanation.matches = sum(query.matches for query in queries)
+    if explanation.mode != "text":
+        explanation.examined = sum(query.examined for query in queries)
+        explanation.index = next((query.index for query in queries if query.index), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from driftline.storage.workspace.records import IndexedCommit
-from driftline.tasks.git.commits import changes_between, changes_on_disk, commit_time, head, is_ancestor
+from driftline.tasks.git import commits
+from driftline.tasks.git.commits import commit_time, head, is_ancestor
 from driftline.tasks.git.work_tree import WorkTree, find_work_tree
+from driftline.tasks.scanning.ignore import IGNORE_FILES
 from driftline.tasks.scanning.since_commit import WorkTreeAtCommit
+
+changes_between = partial(commits.changes_between, ignore_files=IGNORE_FILES)
+changes_on_disk = partial(commits.changes_on_disk, ignore_files=IGNORE_FILES)
 
 
 def git(folder: Path, *arguments: str) -> str:

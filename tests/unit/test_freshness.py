@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.errors import AccessDenied, ObjectNotFound
-from driftline.tasks.indexing.batch import HASH_BYTES
 from driftline.tasks.search.freshness import Freshness, Read, State, is_unchanged, judge, judge_read
 from driftline.tasks.text import MAX_LINE_CHARACTERS
 
 
 def digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest()
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""Read the files of a batch: their bytes and metadata, which belong together, or the reason why there are none."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
+from driftline.storage.ids import content_hash
+from driftline.storage.model import SkipReason
+from driftline.storage.sources.source import FileInfo, Source
+from driftline.tasks.scanning.diff import RACY_NS
+
+READ_ATTEMPTS = 3
+_MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A file that was read. ``racy``: it may change again within the same tick of its clock."""
+
+    info: FileInfo
+    data: bytes
+    content_hash: str
+    racy: bool
+
+
+def read_all(
+    source: Source, changes: Sequence[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], ReadFile | SkipReason]]:
+    """Each of ``changes``, rows of ``diff.CHANGE_SCHEMA``, with its file, in their order."""
+    files = (_read_local(source, change) for change in changes) if source.is_local else _read_remote(source, changes)
+    return zip(changes, files, strict=True)
+
+
+def _read_remote(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[ReadFile | SkipReason]:
+    for change, data in zip(changes, source.read_many([c["path"] for c in changes]), strict=True):
+        if isinstance(data, (ObjectNotFound, SourceNotFound)):
+            yield SkipReason.UNSTABLE
+        elif isinstance(data, AccessDenied):
+            yield SkipReason.UNREADABLE
+        elif isinstance(data, DriftlineError):
+            raise data
+        else:
+            yield _as_listed(change, data)
+
+
+def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason:
+    """Read a local file between two equal stats."""
+    path = change["path"]
+    for _ in range(READ_ATTEMPTS):
+        started_ns = time.time_ns()
+        try:
+            before = source.stat(path)
+            data = source.read(path)
+            after = source.stat(path)
+        except ObjectNotFound:
+            return SkipReason.UNSTABLE
+        except (AccessDenied, SourceNotFound, StorageError):
+            return SkipReason.UNREADABLE
+        if before is None or after is None:
+            return SkipReason.UNSTABLE
+        if before == after and len(data) == after.size_bytes:
+            as_listed = (after.size_bytes, after.mtime_ns) == (change["size_bytes"], change["mtime_ns"])
+            info = replace(after, path=path, etag=change["etag"] if as_listed else "")
+            return ReadFile(info, data, content_hash(data), racy=not info.etag and after.mtime_ns > started_ns - RACY_NS)
+    return SkipReason.UNSTABLE
+
+
+def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
+    """What a store returned, under the etag of the listing unless it is seen to be another version."""
+    digest = _MD5_ETAG.fullmatch(change["etag"])
+    same = len(data) == change["size_bytes"] and (
+        digest is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]
+    )
+    info = FileInfo(change["path"], len(data), change["mtime_ns"], change["etag"] if same else "")
+    return ReadFile(info, data, content_hash(data), racy=not info.etag)
