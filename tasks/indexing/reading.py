@@ -67,7 +67,8 @@ def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason
         if before == after and len(data) == after.size_bytes:
             as_listed = (after.size_bytes, after.mtime_ns) == (change["size_bytes"], change["mtime_ns"])
             info = replace(after, path=path, etag=change["etag"] if as_listed else "")
-            return ReadFile(info, data, content_hash(data), racy=not info.etag and after.mtime_ns > started_ns - RACY_NS)
+            racy = not info.etag and after.mtime_ns > started_ns - RACY_NS
+            return ReadFile(info, data, content_hash(data), racy)
     return SkipReason.UNSTABLE
 
 
