@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
-from driftline.flows.runs.cleanup_run import DEFAULT_MAX_AGE_SECONDS, CleanupRequest, clean_workspace
+from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
+from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 from driftline.flows.scheduling.artifacts import show_cleanup
 from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
-from driftline.flows.config.locate import DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
+from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
 from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
 from driftline.flows.scheduling.artifacts import show_compaction
 from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
@@ -24,7 +24,7 @@ def compact(
     entity: str | None = None,
     max_deltas: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS,
     retention_seconds: Annotated[float, Field(ge=0)] = DEFAULT_VERSION_RETENTION_SECONDS,
-    executor: str = "inline",
+    executor: str = DEFAULT_EXECUTOR,
     workers: Annotated[int, Field(ge=1, le=1024)] | None = None,
     wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
     storage_options: dict[str, str] | None = None,

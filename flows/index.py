@@ -12,7 +12,12 @@ from prefect.events import emit_event
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from driftline.flows.config.locate import DEFAULT_MAX_DELTAS, DEFAULT_MAX_FILE_BYTES
+from driftline.flows.config.defaults import (
+    DEFAULT_EXECUTOR,
+    DEFAULT_MAX_DELETE_FRACTION,
+    DEFAULT_MAX_DELTAS,
+    DEFAULT_MAX_FILE_BYTES,
+)
 from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.flows.scheduling.artifacts import show_index
 from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
@@ -34,11 +39,11 @@ def index(
     include: list[str] | None = None,
     exclude: list[str] | None = None,
     model: str | None = None,
-    executor: str = "inline",
+    executor: str = DEFAULT_EXECUTOR,
     workers: Annotated[int, Field(ge=1, le=1024)] | None = None,
     full: bool = False,
     dry_run: bool = False,
-    max_delete_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5,
+    max_delete_fraction: Annotated[float, Field(ge=0, le=1)] = DEFAULT_MAX_DELETE_FRACTION,
     max_file_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_FILE_BYTES,
     rebind: bool = False,
     reembed: bool = False,

@@ -10,7 +10,7 @@ from collections.abc import Callable, MutableSequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftline.flows.config.locate import local_path
+from driftline.flows.config.paths import local_path
 from driftline.storage.errors import UsageError
 from driftline.storage.workspace.workspace import Workspace
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from driftline.flows.ci.build import Build
 from driftline.flows.ci.staleness import SourceAge, ages
-from driftline.flows.config.locate import local_path
+from driftline.flows.config.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
+from driftline.flows.config.paths import local_path
 from driftline.flows.config.toml_file import Configuration
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.index_run import IndexRequest, index_sources
@@ -18,8 +19,6 @@ from driftline.flows.runs.plan import SourceRequest, requests_of
 from driftline.storage.errors import StaleIndex, UsageError
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.git.work_tree import find_work_tree
-
-DEFAULT_TIMEOUT_SECONDS = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +34,11 @@ class CiRequest:
     workspace: str = ""
     model: str | None = None
     deployments: tuple[str, ...] = ()
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    timeout_seconds: float = DEFAULT_CI_TIMEOUT_SECONDS
     max_staleness_seconds: float | None = None
     only_branch: str | None = None
     wait_seconds: float = 0.0
-    max_delete_fraction: float = 0.5
+    max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
 

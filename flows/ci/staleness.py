@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from driftline.flows.config.locate import local_path
+from driftline.flows.config.paths import local_path
 from driftline.storage.entities import Entity
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.run_history import RunHistory, RunRecord

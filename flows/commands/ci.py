@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, FAILED, ConfigOption, JsonOption, WorkspaceOption, app
+from driftline.flows.config.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.flows.config.locate import workspace_for_indexing
 from driftline.storage.errors import DriftlineError, UsageError
 
@@ -34,7 +35,7 @@ def ci(
     ] = None,
     timeout: Annotated[
         float, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait for a deployment.")
-    ] = 3600.0,
+    ] = DEFAULT_CI_TIMEOUT_SECONDS,
     max_staleness: Annotated[
         float | None,
         typer.Option(
@@ -47,7 +48,7 @@ def ci(
     ] = None,
     max_delete_fraction: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Refuse to delete more of a source than this; 1 confirms.")
-    ] = 0.5,
+    ] = DEFAULT_MAX_DELETE_FRACTION,
     wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait for another run of a source.")] = 0.0,
     summary: Annotated[
         Path | None,
@@ -70,14 +71,14 @@ def ci(
         raise UsageError("--deployment knows what to index", fix="Leave out SOURCE, --config and --max-staleness.")
     if sources and config:
         raise UsageError("--config says what to index", fix="Leave it out, or SOURCE.")
-    path = None if sources or deployment else find_config(config, os.environ, Path.cwd())
+    path = None if sources or deployment else find_config(config)
     configuration = load_config(path) if path is not None else None
     names = tuple(sources or (".",))
     report = CiReport(Build.detect(os.environ, names[0]))
     request = CiRequest(
         build=report.build,
         sources=names if configuration is None else sources_here(configuration, "."),
-        workspace=workspace_for_indexing(workspace, names, os.environ, Path.cwd(), configuration),
+        workspace=workspace_for_indexing(workspace, names, configuration),
         model=configuration.model if configuration and model is None else model,
         deployments=tuple(deployment or ()),
         timeout_seconds=timeout,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from driftline.flows.commands.app import DONE, ConfigOption, ExecutorOption, JsonOption, app
+from driftline.flows.config.defaults import DEFAULT_EXECUTOR
 
 DEFAULT_POOL = "driftline"
 DEFAULT_PORT = 4200
@@ -32,7 +32,7 @@ PrefixOption = Annotated[
 def deploy(
     config: ConfigOption = None,
     pool: Annotated[str, typer.Option(metavar="NAME", help="The work pool; made if it is not there.")] = DEFAULT_POOL,
-    executor: ExecutorOption = "inline",
+    executor: ExecutorOption = DEFAULT_EXECUTOR,
     prefix: PrefixOption = "",
     as_json: JsonOption = False,
 ) -> int:
@@ -40,7 +40,7 @@ def deploy(
     from driftline.flows.config.toml_file import open_config
     from driftline.flows.scheduling.deployments import deployments_of
 
-    wanted = deployments_of(open_config(config, os.environ, Path.cwd()), executor=executor, prefix=prefix)
+    wanted = deployments_of(open_config(config), executor=executor, prefix=prefix)
     _prepare_environment()
     from driftline.flows.output.terminal import print_json
     from driftline.flows.scheduling.registration import register, server_url
@@ -63,14 +63,14 @@ def serve(
     config: ConfigOption = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the server, if none is configured.")] = DEFAULT_PORT,
     limit: Annotated[int, typer.Option(min=1, help="How many runs at once.")] = 2,
-    executor: ExecutorOption = "inline",
+    executor: ExecutorOption = DEFAULT_EXECUTOR,
     prefix: PrefixOption = "",
 ) -> int:
     """Run the sources of driftline.toml on schedule on this machine, with a Prefect server of its own if need be."""
     from driftline.flows.config.toml_file import open_config
     from driftline.flows.scheduling.deployments import deployments_of
 
-    configuration = open_config(config, os.environ, Path.cwd())
+    configuration = open_config(config)
     wanted = deployments_of(configuration, executor=executor, prefix=prefix)
     _prepare_environment()
     from driftline.flows.scheduling.serving import serve as serve_deployments

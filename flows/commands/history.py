@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -20,13 +19,13 @@ def runs(
     as_json: JsonOption = False,
 ) -> int:
     """List what was done to the workspace, newest first."""
-    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.run_series import newest_runs, to_row
     from driftline.flows.output.terminal import print_json, print_runs
     from driftline.storage.workspace.workspace import Workspace
 
-    opened = Workspace.open(target, options_for(target, os.environ, Path.cwd()))
+    opened = Workspace.open(target, options_for(target))
     result = {"workspace": opened.objects.uri, "runs": [to_row(run) for run in newest_runs(opened, limit)]}
     if as_json:
         print_json(result)
@@ -45,7 +44,7 @@ def report(
     as_json: JsonOption = False,
 ) -> int:
     """Write a page about the workspace: growth, cost of runs, deltas, recall and search times. It loads nothing."""
-    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    target = workspace_for_reading(workspace)
     from datetime import UTC, datetime
 
     from driftline.flows.config.toml_file import options_for, prices_for
@@ -54,9 +53,9 @@ def report(
     from driftline.flows.output.terminal import print_json, printable
     from driftline.storage.workspace.workspace import Workspace
 
-    opened = Workspace.open(target, options_for(target, os.environ, Path.cwd()))
+    opened = Workspace.open(target, options_for(target))
     found = newest_runs(opened, limit)
-    page = render(opened.stats(), found, datetime.now(UTC), prices_for(os.environ, Path.cwd()))
+    page = render(opened.stats(), found, datetime.now(UTC), prices_for())
     try:
         out.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -18,7 +16,8 @@ from driftline.flows.commands.app import (
     WorkspaceOption,
     app,
 )
-from driftline.flows.config.locate import DEFAULT_MAX_FILE_BYTES, workspace_for_indexing, workspace_for_reading
+from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
+from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
 from driftline.storage.errors import UsageError
 
 
@@ -39,13 +38,13 @@ def index(
         str | None,
         typer.Option(metavar="NAME", help="A model2vec directory or name; default: an installed one."),
     ] = None,
-    executor: ExecutorOption = "inline",
+    executor: ExecutorOption = DEFAULT_EXECUTOR,
     workers: WorkersOption = None,
     full: Annotated[bool, typer.Option("--full", help="Read and embed everything again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")] = False,
     max_delete_fraction: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Refuse to delete more of a source than this; 1 confirms.")
-    ] = 0.5,
+    ] = DEFAULT_MAX_DELETE_FRACTION,
     max_file_bytes: Annotated[int, typer.Option(min=0, help="Skip larger files.")] = DEFAULT_MAX_FILE_BYTES,
     rebind: Annotated[bool, typer.Option("--rebind", help="Let the entity move to another URI.")] = False,
     reembed: Annotated[bool, typer.Option("--reembed", help="Let the workspace move to another model.")] = False,
@@ -68,11 +67,11 @@ def index(
         if sources or entity or include or exclude:
             fix = "Leave out SOURCE, --entity, --include and --exclude, or --all."
             raise UsageError("With --all the file says what to index", fix=fix)
-        configuration = open_config(config, os.environ, Path.cwd())
+        configuration = open_config(config)
     elif config or not sources:
         fix = "Name a folder or a bucket, or use --all for those of a driftline.toml."
         raise UsageError("--config goes with --all" if config else "No SOURCE was given", fix=fix)
-    target = workspace_for_indexing(workspace, sources or (), os.environ, Path.cwd(), configuration)
+    target = workspace_for_indexing(workspace, sources or (), configuration)
     from driftline.flows.output.progress import open_progress
     from driftline.flows.runs.index_run import IndexRequest, index_sources
     from driftline.flows.runs.plan import requests_of
@@ -114,12 +113,12 @@ def remove(
     as_json: JsonOption = False,
 ) -> int:
     """Forget a source: delete its documents and lines from the index, never its files."""
-    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.terminal import print_json
     from driftline.flows.runs.index_run import remove_source
 
-    options = options_for(target, os.environ, Path.cwd())
+    options = options_for(target)
     result = remove_source(target, entity, storage_options=options).to_dict()
     if as_json:
         print_json(result)

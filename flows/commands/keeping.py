@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from driftline.flows.commands.app import DONE, FAILED, ExecutorOption, JsonOption, WorkersOption, WorkspaceOption, app
-from driftline.flows.config.locate import DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS, workspace_for_reading
+from driftline.flows.config.defaults import (
+    DEFAULT_EXECUTOR,
+    DEFAULT_MAX_AGE_SECONDS,
+    DEFAULT_MAX_DELTAS,
+    DEFAULT_VERSION_RETENTION_SECONDS,
+)
+from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.logs import writes_json
 
 
@@ -27,19 +31,19 @@ def compact(
     retention_seconds: Annotated[
         float, typer.Option(min=0.0, metavar="SECONDS", help="Remove versions of tables that are older.")
     ] = DEFAULT_VERSION_RETENTION_SECONDS,
-    executor: ExecutorOption = "inline",
+    executor: ExecutorOption = DEFAULT_EXECUTOR,
     workers: WorkersOption = None,
     wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait for runs that are at work.")] = 0.0,
     as_json: JsonOption = False,
 ) -> int:
     """Keep the workspace small and quick to read: fold deltas, merge fragments, remove old versions."""
-    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.terminal import print_compact, print_json
     from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
 
-    options = options_for(target, os.environ, Path.cwd())
+    options = options_for(target)
     request = CompactRequest(target, entity, max_deltas, retention_seconds, executor, workers, wait, options)
     with open_progress() as progress:
         result = compact_workspace(request, progress).to_dict()
@@ -55,20 +59,20 @@ def cleanup(
     workspace: WorkspaceOption = None,
     max_age_seconds: Annotated[
         float, typer.Option(min=0.0, metavar="SECONDS", help="Keep what is younger, by the clock of the store.")
-    ] = 3600.0,
+    ] = DEFAULT_MAX_AGE_SECONDS,
     dry_run: Annotated[
         bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Report only, or delete as well.")
     ] = True,
     as_json: JsonOption = False,
 ) -> int:
     """Find what crashed or superseded runs left in the workspace; with --delete, delete it."""
-    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.terminal import print_cleanup, print_json
     from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 
-    options = options_for(target, os.environ, Path.cwd())
+    options = options_for(target)
     request = CleanupRequest(target, max_age_seconds, dry_run, storage_options=options)
     with open_progress() as progress, _audit_shown():
         result = clean_workspace(request, progress).to_dict()
@@ -88,13 +92,13 @@ def verify(
     as_json: JsonOption = False,
 ) -> int:
     """Check the workspace against itself. Exit code 3 when anything is wrong."""
-    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.terminal import print_json, print_verify
     from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
 
-    request = VerifyRequest(target, repair, options_for(target, os.environ, Path.cwd()))
+    request = VerifyRequest(target, repair, options_for(target))
     with open_progress() as progress:
         result = verify_workspace(request, progress).to_dict()
     if as_json:

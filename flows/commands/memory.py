@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -174,8 +172,8 @@ def _opened(workspace: str | None, config: str | None, *, create: bool = False) 
     from driftline.storage.workspace.workspace import Workspace
 
     configuration = load_memory_configuration(config)
-    uri = workspace_for_reading(workspace or configuration.storage.uri, os.environ, Path.cwd())
-    options = options_for(uri, os.environ, Path.cwd())
+    uri = workspace_for_reading(workspace or configuration.storage.uri)
+    options = options_for(uri)
     if not create:
         Workspace.open(uri, options)
     with open_memory(configuration, uri, options) as store:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -55,10 +53,10 @@ def search(
     if named is not None:
         from driftline.flows.config.toml_file import named_workspace_filter, open_config
 
-        configuration = open_config(config, os.environ, Path.cwd())
+        configuration = open_config(config)
         within = named_workspace_filter(configuration, named)
         workspace = workspace or configuration.workspace
-    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    target = workspace_for_reading(workspace)
     from driftline.flows.output.terminal import print_explanation, print_json, print_search
     from driftline.storage.entities import Entity
     from driftline.storage.lines.filters import LineFilter
@@ -98,12 +96,12 @@ def _open(workspace: str) -> Workspace:
     from driftline.flows.config.toml_file import options_for
     from driftline.storage.workspace.workspace import Workspace
 
-    return Workspace.open(workspace, options_for(workspace, os.environ, Path.cwd()))
+    return Workspace.open(workspace, options_for(workspace))
 
 
 def _local_folders(workspace: str, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The folder of each local source that has hits, for links."""
-    from driftline.flows.config.locate import local_path
+    from driftline.flows.config.paths import local_path
     from driftline.storage.entities import Entity
 
     opened = _open(workspace)
@@ -118,7 +116,7 @@ def _local_folders(workspace: str, hits: Sequence[Mapping[str, Any]]) -> dict[st
 @app.command()
 def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """Show what the workspace holds."""
-    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    target = workspace_for_reading(workspace)
     from driftline.flows.output.terminal import print_json, print_status
 
     result = asdict(_open(target).stats())
@@ -132,7 +130,7 @@ def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> in
 @app.command()
 def sources(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """List the sources of the workspace."""
-    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    target = workspace_for_reading(workspace)
     from driftline.flows.output.terminal import print_json, print_sources
 
     stats = _open(target).stats()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -22,7 +20,7 @@ def mcp(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0 chooses a free one.")] = 8765,
 ) -> int:
     """Serve the workspace to MCP clients: search_lines, read_context, index_status, search_memory."""
-    target = workspace_for_reading(workspace, os.environ, Path.cwd())
+    target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.memory.settings import find_memory, load_memory_configuration
     from driftline.storage.workspace.workspace import Workspace
@@ -35,7 +33,7 @@ def mcp(
         fix = "Run: pip install 'driftline[mcp]'"
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
-    opened = Workspace.open(target, options_for(target, os.environ, Path.cwd()))
+    opened = Workspace.open(target, options_for(target))
     memory = find_memory(load_memory_configuration(), opened)
     try:
         if transport == "stdio":

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftline.flows.config.locate import WORKSPACE_FOLDER, local_path
+from driftline.flows.config.paths import WORKSPACE_FOLDER, absolute_uri, local_path, nearest
 from driftline.flows.config.schema import File, SourceTable, WorkspaceTable, parse, place
 from driftline.flows.config.secret_references import check_options, check_uri, resolve_options
+from driftline.flows.config.surroundings import Surroundings
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
 
@@ -76,41 +77,44 @@ class Configuration:
         return resolve_options(self.storage_options, os.environ if environ is None else environ, str(self.path))
 
 
-def find_config(given: str | os.PathLike[str] | None, environ: Mapping[str, str], cwd: Path) -> Path | None:
-    """The file ``given``, else $DRIFTLINE_CONFIG, else the nearest ``driftline.toml`` from ``cwd`` upward, else None.
+def find_config(given: str | os.PathLike[str] | None, surroundings: Surroundings | None = None) -> Path | None:
+    """The file ``given``, else $DRIFTLINE_CONFIG, else the nearest ``driftline.toml`` from here upward, else None.
 
-    Raises UsageError if a file that was named is not there.
+    ``surroundings`` default to those of this process. Raises UsageError if a named file does not exist.
     """
-    named = given or environ.get(CONFIG_VARIABLE)
+    around = surroundings or Surroundings.current()
+    named = given or around.environ.get(CONFIG_VARIABLE)
     if named:
-        path = (cwd / Path(named).expanduser()).resolve()
+        path = (around.cwd / Path(named).expanduser()).resolve()
         if not path.is_file():
             fix = f"It was named by {'--config' if given else CONFIG_VARIABLE}: check the spelling."
             raise UsageError("There is no such configuration file", str(path), fix)
         return path
-    start = cwd.resolve()
-    candidates = (folder / CONFIG_FILE for folder in (start, *start.parents))
-    return next((path for path in candidates if os.path.isfile(path)), None)
+    return nearest(around.cwd, CONFIG_FILE, os.path.isfile)
 
 
-def open_config(given: str | os.PathLike[str] | None, environ: Mapping[str, str], cwd: Path) -> Configuration:
+def open_config(given: str | os.PathLike[str] | None, surroundings: Surroundings | None = None) -> Configuration:
     """The configuration that ``find_config`` finds. Raises UsageError if there is none, or if it is wrong."""
-    path = find_config(given, environ, cwd)
+    around = surroundings or Surroundings.current()
+    path = find_config(given, around)
     if path is None:
-        raise UsageError(f"There is no {CONFIG_FILE} here or above", str(cwd), "Write one, or name it with --config.")
+        raise UsageError(
+            f"There is no {CONFIG_FILE} here or above", str(around.cwd), "Write one, or name it with --config."
+        )
     return load_config(path)
 
 
-def options_for(workspace: str, environ: Mapping[str, str], cwd: Path) -> dict[str, str] | None:
+def options_for(workspace: str, surroundings: Surroundings | None = None) -> dict[str, str] | None:
     """The storage options for ``workspace`` if it is that of the file that ``find_config`` finds, else None."""
-    path = find_config(None, environ, cwd)
+    around = surroundings or Surroundings.current()
+    path = find_config(None, around)
     config = load_config(path) if path is not None else None
-    return config.options(environ) if config is not None and config.workspace == workspace else None
+    return config.options(around.environ) if config is not None and config.workspace == workspace else None
 
 
-def prices_for(environ: Mapping[str, str], cwd: Path) -> Mapping[str, float]:
+def prices_for(surroundings: Surroundings | None = None) -> Mapping[str, float]:
     """What 1,000 requests of a kind cost by the file that ``find_config`` finds; empty without one."""
-    path = find_config(None, environ, cwd)
+    path = find_config(None, surroundings)
     return load_config(path).prices if path is not None else {}
 
 
@@ -175,15 +179,15 @@ def _resolve(parsed: File, file: Path) -> Configuration:
     }
     model = parsed.model
     if model is not None and (file.parent / Path(model).expanduser()).is_dir():
-        model = _absolute(model, file)
+        model = absolute_uri(model, file.parent)
     return Configuration(
-        file, _absolute(workspace, file), model, tuple(sources), workspaces, options, parsed.prices.known
+        file, absolute_uri(workspace, file.parent), model, tuple(sources), workspaces, options, parsed.prices.known
     )
 
 
 def _source(table: SourceTable, file: Path, where: str, before: Sequence[ConfiguredSource]) -> ConfiguredSource:
     check_uri(table.uri, where)
-    uri = _absolute(table.uri, file)
+    uri = absolute_uri(table.uri, file.parent)
     level = INDEX_LEVELS[-1]
     name = posixpath.basename(uri.rstrip("/")) or "root"
     entity = _entity(table.entity or f"{level}:{name}", where)
@@ -211,7 +215,7 @@ def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Pat
         parts += [WorkspacePart(source) for source in found]
     for text in table.dirs:
         check_uri(text, where)
-        place_of_dir = _absolute(text, file)
+        place_of_dir = absolute_uri(text, file.parent)
         within = [
             WorkspacePart(source, place_of_dir[len(source.uri) :].strip("/"))
             for source in sources
@@ -233,15 +237,6 @@ def _entity(text: str, where: str) -> Entity:
 
 def _below(inner: str, outer: str) -> bool:
     return inner == outer or inner.startswith(outer.rstrip("/") + "/")
-
-
-def _absolute(uri: str, file: Path) -> str:
-    """``uri`` without a trailing slash; a local one as an absolute path, relative ones to the folder of ``file``."""
-    path = local_path(uri)
-    if path is None:
-        scheme, separator, rest = uri.partition("://")
-        return f"{scheme}{separator}{rest.rstrip('/')}"
-    return os.path.realpath(file.parent / path)
 
 
 def _as_option(value: str | float | bool) -> str:

@@ -12,6 +12,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self
 
+from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.flows.memory.settings import MemoryConfiguration, load_memory_configuration, open_memory
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
@@ -223,7 +224,7 @@ class HierarchicalLTMBackend:
         return {"compacted_paths": sorted(folded), "entries_processed": sum(each.rows for each in folded.values())}
 
     @_told
-    def cleanup_orphans(self, max_age_seconds: float = 3_600, dry_run: bool = False) -> Result:
+    def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
         """What ``driftline cleanup --json`` prints."""
         from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from driftline.flows.config.locate import DEFAULT_MAX_DELTAS
+from driftline.flows.config.defaults import DEFAULT_MAX_DELTAS
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CleanupAborted, CorruptFile, DriftlineError, UsageError
@@ -25,7 +26,6 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.clean import Deletion, Fence, free, store_time
 from driftline.tasks.maintenance.clean_memory import drop_expired, forget_deleted, open_catalog
 
-DEFAULT_MAX_AGE_SECONDS = 3_600.0
 DATABASE_VARIABLE = "DATABASE_URL"
 _OF_TABLES = {Reason.UNCOMMITTED, Reason.SUPERSEDED}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from driftline.flows.config.locate import DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
+from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.output.reports import CompactReport, TenantCompaction
 from driftline.flows.runs.executors import Executor, open_executor
@@ -46,7 +46,7 @@ class CompactRequest:
     entity: str | None = None
     max_deltas: int = DEFAULT_MAX_DELTAS
     retention_seconds: float = DEFAULT_VERSION_RETENTION_SECONDS
-    executor: str = "inline"
+    executor: str = DEFAULT_EXECUTOR
     workers: int | None = None
     wait_seconds: float = 0.0
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from driftline.flows.config.locate import DEFAULT_MAX_FILE_BYTES
+from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
 from driftline.flows.config.toml_file import ConfiguredSource
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
@@ -23,8 +23,6 @@ from driftline.tasks.embedding.context import ModelRef
 from driftline.tasks.embedding.models import dimension, fingerprint, resolve_model
 from driftline.tasks.git.work_tree import git_origin
 from driftline.tasks.scanning.ignore import Rules
-
-DEFAULT_MAX_DELETE_FRACTION = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class IndexRequest:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     model: str | None = None
-    executor: str = "inline"
+    executor: str = DEFAULT_EXECUTOR
     workers: int | None = None
     full: bool = False
     dry_run: bool = False

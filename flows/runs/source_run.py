@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.flows.config.locate import DEFAULT_MAX_DELTAS
+from driftline.flows.config.defaults import DEFAULT_MAX_DELTAS
 from driftline.flows.output.progress import Progress
 from driftline.flows.output.reports import SourceReport
 from driftline.flows.runs.executors import Executor

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
@@ -53,7 +51,7 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> None:
 def _prices() -> Mapping[str, float]:
     """Those of the file that the worker finds, if it finds one that is right: a report is no reason to fail."""
     try:
-        return prices_for(os.environ, Path.cwd())
+        return prices_for()
     except DriftlineError as error:
         get_run_logger().warning("Requests have no price: %s", error)
         return {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from driftline.flows.config.defaults import DEFAULT_EXECUTOR
 from driftline.flows.config.toml_file import Configuration, ConfiguredSource
 from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
 from driftline.storage.errors import UsageError
@@ -33,7 +34,7 @@ class Deployments:
     automations: tuple[dict[str, Any], ...]
 
 
-def deployments_of(configuration: Configuration, *, executor: str = "inline", prefix: str = "") -> Deployments:
+def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXECUTOR, prefix: str = "") -> Deployments:
     """One index deployment for each source, and those that look after the workspace.
 
     ``executor`` is where index and compact run their tasks. ``prefix`` goes before every name, for several workspaces
@@ -45,7 +46,7 @@ def deployments_of(configuration: Configuration, *, executor: str = "inline", pr
     file = _filled(yaml.safe_load(text), configuration.workspace)
     found: list[dict[str, Any]] = []
     for template in file["deployments"]:
-        if template["name"] in WITH_EXECUTOR and executor != "inline":
+        if template["name"] in WITH_EXECUTOR and executor != DEFAULT_EXECUTOR:
             template["parameters"]["executor"] = executor
         found += list(_of_sources(template, configuration)) if template["name"] == INDEX else [template]
     for deployment in found:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.config.locate import local_path, workspace_for_indexing, workspace_for_reading
+from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
+from driftline.flows.config.paths import local_path
+from driftline.flows.config.surroundings import Surroundings
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 
@@ -19,66 +21,78 @@ def project(tmp_path: Path) -> Path:
 
 def test_the_option_wins_over_the_environment(project: Path) -> None:
     environ = {"DRIFTLINE_WORKSPACE": "s3://bucket/environment"}
-    assert workspace_for_reading("s3://bucket/option", environ, project) == "s3://bucket/option"
-    assert workspace_for_indexing("s3://bucket/option", ["src"], environ, project) == "s3://bucket/option"
+    assert workspace_for_reading("s3://bucket/option", Surroundings(environ, project)) == "s3://bucket/option"
+    assert (
+        workspace_for_indexing("s3://bucket/option", ["src"], surroundings=Surroundings(environ, project))
+        == "s3://bucket/option"
+    )
 
 
 def test_the_environment_wins_over_a_folder(project: Path) -> None:
     (project / ".driftline").mkdir()
     environ = {"DRIFTLINE_WORKSPACE": "gs://bucket/x"}
-    assert workspace_for_reading(None, environ, project) == "gs://bucket/x"
-    assert workspace_for_indexing(None, ["s3://remote/source"], environ, project) == "gs://bucket/x"
+    assert workspace_for_reading(None, Surroundings(environ, project)) == "gs://bucket/x"
+    assert (
+        workspace_for_indexing(None, ["s3://remote/source"], surroundings=Surroundings(environ, project))
+        == "gs://bucket/x"
+    )
 
 
 def test_reading_finds_the_nearest_folder_upward(project: Path) -> None:
     (project.parent / ".driftline").mkdir()
-    assert workspace_for_reading(None, {}, project / "src" / "deep") == str(project.parent / ".driftline")
+    assert workspace_for_reading(None, Surroundings({}, project / "src" / "deep")) == str(project.parent / ".driftline")
     (project / ".driftline").mkdir()
-    assert workspace_for_reading(None, {}, project / "src" / "deep") == str(project / ".driftline")
+    assert workspace_for_reading(None, Surroundings({}, project / "src" / "deep")) == str(project / ".driftline")
 
 
 def test_a_file_named_like_the_folder_is_no_workspace(project: Path) -> None:
     (project / "src" / ".driftline").write_text("")
     (project / ".driftline").mkdir()
-    assert workspace_for_reading(None, {}, project / "src") == str(project / ".driftline")
+    assert workspace_for_reading(None, Surroundings({}, project / "src")) == str(project / ".driftline")
 
 
 def test_reading_without_any_workspace_says_what_to_do(project: Path) -> None:
     with pytest.raises(WorkspaceNotFound, match="driftline index"):
-        workspace_for_reading(None, {}, project)
+        workspace_for_reading(None, Surroundings({}, project))
 
 
 def test_indexing_makes_a_workspace_at_the_root_of_the_source(project: Path) -> None:
-    assert workspace_for_indexing(None, ["project/src"], {}, project.parent) == str(project / "src" / ".driftline")
+    assert workspace_for_indexing(None, ["project/src"], surroundings=Surroundings({}, project.parent)) == str(
+        project / "src" / ".driftline"
+    )
     assert not (project / "src" / ".driftline").exists()
 
 
 def test_indexing_prefers_a_folder_above_the_source_over_a_new_one(project: Path) -> None:
     (project / ".driftline").mkdir()
-    assert workspace_for_indexing(None, [str(project / "src")], {}, Path("/")) == str(project / ".driftline")
+    assert workspace_for_indexing(None, [str(project / "src")], surroundings=Surroundings({}, Path("/"))) == str(
+        project / ".driftline"
+    )
 
 
 def test_sources_below_one_workspace_share_it(project: Path) -> None:
     (project / "other").mkdir()
     (project / ".driftline").mkdir()
-    assert workspace_for_indexing(None, ["src", "other"], {}, project) == str(project / ".driftline")
+    assert workspace_for_indexing(None, ["src", "other"], surroundings=Surroundings({}, project)) == str(
+        project / ".driftline"
+    )
 
 
 def test_sources_with_different_default_workspaces_are_refused(project: Path) -> None:
     (project / "other").mkdir()
     with pytest.raises(UsageError, match="--workspace"):
-        workspace_for_indexing(None, ["src", "other"], {}, project)
+        workspace_for_indexing(None, ["src", "other"], surroundings=Surroundings({}, project))
 
 
 @pytest.mark.parametrize("sources", [["s3://bucket/code"], ["src", "memory://x"], []])
 def test_a_remote_source_or_none_needs_a_named_workspace(project: Path, sources: list[str]) -> None:
     with pytest.raises(UsageError):
-        workspace_for_indexing(None, sources, {}, project)
+        workspace_for_indexing(None, sources, surroundings=Surroundings({}, project))
 
 
 def test_a_bare_workspace_becomes_absolute_and_a_uri_stays_as_it_is(project: Path) -> None:
-    assert workspace_for_reading("ws", {}, project) == str(project / "ws")
-    assert workspace_for_reading("file:///x/a%20b", {}, project) == "file:///x/a%20b"
+    assert workspace_for_reading("ws", Surroundings({}, project)) == str(project / "ws")
+    assert workspace_for_reading("file:///x/a%20b", Surroundings({}, project)) == "file:///x/a%20b"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""Paths and URIs as people write them: which are local, what they resolve to, and what lies above them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+WORKSPACE_FOLDER = ".driftline"
+
+# A single letter before the colon is a Windows drive, not a scheme.
+_URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
+_LOCAL_SCHEMES = frozenset({"file", "local"})
+
+
+def local_path(uri: str) -> Path | None:
+    """The local path that ``uri`` names (a bare path or ``file://``), else None; percent escapes stay as they are."""
+    if "::" in uri:  # chained file systems, such as zip://…::s3://…
+        return None
+    match = _URI.fullmatch(uri)
+    if match is None:
+        return Path(uri).expanduser()
+    return Path(match["rest"]) if match["scheme"].lower() in _LOCAL_SCHEMES else None
+
+
+def absolute_workspace(workspace: str, cwd: Path) -> str:
+    """A bare path as an absolute one; a URI stays as it is."""
+    return workspace if _URI.fullmatch(workspace) else str((cwd / Path(workspace).expanduser()).resolve())
+
+
+def absolute_uri(uri: str, folder: Path) -> str:
+    """A local URI or path as an absolute path, relative to ``folder``; any other URI without a trailing slash."""
+    path = local_path(uri)
+    if path is None:
+        scheme, separator, rest = uri.partition("://")
+        return f"{scheme}{separator}{rest.rstrip('/')}"
+    return os.path.realpath(folder / path)
+
+
+def nearest(start: Path, name: str, exists: Callable[[Path], bool]) -> Path | None:
+    """The first ``name`` in ``start`` or a folder above it for which ``exists`` is true.
+
+    Pass ``os.path.isdir`` or ``os.path.isfile``: the methods of ``Path`` raise PermissionError.
+    """
+    resolved = start.resolve()
+    return next((path for folder in (resolved, *resolved.parents) if exists(path := folder / name)), None)
+
+
+def nearest_workspace(start: Path) -> Path | None:
+    """The first ``.driftline`` folder in ``start`` or above it."""
+    return nearest(start, WORKSPACE_FOLDER, os.path.isdir)
