@@ -16,9 +16,9 @@ from typing import Any
 
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.output.reports import IndexReport, RemoveReport
+from driftline.flows.runs.concurrent_sources import run_all
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, make_plan
-from driftline.flows.runs.source_runs import run_all
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, BadEntity, CorruptFile, DriftlineError, LeaseHeld, UsageError
