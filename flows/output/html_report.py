@@ -1,11 +1,13 @@
-"""``driftline report``: one HTML page about a workspace, complete in itself: it loads nothing and runs nothing."""
+"""``driftline report``: a page about a workspace, as a single HTML file that loads and runs nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from html import escape
+from importlib.resources import files
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from driftline.flows.output.run_series import History, to_row
 from driftline.flows.output.svg_plots import Series, line_plot, number
@@ -13,21 +15,7 @@ from driftline.storage.model import WorkspaceStats
 from driftline.storage.workspace.run_history import RunRecord
 
 ROWS_SHOWN = 50
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-.dim { opacity: .65; } .bad { color: #dc2626; }
-.tiles { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; }
-.tiles div { border: 1px solid #8884; border-radius: 8px; padding: .5rem 1rem; min-width: 8rem; }
-.tiles b { display: block; font-size: 1.3rem; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); gap: 1.2rem; }
-.plots svg { width: 100%; height: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .88rem; }
-th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #8883; vertical-align: top; }
-td.n { text-align: right; font-variant-numeric: tabular-nums; } .scroll { overflow-x: auto; }
-"""
+TEMPLATE = "report.html.j2"
 
 
 def render(
@@ -35,7 +23,7 @@ def render(
 ) -> str:
     """The page; ``runs`` are newest first. ``prices`` are those of 1,000 requests, by kind, in any currency."""
     history = History(list(reversed(runs)))
-    plots, cost = _plots(history, prices or {})
+    requests, cost = history.requests(prices or {})
     tiles = {
         "documents": f"{stats.total_documents:,}",
         "lines": f"{stats.total_lines:,}",
@@ -46,86 +34,48 @@ def render(
     }
     if cost is not None:
         tiles["cost of requests"] = f"{cost:,.4f}"
-    title = f"Driftline: {stats.workspace}"
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>",
-            f"<h1>{_text(title)}</h1>",
-            f'<p class="dim">{now:%Y-%m-%d %H:%M} {now.tzname()}, model {_text(str(stats.model))}</p>',
-            '<div class="tiles">',
-            *(f"<div><b>{_text(value)}</b>{_text(name)}</div>" for name, value in tiles.items()),
-            "</div>",
-            '<div class="plots">',
-            *plots,
-            "</div>",
-            "<h2>Sources</h2>",
-            _table(("entity", "uri", "documents", "lines"), stats.sources),
-            "<h2>Runs</h2>",
-            _runs(runs),
-            "</body></html>",
-            "",
-        ]
+    # Names of sources and workspaces are untrusted, so the template escapes all but the plots, which are SVG.
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("driftline.flows.output").joinpath(TEMPLATE).read_text(encoding="utf-8"))
+    return template.render(
+        stats=stats,
+        written=f"{now:%Y-%m-%d %H:%M} {now.tzname()}",
+        tiles=tiles,
+        plots=[plot for plot in _plots(history, requests) if plot],
+        runs=[_run_row(run) for run in runs[:ROWS_SHOWN]],
     )
 
 
-def _plots(history: History, prices: Mapping[str, float]) -> tuple[list[str], float | None]:
-    def bytes_read(run: RunRecord) -> float:
-        return float(to_row(run)["bytes_read"])
+def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
+    """The plots as SVG; "" for those without a point."""
 
-    def changed(name: str) -> Series:
-        return history.of_runs("index", name, lambda run: float(to_row(run)[name]))
+    def per_run(kind: str, figure: str, name: str, scale: float = 1.0) -> Series:
+        return history.of_runs(kind, name, lambda run: to_row(run)[figure] * scale)
 
-    requests, cost = history.requests(prices)
-    size = [
-        history.of_runs("compact", "before", lambda run: to_row(run)["bytes_before"] / 1e6),
-        history.of_runs("compact", "after", lambda run: to_row(run)["bytes_after"] / 1e6),
-    ]
+    size = [per_run("compact", f"bytes_{moment}", moment, 1e-6) for moment in ("before", "after")]
     seconds = [history.of_runs(kind, kind, lambda run: run.seconds) for kind in ("index", "compact", "cleanup")]
-    drawn = [
-        line_plot("Growth: lines", [history.growth("lines_total")], steps=True),
-        line_plot("Growth: documents", [history.growth("documents_total")], steps=True),
-        line_plot("Changes per run: documents", [changed(name) for name in ("new", "changed", "deleted")]),
-        line_plot("Cost per run: time", seconds, unit="s"),
-        line_plot("Cost per run: bytes read", [history.of_runs("index", "bytes", bytes_read)], unit="B"),
-        line_plot("Cost per run: requests", requests),
-        line_plot("Deltas by source", history.deltas(), steps=True),
-        line_plot("Size of the workspace, compaction by compaction", size, unit="MB"),
-        line_plot("Recall@10 of the vector index", history.measured("recall_at_10")),
-        line_plot("Search time, p50", history.measured("p50_seconds", 1000.0), unit="ms"),
-    ]
-    return [f"<figure>{plot}</figure>" for plot in drawn if plot], cost
+    yield line_plot("Growth: lines", [history.growth("lines_total")], steps=True)
+    yield line_plot("Growth: documents", [history.growth("documents_total")], steps=True)
+    changes = [per_run("index", state, state) for state in ("new", "changed", "deleted")]
+    yield line_plot("Changes per run: documents", changes)
+    yield line_plot("Cost per run: time", seconds, unit="s")
+    yield line_plot("Cost per run: bytes read", [per_run("index", "bytes_read", "bytes")], unit="B")
+    yield line_plot("Cost per run: requests", requests)
+    yield line_plot("Deltas by source", history.deltas(), steps=True)
+    yield line_plot("Size of the workspace, compaction by compaction", size, unit="MB")
+    yield line_plot("Recall@10 of the vector index", history.measured("recall_at_10"))
+    yield line_plot("Search time, p50", history.measured("p50_seconds", 1000.0), unit="ms")
 
 
-def _runs(runs: Sequence[RunRecord]) -> str:
-    rows = []
-    for run in runs[:ROWS_SHOWN]:
-        row = to_row(run)
-        basic = {name: row.pop(name) for name in ("run_id", "kind", "started", "seconds", "outcome")}
-        told = ", ".join(f"{name} {_figure(value)}" for name, value in row.items() if value not in (0, [], None))
-        rows.append({**basic, "started": str(basic["started"])[:19].replace("T", " "), "what": told})
-    return _table(("started", "kind", "outcome", "seconds", "what", "run_id"), rows)
+def _run_row(run: RunRecord) -> dict[str, Any]:
+    """A row of the table of runs: ``what`` lists the figures of its kind that are not zero."""
+    row = to_row(run)
+    shared = {name: row.pop(name) for name in ("run_id", "kind", "started", "seconds", "outcome")}
+    figures = ", ".join(f"{name} {_figure(value)}" for name, value in row.items() if value not in (0, [], None))
+    return {**shared, "started": str(shared["started"])[:19].replace("T", " "), "what": figures}
 
 
 def _figure(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return number(value) if isinstance(value, int | float) else str(value)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    def cell(name: str, value: Any) -> str:
-        if isinstance(value, int | float):
-            return f'<td class="n">{value:,}</td>'
-        bad = ' class="bad"' if name == "outcome" and value != "done" else ""
-        return f"<td{bad}>{_text(str(value))}</td>"
-
-    body = "".join(f"<tr>{''.join(cell(name, row.get(name, '')) for name in columns)}</tr>" for row in rows)
-    head = "".join(f"<th>{_text(name)}</th>" for name in columns)
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
-
-
-def _text(text: str) -> str:
-    return escape(text, quote=True)
