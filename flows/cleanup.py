@@ -1,4 +1,4 @@
-"""The Prefect flow around a cleanup: the same steps as ``driftline cleanup``, and a dry run by default."""
+"""The Prefect flow of a cleanup: the same steps as ``driftline cleanup``; a dry run by default."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def cleanup(
     dry_run: bool = True,
     storage_options: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Find what crashed or superseded runs left in a workspace, and delete it unless this is a dry run.
+    """Find the orphans that crashed and superseded runs left in a workspace, and delete them unless this is a dry run.
 
     Args:
-        workspace: Where the index lives: a folder, or s3://, gs:// or az://.
-        max_age_seconds: Keep what is younger than this, by the clock of the store.
-        dry_run: Report only.
+        workspace: Where the index lives: a folder, or an s3://, gs:// or az:// URI.
+        max_age_seconds: Keep objects younger than this, by the clock of the store.
+        dry_run: Report orphans and delete nothing.
         storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
 
     Returns:
-        What was scanned, found and deleted, in the shape that ``driftline cleanup --json`` prints.
+        The report of the run, as ``driftline cleanup --json`` prints it.
     """
     request = CleanupRequest(workspace, max_age_seconds, dry_run, storage_options=options_of(storage_options))
     with flow_progress() as progress:

@@ -1,4 +1,4 @@
-"""The Prefect flow around one compaction: the same plan, map and commit as ``driftline compact``."""
+"""The Prefect flow of a compaction: the same plan, map and commit as ``driftline compact``."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def compact(
     wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
     storage_options: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Keep a workspace small and quick to read: fold deltas, merge fragments, remove old versions.
+    """Keep a workspace small and fast to read: fold deltas, merge fragments, remove old versions.
 
     Args:
-        workspace: Where the index lives: a folder, or s3://, gs:// or az://.
-        entity: Only this source, however few its deltas, such as org:acme/project:alpha/source:web; by default all.
-        max_deltas: Without an entity, fold the deltas of sources that have more.
-        retention_seconds: Remove versions of tables that are older.
+        workspace: Where the index lives: a folder, or an s3://, gs:// or az:// URI.
+        entity: Only this source, however few its deltas, such as org:acme/project:alpha/source:web; default: all.
+        max_deltas: Without an entity, fold the deltas of sources that have more than this.
+        retention_seconds: Remove table versions older than this.
         executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
-        workers: Processes of the local executor.
-        wait_seconds: How long to wait for runs that are at work.
+        workers: Number of processes of the local executor.
+        wait_seconds: How long to wait for runs that hold a lease.
         storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
 
     Returns:
-        The report of the run, in the shape that ``driftline compact --json`` prints.
+        The report of the run, as ``driftline compact --json`` prints it.
     """
     request = CompactRequest(
         workspace, entity, max_deltas, retention_seconds, executor, workers, wait_seconds, options_of(storage_options)

@@ -1,10 +1,11 @@
-"""The Prefect flow around one index run: the same plan, map and commit as ``driftline index``.
+"""The Prefect flow of an index run: the same plan, map and commit as ``driftline index``.
 
-Its parameters make the form of the web page; progress and result appear there as artifacts.
+Prefect builds the form of its web page from the parameters, and shows progress and report as artifacts.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from prefect import flow
@@ -23,7 +24,7 @@ from driftline.flows.scheduling.artifacts import show_index
 from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
 
 DELTAS_EVENT = "driftline.deltas.threshold"
-"""Tells that a source has so many deltas that it should be compacted; prefect.yaml has the trigger."""
+"""Emitted when a source has more deltas than ``max_deltas``; a trigger in prefect.yaml starts the compaction."""
 
 
 @flow(
@@ -52,61 +53,47 @@ def index(
     max_deltas: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS,
     storage_options: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Bring the index in step with its sources: embed what is new or changed, delete what is gone.
+    """Bring the index in step with its sources: embed new and changed documents, delete those that are gone.
 
     Args:
         sources: Folders, git work trees or bucket URIs, as the machine that runs the flow sees them.
-        workspace: Where the index lives: a folder, or s3://, gs:// or az://.
-        entity: The entity of a single source, such as org:acme/project:alpha/source:web; by default from its name.
+        workspace: Where the index lives: a folder, or an s3://, gs:// or az:// URI.
+        entity: The entity of a single source, such as org:acme/project:alpha/source:web; default: from its name.
         include: Index only files that match one of these patterns.
-        exclude: Leave out files that match one of these patterns.
-        model: A model2vec directory or name; by default the one that comes with the installation.
+        exclude: Skip files that match one of these patterns.
+        model: A model2vec directory or name; default: the model that is installed with Driftline.
         executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
-        workers: Processes of the local executor.
-        full: Read and embed everything again.
+        workers: Number of processes of the local executor.
+        full: Read and embed every document again.
         dry_run: Report what would change and write nothing.
-        max_delete_fraction: Refuse to delete more of a source than this; 1 confirms a large deletion.
+        max_delete_fraction: Refuse to delete a larger fraction of a source; 1 confirms a large deletion.
         max_file_bytes: Skip larger files.
-        rebind: Let the entity move to another URI.
-        reembed: Let the workspace move to another model.
-        wait_seconds: How long to wait while another run works on the same source.
+        rebind: Allow the entity to move to another URI.
+        reembed: Allow the workspace to switch to another model.
+        wait_seconds: How long to wait for another run that holds the lease of a source.
         indexes: Which search indexes to update.
-        max_deltas: Ask for a compaction when a source has more deltas than this.
+        max_deltas: Request a compaction when a source has more deltas than this.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
 
     Returns:
-        The report of the run, in the shape that ``driftline index --json`` prints.
+        The report of the run, as ``driftline index --json`` prints it.
     """
-    request = IndexRequest(
-        sources=tuple(sources),
-        workspace=workspace,
-        entity=entity,
-        include=tuple(include or ()),
-        exclude=tuple(exclude or ()),
-        model=model,
-        executor=executor,
-        workers=workers,
-        full=full,
-        dry_run=dry_run,
-        max_delete_fraction=max_delete_fraction,
-        max_file_bytes=max_file_bytes,
-        rebind=rebind,
-        reembed=reembed,
-        wait_seconds=wait_seconds,
-        indexes=indexes,
-        storage_options=options_of(storage_options),
-    )
+    request = IndexRequest(tuple(sources), workspace, entity, tuple(include or ()), tuple(exclude or ()), model)
+    request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
+    request = replace(request, full=full, dry_run=dry_run, rebind=rebind, reembed=reembed)
+    request = replace(request, max_delete_fraction=max_delete_fraction, max_file_bytes=max_file_bytes)
+    request = replace(request, storage_options=options_of(storage_options))
     with flow_progress() as progress:
         work = attempt.with_options(name="index")
         result = work(lambda: index_sources(request, progress).to_dict())
         if not dry_run:
-            _ask_for_compaction(result, workspace, max_deltas)
+            _request_compaction(result, workspace, max_deltas)
         show_index(result, request)
         progress.finish(f"{sum(source['lines_embedded'] for source in result['sources']):,} lines embedded")
     return result
 
 
-def _ask_for_compaction(result: dict[str, Any], workspace: str, max_deltas: int) -> None:
+def _request_compaction(result: dict[str, Any], workspace: str, max_deltas: int) -> None:
     for source in result["sources"]:
         if source["deltas"] > max_deltas:
             emit_event(

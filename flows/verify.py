@@ -1,4 +1,4 @@
-"""The Prefect flow around a verification: the same checks as ``driftline verify``."""
+"""The Prefect flow of a verification: the same checks as ``driftline verify``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from driftline.storage.errors import StorageError
     on_cancellation=[release_leases],
 )
 def verify(workspace: str, repair: bool = False, storage_options: dict[str, str] | None = None) -> dict[str, Any]:
-    """Check a workspace against itself; the flow run fails when anything is wrong that was not mended.
+    """Check the consistency of a workspace; the flow run fails if findings remain.
 
     Args:
-        workspace: Where the index lives: a folder, or s3://, gs:// or az://.
-        repair: Take what is wrong out of the index and index it anew.
+        workspace: Where the index lives: a folder, or an s3://, gs:// or az:// URI.
+        repair: Remove inconsistent documents from the index and index them again.
         storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
 
     Returns:
-        What was checked and found, in the shape that ``driftline verify --json`` prints.
+        The report of the run, as ``driftline verify --json`` prints it.
     """
     request = VerifyRequest(workspace, repair, options_of(storage_options))
     with flow_progress() as progress:
