@@ -1,4 +1,4 @@
-"""``driftline.toml`` as it is written: which keys there are, of which types, and how a mistake is told."""
+"""The schema of ``driftline.toml``: its tables, keys and types, and the error messages for mistakes in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Table(BaseModel):
-    """A table of the file: a key that it does not know is an error, and so is a value of another type."""
+    """A table of the file. Unknown keys and values of another type are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -36,14 +36,14 @@ class SourceTable(Table):
 
     @field_validator("schedule")
     @classmethod
-    def _can_be_kept(cls, value: str | float | None) -> str | float | None:
+    def _check_schedule(cls, value: str | float | None) -> str | float | None:
         if isinstance(value, str):
             try:
                 CronSim(value if len(value.split()) == _CRON_FIELDS else "", datetime.now(UTC))
             except CronSimError as error:
-                raise ValueError("write five fields of cron, such as '*/15 * * * *', or a number of seconds") from error
+                raise ValueError("write five cron fields, such as '*/15 * * * *', or a number of seconds") from error
         elif value is not None and not SHORTEST_INTERVAL_SECONDS <= value < float("inf"):
-            raise ValueError(f"write {SHORTEST_INTERVAL_SECONDS:g} second or more, or five fields of cron")
+            raise ValueError(f"write {SHORTEST_INTERVAL_SECONDS:g} second or more, or five cron fields")
         return value
 
 
@@ -55,7 +55,7 @@ class WorkspaceTable(Table):
 
 
 class PriceTable(Table):
-    """``[prices]``: what 1,000 requests of a kind cost, in any currency."""
+    """``[prices]``: the price of 1,000 requests of each kind, in any currency."""
 
     list: NonNegativeFloat | None = None
     get: NonNegativeFloat | None = None
@@ -65,7 +65,7 @@ class PriceTable(Table):
 
     @property
     def known(self) -> dict[str, float]:
-        """The prices that were given, by kind."""
+        """The prices in the file, by kind of request."""
         return self.model_dump(exclude_none=True)
 
 
@@ -81,17 +81,17 @@ class File(Table):
 
 
 def parse(raw: Mapping[str, Any], path: Path) -> File:
-    """The tables of a file. Raises UsageError, which names the first mistake; values are not repeated."""
+    """Validate the tables of a file. Raises UsageError, which names the first mistake and never quotes a value."""
     try:
         return File.model_validate(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         mistake = _mistake(first["type"], first["msg"], first["loc"], path)
-    raise mistake  # not from pydantic's error, which repeats values that may be secrets
+    raise mistake  # not chained to pydantic's error, which quotes values that may be secrets
 
 
 def place(path: Path, table: str = "", row: int | None = None) -> str:
-    """How messages name a table of the file, rows counted from 1."""
+    """The place of an error as messages name it; ``row`` is 0-based, the message counts from 1."""
     if not table:
         return str(path)
     return f"{path}, {table}" if row is None else f"{path}, [[{table}]] number {row + 1}"
@@ -107,7 +107,7 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
     if kind == "extra_forbidden":
         known = sorted(table.model_fields)
         close = difflib.get_close_matches(key, known, n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Known here: {', '.join(known)}."
+        hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(known)}."
         return UsageError(f"Unknown key {key!r}", where, hint)
     if kind == "missing":
         return UsageError(f"The key {key!r} is missing", where, "Add it.")
@@ -118,7 +118,7 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
 
 
 def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:
-    """The table that a mistake lies in, and the key there."""
+    """The table that contains a mistake, and its key."""
     head, rest = str(location[0]), location[1:]
     if head == "prices" and rest:
         return PriceTable, str(rest[0])

@@ -1,7 +1,7 @@
 """``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
 
-Paths in the file are relative to its folder. Whatever is wrong with it is told before anything is written: which key,
-in which table, and what to do.
+Paths in the file are relative to its folder. The whole file is validated before a command writes anything; an error
+names the key, its table, and the fix.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONFIG_VARIABLE = "DRIFTLINE_CONFIG"
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When a source is indexed: either by ``cron`` (five fields), or every ``interval_seconds``."""
+    """When a source is indexed: by ``cron`` (five fields) or every ``interval_seconds``; exactly one is set."""
 
     cron: str | None = None
     interval_seconds: float | None = None
@@ -38,7 +38,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredSource:
-    """One ``[[sources]]``. ``uri`` is an absolute path or a URI; ``entity`` is by default named after its last part."""
+    """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of it."""
 
     uri: str
     entity: Entity
@@ -49,7 +49,7 @@ class ConfiguredSource:
 
 @dataclass(frozen=True, slots=True)
 class WorkspacePart:
-    """What a named workspace holds of one source: all below ``dir``, which is relative to it; "" is all of it."""
+    """The part of a source in a named workspace: everything below ``dir``, relative to the source; "" is all of it."""
 
     source: ConfiguredSource
     dir: str = ""
@@ -57,11 +57,11 @@ class WorkspacePart:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A configuration file that has been checked.
+    """A validated configuration file.
 
-    ``workspace`` is absolute, by default ``.driftline`` beside the file. ``storage_options`` are as written, secrets as
-    references, and so fit for a deployment; ``options()`` gives their values. ``prices`` are those of 1,000 requests,
-    by kind.
+    ``workspace`` is an absolute path or a URI, by default ``.driftline`` beside the file. ``storage_options`` keep
+    secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are those of
+    1,000 requests, by kind.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class Configuration:
     prices: Mapping[str, float] = field(default_factory=dict)
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The values of the storage options. Raises UsageError for a reference to what is not there."""
+        """The storage options with their references resolved. Raises UsageError."""
         return resolve_options(self.storage_options, os.environ if environ is None else environ, str(self.path))
 
 
@@ -87,25 +87,23 @@ def find_config(given: str | os.PathLike[str] | None, surroundings: Surroundings
     if named:
         path = (around.cwd / Path(named).expanduser()).resolve()
         if not path.is_file():
-            fix = f"It was named by {'--config' if given else CONFIG_VARIABLE}: check the spelling."
-            raise UsageError("There is no such configuration file", str(path), fix)
+            fix = f"Check the path in {'--config' if given else CONFIG_VARIABLE}."
+            raise UsageError("The configuration file does not exist", str(path), fix)
         return path
     return nearest(around.cwd, CONFIG_FILE, os.path.isfile)
 
 
 def open_config(given: str | os.PathLike[str] | None, surroundings: Surroundings | None = None) -> Configuration:
-    """The configuration that ``find_config`` finds. Raises UsageError if there is none, or if it is wrong."""
+    """Load the file that ``find_config`` locates. Raises UsageError if there is none or it is invalid."""
     around = surroundings or Surroundings.current()
     path = find_config(given, around)
     if path is None:
-        raise UsageError(
-            f"There is no {CONFIG_FILE} here or above", str(around.cwd), "Write one, or name it with --config."
-        )
+        raise UsageError(f"No {CONFIG_FILE} here or above", str(around.cwd), "Create one, or name it with --config.")
     return load_config(path)
 
 
 def options_for(workspace: str, surroundings: Surroundings | None = None) -> dict[str, str] | None:
-    """The storage options for ``workspace`` if it is that of the file that ``find_config`` finds, else None."""
+    """The storage options of the located file if ``workspace`` is the one it names, else None."""
     around = surroundings or Surroundings.current()
     path = find_config(None, around)
     config = load_config(path) if path is not None else None
@@ -113,13 +111,13 @@ def options_for(workspace: str, surroundings: Surroundings | None = None) -> dic
 
 
 def prices_for(surroundings: Surroundings | None = None) -> Mapping[str, float]:
-    """What 1,000 requests of a kind cost by the file that ``find_config`` finds; empty without one."""
+    """The price of 1,000 requests by kind, from the located file; empty without one."""
     path = find_config(None, surroundings)
     return load_config(path).prices if path is not None else {}
 
 
 def load_config(path: str | os.PathLike[str]) -> Configuration:
-    """Read and check a configuration file. Raises UsageError."""
+    """Read and validate a configuration file. Raises UsageError."""
     file = Path(path).resolve()
     try:
         raw = tomllib.loads(file.read_bytes().decode())
@@ -128,21 +126,20 @@ def load_config(path: str | os.PathLike[str]) -> Configuration:
     except UnicodeDecodeError as error:
         raise UsageError("The configuration is not UTF-8", str(file), "Save it as UTF-8.") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError("The configuration is not TOML", str(file), f"{error}.") from error
+        raise UsageError("The configuration is not valid TOML", str(file), f"{error}.") from error
     return _resolve(parse(raw, file), file)
 
 
 def named_workspace_filter(config: Configuration, name: str) -> LineFilter:
-    """The lines of the named workspace ``name``; an empty one allows nothing.
+    """The filter that selects the lines of the named workspace ``name``; an empty workspace selects none.
 
-    Raises UsageError for a name that the file does not have, and for a directory that is not there, which can only be
-    told of local sources.
+    Raises UsageError for an unknown name, and for a directory that is missing in a local source.
     """
     from driftline.storage.lines.filters import LineFilter  # loads numpy and Lance
 
     if name not in config.workspaces:
         known = ", ".join(config.workspaces) or "none"
-        raise UsageError(f"There is no workspace named {name!r}", str(config.path), f"Known: {known}.")
+        raise UsageError(f"No workspace is named {name!r}", str(config.path), f"Known names: {known}.")
     parts = config.workspaces[name]
     for part in parts:
         _check_dir(part, place(config.path, f"[workspaces.{name}]"))
@@ -162,7 +159,7 @@ def _check_dir(part: WorkspacePart, where: str) -> None:
     if not part.dir or root is None or not root.is_dir() or (root / part.dir).is_dir():
         return
     problem = "is a file" if (root / part.dir).exists() else "does not exist"
-    raise UsageError(f"The directory {part.dir!r} of {part.source.entity} {problem}", where, "Mend or remove it.")
+    raise UsageError(f"The directory {part.dir!r} of {part.source.entity} {problem}", where, "Correct or remove it.")
 
 
 def _resolve(parsed: File, file: Path) -> Configuration:
@@ -192,11 +189,11 @@ def _source(table: SourceTable, file: Path, where: str, before: Sequence[Configu
     name = posixpath.basename(uri.rstrip("/")) or "root"
     entity = _entity(table.entity or f"{level}:{name}", where)
     if entity.type != level:
-        raise UsageError(f"Documents belong to a {level}, and {entity} is none", where, f"Add /{level}:NAME.")
+        raise UsageError(f"Documents belong to a {level}, which {entity} is not", where, f"Add /{level}:NAME.")
     if any(other.uri == uri for other in before):
-        raise UsageError("A source is listed twice", where, f"Remove one of: {table.uri}.")
+        raise UsageError("A source is listed twice", where, f"Remove one entry for {table.uri}.")
     if any(other.entity == entity for other in before):
-        raise UsageError(f"Two sources are {entity}", where, "Give one of them another entity.")
+        raise UsageError(f"Two sources have the entity {entity}", where, "Give one of them another entity.")
     schedule = None
     if table.schedule is not None:
         is_cron = isinstance(table.schedule, str)
@@ -207,23 +204,23 @@ def _source(table: SourceTable, file: Path, where: str, before: Sequence[Configu
 def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[WorkspacePart]:
     parts: list[WorkspacePart] = []
     for text in table.sources:
-        wanted = _entity(text, where)
-        found = [source for source in sources if source.entity.parts[: len(wanted.parts)] == wanted.parts]
-        if not found:
+        scope = _entity(text, where)
+        members = [source for source in sources if source.entity.parts[: len(scope.parts)] == scope.parts]
+        if not members:
             known = ", ".join(str(source.entity) for source in sources) or "none"
-            raise UsageError(f"No source is at or below {wanted}", where, f"Sources: {known}.")
-        parts += [WorkspacePart(source) for source in found]
+            raise UsageError(f"No source is at or below {scope}", where, f"Sources: {known}.")
+        parts += [WorkspacePart(source) for source in members]
     for text in table.dirs:
         check_uri(text, where)
-        place_of_dir = absolute_uri(text, file.parent)
+        directory = absolute_uri(text, file.parent)
         within = [
-            WorkspacePart(source, place_of_dir[len(source.uri) :].strip("/"))
+            WorkspacePart(source, directory[len(source.uri) :].strip("/"))
             for source in sources
-            if _below(place_of_dir, source.uri)
+            if _below(directory, source.uri)
         ]
-        containing = [WorkspacePart(source) for source in sources if _below(source.uri, place_of_dir)]
+        containing = [WorkspacePart(source) for source in sources if _below(source.uri, directory)]
         if not within and not containing:
-            raise UsageError(f"The directory {text!r} lies in no source", where, "Mend it, or add its source.")
+            raise UsageError(f"No source contains the directory {text!r}", where, "Correct it, or add its source.")
         parts += within + containing
     return list(dict.fromkeys(parts))
 

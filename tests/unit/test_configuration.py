@@ -99,33 +99,33 @@ def test_the_workspace_is_beside_the_file_by_default(write: Write) -> None:
     ("text", "complaint"),
     [
         ('[[sources]]\nuri = "web"\nshedule = 5', r"'shedule'.*\[\[sources\]\] number 1.*'schedule'"),
-        ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "b"\ncolour = 1', r"'colour'.*number 2.*Known here: .*uri"),
+        ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "b"\ncolour = 1', r"'colour'.*number 2.*Known keys: .*uri"),
         ('worspace = "x"', "'worspace'.*Did you mean 'workspace'"),
         ("workspace = 3", "'workspace' cannot be used"),
         ('[sources]\nuri = "web"', r"\[\[sources\]\]"),
         ('[[sources]]\nentity = "source:a"', "'uri' is missing"),
         ('[[sources]]\nuri = ""', "'uri' cannot be used"),
         ('[[sources]]\nuri = "web"\ninclude = "*.py"', "'include' cannot be used.*list"),
-        ('[[sources]]\nuri = "web"\nschedule = "every day"', "'schedule' cannot be used.*five fields"),
+        ('[[sources]]\nuri = "web"\nschedule = "every day"', "'schedule' cannot be used.*five cron fields"),
         ('[[sources]]\nuri = "web"\nschedule = "99 * * * *"', "'schedule' cannot be used"),
         ('[[sources]]\nuri = "web"\nschedule = "* * * * * *"', "'schedule' cannot be used"),
         ('[[sources]]\nuri = "web"\nschedule = 0', "'schedule' cannot be used.*1 second"),
         ('[[sources]]\nuri = "web"\nschedule = inf', "'schedule' cannot be used"),
         ('[[sources]]\nuri = "web"\nschedule = true', "'schedule' cannot be used"),
         ('[[sources]]\nuri = "web"\nentity = "nonsense"', r"nonsense.*\[\[sources\]\] number 1"),
-        ('[[sources]]\nuri = "web"\nentity = "org:acme"', "org:acme is none.*number 1"),
+        ('[[sources]]\nuri = "web"\nentity = "org:acme"', "which org:acme is not.*number 1"),
         ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "./web/"', "listed twice.*number 2"),
-        ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "x/web"', "Two sources are .*source:web.*number 2"),
+        ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "x/web"', "Two sources have the entity .*source:web.*number 2"),
         ('[workspaces.a]\ndirectories = ["web"]', r"'directories'.*\[workspaces.a\].*dirs"),
         (
             '[[sources]]\nuri = "web"\n[workspaces.a]\ndirs = ["nowhere"]',
-            r"'nowhere' lies in no source.*\[workspaces.a\]",
+            r"No source contains the directory 'nowhere'.*\[workspaces.a\]",
         ),
-        ('[[sources]]\nuri = "web"\n[workspaces.a]\ndirs = ["webb"]', "'webb' lies in no source"),
+        ('[[sources]]\nuri = "web"\n[workspaces.a]\ndirs = ["webb"]', "No source contains the directory 'webb'"),
         ('[[sources]]\nuri = "web"\n[workspaces.a]\nsources = ["source:wob"]', "source:wob.*Sources: .*source:web"),
         ("[prices]\nput = -1", r"'put' cannot be used.*\[prices\]"),
         ("[storage_options]\nx = [1]", r"'x' cannot be used.*\[storage_options\]"),
-        ("[[sources]", "not TOML"),
+        ("[[sources]", "not valid TOML"),
     ],
 )
 def test_a_mistake_is_told_with_its_key_and_table(write: Write, text: str, complaint: str) -> None:
@@ -155,9 +155,9 @@ def test_the_nearest_file_from_here_upward_is_found(write: Write, tmp_path: Path
         find_config(None, Surroundings({"DRIFTLINE_CONFIG": "../../../other.toml"}, below)) == tmp_path / "other.toml"
     )
     assert find_config(path, Surroundings({"DRIFTLINE_CONFIG": "../../../other.toml"}, below)) == path
-    with pytest.raises(UsageError, match="named by DRIFTLINE_CONFIG"):
+    with pytest.raises(UsageError, match="path in DRIFTLINE_CONFIG"):
         find_config(None, Surroundings({"DRIFTLINE_CONFIG": "missing.toml"}, below))
-    with pytest.raises(UsageError, match="named by --config"):
+    with pytest.raises(UsageError, match="path in --config"):
         find_config("missing.toml", Surroundings({}, below))
 
 
@@ -261,5 +261,5 @@ def test_without_its_source_a_directory_is_taken_at_its_word(write: Write) -> No
 
 
 def test_an_unknown_name_is_told_with_the_known_ones(team: Configuration) -> None:
-    with pytest.raises(UsageError, match=r"'backen'.*Known: backend, everything, overlapping, empty"):
+    with pytest.raises(UsageError, match=r"'backen'.*Known names: backend, everything, overlapping, empty"):
         named_workspace_filter(team, "backen")
