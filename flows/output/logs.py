@@ -1,4 +1,4 @@
-"""What the command line lets through of the logs: warnings of Driftline's own, or on request all it does, as JSON."""
+"""The logs of the command line: Driftline's own warnings as text, or on request all its records as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OWN = "driftline"
 class OwnWarnings(logging.Handler):
     """Prints warnings of ``driftline`` loggers to standard error and drops those of libraries.
 
-    Libraries log tracebacks of what they try again; what matters of them arrives as an error, in one line.
+    Libraries log a traceback for each failure that they retry. A failure that lasts arrives as an error.
     """
 
     def __init__(self) -> None:
@@ -31,9 +31,9 @@ class OwnWarnings(logging.Handler):
 
 
 class JsonLines(logging.Handler):
-    """Prints one JSON object a line to standard error: ``{time, level, logger, message, ...}``, of our own loggers.
+    """Prints each record of ``driftline`` loggers to standard error as a line of JSON.
 
-    What a record carries as ``extra={"fields": {...}}`` stands beside these.
+    A line is ``{time, level, logger, message, ...}``; ``extra={"fields": {...}}`` of a record adds further keys.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class JsonLines(logging.Handler):
 
 
 def wants_json(asked: bool, environ: Mapping[str, str]) -> bool:
-    """Whether logs are to be JSON: by ``--log-json``, or DRIFTLINE_LOG=json. Raises UsageError for another value."""
+    """Whether to log as JSON: by ``--log-json`` (``asked``) or DRIFTLINE_LOG=json. Raises UsageError."""
     value = environ.get(LOG_VARIABLE, "")
     if value not in ("", "text", "json"):
         raise UsageError(f"{LOG_VARIABLE} cannot be {value!r}", fix="Set it to json or text.")
@@ -63,14 +63,14 @@ def wants_json(asked: bool, environ: Mapping[str, str]) -> bool:
 
 
 def quiet_libraries() -> None:
-    """Install ``OwnWarnings``, once; a program that has configured its logging keeps it."""
+    """Install ``OwnWarnings``, unless the program has configured logging already."""
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(OwnWarnings())
 
 
 @contextmanager
 def json_lines() -> Iterator[None]:
-    """Write our own logs as JSON meanwhile, from level info on, and nothing else of ours beside them."""
+    """Log as JSON, from level info on, while the context is open; ``OwnWarnings`` are off meanwhile."""
     root, own, handler = logging.getLogger(), logging.getLogger(_OWN), JsonLines()
     before, level = [h for h in root.handlers if isinstance(h, OwnWarnings)], own.level
     for other in before:
@@ -87,5 +87,5 @@ def json_lines() -> Iterator[None]:
 
 
 def writes_json() -> bool:
-    """Whether logs are written as JSON now."""
+    """Whether ``json_lines`` is in effect."""
     return any(isinstance(handler, JsonLines) for handler in logging.getLogger().handlers)

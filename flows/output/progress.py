@@ -1,4 +1,4 @@
-"""Tells people how a run goes: a live bar on a terminal, a line now and then elsewhere, or nothing."""
+"""The progress of a run: a live bar on a terminal, plain or JSON lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ QUIET_INTERVAL_SECONDS = 5.0
 
 
 class Progress(Protocol):
-    """What a run reports while it works. Calls are cheap and come from one thread."""
+    """Receives the progress of a run. Calls are cheap and come from one thread at a time."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """A new phase begins; ``total`` counts its documents, where known."""
+        """Begin a phase of ``total`` documents, where the number is known."""
         ...
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
-        """So many more documents of this phase are done, and so many lines embedded."""
+        """Add to the documents processed and the lines embedded in this phase."""
         ...
 
     def message(self, text: str) -> None:
-        """One line that people should see, such as a warning."""
+        """Show one line, such as a warning."""
         ...
 
 
 class NullProgress:
-    """Says nothing."""
+    """Discards all progress."""
 
     def phase(self, name: str, total: int | None = None) -> None: ...
 
@@ -45,7 +45,7 @@ class NullProgress:
 
 
 class QuietProgress:
-    """Plain lines for logs: each message, and a figure at most once every ``interval`` seconds."""
+    """Plain lines for logs: each message, and the counts at most once every ``interval`` seconds."""
 
     def __init__(
         self,
@@ -59,38 +59,38 @@ class QuietProgress:
         self._name = ""
         self._total: int | None = None
         self._documents = self._lines = 0
-        self._told_at = clock()
+        self._reported_at = clock()
 
     def phase(self, name: str, total: int | None = None) -> None:
         self._name, self._total = name, total
         self._documents = self._lines = 0
-        self._tell_sometimes()
+        self._report_when_due()
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
         self._documents += documents
         self._lines += lines
-        self._tell_sometimes()
+        self._report_when_due()
 
     def message(self, text: str) -> None:
         print(f"driftline: {text}", file=self._stream, flush=True)
 
-    def _tell_sometimes(self) -> None:
+    def _report_when_due(self) -> None:
         now = self._clock()
-        if now - self._told_at < self._interval:
+        if now - self._reported_at < self._interval:
             return
-        self._told_at = now
+        self._reported_at = now
         of_total = "" if self._total is None else f" of {self._total:,}"
         lines = f", {self._lines:,} lines" if self._lines else ""
         self.message(f"{self._name}: {self._documents:,}{of_total} documents{lines}")
 
 
 class LogProgress:
-    """Log records: each phase and message, and the figures at most once every ``QUIET_INTERVAL_SECONDS``."""
+    """Log records: each phase and message, and the counts at most once every ``QUIET_INTERVAL_SECONDS``."""
 
     def __init__(self) -> None:
         self._log = logging.getLogger("driftline.progress")
         self._fields: dict[str, Any] = {}
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
 
     def phase(self, name: str, total: int | None = None) -> None:
         self._fields = {"phase": name, "documents": 0, "of": total, "lines": 0}
@@ -100,8 +100,8 @@ class LogProgress:
         self._fields["documents"] = self._fields.get("documents", 0) + documents
         self._fields["lines"] = self._fields.get("lines", 0) + lines
         now = time.monotonic()
-        if now - self._told_at >= QUIET_INTERVAL_SECONDS:
-            self._told_at = now
+        if now - self._reported_at >= QUIET_INTERVAL_SECONDS:
+            self._reported_at = now
             self._log.info("%s", self._fields.get("phase", ""), extra={"fields": dict(self._fields)})
 
     def message(self, text: str) -> None:
@@ -109,7 +109,7 @@ class LogProgress:
 
 
 class RichProgress:
-    """A live bar on standard error. A context manager: the bar is gone when it closes."""
+    """A live bar on standard error, removed when the context closes."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -155,7 +155,7 @@ class RichProgress:
 
 
 def open_progress() -> AbstractContextManager[Progress]:
-    """The progress that suits standard error: live on a terminal, else plain lines, or JSON if logs are JSON."""
+    """The progress for standard error: JSON lines if logs are JSON, a live bar on a terminal, else plain lines."""
     if writes_json():
         return nullcontext(LogProgress())
     return RichProgress() if sys.stderr.isatty() else nullcontext(QuietProgress())

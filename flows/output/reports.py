@@ -1,4 +1,4 @@
-"""What a run reports: the JSON shapes of ``driftline index``, ``remove`` and ``compact``."""
+"""The reports of runs, and their JSON form in ``driftline index``, ``remove`` and ``compact``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from driftline.tasks.maintenance.compact import Figures
 
 @dataclass(slots=True)
 class SourceReport:
-    """One source's part of a run. ``skipped`` are all files left out, as ``(path, reason)``, newly or not.
+    """One source's part of a run.
 
-    ``revision`` is the ``rev`` of its last commit: reading the manifest as of it shows what the run left. ``commit`` is
-    what git had checked out; with ``base`` only what differs between the two was looked at, otherwise everything,
-    ``full_scan_reason`` says why if less was asked for. ``phases`` are the seconds that pass for the coordinator,
-    ``worker_phases`` those that tasks take, summed over workers, while the phase ``batches`` passes.
+    ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs.
+    ``revision`` is the ``rev`` of the run's last commit; the manifest as of it is the state that the run left.
+    ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only what differs between the
+    two; if a full scan replaced such a run, ``full_scan_reason`` says why. ``phases`` are wall-clock seconds of the
+    coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``, summed over workers.
     """
 
     entity: str
@@ -61,10 +62,11 @@ class SourceReport:
 
 @dataclass(slots=True)
 class IndexReport:
-    """One run over all its sources. ``indexes`` names the search indexes that were built or extended.
+    """The report of an index run over all its sources.
 
-    ``failed`` are the sources, by URI, whose failure was not raised. ``phases`` are of the run itself; those of its
-    sources may overlap, where several are worked on at once. ``requests`` are those to object stores, without Lance's.
+    ``indexes`` names the search indexes that the run built or extended. ``failed`` lists the sources, by URI, whose
+    failure was not raised. ``phases`` are seconds of the run itself; the phases of sources overlap where several run
+    at once. ``requests`` counts the requests to object stores by phase, without those that Lance sends.
     """
 
     run_id: str
@@ -77,7 +79,7 @@ class IndexReport:
     requests: Counts = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``index --json`` prints it; ``phases`` and ``worker_phases`` are the sums over run and sources."""
+        """As ``index --json`` prints it; ``phases`` and ``worker_phases`` are summed over the run and its sources."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,
@@ -106,7 +108,7 @@ def _rounded(phases: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class RemoveReport:
-    """What ``driftline remove`` took out of the index."""
+    """The documents and lines that ``driftline remove`` deleted from the index."""
 
     run_id: str
     entity: str
@@ -120,7 +122,7 @@ class RemoveReport:
 
 @dataclass(slots=True)
 class TenantCompaction:
-    """One tenant's part of a compaction. ``folded`` counts deltas by source; ``skipped`` says what was left and why."""
+    """One tenant's part of a compaction. ``folded`` counts deltas by source; ``skipped`` holds messages."""
 
     tenant: str
     folded: dict[str, int] = field(default_factory=dict)
@@ -145,7 +147,7 @@ class TenantCompaction:
 
 @dataclass(slots=True)
 class CompactReport:
-    """One compaction over all its tenants."""
+    """The report of a compaction over all its tenants."""
 
     run_id: str
     workspace: str

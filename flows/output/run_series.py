@@ -1,4 +1,4 @@
-"""The run histories of a workspace as figures: rows for ``driftline runs``, series for ``driftline report``."""
+"""The run history of a workspace as figures: rows for ``driftline runs``, series for ``driftline report``."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ _SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read
 
 
 def newest_runs(workspace: Workspace, limit: int) -> list[RunRecord]:
-    """The newest runs over all tenants, newest first; a run over several of them counts once."""
+    """At most ``limit`` runs of all tenants, newest first; a run over several tenants counts once."""
     histories = [RunHistory(workspace.objects, tenant) for tenant in workspace.tenants()]
-    named = heapq.merge(*(((run_id, n) for run_id in runs.ids()) for n, runs in enumerate(histories)), reverse=True)
-    return list(islice(_read(named, histories), limit))
+    run_ids = heapq.merge(*(((run_id, n) for run_id in runs.ids()) for n, runs in enumerate(histories)), reverse=True)
+    return list(islice(_read(run_ids, histories), limit))
 
 
-def _read(named: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -> Iterator[RunRecord]:
-    for run_id, places in groupby(named, key=itemgetter(0)):
-        found = [run for _, tenant in places if (run := histories[tenant].get(run_id)) is not None]
-        if len(found) > 1 and found[0].kind != "index":  # an index run tells all of it to each tenant
-            yield found[0].model_copy(update={"report": {"parts": [run.report for run in found]}})
-        elif found:
-            yield found[0]
+def _read(run_ids: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -> Iterator[RunRecord]:
+    """The records of ``(run id, position of its history)`` pairs, merged by run id."""
+    for run_id, places in groupby(run_ids, key=itemgetter(0)):
+        records = [record for _, tenant in places if (record := histories[tenant].get(run_id)) is not None]
+        if len(records) > 1 and records[0].kind != "index":  # an index run writes its whole report to each tenant
+            yield records[0].model_copy(update={"report": {"parts": [record.report for record in records]}})
+        elif records:
+            yield records[0]
 
 
 def _parts(run: RunRecord) -> list[dict[str, Any]]:
-    """What a run did to each tenant."""
+    """The reports of a run, one for each tenant."""
     parts: list[dict[str, Any]] = run.report.get("parts", [run.report])
     return parts
 
 
 def to_row(run: RunRecord) -> dict[str, Any]:
-    """As ``runs --json`` prints a run: what all kinds have, and the figures of its kind."""
+    """A run as ``runs --json`` prints it: the fields of every run, then the figures of its kind."""
     return {
         "run_id": run.run_id,
         "kind": run.kind,
@@ -83,14 +84,14 @@ def _figures(run: RunRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What became of a workspace, run by run, as series for plots; ``runs`` are oldest first."""
+    """The history of a workspace as series for plots; ``runs`` are oldest first."""
 
     runs: Sequence[RunRecord]
 
     def growth(self, name: str) -> Series:
         """The sum of ``name`` (``documents_total`` or ``lines_total``) over all sources, after each run.
 
-        A source that was there before the first of these runs is counted from the beginning.
+        A source that was indexed before the first of these runs counts from the beginning, with its first known total.
         """
         totals = self._before(name)
         points: list[tuple[datetime, float]] = []
@@ -105,57 +106,60 @@ class History:
 
     def _before(self, name: str) -> dict[str, int]:
         totals: dict[str, int] = {}
-        gone = set[str]()
+        removed = set[str]()
         for run in self.runs:
             if run.kind == "remove":
-                gone.add(run.report.get("entity", ""))
+                removed.add(run.report.get("entity", ""))
             for source in _finished_sources(run):
                 entity = source["entity"]
-                was_there = source.get("base") or source["unchanged"] + source["touched"] + source["changed"]
-                if entity not in totals and entity not in gone:
-                    totals[entity] = source.get(name, 0) if was_there else 0
+                existed = source.get("base") or source["unchanged"] + source["touched"] + source["changed"]
+                if entity not in totals and entity not in removed:
+                    totals[entity] = source.get(name, 0) if existed else 0
         return totals
 
     def of_runs(self, kind: str, name: str, value: Callable[[RunRecord], float | None]) -> Series:
-        """One figure of each run of a kind, where it has one."""
-        found = ((_moment(run), value(run)) for run in self.runs if run.kind == kind)
-        return Series(name, [(moment, figure) for moment, figure in found if figure is not None])
+        """A figure of each run of ``kind``, without the runs for which ``value`` returns None."""
+        points = ((_moment(run), value(run)) for run in self.runs if run.kind == kind)
+        return Series(name, [(moment, figure) for moment, figure in points if figure is not None])
 
     def deltas(self) -> list[Series]:
-        """The deltas of each source, of those with most first."""
-        found: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        """The number of deltas of each source; the source with the highest number comes first."""
+        by_entity: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
         for run in self.runs:
             for source in _finished_sources(run):
                 if source.get("deltas") is not None:
-                    found[source["entity"]].append((_moment(run), float(source["deltas"])))
+                    by_entity[source["entity"]].append((_moment(run), float(source["deltas"])))
             for part in _parts(run) if run.kind == "compact" else ():
                 for folded in part["folded"]:
-                    found[folded["entity"]].append((_moment(run), 0.0))
-        series = [Series(entity, points) for entity, points in found.items()]
+                    by_entity[folded["entity"]].append((_moment(run), 0.0))
+        series = [Series(entity, points) for entity, points in by_entity.items()]
         return sorted(series, key=lambda line: max(value for _, value in line.points), reverse=True)
 
     def measured(self, name: str, scale: float = 1.0) -> list[Series]:
-        """What compactions measured (``recall_at_10``, ``p50_seconds``), by tenant; after them, as searches find it."""
-        found: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        """A figure measured at the end of compactions (``recall_at_10``, ``p50_seconds``, ``fragments``), by tenant."""
+        by_tenant: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
         for run in self.runs:
             for part in _parts(run) if run.kind == "compact" else ():
                 figure = (part["after"] or {}).get(name)
                 if figure is not None:
-                    found[part["tenant"]].append((_moment(run), float(figure) * scale))
-        return [Series(tenant, points) for tenant, points in found.items()]
+                    by_tenant[part["tenant"]].append((_moment(run), float(figure) * scale))
+        return [Series(tenant, points) for tenant, points in by_tenant.items()]
 
     def requests(self, prices: Mapping[str, float]) -> tuple[list[Series], float | None]:
-        """Requests to the store by kind, where runs have counted them, and what they cost by ``prices`` of 1,000."""
-        found: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        """Requests to the store by kind, and their cost by ``prices`` of 1,000; None without a price.
+
+        Runs that recorded no requests are left out.
+        """
+        by_kind: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
         for run in self.runs:
             for kind, count in run.report.get("requests", {}).items():
-                found[kind].append((_moment(run), float(count)))
-        cost = price({kind: round(sum(count for _, count in points)) for kind, points in found.items()}, prices)
-        return [Series(kind, points) for kind, points in found.items()], cost
+                by_kind[kind].append((_moment(run), float(count)))
+        cost = price({kind: round(sum(count for _, count in points)) for kind, points in by_kind.items()}, prices)
+        return [Series(kind, points) for kind, points in by_kind.items()], cost
 
 
 def _finished_sources(run: RunRecord) -> list[Mapping[str, Any]]:
-    """The sources that a run brought in step; one that failed has no revision."""
+    """The sources that an index run completed; a source that failed has no revision."""
     return [source for source in run.report.get("sources", ()) if source.get("revision")] if run.kind == "index" else []
 
 

@@ -1,4 +1,4 @@
-"""Plots as SVG text: lines, points and labels, which stand in an HTML page or are an image by themselves."""
+"""Line plots as SVG text, to embed in an HTML page or to show as an image."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Series:
 
 
 def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bool = False) -> str:
-    """An ``<svg>`` of ``series`` over time, from 0 up; "" if there is no point.
+    """An ``<svg>`` of ``series`` over time, with the y axis from 0 up; "" if there is no point.
 
-    At most ``MAX_SERIES`` are drawn. ``steps`` keeps a value until the next one. A point tells its value when pointed
-    at.
+    Draws the first ``MAX_SERIES`` series that have points. ``steps`` holds each value until the next point. The tooltip
+    of a point shows its value.
     """
     drawn = [line for line in series if line.points][:MAX_SERIES]
     if not drawn:
@@ -53,14 +53,14 @@ def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bo
         places = [place(moment, value) for moment, value in line.points]
         parts.append(f'<path d="{_path(places, steps)}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         for (moment, value), (x, y) in zip(line.points, places, strict=True):
-            told = _text(f"{line.name}: {number(value)}{unit and ' ' + unit}, {moment:%Y-%m-%d %H:%M:%S}")
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{told}</title></circle>')
+            tooltip = _text(f"{line.name}: {number(value)}{unit and ' ' + unit}, {moment:%Y-%m-%d %H:%M:%S}")
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{tooltip}</title></circle>')
     parts += _legend([line.name for line in drawn])
     return "".join([*parts, "</svg>"])
 
 
 def number(value: float) -> str:
-    """A figure in as few characters as tell it: 1,234 or 12.5M or 0.034."""
+    """A number in short form: 1,234 or 12.5M or 0.034."""
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if suffix == 'k' else limit):.3g}{suffix}"
@@ -68,7 +68,7 @@ def number(value: float) -> str:
 
 
 def _tick(highest: float) -> float:
-    """A round distance of ticks, so that ``_TICKS`` of them hold ``highest``."""
+    """A round tick distance; ``_TICKS`` of them cover ``highest``."""
     if highest <= 0:
         return 1.0 / _TICKS
     power = 10.0 ** math.floor(math.log10(highest / _TICKS))
@@ -113,5 +113,5 @@ def _path(places: Sequence[tuple[float, float]], steps: bool) -> str:
 
 
 def _text(text: str) -> str:
-    """``text`` fit for XML: names are untrusted, and control characters are not allowed there."""
+    """``text`` escaped for XML, with control characters, which XML forbids, replaced: names are untrusted."""
     return escape("".join(c if c.isprintable() else "�" for c in text), quote=True)

@@ -1,6 +1,6 @@
 """Prints results: JSON for programs, and the same dictionaries as text for people.
 
-Names and lines of files are untrusted: their control characters are shown, never sent to the terminal.
+File names and lines are untrusted: their control characters are printed in escaped form.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _STATES = ("new", "changed", "touched", "unchanged", "deleted")
 _SOURCE_COLUMNS = ("entity", "uri", "documents", "lines")
 _RUN_COLUMNS = frozenset({"run_id", "kind", "started", "seconds", "outcome"})
 _MAX_FINDINGS = 100
-_UNFOLDED = 1000  # columns, where no terminal sets a width
+_UNFOLDED = 1000  # columns, where no terminal limits the width
 
 
 def print_json(result: Result) -> None:
-    """One JSON object on one line; all non-ASCII is escaped, so that any name survives any terminal."""
+    """Print a JSON object on one line, with non-ASCII characters escaped, so that every terminal can print it."""
     _emit(json.dumps(result) + "\n")
 
 
 def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | None = None) -> None:
-    """What a run did: a paragraph for each source; ``prices`` are those of 1,000 requests, by kind."""
+    """Print the report of an index run, a paragraph for each source; ``prices`` are of 1,000 requests, by kind."""
     lines: list[Text | Table] = []
     failed = result.get("failed", ())
     for source in result["sources"]:
@@ -50,23 +50,23 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
             lines.append(Text(f"  not indexed: {listed}", style="yellow"))
     lines += [Text(f"failed: {printable(failure['message'])}", style="red") for failure in failed]
     if result["requests"]:
-        lines.append(Text(f"requests: {told_requests(result['requests'], prices or {})}", style="dim"))
+        lines.append(Text(f"requests: {requests_text(result['requests'], prices or {})}", style="dim"))
     verb = "would change" if dry_run else "partly in step" if failed else "in step"
     lines.append(Text(f"{printable(result['workspace'])} {verb} after {result['seconds']:.1f} s", style="dim"))
     _print(lines)
 
 
-def told_requests(requests: Mapping[str, int], prices: Mapping[str, float]) -> str:
-    """``12 LIST, 3 GET: about 0.0001``, the price only where there is one."""
-    told = ", ".join(f"{count:,} {kind.upper()}" for kind, count in requests.items())
+def requests_text(requests: Mapping[str, int], prices: Mapping[str, float]) -> str:
+    """``12 LIST, 3 GET: about 0.0001``; the cost is left out without a price."""
+    counts = ", ".join(f"{count:,} {kind.upper()}" for kind, count in requests.items())
     cost = price(requests, prices)
-    return told if cost is None else f"{told}: about {cost:.4g}"
+    return counts if cost is None else f"{counts}: about {cost:.4g}"
 
 
 def print_search(result: Result, folders: Mapping[str, str] | None = None) -> None:
-    """Each result as ``path:line`` and its lines, numbered from 1, the best one marked with a colon as grep does.
+    """Print each hit as ``path:line`` and its lines, numbered from 1; a colon marks the best line, as in grep.
 
-    ``folders`` gives a source its local folder, so that terminals that know how make ``path:line`` a link.
+    ``folders`` maps local sources to their folders; with it, terminals that support links turn ``path:line`` into one.
     """
     results: Sequence[Result] = result["results"]
     many = len({hit["source"] for hit in results}) > 1
@@ -80,17 +80,17 @@ def print_search(result: Result, folders: Mapping[str, str] | None = None) -> No
 
 
 def print_explanation(figures: Result) -> None:
-    """What a search did, before its results."""
-    filtered = f"{figures['matches']:,} of {figures['lines']:,} lines match the filter ({figures['hit_rate']:.1%})"
+    """Print how a search was executed; comes before its hits."""
+    matching = f"{figures['matches']:,} of {figures['lines']:,} lines match the filter ({figures['hit_rate']:.1%})"
     index = figures["index"] or "no vector index"
     compared = f"{figures['examined']:,} vectors compared ({index}, {figures['strategy']})"
     chosen = f"{figures['blocks']:,} blocks by words, {figures['candidates']:,} lines ranked"
     times = ", ".join(f"{phase} {seconds * 1000:.1f} ms" for phase, seconds in figures["seconds"].items())
-    _print([Text(f"{figures['mode']}: {filtered}; {compared}; {chosen}; {times}", "dim"), Text()])
+    _print([Text(f"{figures['mode']}: {matching}; {compared}; {chosen}; {times}", "dim"), Text()])
 
 
 def print_status(result: Result) -> None:
-    """The figures of a workspace and its sources."""
+    """Print the statistics of a workspace and its sources."""
     index = result["index_type"] if result["has_index"] else "none"
     last_run = result["last_run"] or {}
     facts = {
@@ -107,12 +107,12 @@ def print_status(result: Result) -> None:
 
 
 def print_sources(result: Result) -> None:
-    """The sources of a workspace."""
+    """Print the sources of a workspace."""
     _print(_sources(result["sources"]) or [Text(f"No sources in {printable(str(result['workspace']))}")])
 
 
 def print_runs(result: Result) -> None:
-    """The runs of a workspace, newest first; of each what is not nothing."""
+    """Print the runs of a workspace, newest first, each with its figures that are not zero."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("started", "kind", "outcome", "seconds", "what", "run"):
         table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")
@@ -120,14 +120,14 @@ def print_runs(result: Result) -> None:
         figures = {name: value for name, value in run.items() if name not in _RUN_COLUMNS and value}
         if "commits" in figures:
             figures["commits"] = [commit[:12] for commit in run["commits"]]
-        told = ", ".join(f"{name.replace('_', ' ')} {_cell(value)}" for name, value in figures.items())
-        cells = (str(run["started"])[:19], run["kind"], run["outcome"], f"{run['seconds']:.1f}", told, run["run_id"])
+        what = ", ".join(f"{name.replace('_', ' ')} {_cell(value)}" for name, value in figures.items())
+        cells = (str(run["started"])[:19], run["kind"], run["outcome"], f"{run['seconds']:.1f}", what, run["run_id"])
         table.add_row(*(Text(printable(cell)) for cell in cells))
     _print([table if result["runs"] else Text(f"No runs in {printable(str(result['workspace']))}")])
 
 
 def print_compact(result: Result) -> None:
-    """What a compaction made of each tenant."""
+    """Print the figures of each tenant before and after a compaction."""
     lines: list[Text | Table] = []
     for part in result["tenants"]:
         folded = sum(source["deltas"] for source in part["folded"])
@@ -146,12 +146,12 @@ def print_compact(result: Result) -> None:
 
 
 def print_cleanup(result: Result) -> None:
-    """What a cleanup found, by reason, and what it did about it."""
+    """Print the orphans that a cleanup listed, the foreign files, and how many it deleted."""
     lines: list[Text | Table] = []
     for orphan in result["orphans"]:
         facts = f"{orphan['size_bytes']:,} bytes, {orphan['age_seconds'] / 3600:,.1f} h old, {orphan['reason']}"
         lines.append(Text(f"{printable(orphan['path'])}  {facts}"))
-    lines += [Text(f"foreign, left alone: {printable(path)}", style="yellow") for path in result["foreign"]]
+    lines += [Text(f"foreign file, kept: {printable(path)}", style="yellow") for path in result["foreign"]]
     if result["published"]:
         lines.append(Text(f"finished {result['published']:,} commits of killed runs"))
     done = "would be deleted (--delete)" if result["dry_run"] else f"found, {result['deleted_count']:,} deleted"
@@ -161,7 +161,7 @@ def print_cleanup(result: Result) -> None:
 
 
 def print_verify(result: Result) -> None:
-    """Each finding, and how much was checked."""
+    """Print each finding, and how much was checked."""
     lines: list[Text | Table] = [
         Text(f"{finding['kind']}: {printable(finding['entity'])} {printable(finding['path'])}  {finding['detail']}")
         for finding in result["findings"][:_MAX_FINDINGS]
@@ -169,15 +169,15 @@ def print_verify(result: Result) -> None:
     more = len(result["findings"]) - len(lines)
     if more > 0:
         lines.append(Text(f"... and {more:,} more (--json shows all)"))
-    mended = f", {result['mended']:,} mended" if result["mended"] else ""
+    repaired = f", {result['mended']:,} repaired" if result["mended"] else ""
     checked = f"{result['documents']:,} documents, {result['lines']:,} lines and "
     checked += f"{result['memory_entries']:,} memory entries checked"
-    lines.append(Text(f"{checked}, findings: {len(result['findings']):,}{mended}", "dim"))
+    lines.append(Text(f"{checked}, findings: {len(result['findings']):,}{repaired}", "dim"))
     _print(lines)
 
 
 def printable(text: str) -> str:
-    """``text`` with its control characters written out, tabs kept."""
+    """``text`` with its control characters escaped; tabs stay."""
     return text.translate(_CONTROL)
 
 
@@ -234,10 +234,10 @@ def _print(parts: Iterable[Text | Table]) -> None:
 
 
 def _emit(text: str) -> None:
-    """Write ``text`` to standard output; a reader that has gone away (``| head``) is no error."""
+    """Write ``text`` to standard output; a closed pipe (``| head``) is not an error."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is left in the buffer would fail again when Python exits.
+        # Python flushes the buffer again at exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,7 +12,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from driftline.flows.config.toml_file import prices_for
 from driftline.flows.output.run_series import History, newest_runs
 from driftline.flows.output.svg_plots import Series, line_plot
-from driftline.flows.output.terminal import told_requests
+from driftline.flows.output.terminal import requests_text
 from driftline.flows.runs.index_run import IndexRequest
 from driftline.storage.errors import DriftlineError
 from driftline.storage.objects.request_counts import KINDS
@@ -41,7 +41,7 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> None:
         text += ["## Seconds of workers by phase, added up", _markdown(["all", *names], work)]
     if result["requests"]:
         kinds = {kind: [counts.get(kind, 0) for counts in result["requests_by_phase"].values()] for kind in KINDS}
-        told = told_requests(result["requests"], _prices())
+        told = requests_text(result["requests"], _prices())
         text += ["## Requests", told, _markdown(list(result["requests_by_phase"]), kinds)]
     create_markdown_artifact("\n\n".join(text), key="driftline-report", description="What the run did")
     skipped = [{"source": source["entity"], **file} for source in sources for file in source["skipped"]]

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from driftline.flows.output.terminal import told_requests
+from driftline.flows.output.terminal import requests_text
 from driftline.storage.objects.bucket import USER_AGENT
 from driftline.storage.objects.request_counts import by_kind, count, merged, phase, price, tally, watch
 from driftline.storage.sources.source import Source
@@ -184,5 +184,5 @@ def test_requests_are_told_with_their_price_where_it_is_known() -> None:
     requests = {"list": 2000, "get": 5}
     assert price(requests, {}) is None
     assert price(requests, {"list": 0.005, "put": 9}) == pytest.approx(0.01)
-    assert told_requests(requests, {}) == "2,000 LIST, 5 GET"
-    assert told_requests(requests, {"list": 0.005}) == "2,000 LIST, 5 GET: about 0.01"
+    assert requests_text(requests, {}) == "2,000 LIST, 5 GET"
+    assert requests_text(requests, {"list": 0.005}) == "2,000 LIST, 5 GET: about 0.01"

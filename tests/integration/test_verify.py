@@ -281,4 +281,4 @@ def test_the_command_tells_findings_by_its_exit_code(local: Corner, capsys: pyte
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert (finding["kind"], finding["path"]) == (str(FindingKind.MISSING_LINES), "file3.txt")
     assert cli.main([*arguments, "--repair"]) == 0
-    assert "1 mended" in capsys.readouterr().out
+    assert "1 repaired" in capsys.readouterr().out
