@@ -75,10 +75,7 @@ def serve(
     _prepare_environment()
     from driftline.flows.scheduling.serving import serve as serve_deployments
 
-    def tell(text: str) -> None:
-        typer.echo(text)
-
-    if not serve_deployments(wanted, workspace=configuration.workspace, port=port, limit=limit, tell=tell):
+    if not serve_deployments(wanted, workspace=configuration.workspace, port=port, limit=limit, announce=typer.echo):
         typer.echo("This machine serves them already.")
     return DONE
 

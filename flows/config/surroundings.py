@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+DATABASE_VARIABLE = "DATABASE_URL"
+"""Names the catalog of the memory store."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:

@@ -1,6 +1,6 @@
 """A cleanup: survey, judge, fence, judge again, delete (DESIGN, "Cleanup").
 
-An object is deleted only if it was an orphan twice: before its writers were fenced off and afterwards.
+A cleanup deletes an object only if it is an orphan both before and after its writers are fenced off.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
+from driftline.flows.config.surroundings import DATABASE_VARIABLE
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CleanupAborted, CorruptFile, DriftlineError, UsageError
@@ -26,13 +27,12 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.clean import Deletion, Fence, free, store_time
 from driftline.tasks.maintenance.clean_memory import drop_expired, forget_deleted, open_catalog
 
-DATABASE_VARIABLE = "DATABASE_URL"
 _OF_TABLES = {Reason.UNCOMMITTED, Reason.SUPERSEDED}
 
 
 @dataclass(frozen=True, slots=True)
 class CleanupRequest:
-    """What a person or a flow asks of a cleanup. Only objects that are at least ``max_age_seconds`` old are deleted."""
+    """The inputs of a cleanup. Objects younger than ``max_age_seconds`` are kept."""
 
     workspace: str
     max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS
@@ -40,12 +40,12 @@ class CleanupRequest:
     run_retention_days: float = RUN_RETENTION.days
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)
-    """Of the memory store; by default $DATABASE_URL, else the catalog in the workspace. Without one, its blobs stay."""
+    """The memory catalog; default: $DATABASE_URL, else the one in the workspace. Without it, memory blobs are kept."""
 
 
 @dataclass(slots=True)
 class CleanupReport:
-    """What a cleanup found and deleted. ``published`` counts commits of killed runs that it finished."""
+    """The report of a cleanup. ``published`` counts the commits of killed runs that it completed."""
 
     run_id: str
     workspace: str
@@ -77,13 +77,17 @@ class CleanupReport:
 
 
 def clean_workspace(request: CleanupRequest, progress: Progress | None = None) -> CleanupReport:
-    """Delete what nothing refers to, or only report it.
+    """Delete the orphans of a workspace; a dry run only reports them.
 
-    Raises CleanupAborted when anything could not be listed or read, with nothing deleted; StorageError and LeaseLost
-    later, when what was deleted is in the log and in the run history.
+    Raises CleanupAborted if anything cannot be listed or read; nothing is deleted then. Raises StorageError, LeaseLost
+    during the deletion; the log and the run history list what was deleted. Raises UsageError, WorkspaceNotFound.
     """
     if request.max_age_seconds < 0 or request.run_retention_days < 0:
-        raise UsageError("An age is not negative", f"{request.max_age_seconds:g} s, {request.run_retention_days:g} d")
+        raise UsageError(
+            "An age cannot be negative",
+            f"{request.max_age_seconds:g} s, {request.run_retention_days:g} d",
+            "Pass 0 or more.",
+        )
     return _Cleanup(request, progress or NullProgress()).execute()
 
 
@@ -126,37 +130,38 @@ class _Cleanup:
         return self._report
 
     def _judge(self, fence: Fence) -> tuple[Orphan, ...]:
-        """The orphans, behind a fence unless this is a dry run."""
+        """The orphans to delete, judged again behind ``fence``; a dry run takes no lease."""
         objects = self._workspace.objects
         self._progress.phase(f"surveying {objects.uri}")
-        found = survey(self._workspace, self._catalog)
-        if self._catalog is None and any(name.kind is Kind.BLOB for _, name in found.listing):
-            self._skip(f"Memory blobs are left alone: name their catalog with {DATABASE_VARIABLE}.")
-        listed = [info for info, _ in found.listing]
+        surveyed = survey(self._workspace, self._catalog)
+        if self._catalog is None and any(name.kind is Kind.BLOB for _, name in surveyed.listing):
+            self._skip(f"Memory blobs are not judged without their catalog: set {DATABASE_VARIABLE}.")
+        listed = [info for info, _ in surveyed.listing]
         now = store_time(objects, listed, may_write=not self._request.dry_run)
-        first = self._verdict(found, now)
+        first = self._verdict(surveyed, now)
         self._report.scanned, self._report.foreign = len(listed), first.foreign
-        ripe = [info.path for info in listed if info.path in found.committed and now - info.modified >= self._max_age]
+        old_enough = [info.path for info in listed if now - info.modified >= self._max_age]
+        committed = [path for path in old_enough if path in surveyed.committed]
         tenants = _entities(o.path.partition("/")[0] for o in first.orphans if o.reason in _OF_TABLES)
         dead = [orphan.path for orphan in first.orphans if orphan.reason is Reason.DEAD_RUN]
-        sources = _entities(path.rpartition("/")[0] for path in [*dead, *ripe])
+        sources = _entities(path.rpartition("/")[0] for path in [*dead, *committed])
         if not tenants and not sources:
             return first.orphans
         if self._request.dry_run:
-            idle = free(found, tenants | {source.tenant for source in sources}, self._skip)
+            idle = free(surveyed, tenants | {source.tenant for source in sources}, self._skip)
             return within(first.orphans, *idle)
         for tenant in sorted(tenants):
-            fence.take_tenant(tenant, found.sources_of(tenant.directory))
+            fence.take_tenant(tenant, surveyed.sources_of(tenant.directory))
         for source in sorted(sources):
             fence.take_source(source)
-        found = survey(self._workspace, self._catalog)
-        second = self._verdict(found, now)
+        surveyed = survey(self._workspace, self._catalog)
+        second = self._verdict(surveyed, now)
         return within(seen_twice(first.orphans, second.orphans), fence.tenants, fence.sources)
 
-    def _verdict(self, found: Survey, now: datetime) -> Verdict:
+    def _verdict(self, surveyed: Survey, now: datetime) -> Verdict:
         return find_orphans(
-            found.listing,
-            found.references,
+            surveyed.listing,
+            surveyed.references,
             now=now,
             max_age=self._max_age,
             run_retention=timedelta(days=self._request.run_retention_days),
@@ -181,7 +186,7 @@ class _Cleanup:
             self._record(outcome, tenants)
 
     def _record(self, outcome: str, tenants: Sequence[Entity]) -> None:
-        """Write the record into each tenant, with what was deleted there and nothing of the others."""
+        """Record the run in each tenant, with the deletions of that tenant only."""
         for tenant in tenants:
             own = f"{tenant.directory}/"
             deleted = [_as_dict(orphan) for orphan in self._report.deleted if orphan.path.startswith(own)]
@@ -210,18 +215,21 @@ class _Cleanup:
 
 
 def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
-    """The orphans of ``second`` that were orphans before; a superseded table only as a whole, never a part of it."""
-    known = {orphan.path for orphan in first}
+    """The orphans of ``second`` that are in ``first`` too; a superseded table is kept unless all its files are."""
+    first_paths = {orphan.path for orphan in first}
     growing = {
         parse_name(orphan.path).place
         for orphan in second
-        if orphan.reason is Reason.SUPERSEDED and orphan.path not in known
+        if orphan.reason is Reason.SUPERSEDED and orphan.path not in first_paths
     }
-    return tuple(o for o in second if o.path in known and parse_name(o.path).place not in growing)
+    return tuple(o for o in second if o.path in first_paths and parse_name(o.path).place not in growing)
 
 
 def within(orphans: Iterable[Orphan], tenants: Container[str], sources: Container[str]) -> tuple[Orphan, ...]:
-    """``orphans`` without files of the tables of other tenants and staged deltas of other sources, by directory."""
+    """``orphans`` that are safe to delete behind a fence around these directories of ``tenants`` and ``sources``.
+
+    Drops the table files of other tenants and the staged deltas of other sources.
+    """
 
     def is_safe(orphan: Orphan) -> bool:
         if orphan.reason in _OF_TABLES:

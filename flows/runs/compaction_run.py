@@ -1,6 +1,6 @@
 """A compaction: fold deltas, then optimise, compact and clean the tables, in that order (DESIGN, "Compaction").
 
-Every step may be the last one to happen: what is there then is right, and the next compaction goes on from it.
+A compaction may stop after any step: the workspace is consistent then, and the next compaction continues.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from driftline.tasks.maintenance.clean import Fence
 from driftline.tasks.maintenance.compact import Figures, RewriteSpec, fold_deltas, rewrite_fragments, take_stock
 
 RECALL_FLOOR = 0.95
-"""Recall@10 against exact search below which an index must not serve."""
+"""Minimum recall@10 against exact search: below it, the compaction fails and keeps old versions."""
 COMPACTION_ATTEMPTS = 3
-"""Plans that may be overtaken by writers before the fragments are left to the next compaction."""
+"""Plans that concurrent writers may invalidate before the fragments are left to the next compaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """What to compact: one ``entity`` and its tenant's tables, or all tenants and the sources above ``max_deltas``."""
+    """The inputs of a compaction: one ``entity`` and its tenant's tables, or all of them above ``max_deltas``."""
 
     workspace: str
     entity: str | None = None
@@ -53,16 +53,16 @@ class CompactRequest:
 
 
 def compact_workspace(request: CompactRequest, progress: Progress | None = None) -> CompactReport:
-    """Make the workspace small and quick to read; what it holds stays the same.
+    """Make the workspace small and fast to read, without changing its content.
 
-    Safe beside writers and readers. Without ``entity``, what others hold a lease of is skipped with a message; with
-    one it raises LeaseHeld. Raises BadEntity, RecallTooLow, StorageError.
+    Safe beside writers and readers. Without ``entity``, the compaction skips and reports what other runs have leased;
+    with one, it raises LeaseHeld. Raises BadEntity, RecallTooLow, StorageError, WorkspaceNotFound.
     """
     started = time.monotonic()
-    Workspace.open(request.workspace, request.storage_options)  # it must exist: compaction makes none
+    Workspace.open(request.workspace, request.storage_options)  # compaction does not create a workspace
     workspace = Workspace.open_for_writing(request.workspace, request.storage_options)
     named = _named(workspace, request)
-    told = progress or NullProgress()
+    progress = progress or NullProgress()
     report = CompactReport(new_ulid(), workspace.objects.uri)
     config = workspace.config
     model = ModelRef(config.model or "", config.fingerprint or "", config.dim or 0)
@@ -71,7 +71,7 @@ def compact_workspace(request: CompactRequest, progress: Progress | None = None)
         for tenant in [named.tenant] if named else workspace.tenants():
             part = TenantCompaction(str(tenant))
             report.tenants.append(part)
-            _Compaction(request, workspace, tenant, named, executor, told, report.run_id, part).execute()
+            _Compaction(request, workspace, tenant, named, executor, progress, report.run_id, part).execute()
     report.seconds = time.monotonic() - started
     return report
 
@@ -81,13 +81,13 @@ def _named(workspace: Workspace, request: CompactRequest) -> Entity | None:
         return None
     entity = Entity.parse(request.entity, workspace.config.hierarchy)
     if not any(True for _ in workspace.sources(entity)):
-        raise BadEntity("There is no such source", str(entity), "See: driftline sources")
+        raise BadEntity("The source does not exist", str(entity), "List the sources with: driftline sources")
     return entity
 
 
 @dataclass(slots=True)
 class _Compaction:
-    """The compaction of one tenant. ``report`` fills as it goes."""
+    """The compaction of one tenant; fills ``report`` step by step."""
 
     request: CompactRequest
     workspace: Workspace
@@ -102,7 +102,7 @@ class _Compaction:
         started, clock = datetime.now(UTC), time.monotonic()
         outcome = "failed"
         try:
-            self.progress.phase(f"taking stock of {self.tenant}")
+            self.progress.phase(f"measuring {self.tenant}")
             self.report.before = take_stock(self.workspace, self.tenant)
             self._fold()
             self._maintain_tables()
@@ -138,14 +138,14 @@ class _Compaction:
     # -- memory ------------------------------------------------------------------------------
 
     def _compact_memory(self) -> None:
-        """Of the whole tenant, unless one source was named."""
+        """Compact the memory of the whole tenant; does nothing if the request names a source."""
         if self.named is not None:
             return
         self.progress.phase(f"folding the memory of {self.tenant}")
         try:
             folded = compact_indexes(self.workspace, self.tenant, self.request.max_deltas)
         except LeaseHeld as error:
-            self._skip(f"The memory of {self.tenant} is skipped: {error.what}")
+            self._skip(f"Skipped the memory of {self.tenant}: {error.what}")
             return
         self.report.folded |= {directory: each.deltas for directory, each in folded.items()}
         with ExitStack() as stack:
@@ -168,7 +168,7 @@ class _Compaction:
         self._remove_old_versions(tables)
 
     def _remove_old_versions(self, tables: Sequence[LineTable]) -> None:
-        """Under every lease of the tenant: nobody may be writing files that could be taken for old ones."""
+        """Remove old versions under every lease of the tenant: their files look like those of an unfinished write."""
         self.progress.phase(f"removing old versions of {self.tenant}")
         older_than = timedelta(seconds=self.request.retention_seconds)
         with Fence(self.workspace, self.run_id, self._skip) as fence:
@@ -195,26 +195,28 @@ class _Compaction:
             except CommitConflict:
                 continue
             return
-        self._skip(f"The fragments of {self.tenant} are left to the next compaction: writers change them all the time.")
+        self._skip(
+            f"Fragments of {self.tenant} are left to the next compaction: concurrent writers kept changing them."
+        )
 
     def _check_recall(self, after: Figures) -> None:
         if after.recall_at_10 is not None and after.recall_at_10 < RECALL_FLOOR:
             raise RecallTooLow(
-                f"Search finds {after.recall_at_10:.1%} of the ten nearest lines, below {RECALL_FLOOR:.0%}; "
+                f"Recall@10 of the vector index is {after.recall_at_10:.1%}, below {RECALL_FLOOR:.0%}; "
                 "old versions are kept",
                 str(self.tenant),
                 "Rebuild the vector index, and report this.",
             )
 
     def _lease(self, stack: ExitStack, entity: Entity, purpose: str) -> Lease | None:
-        """The lease, held until ``stack`` closes; None where it is held by another and nobody asked for this entity."""
+        """The lease, held until ``stack`` closes; None if another run holds it and the request names no entity."""
         path = lease_path(entity, purpose)
         try:
             lease = acquire(self.workspace.objects, path, self.run_id, wait_seconds=self.request.wait_seconds)
         except LeaseHeld as error:
             if self.named is not None:
                 raise
-            self._skip(f"{entity} is skipped: {error.what}")
+            self._skip(f"Skipped {entity}: {error.what}")
             return None
         return stack.enter_context(lease)
 

@@ -1,4 +1,4 @@
-"""Several sources in one run: a few at once, so that while one is listed or commits, another's batches are embedded."""
+"""Several sources in one run: a few run at once, so that one is embedded while another is listed or commits."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from driftline.flows.runs.source_run import SourceRun
 from driftline.storage.errors import DriftlineError
 
 SOURCES_PER_SLOT = 2
-"""Sources worked on at once, for each task that the executor runs at once; their coordinator mostly waits."""
+"""Sources that run at once for each slot of the executor: the coordinator of a source mostly waits."""
 
 
 def run_all(
     plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport
 ) -> Iterator[tuple[SourceRun, DriftlineError | None]]:
-    """Execute the plan's sources, all through one executor; each with its failure, as it comes to its end.
+    """Run the sources of the plan on one executor; yields each with its failure, in the order in which they finish.
 
-    ``report.sources`` are in the order of the plan. What is no DriftlineError is raised, after those that had begun.
+    ``report.sources`` keeps the order of the plan. Any other exception is raised after the running sources have ended.
     """
     if len(plan.sources) == 1:
         run = SourceRun(plan, plan.sources[0], executor, progress, report.run_id)
         report.sources.append(run.report)
-        yield run, _executed(run)
+        yield run, _execute(run)
         return
     progress.phase(f"indexing {len(plan.sources):,} sources")
     shared, committing = _SharedProgress(progress), threading.Lock()
@@ -38,15 +38,15 @@ def run_all(
     with ThreadPoolExecutor(at_once, thread_name_prefix="source") as pool:
         running: dict[Future[DriftlineError | None], SourceRun] = {}
         try:
-            for run in runs:  # each in a context of its own, in which requests are counted
-                running[pool.submit(contextvars.copy_context().run, _executed, run)] = run
+            for run in runs:  # requests are counted per context, so that each source needs its own
+                running[pool.submit(contextvars.copy_context().run, _execute, run)] = run
             for future in as_completed(running):
                 yield running[future], future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _executed(run: SourceRun) -> DriftlineError | None:
+def _execute(run: SourceRun) -> DriftlineError | None:
     try:
         run.execute()
     except DriftlineError as error:
@@ -55,7 +55,7 @@ def _executed(run: SourceRun) -> DriftlineError | None:
 
 
 class _SharedProgress:
-    """The progress of several sources as that of one phase: their figures add up, and come one at a time."""
+    """Adds up the progress of concurrent sources into one phase; calls from their threads take turns."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -1,6 +1,6 @@
 """Where tasks run: in this process, on local processes, or on an existing Dask cluster.
 
-The same specs go in and the same results come out. A task may run more than once; only its result counts.
+Every executor takes the same specs and returns the same results. A task may run more than once; one result counts.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 DEFAULT_WORKERS = 2
 IN_FLIGHT_PER_SLOT = 2
-"""Batches handed out per worker: one that runs and one that waits, so that memory is bounded and no worker idles."""
+"""Tasks submitted per slot: one runs and one waits, which bounds the memory and keeps every worker busy."""
 CONNECT_TIMEOUT_SECONDS = 10
 NO_WORKERS_TIMEOUT_SECONDS = 60
-"""So long tasks wait for a local worker: Dask starts dead ones anew, but not those that die while they start."""
+"""How long tasks wait for a worker. Dask restarts workers that die, but not those that die while they start."""
 
 Spec = TypeVar("Spec")
 Result = TypeVar("Result")
@@ -39,35 +39,36 @@ Task = Callable[[Spec, TaskContext], Result]
 
 
 class Executor(Protocol):
-    """Runs tasks. ``slots`` is how many run at once; ``remote`` tells whether in other processes."""
+    """Runs tasks: ``slots`` of them at once, in other processes if ``remote``."""
 
     slots: int
     remote: bool
 
     def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
-        """Give every worker the context, and check that it reaches the workspace and the sources.
+        """Send ``context`` to every worker, and check that the worker reaches the workspace and the sources.
 
-        ``new_workspace`` is one that a dry run will not create. Raises ExecutorError.
+        ``new_workspace`` skips the check of a workspace that a dry run does not create. Raises ExecutorError.
         """
         ...
 
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
-        """The results of ``task(spec, context)`` as they come, in no order; specs are taken as slots become free.
+        """Yield the results of ``task(spec, context)`` as tasks finish, in any order; takes specs as slots become free.
 
-        Several threads may map at once, and share the slots. Requests to stores count as if they were sent here.
+        Several threads may map at once and share the slots. The requests of tasks to stores count in the caller's
+        context. Raises ExecutorError, and whatever a task raises.
         """
         ...
 
 
 class InlineExecutor(AbstractContextManager["InlineExecutor"]):
-    """Threads of this process: Arrow, the tokenizer and Lance release the interpreter while they work."""
+    """Runs tasks in threads of this process: Arrow, the tokenizer and Lance release the interpreter lock."""
 
     remote = False
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._pool = ThreadPoolExecutor(slots, thread_name_prefix="driftline")
-        self._alone = threading.Lock()
+        self._one_at_a_time = threading.Lock()
 
     def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
         self._context = context
@@ -75,15 +76,15 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
         if self.slots == 1:
             for spec in specs:
-                with self._alone:
+                with self._one_at_a_time:
                     result = task(spec, self._context)
                 yield result
             return
-        rest = iter(specs)
+        remaining = iter(specs)
         pending: set[Future[tuple[Result, Counts]]] = set()
         try:
             while True:
-                for spec in islice(rest, self.slots * IN_FLIGHT_PER_SLOT - len(pending)):
+                for spec in islice(remaining, self.slots * IN_FLIGHT_PER_SLOT - len(pending)):
                     pending.add(self._pool.submit(_counted, task, spec, self._context))
                 if not pending:
                     return
@@ -103,13 +104,13 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
 
 
 class DaskExecutor(AbstractContextManager["DaskExecutor"]):
-    """A Dask cluster: one of local processes that lives as long as the run, or an existing one by its address."""
+    """Runs tasks on Dask: on local processes that end with the run, or on an existing cluster at ``address``."""
 
     remote = True
 
     def __init__(self, address: str | None, slots: int | None) -> None:
         self._address = address
-        self._wanted = slots or DEFAULT_WORKERS
+        self._workers = slots or DEFAULT_WORKERS
         self._stack = ExitStack()
         self._key = f"driftline-{uuid.uuid4().hex}"
 
@@ -127,11 +128,11 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="driftline-dask-"))
                 cluster = stack.enter_context(
                     LocalCluster(
-                        n_workers=self._wanted,
+                        n_workers=self._workers,
                         threads_per_worker=1,
                         host="127.0.0.1",
                         dashboard_address=None,
-                        # Its HTTP server starts anyway, and would warn when its usual port is taken.
+                        # The HTTP server starts anyway; a free port avoids its warning about a used one.
                         scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
                         local_directory=scratch,
                         silence_logs=50,
@@ -147,7 +148,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                     ) from error
             self.slots = sum(self._client.nthreads().values())
             if not self.slots:
-                raise ExecutorError("The Dask scheduler has no workers", self._address or "local", "Start some.")
+                raise ExecutorError("The Dask scheduler has no workers", self._address or "local", "Start a worker.")
             self._stack = stack.pop_all()
         return self
 
@@ -155,7 +156,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         from distributed.diagnostics.plugin import WorkerPlugin
 
         class ContextPlugin(WorkerPlugin):
-            """Opens the workspace once in each worker, also in those that replace a dead one."""
+            """Opens the workspace once in each worker, including workers that start later."""
 
             def __init__(self, context: TaskContext) -> None:
                 self.context = context
@@ -164,7 +165,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self._client.subscribe_topic(self._key, _log_here)
         try:
             self._client.register_plugin(ContextPlugin(context), name=self._key)
-        except Exception as error:  # Dask passes on whatever a worker raises, at times only its text
+        except Exception as error:  # Dask reraises any exception of a worker, sometimes only as text
             raise ExecutorError(
                 f"A worker cannot load Driftline ({error})",
                 self._address or "local",
@@ -172,19 +173,19 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
             ) from error
         key, workspace = self._key, context.workspace.objects.uri
 
-        def reach(dask_worker: Worker) -> tuple[str, Counts]:
-            found = _context_of(dask_worker, key).workspace
+        def check_worker(dask_worker: Worker) -> tuple[str, Counts]:
+            opened = _context_of(dask_worker, key).workspace
             with tally() as requests:
-                problem = unreachable(None if new_workspace else found, sources)
+                problem = unreachable(None if new_workspace else opened, sources)
             return problem, requests.counts
 
-        for worker, (problem, requests) in self._client.run(reach).items():
+        for worker, (problem, requests) in self._client.run(check_worker).items():
             count_all(requests)
             if problem:
                 raise ExecutorError(
-                    f"Worker {worker} cannot reach what it shall work on: {problem}",
+                    f"Worker {worker} cannot reach its inputs: {problem}",
                     workspace,
-                    "Workers on other hosts need a shared disk or a bucket, and the same credentials.",
+                    "Give workers on other hosts a shared disk or a bucket, and the same credentials.",
                 )
 
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
@@ -193,10 +194,10 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         from distributed.comm.core import CommClosedError
         from distributed.scheduler import KilledWorker, NoWorkerError
 
-        rest = iter(specs)
+        remaining = iter(specs)
         limit = self.slots * IN_FLIGHT_PER_SLOT
-        pending = {self._submit(task, spec) for spec in islice(rest, limit)}
-        # By default it would take the loop of whichever client this process opened last.
+        pending = {self._submit(task, spec) for spec in islice(remaining, limit)}
+        # The default is the event loop of the client that this process opened last.
         running = as_completed(pending, loop=self._client.loop)
         try:
             for future in running:
@@ -205,23 +206,23 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                     result, requests = future.result()
                 except KilledWorker as error:
                     raise ExecutorError(
-                        "A batch has killed several workers one after another",
+                        "A batch killed several workers in a row",
                         str(error.last_worker),
-                        "Give the workers more memory, or exclude what they choke on.",
+                        "Give the workers more memory, or exclude the files of the batch.",
                     ) from error
                 except NoWorkerError as error:
                     raise ExecutorError(
-                        f"There are no workers left, for {error.timeout:.0f} s now",
+                        f"No Dask worker has been available for {error.timeout:.0f} s",
                         self._address or "local",
-                        "Look for what ends them (memory?), and run it again.",
+                        "Find out why the workers died (often memory), then run it again.",
                     ) from error
                 except (FutureCancelledError, CommClosedError) as error:
                     raise ExecutorError(
-                        "The Dask scheduler has gone away", self._address or "local", "Run it again."
+                        "The connection to the Dask scheduler was lost", self._address or "local", "Run it again."
                     ) from error
-                # A finished task whose future is still held runs again when its worker dies.
+                # Dask would run a finished task again if its worker died while the future is held.
                 future.release()
-                for spec in islice(rest, 1):
+                for spec in islice(remaining, 1):
                     following = self._submit(task, spec)
                     pending.add(following)
                     running.add(following)
@@ -247,7 +248,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 
 
 def _counted(task: Task[Spec, Result], spec: Spec, context: TaskContext) -> tuple[Result, Counts]:
-    """What a task returns, and what it has asked of stores."""
+    """The result of a task, and the requests that it sent to stores."""
     with tally() as requests:
         result = task(spec, context)
     return result, requests.counts
@@ -262,7 +263,7 @@ def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> tuple[Resu
 
 
 class _ToCoordinator(logging.Handler):
-    """Sends what one task logs to those who follow ``topic``: other tasks of this process may be of another tenant."""
+    """Sends the log records of one task, not of tasks of other runs beside it, to the subscribers of ``topic``."""
 
     def __init__(self, worker: Worker, topic: str) -> None:
         super().__init__()
@@ -270,8 +271,8 @@ class _ToCoordinator(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.thread == self._thread:
-            told = {"name": record.name, "levelno": record.levelno, "levelname": record.levelname}
-            self._worker.log_event(self._topic, told | {"msg": record.getMessage()})
+            event = {"name": record.name, "levelno": record.levelno, "levelname": record.levelname}
+            self._worker.log_event(self._topic, event | {"msg": record.getMessage()})
 
 
 @contextmanager
@@ -285,7 +286,7 @@ def _logged_to(worker: Worker, topic: str) -> Iterator[None]:
 
 
 def _log_here(event: tuple[float, dict[str, Any]]) -> None:
-    """Log what a worker has told as if it had been logged here."""
+    """Log the record of a worker as if this process had logged it."""
     record = logging.makeLogRecord(event[1])
     logging.getLogger(record.name).handle(record)
 
@@ -297,10 +298,10 @@ def _context_of(worker: Worker, key: str) -> TaskContext:
 
 
 def unreachable(workspace: Workspace | None, sources: Iterable[Source]) -> str:
-    """Why this process cannot reach ``workspace`` or one of ``sources``; "" if it can."""
+    """The reason why this process cannot reach ``workspace`` or one of ``sources``; "" if it can."""
     try:
         if workspace is not None and workspace.reread().config.workspace_id != workspace.config.workspace_id:
-            return f"it finds another workspace at {workspace.objects.uri}"
+            return f"another workspace is at {workspace.objects.uri}"
         for source in sources:
             open_source(source.uri, source.storage_options, allow_empty=True)
     except DriftlineError as error:
@@ -309,7 +310,7 @@ def unreachable(workspace: Workspace | None, sources: Iterable[Source]) -> str:
 
 
 def open_executor(name: str, workers: int | None) -> InlineExecutor | DaskExecutor:
-    """The executor that ``inline``, ``local`` or ``tcp://host:port`` names. Raises UsageError."""
+    """The executor named ``inline``, ``local`` or ``tcp://host:port``. Raises UsageError."""
     if name == "inline":
         return InlineExecutor(workers or min(DEFAULT_WORKERS, os.cpu_count() or 1))
     if name == "local" or "://" in name:

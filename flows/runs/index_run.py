@@ -1,7 +1,6 @@
 """An index run: plan, map, commit (DESIGN, "Index run").
 
-The same code serves the command line, Python and the Prefect flow; only ``Executor`` and
-``Progress`` differ.
+The command line, Python and the Prefect flow share this code; only ``Executor`` and ``Progress`` differ.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ __all__ = ["IndexRequest", "index_sources", "remove_source"]
 def index_sources(request: IndexRequest, progress: Progress | None = None) -> IndexReport:
     """Bring the index in step with its sources.
 
-    Raises UsageError and its kin before anything is written; DeletionRefused, LeaseHeld, StorageError
-    and ExecutorError later, when what was committed stays and the next run goes on from there. With ``keep_going``
-    the failures of single sources are in the report instead, unless no source can be begun.
+    Raises UsageError, CorruptFile, AccessDenied before it writes anything, and DeletionRefused, LeaseHeld, LeaseLost,
+    StorageError, ExecutorError later; committed batches stay then, and the next run continues from there. With
+    ``keep_going`` the report lists failed sources instead, unless none can start.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     watch = Stopwatch()
-    with tally() as sent, ExitStack() as stack:
+    with tally() as requests, ExitStack() as stack:
         with watch.phase("start"), phase("start"):
             plan = make_plan(request)
             executor = open_executor(request.executor, request.workers)
@@ -64,18 +63,18 @@ def index_sources(request: IndexRequest, progress: Progress | None = None) -> In
             outcome = error.kind
             raise
         finally:
-            report.seconds, report.requests = time.monotonic() - clock, sent.counts
+            report.seconds, report.requests = time.monotonic() - clock, requests.counts
             if not request.dry_run:
                 with watch.phase("ledger"), phase("ledger"):
                     _record(plan, report, started, outcome)
-            told = {"run_id": report.run_id, "outcome": outcome, "seconds": round(report.seconds, 3)}
-            log.info("index run %s: %s after %.1f s", *told.values(), extra={"fields": told})
-    report.requests = sent.counts
+            fields = {"run_id": report.run_id, "outcome": outcome, "seconds": round(report.seconds, 3)}
+            log.info("index run %s: %s after %.1f s", *fields.values(), extra={"fields": fields})
+    report.requests = requests.counts
     return report
 
 
 def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, watch: Stopwatch) -> None:
-    """Fill ``report``. A source that fails does not stop the others; the first failure is raised at the end."""
+    """Fill ``report``. A failing source does not stop the others; the first failure is raised at the end."""
     new_workspace = plan.workspace.config.fingerprint is None
     with watch.phase("start"), phase("start"):
         executor.start(
@@ -105,8 +104,8 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
 
 
 def _claim(plan: IndexPlan) -> IndexPlan:
-    """Create the workspace where there is none, and give it its model."""
-    workspace = Workspace.prepare(plan.workspace.objects)  # which keep what was read for the plan
+    """Create the workspace if it does not exist, and bind it to its model."""
+    workspace = Workspace.prepare(plan.workspace.objects)  # reuses what the plan has read
     if plan.replaces is None:
         workspace = workspace.bind_model(plan.model.name, plan.model.fingerprint, plan.model.dim)
     return replace(plan, workspace=workspace)
@@ -119,7 +118,7 @@ def _maintain(plan: IndexPlan, tenant: Entity, run_id: str, progress: Progress) 
         with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
             return maintain(table, plan.request.indexes)
     except LeaseHeld as error:
-        progress.message(f"Indexes are left to the run that maintains them now: {error.what}")
+        progress.message(f"Skipped the search indexes of {tenant}, which another run maintains: {error.what}")
         return []
 
 
@@ -143,16 +142,16 @@ def remove_source(
     wait_seconds: float = 0.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RemoveReport:
-    """Take a source, its documents and its lines out of the index; its files are not touched.
+    """Delete a source, its documents and its lines from the index; its files stay.
 
-    Raises BadEntity for a source that is not there, LeaseHeld while a run works on it.
+    Raises BadEntity for an unknown source, LeaseHeld while a run works on it, WorkspaceNotFound, StorageError.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     known = Workspace.open(workspace_uri, storage_options)
     entity = Entity.parse(entity_path, known.config.hierarchy)
     if known.source(entity) is None:
         names = ", ".join(str(name) for name, _ in known.sources()) or "none"
-        raise BadEntity("There is no such source", str(entity), f"Sources: {names}.")
+        raise BadEntity("The source does not exist", str(entity), f"Sources: {names}.")
     workspace = Workspace.open_for_writing(workspace_uri, storage_options)
     run_id = new_ulid()
     with acquire(workspace.objects, lease_path(entity), run_id, wait_seconds=wait_seconds) as lease:
@@ -164,7 +163,7 @@ def remove_source(
             committer = Committer(workspace, entity, lease, run_id, workspace.lines(entity), dim)
             committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
             batch = committer.batch
-        for table in workspace.line_tables(entity):  # also those of other models
+        for table in workspace.line_tables(entity):  # including those of other models
             remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
         workspace.unbind_source(entity)
     report = RemoveReport(run_id, str(entity), documents, lines)

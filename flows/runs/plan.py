@@ -1,4 +1,4 @@
-"""From a request to a plan: everything that can be wrong with the input is found here, before anything is written."""
+"""From a request to a plan: all validation of the input, before anything is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from driftline.tasks.scanning.ignore import Rules
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """One source with an entity and filters of its own, which replace those that are recorded of it."""
+    """A source with its own entity and filters, which replace those that the workspace has recorded."""
 
     uri: str
     entity: str | None = None
@@ -36,16 +36,16 @@ class SourceRequest:
 
 
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:
-    """What to index of a configuration file."""
+    """The requests for the sources of a configuration file."""
     return tuple(SourceRequest(source.uri, str(source.entity), source.include, source.exclude) for source in sources)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRequest:
-    """What a person or a flow asks of one run; ``storage_options`` serve workspace and sources alike.
+    """The inputs of an index run; ``storage_options`` apply to the workspace and the sources.
 
-    ``entity``, ``include`` and ``exclude`` are of sources that are mere URIs. With ``keep_going`` a source that fails
-    is reported instead of raised. With ``by_commit`` git says which paths of a work tree to look at, where it can.
+    ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
+    of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -71,7 +71,7 @@ class IndexRequest:
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """One source: where it is, what it is called, what is recorded of it, and the commit that git has checked out."""
+    """A source, its entity, the record to write about it, and the commit that git has checked out."""
 
     source: Source
     entity: Entity
@@ -85,9 +85,9 @@ class SourcePlan:
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """A run that can begin. ``replaces`` is the fingerprint that a ``--reembed`` run supersedes.
+    """A validated run. ``replaces`` is the fingerprint that a ``--reembed`` run supersedes.
 
-    ``failures`` are the sources, by URI, that cannot be planned and are left out.
+    ``failures`` lists the sources, by URI, that failed validation and are left out.
     """
 
     request: IndexRequest
@@ -99,20 +99,23 @@ class IndexPlan:
 
 
 def make_plan(request: IndexRequest) -> IndexPlan:
-    """Check ``request`` against sources, model and workspace; writes nothing. Raises UsageError and its kin."""
+    """Validate ``request`` against sources, model and workspace; writes nothing.
+
+    Raises UsageError, CorruptFile, AccessDenied, StorageError.
+    """
     if not request.sources:
         raise UsageError("No source was given", fix="Name at least one folder or bucket.")
-    asked = [source if isinstance(source, SourceRequest) else SourceRequest(source) for source in request.sources]
-    if not all(wanted.uri for wanted in asked):
-        raise UsageError("A source is empty", fix="Name a folder or a bucket; a dot is the current folder.")
+    sources = [source if isinstance(source, SourceRequest) else SourceRequest(source) for source in request.sources]
+    if not all(source.uri for source in sources):
+        raise UsageError("A source is an empty string", fix="Name a folder or a bucket; a dot is the current folder.")
     if request.entity and len(request.sources) > 1:
-        raise UsageError("--entity names one source, but several were given", fix="Run once for each.")
+        raise UsageError("--entity applies to a single source, but several were given", fix="Run once for each source.")
     if not 0 <= request.max_delete_fraction <= 1:
-        raise UsageError("max_delete_fraction lies between 0 and 1", str(request.max_delete_fraction))
+        raise UsageError("max_delete_fraction must be between 0 and 1", str(request.max_delete_fraction))
     Rules(include=request.include, exclude=request.exclude).check()
-    for wanted in asked:
-        Rules(include=wanted.include, exclude=wanted.exclude).check()
-    workspace = _look_at(request)
+    for source in sources:
+        Rules(include=source.include, exclude=source.exclude).check()
+    workspace = _workspace_of(request)
     model = _model_for(request.model, workspace.config)
     current = workspace.config.fingerprint
     replaces = None
@@ -122,15 +125,15 @@ def make_plan(request: IndexRequest) -> IndexPlan:
         replaces = current
     plans: list[SourcePlan] = []
     failures: list[tuple[str, DriftlineError]] = []
-    for source in request.sources:
+    for given in request.sources:
         try:
-            plan = _plan_source(source, request, workspace, {p.entity for p in plans})
+            plan = _plan_source(given, request, workspace, {p.entity for p in plans})
             if any(plan.source.uri == other.source.uri for other in plans):
-                raise UsageError("A source was given twice", plan.source.uri)
+                raise UsageError("A source was given twice", plan.source.uri, "Name it once.")
         except DriftlineError as error:
             if not request.keep_going:
                 raise
-            failures.append((source.uri if isinstance(source, SourceRequest) else source, error))
+            failures.append((given.uri if isinstance(given, SourceRequest) else given, error))
             continue
         plans.append(plan)
     if not plans:
@@ -138,8 +141,8 @@ def make_plan(request: IndexRequest) -> IndexPlan:
     return IndexPlan(request, workspace, model, tuple(plans), replaces, tuple(failures))
 
 
-def _look_at(request: IndexRequest) -> Workspace:
-    """The workspace as it is, or as it would be created."""
+def _workspace_of(request: IndexRequest) -> Workspace:
+    """The workspace, or the one that the run would create; creates nothing."""
     try:
         return Workspace.open(request.workspace, request.storage_options)
     except WorkspaceNotFound:
@@ -152,37 +155,38 @@ def _model_for(name: str | None, config: WorkspaceConfig) -> ModelRef:
 
 
 def _plan_source(
-    asked: str | SourceRequest, request: IndexRequest, workspace: Workspace, taken: set[Entity]
+    given: str | SourceRequest, request: IndexRequest, workspace: Workspace, taken: set[Entity]
 ) -> SourcePlan:
-    if isinstance(asked, SourceRequest):
-        wanted, keeps_filters = asked, False
+    if isinstance(given, SourceRequest):
+        named, keeps_filters = given, False
     else:
-        wanted = SourceRequest(asked, request.entity, request.include, request.exclude)
+        named = SourceRequest(given, request.entity, request.include, request.exclude)
         keeps_filters = not request.include and not request.exclude
-    source = open_source(wanted.uri, request.storage_options, allow_empty=True)
+    source = open_source(named.uri, request.storage_options, allow_empty=True)
     origin = git_origin(source.uri) if source.is_local else None
     record = SourceRecord(
         entity="",
         uri=source.uri,
         origin=origin.url if origin else None,
         subpath=origin.subpath if origin else "",
-        include=wanted.include,
-        exclude=wanted.exclude,
+        include=named.include,
+        exclude=named.exclude,
     )
-    if wanted.entity:
-        entity = Entity.parse(wanted.entity, workspace.config.hierarchy)
-        if entity.type != workspace.config.hierarchy[-1]:
-            raise UsageError(f"Documents belong to a {workspace.config.hierarchy[-1]}", wanted.entity, "Name one.")
+    if named.entity:
+        entity = Entity.parse(named.entity, workspace.config.hierarchy)
+        level = workspace.config.hierarchy[-1]
+        if entity.type != level:
+            raise UsageError(f"Documents belong to a {level}", named.entity, f"Add /{level}:NAME.")
         known = workspace.source(entity)
         if known is not None and not known.same_place(record) and not request.rebind:
             raise SourceConflict(
-                f"{entity} is bound to another place",
+                f"{entity} is bound to another URI",
                 known.uri,
-                "Choose another --entity, or move it with --rebind.",
+                "Choose another --entity, or move this one with --rebind.",
             )
     else:
         entity, known = _default_entity(source.uri, record, workspace, taken)
-    if known is not None:  # a damaged file is told before anything is written
+    if known is not None:  # damaged files are reported before anything is written
         look(workspace.objects, lease_path(entity))
         workspace.manifest(entity).check()
     if known is not None and keeps_filters:
@@ -194,7 +198,7 @@ def _plan_source(
 def _default_entity(
     uri: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """The entity named after the last part of ``uri``, with a hash suffix where that name belongs to another place."""
+    """The entity named after the last part of ``uri``, with a hash suffix if that name is bound to another URI."""
     level = workspace.config.hierarchy[-1]
     name = posixpath.basename(uri.rstrip("/")) or "root"
     suffix = hashlib.blake2b(uri.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()

@@ -1,4 +1,4 @@
-"""The run over one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6)."""
+"""The index run of one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6)."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from driftline.tasks.scanning.walk import Subtree
 from driftline.tasks.stopwatch import Stopwatch
 
 BATCH_BYTES = 4 * 1024 * 1024
-"""Text per batch: some 100,000 lines, whose vectors take 100 MB while they are embedded."""
+"""Text per batch: about 100,000 lines, whose vectors take 100 MB."""
 BATCH_DOCUMENTS = 2_000
 BATCHES_PER_COMMIT = 8
 COMMIT_SECONDS = 15.0
-"""A commit is made when so many batches, or seconds of work, would be lost by a crash."""
+"""A crash loses at most this many batches, or about this many seconds of work."""
 GUARDED_DELETIONS = 100
-"""So few deletions are never refused."""
+"""Up to this number, deletions are never refused."""
 
 
 class SourceRun:
-    """One execution over one source. ``report`` fills as it goes; ``indexes_lag`` tells that lines have changed.
+    """The run of one source; fills ``report`` step by step. ``indexes_lag`` is set once lines have changed.
 
-    Sources that run beside each other share ``committing``: their commits take turns, since all go to one table.
+    Sources that run concurrently share ``committing``, a lock: they commit to the same table, one after another.
     """
 
     def __init__(
@@ -71,7 +71,10 @@ class SourceRun:
         self._only: tuple[str, ...] | None = None
 
     def execute(self) -> None:
-        """Bring the source in step. Raises LeaseHeld, LeaseLost, DeletionRefused, StorageError, ExecutorError."""
+        """Bring the index in step with the source.
+
+        Raises LeaseHeld, LeaseLost, DeletionRefused, StorageError, ExecutorError.
+        """
         workspace, entity, request = self._plan.workspace, self._source.entity, self._plan.request
         if request.dry_run:
             self._dry_run()
@@ -92,18 +95,18 @@ class SourceRun:
             self._embed(scans, committer)
             refused = self._delete(scans, committer)
             self.report.revision = revision(lease.token, committer.batch)
-            if self._work_tree is not None and refused is None and self._nothing_left_over(scans):
+            if self._work_tree is not None and refused is None and self._is_complete(scans):
                 reached = self._work_tree.reached(lease.token)
                 workspace.bind_source(entity, self._source.record.model_copy(update={"commit": reached}))
             with self._timed("totals"):
                 self._count_totals()
-                self._mention_deltas()
+                self._count_deltas()
         if refused:
             raise refused
 
-    # -- what git says -----------------------------------------------------------------------
+    # -- changed paths by git ----------------------------------------------------------------
 
-    def _look_at_work_tree(self) -> WorkTreeAtCommit | None:
+    def _inspect_work_tree(self) -> WorkTreeAtCommit | None:
         source, request = self._source, self._plan.request
         if not source.source.is_local or request.full or self._plan.replaces is not None:
             return None
@@ -111,10 +114,10 @@ class SourceRun:
         return WorkTreeAtCommit.look(source.source.uri, rules)
 
     def _narrow(self, token: int | None = None) -> None:
-        """Restrict the run to what has changed since the commit indexed last, if git can tell."""
+        """Restrict the scan to the paths changed since the commit indexed last, if git can list them."""
         if not self._plan.request.by_commit:
             return
-        self._work_tree = self._look_at_work_tree()
+        self._work_tree = self._inspect_work_tree()
         if self._work_tree is None:
             self.report.full_scan_reason = "--full" if self._source.commit else "git cannot tell"
             return
@@ -125,8 +128,8 @@ class SourceRun:
         self.report.commit = self._work_tree.commit.id
         self.report.base = last.id if last is not None and changes.paths is not None else None
 
-    def _nothing_left_over(self, scans: Iterable[ScanResult]) -> bool:
-        """Whether every file that was looked at has been dealt with, so that only a change makes it worth a look."""
+    def _is_complete(self, scans: Iterable[ScanResult]) -> bool:
+        """Whether every scanned file is indexed or skipped for good, so that only a change needs another scan."""
         passing = {SkipReason.UNREADABLE, SkipReason.UNSTABLE}
         return all(scan.complete for scan in scans) and not any(reason in passing for _, reason in self.report.skipped)
 
@@ -191,7 +194,7 @@ class SourceRun:
             yield self._batch(changes[start:], dry_run)
 
     def _batch(self, changes: pa.Table, dry_run: bool) -> BatchSpec:
-        # A copy: a slice would travel to its worker with all that it was cut from.
+        # A copy: pickling a slice sends the whole table that it was cut from.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
         return BatchSpec(self._source.source, self._source.entity, rows, dry_run)
 
@@ -211,7 +214,7 @@ class SourceRun:
     # -- delete ------------------------------------------------------------------------------
 
     def _delete(self, scans: list[ScanResult], committer: Committer) -> DeletionRefused | None:
-        """Remove the documents that are gone; returns the refusal if they are suspiciously many."""
+        """Delete the vanished documents; returns the refusal if there are suspiciously many."""
         gone = self._gone(scans)
         if not len(gone):
             return None
@@ -226,10 +229,10 @@ class SourceRun:
         return refused
 
     def _gone(self, scans: list[ScanResult]) -> pa.Table:
-        """The documents that a complete listing no longer shows."""
+        """The documents that are missing from the listing; none if the listing is incomplete."""
         gone = pa.concat_tables([scan.diff.deleted for scan in scans])
         if len(gone) and not all(scan.complete for scan in scans):
-            self._progress.message("Parts of the source could not be listed: nothing is deleted in this run.")
+            self._progress.message("Parts of the source could not be listed, so this run deletes nothing.")
             return gone[:0]
         return gone
 
@@ -247,9 +250,9 @@ class SourceRun:
         if lost <= GUARDED_DELETIONS or lost <= limit * before:
             return None
         return DeletionRefused(
-            f"{lost:,} of {before:,} documents are gone, more than the fraction {limit:g}; they are kept",
+            f"{lost:,} of {before:,} documents are gone, more than the fraction {limit:g}; the index keeps them",
             str(self._source.entity),
-            "If that is right, run again with --max-delete-fraction 1.",
+            "To delete them, run again with --max-delete-fraction 1.",
         )
 
     # -- counting ----------------------------------------------------------------------------
@@ -277,10 +280,10 @@ class SourceRun:
         self.report.documents_total, self.report.lines_total = self._totals()
 
     def _totals(self) -> tuple[int, int]:
-        """``(documents, lines)`` that the manifest holds now."""
+        """The numbers of documents and lines in the manifest."""
         return totals(self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason"]))
 
-    def _mention_deltas(self) -> None:
+    def _count_deltas(self) -> None:
         deltas = len(self._plan.workspace.manifest(self._source.entity).log().deltas)
         self.report.deltas = deltas
         if deltas > DEFAULT_MAX_DELTAS:
@@ -310,5 +313,5 @@ class SourceRun:
 
 
 def _as_manifest(retouched: pa.Table) -> pa.Table:
-    """Rows of ``diff.CHANGE_SCHEMA`` whose content is known to be the same, as manifest rows."""
+    """Rows of ``diff.CHANGE_SCHEMA`` with unchanged content, as manifest rows."""
     return retouched.select(SCHEMA.names).cast(SCHEMA)

@@ -1,16 +1,16 @@
-"""A verification, and with ``repair`` the mending of what it finds by indexing anew."""
+"""A verification (DESIGN, "Verification"): check a workspace, and on request repair the findings by reindexing."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from driftline.flows.config.surroundings import DATABASE_VARIABLE
 from driftline.flows.output.progress import NullProgress, Progress
-from driftline.flows.runs.cleanup_run import DATABASE_VARIABLE
 from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
@@ -27,18 +27,18 @@ from driftline.tasks.maintenance.verify_memory import mend_memory, verify_memory
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """What to verify. ``repair`` takes what is wrong out of the index and indexes its sources anew."""
+    """The inputs of a verification. ``repair`` removes inconsistent documents and indexes their sources again."""
 
     workspace: str
     repair: bool = False
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)
-    """Of the memory store; by default $DATABASE_URL, else the catalog in the workspace."""
+    """The memory catalog; default: $DATABASE_URL, else the one in the workspace."""
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What was found; after a repair ``findings`` are what is left, ``mended`` counts what was wrong before."""
+    """The report of a verification. After a repair, ``findings`` are what remains; ``mended`` counts the rest."""
 
     run_id: str
     workspace: str
@@ -66,47 +66,48 @@ class VerifyReport:
 
 
 def verify_workspace(request: VerifyRequest, progress: Progress | None = None) -> VerifyReport:
-    """Check a workspace against itself, and mend it if asked.
+    """Check the consistency of a workspace, and repair it if ``request.repair`` is set.
 
-    Without ``repair`` nothing is written. Raises WorkspaceNotFound, WorkspaceTooNew, CatalogMismatch, CatalogError,
+    Writes nothing without ``repair``. Raises WorkspaceNotFound, WorkspaceTooNew, CatalogMismatch, CatalogError,
     StorageError.
     """
-    told = progress or NullProgress()
+    progress = progress or NullProgress()
     workspace = Workspace.open(request.workspace, request.storage_options)
     with open_catalog(workspace, request.catalog_url or os.environ.get(DATABASE_VARIABLE)) as catalog:
-        return _verify(workspace, catalog, request, told)
+        return _verify(workspace, catalog, request, progress)
 
 
-def _verify(workspace: Workspace, catalog: Catalog | None, request: VerifyRequest, told: Progress) -> VerifyReport:
+def _verify(workspace: Workspace, catalog: Catalog | None, request: VerifyRequest, progress: Progress) -> VerifyReport:
     started = time.monotonic()
     report = VerifyReport(new_ulid(), workspace.objects.uri)
 
     def skip(message: str) -> None:
         report.skipped.append(message)
-        told.message(message)
+        progress.message(message)
 
     def check() -> Verification:
-        found = verify(workspace, told.phase)
+        verification = verify(workspace, progress.phase)
         if catalog is not None:
-            told.phase("checking memory")
-            verify_memory(workspace, catalog, found)
-        return found
+            progress.phase("checking memory")
+            verify_memory(workspace, catalog, verification)
+        return verification
 
-    found = check()
-    before = len(found.findings)
-    if request.repair and found.findings:
+    verification = check()
+    before = len(verification.findings)
+    if request.repair and verification.findings:
         workspace = Workspace.open_for_writing(request.workspace, request.storage_options)
-        repair = _Repair(workspace, request, report.run_id, told, skip, catalog)
-        if repair.set_damaged_files_aside(found):
-            found = check()
-            before = max(before, len(found.findings))
-        repair.mend(found)
-        found = check()
-        report.mended = max(0, before - len(found.findings))
-    for name in found.busy:
-        skip(f"{name} was not judged, because a run works on it")
-    report.documents, report.lines, report.memory_entries = found.documents, found.lines, found.memory_entries
-    report.findings = found.findings
+        repair = _Repair(workspace, request, report.run_id, progress, skip, catalog)
+        if repair.set_damaged_files_aside(verification):
+            verification = check()
+            before = max(before, len(verification.findings))
+        repair.execute(verification)
+        verification = check()
+        report.mended = max(0, before - len(verification.findings))
+    for name in verification.busy:
+        skip(f"Skipped {name}: another run works on it")
+    report.documents, report.lines = verification.documents, verification.lines
+    report.memory_entries = verification.memory_entries
+    report.findings = verification.findings
     report.seconds = time.monotonic() - started
     return report
 
@@ -117,14 +118,14 @@ class _Repair:
     request: VerifyRequest
     run_id: str
     progress: Progress
-    skip: Any
+    skip: Callable[[str], None]
     catalog: Catalog | None
 
-    def set_damaged_files_aside(self, found: Verification) -> int:
-        """Rename the files of manifests that cannot be read, so that the rest can be; returns how many."""
+    def set_damaged_files_aside(self, verification: Verification) -> int:
+        """Rename unreadable files of manifests, so that the rest can be read; returns their number."""
         count = 0
-        for finding in found.findings:
-            entity = _source_of(found, finding.entity)
+        for finding in verification.findings:
+            entity = _source_of(verification, finding.entity)
             if finding.kind is FindingKind.UNREADABLE and entity is not None:
                 try:
                     count += set_aside(self.workspace, entity, finding.path, self.run_id)
@@ -132,29 +133,29 @@ class _Repair:
                     self.skip(str(error))
         return count
 
-    def mend(self, found: Verification) -> None:
-        """Take what is wrong out of the index, then index the sources that it belongs to; make memory indexes anew."""
-        self._mend_memory([finding for finding in found.findings if finding.kind in OF_MEMORY])
-        wrong: dict[Entity, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    def execute(self, verification: Verification) -> None:
+        """Remove inconsistent documents and index their sources again; rebuild search and memory indexes."""
+        self._repair_memory([finding for finding in verification.findings if finding.kind in OF_MEMORY])
+        damaged: dict[Entity, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         indexes: dict[str, set[str]] = defaultdict(set)
-        for finding in found.findings:
-            entity = _source_of(found, finding.entity)
+        for finding in verification.findings:
+            entity = _source_of(verification, finding.entity)
             if finding.kind in OF_MEMORY:
                 continue
             if finding.kind is FindingKind.INDEX:
                 indexes[finding.entity].add(finding.path)
             elif entity is None:
-                self.skip(f"Not mended, because no source has this name: {finding.entity}")
+                self.skip(f"Not repaired, because the source no longer exists: {finding.entity}")
             elif finding.kind in OF_DOCUMENTS:
-                wrong[entity][finding.fingerprint].add(finding.path)
+                damaged[entity][finding.fingerprint].add(finding.path)
             elif finding.kind is FindingKind.LEDGER:
-                wrong[entity][finding.fingerprint] |= set()
+                damaged[entity][finding.fingerprint] |= set()
             elif finding.kind is FindingKind.STAGED:
-                wrong[entity] |= {}
-        for entity, paths in sorted(wrong.items()):
-            self.progress.phase(f"mending {entity}")
-            if look(self.workspace.objects, lease_path(entity)) != found.leases[entity]:
-                self.skip(f"{entity} has changed since it was verified: verify again")
+                damaged[entity] |= {}
+        for entity, paths in sorted(damaged.items()):
+            self.progress.phase(f"repairing {entity}")
+            if look(self.workspace.objects, lease_path(entity)) != verification.leases[entity]:
+                self.skip(f"Not repaired, because {entity} has changed since it was checked: verify again")
                 continue
             try:
                 mend_source(self.workspace, entity, paths, self.run_id)
@@ -169,12 +170,12 @@ class _Repair:
             except LeaseHeld as error:
                 self.skip(str(error))
 
-    def _mend_memory(self, findings: Sequence[Finding]) -> None:
+    def _repair_memory(self, findings: Sequence[Finding]) -> None:
         for finding in findings:
             if finding.kind is FindingKind.BLOB:
-                self.skip(f"Not mended, because nothing else holds its value: {finding.path!r} of {finding.entity}")
+                self.skip(f"Not repaired, because the value is lost: {finding.path!r} of {finding.entity}")
         for name in sorted({finding.entity for finding in findings if finding.kind is FindingKind.MEMORY_VECTORS}):
-            self.skip(f"The vectors of {name} need a model: driftline memory rebuild {name}")
+            self.skip(f"Not repaired, because the vectors of {name} need a model. Run: driftline memory rebuild {name}")
         try:
             if self.catalog is not None:
                 mend_memory(self.workspace, self.catalog, findings)
@@ -194,8 +195,8 @@ class _Repair:
                 )
                 index_sources(request, self.progress)
         except DriftlineError as error:
-            self.skip(f"The lines taken out of {entity} are to be indexed again with: driftline index {uri} ({error})")
+            self.skip(f"Not reindexed, because the run over {entity} failed ({error}). Run: driftline index {uri}")
 
 
-def _source_of(found: Verification, name: str) -> Entity | None:
-    return next((entity for entity in found.leases if str(entity) == name), None)
+def _source_of(verification: Verification, name: str) -> Entity | None:
+    return next((entity for entity in verification.leases if str(entity) == name), None)

@@ -1,4 +1,4 @@
-"""What a finished flow run shows on its page: a report with tables and plots, and the files that were left out."""
+"""The artifacts of finished flow runs: a report with tables and plots, and the skipped files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from driftline.storage.objects.request_counts import KINDS
 from driftline.storage.workspace.workspace import Workspace
 
 MAX_ROWS = 1_000
-"""So many rows are shown; the run history in the workspace holds them all."""
+"""Rows per table artifact; the run history in the workspace holds all of them."""
 HISTORY_RUNS = 20
 _STATES = ("new", "changed", "touched", "unchanged", "deleted")
 
 
 def show_index(result: dict[str, Any], request: IndexRequest) -> None:
-    """The report of a run, with plots of the runs before it, and a table of the files that were left out and why."""
+    """Publish the report of an index run, with plots of earlier runs, and a table of the skipped files with reasons."""
     sources = result["sources"]
     text = [f"# Index run {result['run_id']}", f"{result['seconds']:.1f} s, into `{result['workspace']}`"]
     if request.dry_run:
@@ -38,22 +38,22 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> None:
     text += ["## Documents and lines", _markdown(names, counts), *_plots(request)]
     text += ["## Seconds by phase", _markdown(["all", *names], seconds)]
     if work:
-        text += ["## Seconds of workers by phase, added up", _markdown(["all", *names], work)]
+        text += ["## Worker seconds by phase, summed over workers", _markdown(["all", *names], work)]
     if result["requests"]:
         kinds = {kind: [counts.get(kind, 0) for counts in result["requests_by_phase"].values()] for kind in KINDS}
-        told = requests_text(result["requests"], _prices())
-        text += ["## Requests", told, _markdown(list(result["requests_by_phase"]), kinds)]
+        table = _markdown(list(result["requests_by_phase"]), kinds)
+        text += ["## Requests", requests_text(result["requests"], _prices()), table]
     create_markdown_artifact("\n\n".join(text), key="driftline-report", description="What the run did")
     skipped = [{"source": source["entity"], **file} for source in sources for file in source["skipped"]]
     _table("driftline-skipped", skipped, "files are not in the index")
 
 
 def _prices() -> Mapping[str, float]:
-    """Those of the file that the worker finds, if it finds one that is right: a report is no reason to fail."""
+    """The prices in the configuration file that the worker finds; empty if it is invalid, so that the run succeeds."""
     try:
         return prices_for()
     except DriftlineError as error:
-        get_run_logger().warning("Requests have no price: %s", error)
+        get_run_logger().warning("The report has no prices of requests: %s", error)
         return {}
 
 
@@ -62,31 +62,31 @@ def _by_phase(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 def show_compaction(result: dict[str, Any]) -> None:
-    """Figures before and after, by tenant."""
+    """Publish the figures before and after a compaction, by tenant."""
     moments = ("before", "after")
     rows = [{"tenant": part["tenant"], "when": when, **part[when]} for part in result["tenants"] for when in moments]
     create_table_artifact(rows, key="driftline-compact", description=f"Run {result['run_id']}")
 
 
 def show_cleanup(result: dict[str, Any]) -> None:
-    """What was found, and whether it was deleted."""
+    """Publish the orphans of a cleanup, and whether it deleted them."""
     verb = "orphans, which would be deleted" if result["dry_run"] else f"orphans, {result['deleted_count']:,} deleted"
     _table("driftline-cleanup", result["orphans"], f"{verb}; {result['scanned_count']:,} objects")
 
 
 def show_verification(result: dict[str, Any]) -> None:
-    """What is wrong."""
+    """Publish the findings of a verification."""
     figures = f"{result['documents']:,} documents, {result['lines']:,} lines"
     _table("driftline-verify", result["findings"], f"findings; {figures}")
 
 
 def _plots(request: IndexRequest) -> list[str]:
-    """Growth, deltas and fragments over the last runs. A store that fails now does not fail the run, which is done."""
+    """Plots of growth, deltas and fragments over the last runs; none if the store fails: the run itself is complete."""
     try:
         workspace = Workspace.open(request.workspace, request.storage_options)
         history = History(newest_runs(workspace, HISTORY_RUNS)[::-1])
     except DriftlineError as error:
-        get_run_logger().warning("The last runs cannot be shown: %s", error)
+        get_run_logger().warning("The report has no plots of earlier runs: %s", error)
         return []
     growth = [history.growth("lines_total"), history.growth("documents_total")]
     plots = {
@@ -99,18 +99,18 @@ def _plots(request: IndexRequest) -> list[str]:
 
 
 def _image(title: str, series: Sequence[Series]) -> str:
-    # An image has no colour to inherit: one that can be read on a dark page and on a light one.
+    # An image inherits no text colour; this grey is legible on dark and on light pages.
     svg = line_plot(title, series).replace("currentColor", "#8a8f98")
     return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}" if svg else ""
 
 
 def _table(key: str, rows: Sequence[dict[str, Any]], what: str) -> None:
-    more = f", the first {MAX_ROWS:,} of them here" if len(rows) > MAX_ROWS else ""
+    more = f"; the first {MAX_ROWS:,} are shown" if len(rows) > MAX_ROWS else ""
     create_table_artifact(list(rows[:MAX_ROWS]), key=key, description=f"{len(rows):,} {what}{more}")
 
 
 def _markdown(columns: Sequence[str], rows: Mapping[str, Sequence[float]]) -> str:
-    """A table of figures: a column for each source, so that it is narrow where there is one."""
+    """A markdown table of figures, with a row for each entry of ``rows`` and a column for each of ``columns``."""
 
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"

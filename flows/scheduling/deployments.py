@@ -1,6 +1,6 @@
-"""What Prefect runs for a workspace: ``deployments/prefect.yaml`` with the sources of ``driftline.toml`` put in.
+"""The Prefect deployments of a workspace: ``deployments/prefect.yaml`` filled in from ``driftline.toml``.
 
-Pure values; ``registration`` brings them to a server.
+Pure values; ``registration`` sends them to a server.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from driftline.flows.config.toml_file import Configuration, ConfiguredSource
 from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
 from driftline.storage.errors import UsageError
 
-WORKSPACE_PLACE = "{{ $DRIFTLINE_WORKSPACE }}"
-"""Where the file has the workspace; Prefect's own command takes it from the environment."""
+WORKSPACE_PLACEHOLDER = "{{ $DRIFTLINE_WORKSPACE }}"
+"""Stands for the workspace in the file; Prefect's own command replaces it from the environment."""
 INDEX = "index"
 WITH_EXECUTOR = (INDEX, "compact")
 ANCHOR = "2026-01-01T00:00:00+00:00"
-"""Intervals are counted from here, so that registering again moves no run."""
+"""Start of all intervals, so that registering again does not shift the schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployments:
-    """Deployments and automations, each in the form of the file."""
+    """Deployments and automations, each a dictionary as in the file."""
 
     deployments: tuple[dict[str, Any], ...]
     automations: tuple[dict[str, Any], ...]
 
 
 def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXECUTOR, prefix: str = "") -> Deployments:
-    """One index deployment for each source, and those that look after the workspace.
+    """An index deployment for each source, and the maintenance deployments of the workspace.
 
-    ``executor`` is where index and compact run their tasks. ``prefix`` goes before every name, for several workspaces
-    on one server. Raises UsageError if there is no source.
+    ``executor`` is where index and compact run their tasks. ``prefix`` precedes every name, so that several workspaces
+    can share a server. Raises UsageError if the configuration has no source.
     """
     if not configuration.sources:
         raise UsageError("There is no source to deploy", str(configuration.path), "Add a [[sources]] table.")
     text = files("driftline.deployments").joinpath("prefect.yaml").read_text(encoding="utf-8")
     file = _filled(yaml.safe_load(text), configuration.workspace)
-    found: list[dict[str, Any]] = []
+    deployments: list[dict[str, Any]] = []
     for template in file["deployments"]:
         if template["name"] in WITH_EXECUTOR and executor != DEFAULT_EXECUTOR:
             template["parameters"]["executor"] = executor
-        found += list(_of_sources(template, configuration)) if template["name"] == INDEX else [template]
-    for deployment in found:
+        deployments += list(_of_sources(template, configuration)) if template["name"] == INDEX else [template]
+    for deployment in deployments:
         deployment["name"] = prefix + deployment["name"]
         if configuration.storage_options:
             deployment["parameters"]["storage_options"] = dict(configuration.storage_options)
-    return Deployments(tuple(found), tuple(file["automations"]))
+    return Deployments(tuple(deployments), tuple(file["automations"]))
 
 
 def deployment_name(entity: Entity) -> str:
-    """The name of the index deployment of a source: ``web``, or ``acme:alpha:web`` beyond the default organisation."""
+    """The name of a source's index deployment: ``web``, or ``acme:alpha:web`` outside the default organisation."""
     parts = list(entity.parts)
     while len(parts) > 1 and DEFAULT_IDS.get(parts[0][0]) == parts[0][1]:
         del parts[0]
@@ -77,7 +77,7 @@ def _of_sources(template: dict[str, Any], configuration: Configuration) -> Itera
 
 
 def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[str, Any]:
-    """Only what is given: the form shows the rest with its defaults."""
+    """The parameters that the configuration sets; Prefect's form shows the defaults of the others."""
     given = {
         "sources": [source.uri],
         "entity": str(source.entity),
@@ -90,7 +90,7 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
 
 def _filled(value: Any, workspace: str) -> Any:
     if isinstance(value, str):
-        return value.replace(WORKSPACE_PLACE, workspace)
+        return value.replace(WORKSPACE_PLACEHOLDER, workspace)
     if isinstance(value, list):
         return [_filled(item, workspace) for item in value]
     if isinstance(value, dict):

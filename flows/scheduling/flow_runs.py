@@ -1,4 +1,4 @@
-"""What all Prefect flows share: progress, the run's log, retries on storage errors, and leases of runs that died."""
+"""Shared by all Prefect flows: progress, the run's log, retries on storage errors, and leases of dead runs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from driftline.storage.workspace.workspace import Workspace
 
 UPDATE_SECONDS = 1.0
 MAX_SHARE = 0.01
-"""Progress is told at most once a second, and never takes more of the time than this."""
+"""Maximum share of the time spent on progress updates, of which there is at most one a second."""
 RETRIES = 3
 FIRST_DELAY_SECONDS = 10
-"""A failing store is tried again after 10, 20 and 40 s, beside what its client tries by itself."""
+"""Storage errors are retried after 10, 20 and 40 s, in addition to the retries of the store's client."""
 
 RunLog = Logger | LoggerAdapter[Any]
 
 
 class PrefectProgress(AbstractContextManager["PrefectProgress"]):
-    """Writes phases to the log of the flow run, and figures to its progress artifact from a thread of its own.
+    """Writes phases to the log of the flow run, and counts to its progress artifact.
 
-    The pipeline only counts: a server that is slow or away does not hold it up.
+    A thread of its own updates the artifact, so that a slow or unreachable server does not delay the run.
     """
 
     def __init__(self, log: RunLog) -> None:
@@ -49,11 +49,11 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
         self._name = ""
         self._total: int | None = None
         self._documents = self._lines = 0
-        self._told = ""
+        self._shown = ""
         self._ended = threading.Event()
-        # Prefect finds its server in the context.
+        # Prefect keeps the address of its server in the context.
         context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._tell_until_ended,), daemon=True)
+        self._thread = threading.Thread(target=context.run, args=(self._update_until_ended,), daemon=True)
         self._thread.start()
 
     def phase(self, name: str, total: int | None = None) -> None:
@@ -73,19 +73,19 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
         self._end()
         update_progress_artifact(self._artifact, progress=100.0, description=description)
 
-    def _tell_until_ended(self) -> None:
+    def _update_until_ended(self) -> None:
         pause = UPDATE_SECONDS
         while not self._ended.wait(pause):
             description = f"{self._name}: {self._documents:,} documents, {self._lines:,} lines"
-            if description == self._told:
+            if description == self._shown:
                 continue
             percent = min(100.0, 100.0 * self._documents / self._total) if self._total else 0.0
             started = time.monotonic()
             try:
                 update_progress_artifact(self._artifact, progress=percent, description=description)
-                self._told = description
-            except Exception as error:  # whatever the client makes of a server that is away: the run goes on
-                self._log.debug("Progress was not told: %s", error)
+                self._shown = description
+            except Exception as error:  # the client raises many kinds if the server is away; the run continues
+                self._log.debug("The progress artifact was not updated: %s", error)
             pause = max(UPDATE_SECONDS, (time.monotonic() - started) / MAX_SHARE)
 
     def _end(self) -> None:
@@ -99,7 +99,7 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
 
 
 class _ToRunLog(logging.Handler):
-    """Passes records of any thread on to the log of one flow run."""
+    """Forwards records of all threads to the log of one flow run."""
 
     def __init__(self, log: RunLog) -> None:
         super().__init__(logging.INFO)
@@ -111,7 +111,7 @@ class _ToRunLog(logging.Handler):
 
 @contextmanager
 def flow_progress() -> Iterator[PrefectProgress]:
-    """The progress of the flow run at hand; meanwhile all that Driftline logs, here and on workers, goes to its log."""
+    """The progress of the current flow run; meanwhile its log receives what Driftline logs here and on workers."""
     log = get_run_logger()
     own, handler = logging.getLogger("driftline"), _ToRunLog(log)
     before = own.level, own.propagate
@@ -127,12 +127,12 @@ def flow_progress() -> Iterator[PrefectProgress]:
 
 
 def is_storage_error(_task: object, _run: object, state: State[Any]) -> bool:
-    """Whether a task failed for a reason that may be gone the next time."""
+    """Whether a task failed with a StorageError, which a retry may overcome."""
     try:
         state.result()
     except StorageError:
         return True
-    except Exception:  # asked for here only to see its kind: Prefect itself raises it, at the end of the run
+    except Exception:  # only its type matters here: Prefect raises it at the end of the run
         return False
     return False
 
@@ -146,33 +146,33 @@ def is_storage_error(_task: object, _run: object, state: State[Any]) -> bool:
     persist_result=False,
 )
 def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Do ``work``; when the store fails, do it again from the start, which goes on from what was committed."""
+    """Run ``work``, and on a StorageError run it again; committed batches stay, so that it continues from there."""
     return work()
 
 
-def options_of(given: dict[str, str] | None) -> dict[str, str] | None:
-    """The storage options of a flow run with the values that they refer to, which the server never sees.
+def options_of(options: dict[str, str] | None) -> dict[str, str] | None:
+    """The storage options of a flow run with their references resolved; the server sees the references only.
 
-    Raises UsageError for a secret that was written out, and for a reference to what is not there.
+    Raises UsageError for a secret in plain text and for an unresolved reference.
     """
-    if given is None:
+    if options is None:
         return None
-    check_options(given, "storage_options")
-    return resolve_options(given, os.environ, "storage_options")
+    check_options(options, "storage_options")
+    return resolve_options(options, os.environ, "storage_options")
 
 
 def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """A hook for crashed and cancelled runs: finish what the dead process had staged, and release its leases.
+    """The hook of crashed and cancelled runs: settle the staged files of dead processes, and release their leases.
 
-    Only of processes that are provably dead; a live one releases its leases itself, those on other hosts expire.
+    It touches only leases whose holder is provably dead: live holders release theirs, and those of other hosts expire.
     """
-    from driftline.tasks.maintenance.clean import release_abandoned  # loads SQLAlchemy, which no other flow run needs
+    from driftline.tasks.maintenance.clean import release_abandoned  # loads SQLAlchemy, which flow runs do not need
 
-    given = flow_run.parameters
-    workspace, options = given["workspace"], options_of(given.get("storage_options"))
+    parameters = flow_run.parameters
+    workspace, options = parameters["workspace"], options_of(parameters.get("storage_options"))
     try:
         Workspace.open(workspace, options)
     except WorkspaceNotFound:
         return
-    freed = release_abandoned(Workspace.open_for_writing(workspace, options), new_ulid())
-    flow_run_logger(flow_run, flow).info("%s: released %s leases of dead processes", state.name, freed)
+    released = release_abandoned(Workspace.open_for_writing(workspace, options), new_ulid())
+    flow_run_logger(flow_run, flow).info("%s: released %s leases of dead processes", state.name, released)

@@ -1,4 +1,4 @@
-"""Brings deployments and automations to a Prefect server; doing it again changes nothing and doubles nothing."""
+"""Registers deployments and automations with a Prefect server; registering again is idempotent."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ TAG = "driftline"
 _TRIGGER: TypeAdapter[DeploymentTriggerTypes] = TypeAdapter(DeploymentTriggerTypes)
 
 
-def register(wanted: Deployments, *, pool: str) -> tuple[list[str], list[str]]:
-    """Register ``wanted`` with workers of ``pool``, which is made if it is not there.
+def register(deployments: Deployments, *, pool: str) -> tuple[list[str], list[str]]:
+    """Register ``deployments`` for the workers of the work pool ``pool``; creates the pool if it does not exist.
 
-    Returns the names of what is registered, and of what was paused because the workspace has it no more. Raises
-    UsageError when no server answers, or when a name belongs to another workspace.
+    Returns ``(registered, paused)`` names; deployments that the workspace no longer has are paused. Raises UsageError
+    if no server answers, or if a name belongs to another workspace.
     """
     with connected() as client:
-        check_names(client, wanted)
+        check_names(client, deployments)
         try:
             template = ProcessWorker.get_default_base_job_template()
             client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
         except ObjectAlreadyExists:
-            pass  # with whatever type of worker the team has chosen
+            pass  # keep the worker type that the team has chosen
         names = []
-        for spec in wanted.deployments:
+        for spec in deployments.deployments:
             deployment = to_prefect(spec, pool=pool)
             deployment.apply()
             names.append(deployment.full_name)
-        register_automations(client, wanted)
-        return names, _pause_others(client, wanted, set(names))
+        register_automations(client, deployments)
+        return names, _pause_others(client, deployments, set(names))
 
 
 def server_url() -> str:
@@ -58,14 +58,14 @@ def server_url() -> str:
         raise UsageError(
             "No Prefect server is configured",
             "PREFECT_API_URL",
-            "Set it, such as http://HOST:4200/api, or use 'driftline serve', which needs none.",
+            "Set it, for example to http://HOST:4200/api, or run 'driftline serve', which starts one.",
         )
     return str(url)
 
 
 @contextmanager
 def connected() -> Iterator[SyncPrefectClient]:
-    """A client of the configured server. Raises UsageError when none answers."""
+    """A client of the configured server. Raises UsageError if it does not answer."""
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
         if error is not None:
@@ -76,7 +76,7 @@ def connected() -> Iterator[SyncPrefectClient]:
 
 
 def to_prefect(spec: dict[str, Any], *, pool: str | None) -> RunnerDeployment:
-    """A deployment of ``prefect.yaml`` as Prefect's own object; without a pool, one to be served."""
+    """A deployment of ``prefect.yaml`` as Prefect's object: for workers of ``pool``, or to be served without one."""
     return RunnerDeployment.from_flow(
         load_flow_from_entrypoint(spec["entrypoint"]),
         spec["name"],
@@ -95,9 +95,9 @@ def to_prefect(spec: dict[str, Any], *, pool: str | None) -> RunnerDeployment:
     )
 
 
-def check_names(client: SyncPrefectClient, wanted: Deployments) -> None:
-    """Raises UsageError when the server has a deployment of a wanted name for another workspace."""
-    for spec in wanted.deployments:
+def check_names(client: SyncPrefectClient, deployments: Deployments) -> None:
+    """Refuse names that the server uses for another workspace. Raises UsageError."""
+    for spec in deployments.deployments:
         flow: Flow[..., Any] = load_flow_from_entrypoint(spec["entrypoint"])
         try:
             known = client.read_deployment_by_name(f"{flow.name}/{spec['name']}")
@@ -106,15 +106,15 @@ def check_names(client: SyncPrefectClient, wanted: Deployments) -> None:
         workspace = known.parameters.get("workspace")
         if workspace != spec["parameters"]["workspace"]:
             raise UsageError(
-                f"The deployment serves another workspace, {workspace}",
+                f"The deployment belongs to another workspace, {workspace}",
                 f"{flow.name}/{spec['name']}",
-                "Give the deployments of this one names of their own with --prefix, or delete that one.",
+                "Choose other names with --prefix, or delete that deployment.",
             )
 
 
-def register_automations(client: SyncPrefectClient, wanted: Deployments) -> None:
-    """Create what is not there, and bring the rest up to date."""
-    for spec in wanted.automations:
+def register_automations(client: SyncPrefectClient, deployments: Deployments) -> None:
+    """Create or update the automations, and delete duplicates by name."""
+    for spec in deployments.automations:
         automation = AutomationCore.model_validate(spec)
         known = client.read_automations_by_name(automation.name)
         for duplicate in known[1:]:
@@ -135,9 +135,9 @@ def _trigger_name(spec: dict[str, Any]) -> str:
     return f"driftline: {spec['name']} when there are too many deltas"
 
 
-def _pause_others(client: SyncPrefectClient, wanted: Deployments, names: set[str]) -> list[str]:
-    """Pause the deployments of the same workspace that are not wanted any more: sources taken out of the file."""
-    workspaces = {spec["parameters"]["workspace"] for spec in wanted.deployments}
+def _pause_others(client: SyncPrefectClient, deployments: Deployments, names: set[str]) -> list[str]:
+    """Pause the workspace's other deployments, whose sources are no longer in the file; returns their names."""
+    workspaces = {spec["parameters"]["workspace"] for spec in deployments.deployments}
     paused = []
     ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
     flows = {flow.id: flow.name for flow in client.read_flows()}

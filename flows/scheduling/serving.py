@@ -1,4 +1,4 @@
-"""``driftline serve``: the deployments of a workspace on this machine, without a worker, with a server if need be."""
+"""``driftline serve``: runs the deployments of a workspace on this machine, and a Prefect server if there is none."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ START_SECONDS = 120
 STOP_SECONDS = 20
 
 
-def serve(wanted: Deployments, *, workspace: str, port: int, limit: int, tell: Callable[[str], None]) -> bool:
-    """Run ``wanted`` until the process is told to stop; False at once if this machine serves them already.
+def serve(deployments: Deployments, *, workspace: str, port: int, limit: int, announce: Callable[[str], None]) -> bool:
+    """Run at most ``limit`` flow runs at once until the process is stopped.
 
-    Without a configured server it uses the one at ``port``, and starts it, with its data in PREFECT_HOME, where none
-    answers. Raises UsageError when a configured server does not answer, ExecutorError when none can be started.
+    Returns False at once if another process on this machine serves the workspace. Without a configured server it uses
+    the one at ``port`` of this machine, and starts one there, with its data in PREFECT_HOME, if none answers.
+    ``announce`` receives a line once the deployments are ready. Raises UsageError if a configured server does not
+    answer, ExecutorError if a server does not start.
     """
     url = PREFECT_API_URL.value()
     own = f"http://127.0.0.1:{port}/api"
@@ -37,12 +39,12 @@ def serve(wanted: Deployments, *, workspace: str, port: int, limit: int, tell: C
     try:
         with FileLock(home / f"driftline-serve-{key}.lock", timeout=0), _server(url, own) as address:
             with connected() as client:
-                check_names(client, wanted)
-                register_automations(client, wanted)
-            deployments = [to_prefect(spec, pool=None) for spec in wanted.deployments]
-            names = ", ".join(deployment.full_name for deployment in deployments)
-            tell(f"serving {names} at {address.removesuffix('/api')}; Ctrl-C stops it")
-            run_deployments(*deployments, limit=limit, print_starting_message=False)
+                check_names(client, deployments)
+                register_automations(client, deployments)
+            runners = [to_prefect(spec, pool=None) for spec in deployments.deployments]
+            names = ", ".join(runner.full_name for runner in runners)
+            announce(f"serving {names} at {address.removesuffix('/api')}; Ctrl-C stops it")
+            run_deployments(*runners, limit=limit, print_starting_message=False)
     except Timeout:
         return False
     return True
@@ -50,7 +52,7 @@ def serve(wanted: Deployments, *, workspace: str, port: int, limit: int, tell: C
 
 @contextmanager
 def _server(configured: str | None, own: str) -> Iterator[str]:
-    """The address of the server to use; one that is started here ends with the block."""
+    """The address of the server to use; a server that this starts stops when the context closes."""
     if configured is not None:
         yield configured
     elif _answers(own):
@@ -67,13 +69,13 @@ def _started(url: str) -> Iterator[None]:
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", port]
     log = get_current_settings().home / "driftline-server.log"
     with log.open("wb") as output:
-        # In a session of its own, so that Ctrl-C does not stop it before the last word to it.
+        # A new session keeps Ctrl-C from the server: the deployments still report to it while they stop.
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         deadline = time.monotonic() + START_SECONDS
         while not _answers(url):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise ExecutorError("The Prefect server did not start", url, f"Look into {log}, or choose a --port.")
+                raise ExecutorError("The Prefect server did not start", url, f"See {log}, or choose another --port.")
             time.sleep(0.2)
         yield
     finally:
@@ -86,7 +88,7 @@ def _started(url: str) -> Iterator[None]:
 
 
 def _used(url: str) -> AbstractContextManager[object]:
-    """Makes ``url`` the server of this process and of those that it starts."""
+    """Use ``url`` as the Prefect server of this process and its children."""
     os.environ["PREFECT_API_URL"] = url
     return temporary_settings({PREFECT_API_URL: url})
 

@@ -168,7 +168,7 @@ def test_a_killed_scheduler_fails_the_run_and_the_next_one_outlives_a_killed_das
         with paused_run(site, worker(), first) as (run, _):
             scheduler.kill()
         assert site.end_of(run) == ["FAILED"]
-        assert "The Dask scheduler has gone away" in site.run(run)["state"]["message"]
+        assert "The connection to the Dask scheduler was lost" in site.run(run)["state"]["message"]
         with paused_run(site, worker(), second) as (run, _):
             dask_worker.kill()
         assert_completed(site, run)
