@@ -1,1 +1,1 @@
-"""What Prefect, Docker and CI run: files, no code."""
+"""The deployment files of Prefect, Docker and CI; no code."""
