@@ -54,12 +54,12 @@ class JsonLines(logging.Handler):
         print(json.dumps(entry, default=str), file=sys.stderr, flush=True)
 
 
-def wants_json(asked: bool, environ: Mapping[str, str]) -> bool:
-    """Whether to log as JSON: by ``--log-json`` (``asked``) or DRIFTLINE_LOG=json. Raises UsageError."""
+def wants_json(requested: bool, environ: Mapping[str, str]) -> bool:
+    """Whether to log as JSON: by ``--log-json`` (``requested``) or DRIFTLINE_LOG=json. Raises UsageError."""
     value = environ.get(LOG_VARIABLE, "")
     if value not in ("", "text", "json"):
         raise UsageError(f"{LOG_VARIABLE} cannot be {value!r}", fix="Set it to json or text.")
-    return asked or value == "json"
+    return requested or value == "json"
 
 
 def quiet_libraries() -> None:

@@ -119,7 +119,7 @@ class SourceRun:
             return
         self._work_tree = self._inspect_work_tree()
         if self._work_tree is None:
-            self.report.full_scan_reason = "--full" if self._source.commit else "git cannot tell"
+            self.report.full_scan_reason = "--full" if self._source.commit else "git cannot list the changes"
             return
         known = self._plan.workspace.source(self._source.entity)
         last = known.commit if known is not None and known.same_place(self._source.record) else None
@@ -215,29 +215,29 @@ class SourceRun:
 
     def _delete(self, scans: list[ScanResult], committer: Committer) -> DeletionRefused | None:
         """Delete the vanished documents; returns the refusal if there are suspiciously many."""
-        gone = self._gone(scans)
-        if not len(gone):
+        vanished = self._vanished(scans)
+        if not len(vanished):
             return None
-        refused = self._refusal(gone)
+        refused = self._refusal(vanished)
         if refused is None:
             with self._timed("delete"), self._committing:
-                had_lines = pc.greater(gone["lines"], 0)
-                removed = gone.filter(had_lines)["path"].to_pylist()
-                committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(gone["path"].to_pylist())))
+                had_lines = pc.greater(vanished["lines"], 0)
+                removed = vanished.filter(had_lines)["path"].to_pylist()
+                committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(vanished["path"].to_pylist())))
             self.indexes_lag |= bool(removed)
-            self._count_deleted(gone)
+            self._count_deleted(vanished)
         return refused
 
-    def _gone(self, scans: list[ScanResult]) -> pa.Table:
+    def _vanished(self, scans: list[ScanResult]) -> pa.Table:
         """The documents that are missing from the listing; none if the listing is incomplete."""
-        gone = pa.concat_tables([scan.diff.deleted for scan in scans])
-        if len(gone) and not all(scan.complete for scan in scans):
+        vanished = pa.concat_tables([scan.diff.deleted for scan in scans])
+        if len(vanished) and not all(scan.complete for scan in scans):
             self._progress.message("Parts of the source could not be listed, so this run deletes nothing.")
-            return gone[:0]
-        return gone
+            return vanished[:0]
+        return vanished
 
-    def _refusal(self, gone: pa.Table) -> DeletionRefused | None:
-        documents = gone.filter(pc.is_null(gone["reason"]))
+    def _refusal(self, vanished: pa.Table) -> DeletionRefused | None:
+        documents = vanished.filter(pc.is_null(vanished["reason"]))
         renamed = (Counter(documents["hash"].to_pylist()) & self._new_hashes).total()
         lost = len(documents) - renamed
         states = self.report.states
@@ -273,8 +273,8 @@ class SourceRun:
         skipped = retouched.filter(pc.invert(indexed))
         self.report.skipped += zip(*(skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
 
-    def _count_deleted(self, gone: pa.Table) -> None:
-        self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(gone["reason"]), min_count=0).as_py()
+    def _count_deleted(self, vanished: pa.Table) -> None:
+        self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(vanished["reason"]), min_count=0).as_py()
 
     def _count_totals(self) -> None:
         self.report.documents_total, self.report.lines_total = self._totals()
@@ -299,11 +299,11 @@ class SourceRun:
             self._count(result)
         for scan in scans:
             self._count_retouched(scan.diff.retouched)
-        gone = self._gone(scans)
-        refused = self._refusal(gone)
+        vanished = self._vanished(scans)
+        refused = self._refusal(vanished)
         if refused:
             raise refused
-        self._count_deleted(gone)
+        self._count_deleted(vanished)
         self._count_totals()
 
     @contextmanager

@@ -184,7 +184,7 @@ def test_what_a_repair_took_out_is_found_though_the_commit_is_the_same(
 def test_a_folder_without_git_is_scanned(ci: Driftline, repository: Path, tmp_path: Path) -> None:
     shutil.rmtree(repository / ".git")
     found = source_of(ci("--json"))
-    assert (found["new"], found["base"], found["full_scan_reason"]) == (3, None, "git cannot tell")
+    assert (found["new"], found["base"], found["full_scan_reason"]) == (3, None, "git cannot list the changes")
     assert_exact(repository, tmp_path)
 
 
