@@ -12,7 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from driftline.tasks.git.work_tree import WorkTree, finish_git, run_git, start_git
+from driftline.tasks.git.isolation import Repository, ask, find_repository, finish, run, start
+from driftline.tasks.git.work_tree import WorkTree
 
 MAX_CHANGED_PATHS = 20_000
 """Looking at more paths one by one is no quicker than a scan."""
@@ -44,26 +45,37 @@ class ChangedPaths:
 
 def head(root: str) -> Commit | None:
     """The commit checked out in the work tree that ``root`` lies in; None without git, or before a first commit."""
-    answer = run_git(root, "rev-list", "--max-count=1", "--timestamp", "HEAD")
-    if not answer:
+    repository = find_repository(root)
+    commit = _head_id(root) if repository is not None else None
+    if repository is None or commit is None:
         return None
-    seconds, commit = answer.decode().split()
-    branch = run_git(root, "symbolic-ref", "--quiet", "--short", "HEAD")
+    committed = _time_of(repository, commit)
+    branch = ask(root, "symbolic-ref", "--quiet", "--short", "HEAD")
     name = branch.decode("utf-8", "replace").strip() if branch else None
-    return Commit(commit, datetime.fromtimestamp(int(seconds), UTC), name)
+    return Commit(commit, committed, name) if committed is not None else None
 
 
 def commit_time(root: str, commit: str) -> datetime | None:
     """When a commit was made; None if the clone does not hold it."""
-    answer = run_git(root, "rev-list", "--max-count=1", "--timestamp", commit) if _ID.fullmatch(commit) else None
-    return datetime.fromtimestamp(int(answer.split()[0]), UTC) if answer else None
+    repository = find_repository(root) if _ID.fullmatch(commit) else None
+    return _time_of(repository, commit) if repository is not None else None
 
 
 def is_ancestor(root: str, commit: str, later: str) -> bool:
     """Whether ``later`` holds ``commit``, as far as the clone can tell."""
-    if not _ID.fullmatch(commit) or not _ID.fullmatch(later):
-        return False
-    return run_git(root, "merge-base", "--is-ancestor", commit, later) is not None
+    repository = find_repository(root) if _ID.fullmatch(commit) and _ID.fullmatch(later) else None
+    return repository is not None and run(repository, root, "merge-base", "--is-ancestor", commit, later) is not None
+
+
+def _head_id(root: str) -> str | None:
+    answer = ask(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    commit = answer.decode().strip() if answer else ""
+    return commit if _ID.fullmatch(commit) else None
+
+
+def _time_of(repository: Repository, commit: str) -> datetime | None:
+    answer = run(repository, repository.top, "rev-list", "--max-count=1", "--timestamp", commit)
+    return datetime.fromtimestamp(int(answer.split()[0]), UTC) if answer else None
 
 
 def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Collection[str]) -> ChangedPaths:
@@ -73,9 +85,9 @@ def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Col
     """
     if not _ID.fullmatch(base):
         return ChangedPaths(None, "the commit indexed last is unknown")
-    if run_git(tree.root, "cat-file", "-e", f"{base}^{{commit}}") is None:
+    if run(tree.repository, tree.root, "cat-file", "-e", f"{base}^{{commit}}") is None:
         return ChangedPaths(None, f"this clone does not hold {base[:12]}, the commit indexed last")
-    answer = run_git(tree.root, "diff-tree", "-r", "-z", "--raw", "--no-renames", base, commit)
+    answer = run(tree.repository, tree.root, "diff-tree", "-r", "-z", "--raw", "--no-renames", base, commit)
     if answer is None:
         return ChangedPaths(None, f"git cannot compare with {base[:12]}, the commit indexed last")
     fields = answer.split(b"\0")[:-1]
@@ -91,9 +103,10 @@ def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> Changed
     """
     # Files that only this machine's own ignore file leaves out are indexed, and have to be seen here.
     command = ("-c", "core.excludesFile=/dev/null", "status", "--porcelain=v1", "-z", "--no-renames")
-    looking = start_git(tree.top, *command, "--untracked-files=all")
-    entries = run_git(tree.top, "ls-files", "--stage", "-v", "-z")
-    status = finish_git(looking)
+    options = ("--untracked-files=all", "--ignore-submodules=all")  # git would run a status in each submodule
+    looking = start(tree.repository, tree.top, *command, *options, head=_head_id(tree.root) or "")
+    entries = run(tree.repository, tree.top, "ls-files", "--stage", "-v", "-z")
+    status = finish(looking)
     if entries is None:
         return ChangedPaths(None, "git cannot list the tracked files")
     listed = b"\0" + entries

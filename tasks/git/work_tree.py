@@ -10,19 +10,19 @@ from __future__ import annotations
 import logging
 import os
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from driftline.tasks.git.isolation import Repository, ask, find_repository, finish, run, start
+
 log = logging.getLogger(__name__)
 
 BLOB_SCHEMA = pa.schema([("path", pa.binary()), ("etag", pa.binary())])
 
 _MAX_PATHSPECS = 100
-_TIMEOUT_SECONDS = 600
 _ID_START = len("H 100644 ")
 _PATH_END = 1 << 30  # "to the end"
 
@@ -36,10 +36,23 @@ class WorkTree:
     """
 
     root: str
-    top: str
-    prefix: str
-    index: str
-    exclude: str
+    repository: Repository
+
+    @property
+    def top(self) -> str:
+        return self.repository.top
+
+    @property
+    def prefix(self) -> str:
+        return self.repository.prefix
+
+    @property
+    def index(self) -> str:
+        return self.repository.index
+
+    @property
+    def exclude(self) -> str:
+        return self.repository.exclude
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +68,13 @@ def find_work_tree(root: str) -> WorkTree | None:
     """The work tree that ``root`` (absolute) lies in; None if there is none, if git is missing or refuses to read
     it, or if it ignores ``root`` (a project below a home folder that is itself under git).
     """
-    if not _has_git_above(root):
+    repository = find_repository(root)
+    if repository is None:
         return None
-    asked = ("--show-toplevel", "--show-prefix", "--git-path", "index", "--git-path", "info/exclude")
-    answer = run_git(root, "rev-parse", *asked)
-    lines = answer.decode("utf-8", "surrogateescape").split("\n") if answer is not None else []
-    if len(lines) != 5:
+    prefix = repository.prefix
+    if prefix and run(repository, repository.top, "check-ignore", "--quiet", "--", f"./{prefix}") is not None:
         return None
-    top, prefix, index, exclude, _ = lines
-    if prefix and run_git(top, "check-ignore", "--quiet", "--", f"./{prefix}") is not None:
-        return None
-    return WorkTree(root, top, prefix, os.path.join(root, index), os.path.join(root, exclude))
+    return WorkTree(root, repository)
 
 
 def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = ()) -> pa.Table:
@@ -79,9 +88,9 @@ def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = ()) -> pa.Table:
     for _ in range(2):
         before = _signature(tree.index)
         options = ("--name-only", "--relative", "--no-renames", "--ignore-submodules=all", "-z")
-        comparison = start_git(tree.root, "diff-files", *options, "--", *narrowed)
-        tracked = run_git(tree.root, "ls-files", "--stage", "-v", "-z", "--", *narrowed)
-        dirty = finish_git(comparison)
+        comparison = start(tree.repository, tree.root, "diff-files", *options, "--", *narrowed)
+        tracked = run(tree.repository, tree.root, "ls-files", "--stage", "-v", "-z", "--", *narrowed)
+        dirty = finish(comparison)
         if dirty is None or tracked is None:
             break
         # The two commands agree only if nobody wrote the index between them.
@@ -96,8 +105,8 @@ def git_origin(root: str) -> GitOrigin | None:
     tree = find_work_tree(root)
     if tree is None:
         return None
-    url = run_git(root, "config", "--get", "remote.origin.url")
-    commit = run_git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    url = ask(root, "config", "--get", "remote.origin.url")
+    commit = ask(root, "rev-parse", "--verify", "--quiet", "HEAD")
     return GitOrigin(
         _without_credentials(url.decode("utf-8", "replace").strip()) if url else None,
         tree.prefix,
@@ -123,63 +132,9 @@ def _without_credentials(url: str) -> str:
     return re.sub(r"^([a-z][a-z0-9+.-]*://)[^/@]*@", r"\1", url, flags=re.IGNORECASE)
 
 
-def _has_git_above(root: str) -> bool:
-    folder = root
-    while True:
-        if os.path.lexists(os.path.join(folder, ".git")):
-            return True
-        parent = os.path.dirname(folder)
-        if parent == folder:
-            return False
-        folder = parent
-
-
 def _signature(path: str) -> tuple[int, int, int] | None:
     try:
         found = os.stat(path)
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def run_git(folder: str, *arguments: str) -> bytes | None:
-    """What git prints when it is run in ``folder``; None if it fails, or takes longer than ten minutes."""
-    return finish_git(start_git(folder, *arguments))
-
-
-def start_git(folder: str, *arguments: str) -> subprocess.Popen[bytes] | None:
-    """Git at work in ``folder``, for ``finish_git``; None if it cannot be run."""
-    # Inside a hook git sets GIT_DIR and the like, which would point to another repository. A file system
-    # monitor is a command that the repository names: it is not run.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    environment |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", *arguments]
-    try:
-        return subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError as error:
-        log.debug("git cannot be run: %s", error)
-        return None
-
-
-def finish_git(process: subprocess.Popen[bytes] | None) -> bytes | None:
-    """As ``run_git``, of a process that ``start_git`` gave."""
-    if process is None:
-        return None
-    try:
-        output, _ = process.communicate(timeout=_TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        log.debug("%s took too long", process.args)
-        return None
-    if process.returncode != 0:
-        log.debug("%s failed with %d", process.args, process.returncode)
-        return None
-    return output
