@@ -1,7 +1,7 @@
-"""Leases with fencing tokens: one holder at a time, and a number by which late commits are refused.
+"""Leases with fencing tokens: one holder at a time, and a token that rejects late commits.
 
-A lease alone protects nothing, since a holder may be paused and wake up late: whoever commits under a lease checks
-its token (DESIGN, "Leases").
+A lease alone protects nothing, because a paused holder may wake up after its lease has expired. Every commit under a
+lease therefore checks the token (DESIGN, "Leases").
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Owner(BaseModel):
 
 
 class _Record(BaseModel):
-    """The lease file. ``nonce`` tells two acquisitions apart whose other fields are equal."""
+    """The lease file. ``nonce`` distinguishes acquisitions whose other fields are equal."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -77,10 +77,10 @@ class _Record(BaseModel):
 
 
 class Lease:
-    """A held lease, renewed by a thread until it is released or abandoned; a context manager that releases.
+    """A held lease. A background thread renews it until it is released or abandoned; leaving the context releases it.
 
-    ``token`` is higher than that of every earlier holder. ``taken_over`` tells that the previous holder did not
-    release: its late commits must be fenced. A process forked from the holder's neither renews nor releases.
+    ``token`` is higher than the token of every earlier holder. ``taken_over`` is true if the previous holder did not
+    release the lease, so that its late commits must be fenced. A forked child neither renews nor releases the lease.
     """
 
     def __init__(self, objects: ObjectStore, path: str, record: _Record, version: str, *, taken_over: bool) -> None:
@@ -92,7 +92,7 @@ class Lease:
         self._version = version
         self._pid = os.getpid()
         self._ended = threading.Event()
-        # In a copy of this context, so that its requests are counted.
+        # A copy of this context, so that the tally counts the thread's requests.
         renew = contextvars.copy_context().run
         self._thread = threading.Thread(
             target=renew, args=(self._renew_until_ended,), name=f"lease {path}", daemon=True
@@ -100,32 +100,35 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Read the lease file. Raises LeaseLost when another holder has taken over or this one has ended."""
+        """Read the lease file and verify that this process still holds the lease.
+
+        Raises LeaseLost, CorruptFile, WorkspaceTooNew, StorageError.
+        """
         if self._ended.is_set() or os.getpid() != self._pid:
-            raise LeaseLost("This lease is not held by this process any more", self._where)
+            raise LeaseLost("This process no longer holds the lease", self._where, "Start the run again.")
         try:
-            found, _ = _read(self._objects, self._path)
+            current, _ = _read(self._objects, self._path)
         except ObjectNotFound:
             raise LeaseLost("The lease file is gone", self._where, "Start the run again.") from None
-        if not self._is_ours(found):
-            raise _lost(found, self._where)
+        if not self._is_ours(current):
+            raise _lost(current, self._where)
 
     def release(self) -> None:
-        """Stop renewing and let the next holder in at once; harmless when the lease is lost or released already.
+        """Stop renewing and free the lease immediately; does nothing if the lease is already lost or released.
 
-        A store that fails here is logged, not raised: the lease then expires.
+        A failure of the store is logged, not raised: the lease then expires.
         """
         if not self._stop():
             return
         try:
             self._write("released")
         except LeaseLost:
-            _log.warning("The lease was taken over before its release: %s", self._where)
+            _log.warning("Another run took the lease over before its release: %s", self._where)
         except DriftlineError as error:
             _log.warning("The lease was not released and will expire: %s", error)
 
     def abandon(self) -> None:
-        """Stop renewing but leave the lease held, after an unknown outcome: the next holder sees ``taken_over``."""
+        """Stop renewing but leave the lease held, so that the next holder sees ``taken_over``; for unknown outcomes."""
         self._stop()
 
     def __enter__(self) -> Self:
@@ -141,7 +144,7 @@ class Lease:
         return f"{self._objects.uri}/{self._path}"
 
     def _stop(self) -> bool:
-        """End the renewals; False when they have ended before or belong to another process."""
+        """End the renewals; False if they have already ended or belong to another process."""
         if self._ended.is_set() or os.getpid() != self._pid:
             return False
         self._ended.set()
@@ -155,8 +158,8 @@ class Lease:
             except LeaseLost as error:
                 _log.warning("%s", error)
                 return
-            except DriftlineError as error:  # the next turn may succeed; check() is what protects
-                _log.warning("The lease was not renewed: %s", error)
+            except DriftlineError as error:  # the next renewal may succeed; commits call check() anyway
+                _log.warning("Could not renew the lease, will try again: %s", error)
 
     def _write(self, state: Literal["held", "released"]) -> None:
         record = self._record.model_copy(update={"state": state, "renewed": datetime.now(UTC)})
@@ -165,14 +168,18 @@ class Lease:
                 self._version = self._objects.replace(self._path, record.to_bytes(), self._version)
                 self._record = record
                 return
-            except PreconditionFailed:  # perhaps by an earlier write of ours whose acknowledgement was lost
-                found, self._version = _read(self._objects, self._path)
-                if not self._is_ours(found):
-                    raise _lost(found, self._where) from None
-        raise StorageError("The store refuses every renewal of a lease that nobody else has taken", self._where)
+            except PreconditionFailed:  # an earlier write of our own may have succeeded without an acknowledgement
+                current, self._version = _read(self._objects, self._path)
+                if not self._is_ours(current):
+                    raise _lost(current, self._where) from None
+        raise StorageError(
+            f"The store rejected {WRITE_ATTEMPTS} attempts to write a lease that no other run has taken",
+            self._where,
+            "Check that the store honours conditional writes.",
+        )
 
-    def _is_ours(self, found: _Record) -> bool:
-        return (found.token, found.nonce) == (self._record.token, self._record.nonce)
+    def _is_ours(self, current: _Record) -> bool:
+        return (current.token, current.nonce) == (self._record.token, self._record.nonce)
 
 
 def acquire(
@@ -185,12 +192,11 @@ def acquire(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Lease:
-    """Take the lease at ``path`` for this process, waiting up to ``wait_seconds`` for its holder.
+    """Acquire the lease at ``path`` for this process, waiting up to ``wait_seconds`` for its holder.
 
-    A lease is free when it was never taken, was released, when its holder is provably dead (same host and boot), or
-    when its file has not changed for the holder's TTL as seen by ``clock``; so the lease of a dead holder on another
-    host is taken over only by a caller that waits. Raises LeaseHeld, CorruptFile for a file that is no lease,
-    WorkspaceTooNew for one of a newer format.
+    A lease is free if it was never taken or has been released, if its holder is provably dead (same host and boot), or
+    if its file has not changed for the holder's TTL by ``clock``. Hence only a caller that waits takes over from a
+    dead holder on another host. Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError.
     """
     deadline = clock() + wait_seconds
     seen_version, seen_since = "", clock()
@@ -198,16 +204,16 @@ def acquire(
     while True:
         before = clock()
         try:
-            found, version = _read(objects, path)
+            current, version = _read(objects, path)
         except ObjectNotFound:
-            found, version = None, ""
+            current, version = None, ""
         if version != seen_version:
             seen_version, seen_since = version, clock()
-        expired = found is not None and before - seen_since >= found.ttl_seconds
-        if found is None or found.state == "released" or expired or found.is_provably_dead():
-            record = _new_record(run_id, found.token + 1 if found else 1, ttl_seconds)
+        expired = current is not None and before - seen_since >= current.ttl_seconds
+        if current is None or current.state == "released" or expired or current.is_provably_dead():
+            record = _new_record(run_id, current.token + 1 if current else 1, ttl_seconds)
             try:
-                if found is None:
+                if current is None:
                     written = objects.create(path, record.to_bytes())
                 else:
                     written = objects.replace(path, record.to_bytes(), version)
@@ -216,18 +222,18 @@ def acquire(
                 if conflicts >= WRITE_ATTEMPTS and clock() >= deadline:
                     raise
                 continue
-            return Lease(objects, path, record, written, taken_over=found is not None and found.state == "held")
+            return Lease(objects, path, record, written, taken_over=current is not None and current.state == "held")
         remaining = deadline - clock()
         if remaining <= 0:
-            raise _held(found, f"{objects.uri}/{path}")
-        sleep(min(remaining, MAX_POLL_SECONDS, found.ttl_seconds / POLLS_PER_TTL))
+            raise _held(current, f"{objects.uri}/{path}")
+        sleep(min(remaining, MAX_POLL_SECONDS, current.ttl_seconds / POLLS_PER_TTL))
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a lease file says: ``is_free`` if ``acquire`` would get it without waiting; ``version`` changes with it.
+    """The state of a lease file: ``is_free`` if ``acquire`` would succeed without waiting, ``version`` of the file.
 
-    ``is_abandoned`` if it is free because its holder has died.
+    ``holder`` describes the holder in words. ``is_abandoned`` if the lease is free because its holder has died.
     """
 
     is_free: bool
@@ -237,13 +243,13 @@ class Sighting:
 
 
 def look(objects: ObjectStore, path: str) -> Sighting:
-    """Read a lease without taking it. Raises CorruptFile and WorkspaceTooNew; a missing file is free."""
+    """Read a lease without acquiring it; a missing file is free. Raises CorruptFile, WorkspaceTooNew, StorageError."""
     try:
-        found, version = _read(objects, path)
+        current, version = _read(objects, path)
     except ObjectNotFound:
         return Sighting(True, "", "")
-    is_abandoned = found.state == "held" and found.is_provably_dead()
-    return Sighting(found.state == "released" or is_abandoned, version, _held(found, path).what, is_abandoned)
+    is_abandoned = current.state == "held" and current.is_provably_dead()
+    return Sighting(current.state == "released" or is_abandoned, version, _held(current, path).what, is_abandoned)
 
 
 def _new_record(run_id: str, token: int, ttl_seconds: float) -> _Record:
@@ -270,26 +276,29 @@ def _read(objects: ObjectStore, path: str) -> tuple[_Record, str]:
         record = _Record.model_validate_json(data)
     except ValidationError as error:
         raise CorruptFile(
-            "This is not a lease of Driftline", where, "Look at the file; delete it only when no run is active."
+            "The file is not a Driftline lease", where, "Inspect the file; delete it only while no run is active."
         ) from error
     if record.format_version > FORMAT_VERSION:
-        raise WorkspaceTooNew("The lease was written by a newer Driftline", where, "Update Driftline.")
+        raise WorkspaceTooNew(
+            "A newer version of Driftline wrote the lease", where, "Upgrade: pip install -U driftline"
+        )
     return record, version
 
 
-def _held(found: _Record, where: str) -> LeaseHeld:
-    until = (found.renewed + timedelta(seconds=found.ttl_seconds)).isoformat(timespec="seconds")
+def _held(current: _Record, where: str) -> LeaseHeld:
+    owner = current.owner
+    until = (current.renewed + timedelta(seconds=current.ttl_seconds)).isoformat(timespec="seconds")
     return LeaseHeld(
-        f"Run {found.owner.run_id} holds the lease (host {found.owner.host}, process {found.owner.pid}), "
-        f"until {until} unless it renews",
+        f"Run {owner.run_id} holds the lease (host {owner.host}, process {owner.pid}), until {until} unless it renews",
         where,
-        f"Run again when it has ended; if its host has died, wait {found.ttl_seconds:.0f} s for the lease to expire.",
+        f"Run again when it has ended; if its host has died, wait {current.ttl_seconds:.0f} s for the lease to expire.",
     )
 
 
-def _lost(found: _Record, where: str) -> LeaseLost:
+def _lost(current: _Record, where: str) -> LeaseLost:
+    owner = current.owner
     return LeaseLost(
-        f"Run {found.owner.run_id} has taken the lease over (host {found.owner.host}, process {found.owner.pid})",
+        f"Run {owner.run_id} has taken the lease over (host {owner.host}, process {owner.pid})",
         where,
-        "This run must not publish; start it again.",
+        "This run can no longer publish; start it again.",
     )

@@ -1,4 +1,4 @@
-"""Which process is this, and is that one dead? Used to take over leases on one host without waiting."""
+"""Identifies processes across hosts and reboots, so that leases of dead processes on this host need no waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEAD_STATES = ("Z", "X")
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process among all hosts and boots. ``start_time`` is "" where the system does not tell it."""
+    """A process, unique across hosts and boots. ``start_time`` is "" where the system does not report it."""
 
     host: str
     boot_id: str
@@ -25,12 +25,12 @@ class ProcessIdentity:
 
     @classmethod
     def current(cls) -> ProcessIdentity:
-        """The identity of the calling process; after a fork, of the child."""
+        """The identity of the calling process; in a forked child, that of the child."""
         pid = os.getpid()
         return cls(platform.node(), _boot_id(), pid, _start_time(pid))
 
     def is_provably_dead(self) -> bool:
-        """True only when this host and boot can say so; False also means "cannot tell"."""
+        """True only if this host, in this boot, can prove it; False also means "unknown"."""
         if self.boot_id != _boot_id():
             return False
         if self.start_time:
@@ -46,7 +46,7 @@ class ProcessIdentity:
 
 @cache
 def _boot_id() -> str:
-    """The boot and the pid namespace, since containers share a boot but number their processes apart."""
+    """The boot id and the pid namespace: containers share a boot id but have process ids of their own."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -54,7 +54,7 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Clock ticks since boot, or "" for a process that is gone, has ended, or cannot be seen."""
+    """Clock ticks since boot, or "" for a process that has ended or is not visible."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,7 +1,7 @@
-"""What the file systems of sources raise, as errors of Driftline's.
+"""Translates the exceptions of source file systems into Driftline's errors.
 
-Each file system of fsspec raises what its own SDK raises, without a common base: ``sources`` therefore
-catches every ``Exception`` of a call into one and raises what ``translate`` makes of it.
+The exceptions of fsspec's file systems come from their SDKs and share no base class. ``source`` therefore catches
+every ``Exception`` of a call into fsspec and raises what ``translate`` returns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CREDENTIAL_ERRORS = frozenset(
 
 
 def translate(error: BaseException, where: str, what: str = "Reading failed") -> DriftlineError:
-    """``error`` as one of ours, about ``where``; ``what`` names the failure if it is none that the caller can mend."""
+    """``error`` as a DriftlineError about ``where``; ``what`` describes a failure that has no class of its own."""
     if isinstance(error, DriftlineError):
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
@@ -35,12 +35,12 @@ def translate(error: BaseException, where: str, what: str = "Reading failed") ->
     if isinstance(error, PermissionError) or names & _CREDENTIAL_ERRORS or _http_status(error) in (401, 403):
         return AccessDenied("Access denied", where, f"Check credentials and permissions ({_one_line(error)}).")
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
-        return ObjectNotFound("A link, which is not followed", where)
+        return ObjectNotFound("Symbolic links are not followed", where)
     return StorageError(what, where, _one_line(error))
 
 
 def _http_status(error: BaseException) -> int | None:
-    """The status of the answer behind an error: S3 says 403 to wrong keys under many names."""
+    """The HTTP status behind an error; S3 answers 403 under many names, so the name alone is not enough."""
     for candidate in (error, error.__cause__):
         response = getattr(candidate, "response", None)
         if isinstance(response, Mapping):

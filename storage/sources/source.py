@@ -1,6 +1,6 @@
-"""Sources: open a local path or any fsspec URL, list it freshly, read it, stat it.
+"""Sources: open a local path or any fsspec URL, and list, read and stat its files.
 
-Local trees are read with ``os``; everything else goes through fsspec, with its caches off.
+Local trees are read with ``os``, everything else through fsspec with its caches disabled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from driftline.storage.sources.errors import translate
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 _FLAT = frozenset({"s3", "gs", "az"})
-"""Stores whose ``find`` is one flat listing that raises when it fails; others are listed folder by folder."""
+"""Stores whose ``find`` is one flat listing that raises on failure; all others are listed folder by folder."""
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _ETAG_KEYS = ("generation", "ETag", "etag", "CRC", "sha")
@@ -51,7 +51,7 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Source:
-    """A tree of files to scan. Picklable: a worker opens its own connection.
+    """A tree of files to scan. Picklable: each worker opens its own connection.
 
     ``uri`` is an absolute local path or ``protocol://bucket/prefix``, without a trailing slash and without credentials.
     """
@@ -76,11 +76,11 @@ class Source:
         return self._connection[1]
 
     def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[FileInfo]:
-        """The files below ``prefix`` ("" or a folder with a trailing slash), in no set order.
+        """The files below ``prefix`` ("" or a folder with a trailing slash), in no particular order.
 
-        Complete and fresh, or StorageError: a remote listing is finished before its first item is yielded, and
-        a local one raises where it fails. A missing prefix is empty. Paths are as the store has them: odd keys
-        (``a//b``) are the caller's to judge; folder markers (keys that end in a slash) are left out.
+        A remote listing finishes before its first item is yielded; a local one raises where it fails. A missing prefix
+        is empty. Paths are spelled as in the store, including odd keys (``a//b``); folder markers (keys that end in a
+        slash) are omitted. Raises AccessDenied, ObjectNotFound, StorageError.
         """
         if not recursive:
             yield from self.list_top(prefix)[1]
@@ -96,7 +96,10 @@ class Source:
             yield from [info for folder in self._descend(prefix) for info in folder]
 
     def list_top(self, prefix: str = "") -> tuple[Sequence[str], Sequence[FileInfo]]:
-        """The folders (full relative path and a trailing slash) and the files directly in ``prefix``, sorted."""
+        """The folders (relative paths with a trailing slash) and the files directly in ``prefix``, each sorted.
+
+        Raises AccessDenied, ObjectNotFound, StorageError.
+        """
         if self.is_local:
             return self._list_top_local(prefix)
         folders: list[str] = []
@@ -112,9 +115,10 @@ class Source:
         return sorted(set(folders)), sorted(files, key=lambda info: info.path)
 
     def first_look(self, prefix: str = "") -> tuple[Sequence[str], bool, bool]:
-        """``(folders directly in prefix, whether there are files, whether that is all)``, by one request if it can.
+        """``(folders directly in prefix, whether it has files, whether the listing is complete)``.
 
-        Like ``list_top``, but of S3 only the first page of the listing, which may be one of many.
+        Like ``list_top``, but reads only the first page of a listing of S3, with one request.
+        Raises AccessDenied, ObjectNotFound, StorageError.
         """
         if self.uri.partition("://")[0] != "s3" or "::" in self.uri:
             folders, files = self.list_top(prefix)
@@ -123,13 +127,13 @@ class Source:
         below = f"{key.rstrip('/')}/" if key else ""
         try:
             page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=below, Delimiter="/")
-        except Exception as error:  # raised again, translated: SDKs have no common base (source_errors)
+        except Exception as error:  # the exceptions of SDKs have no common base (sources/errors.py)
             raise translate(error, f"{self.uri}/{prefix}", "Listing failed") from error
-        found = (self._relative({"name": f"{bucket}/{entry['Prefix']}"}) for entry in page.get("CommonPrefixes", ()))
-        return [folder for folder in found if folder], len(page.get("Contents", ())) > 0, not page["IsTruncated"]
+        paths = (self._relative({"name": f"{bucket}/{entry['Prefix']}"}) for entry in page.get("CommonPrefixes", ()))
+        return [path for path in paths if path], len(page.get("Contents", ())) > 0, not page["IsTruncated"]
 
     def read(self, path: str) -> bytes:
-        """The bytes of a file. Raises ObjectNotFound, AccessDenied, StorageError; local links are not followed."""
+        """The bytes of a file; local links are not followed. Raises ObjectNotFound, AccessDenied, StorageError."""
         if self.is_local:
             return _read_local(self._local(path))
         try:
@@ -138,7 +142,7 @@ class Source:
             raise translate(error, f"{self.uri}/{path}") from error
 
     def read_many(self, paths: Sequence[str]) -> Sequence[bytes | DriftlineError]:
-        """The bytes of each file or its error, in order; concurrently where the store allows it."""
+        """The bytes of each file, or its error, in the order of ``paths``; read concurrently where the store allows."""
         if self.is_local or not paths:
             return [self._read_or_error(path) for path in paths]
         try:
@@ -152,15 +156,15 @@ class Source:
         ]
 
     def stat(self, path: str) -> FileInfo | None:
-        """What the store says of one file now; None if there is no such file."""
+        """The current metadata of a file, or None if it does not exist. Raises AccessDenied, StorageError."""
         if self.is_local:
             try:
-                found = os.lstat(self._local(path))
+                status = os.lstat(self._local(path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
             except OSError as error:
                 raise translate(error, f"{self.uri}/{path}") from error
-            return FileInfo(path, found.st_size, found.st_mtime_ns) if stat_module.S_ISREG(found.st_mode) else None
+            return FileInfo(path, status.st_size, status.st_mtime_ns) if stat_module.S_ISREG(status.st_mode) else None
         try:
             self._fs.invalidate_cache()
             entry = self._fs.info(self._key(path))
@@ -198,13 +202,13 @@ class Source:
     def _find(self, prefix: str) -> Iterator[FileInfo]:
         try:
             self._fs.invalidate_cache()
-            found = self._fs.find(self._key(prefix).rstrip("/"), detail=True)
+            entries = self._fs.find(self._key(prefix).rstrip("/"), detail=True)
             # adlfs reports a missing container as an empty one, and a blob at the prefix as a list.
-            if self.uri.startswith("az://") and not found and not self._bucket_exists():
+            if self.uri.startswith("az://") and not entries and not self._bucket_exists():
                 raise FileNotFoundError(self.uri)
         except Exception as error:
             raise translate(error, f"{self.uri}/{prefix}", "Listing failed") from error
-        for entry in found.values() if isinstance(found, Mapping) else ():
+        for entry in entries.values() if isinstance(entries, Mapping) else ():
             path = self._relative(entry)
             if path and path.startswith(prefix) and not path.endswith("/"):
                 yield self._info(entry, path)
@@ -214,17 +218,17 @@ class Source:
         while pending:
             folders, files = self.list_top(pending.pop())
             yield files
-            # A store may answer a folder with itself.
-            fresh = [folder for folder in folders if folder not in seen]
-            seen.update(fresh)
-            pending.extend(fresh)
+            # Some stores list a folder as its own child.
+            unseen = [folder for folder in folders if folder not in seen]
+            seen.update(unseen)
+            pending.extend(unseen)
 
     def _entries(self, prefix: str) -> Iterable[Mapping[str, Any]]:
         try:
             self._fs.invalidate_cache()
             return list(self._fs.ls(self._key(prefix).rstrip("/"), detail=True))
         except FileNotFoundError as error:
-            # An empty prefix is no failure, a missing bucket is one.
+            # An empty prefix is valid; a missing bucket is an error.
             if self.uri.partition("://")[0] in _FLAT and not self._bucket_exists():
                 raise translate(error, self.uri, "Listing failed") from error
             return []
@@ -260,9 +264,9 @@ class Source:
 def open_source(
     uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *, allow_empty: bool = False
 ) -> Source:
-    """The source at a path or an fsspec URL, after one look at it.
+    """Open the source at a path or an fsspec URL, and check that it can be listed.
 
-    ``allow_empty`` accepts a prefix without any file in a bucket that exists (a known source that was emptied).
+    ``allow_empty`` accepts a prefix without files in an existing bucket (a known source that has been emptied).
     Raises SourceNotFound, UnknownScheme, MissingExtra, AccessDenied.
     """
     text = os.fspath(uri)
@@ -286,12 +290,14 @@ def open_source(
     except StorageError as error:
         raise SourceNotFound("The source cannot be listed", source.uri, str(error.__cause__ or error)) from error
     if not folders and not files and not allow_empty:
-        raise SourceNotFound("No files", source.uri, "Check the spelling, and that it is a folder, not a file.")
+        raise SourceNotFound(
+            "The source has no files", source.uri, "Check the spelling, and that it is a folder, not a file."
+        )
     return source
 
 
 def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> Source:
-    """The source that ``open_source`` once returned as ``uri``, without a look at it."""
+    """The source that ``open_source`` once returned for ``uri``, without contacting it."""
     return Source(uri, dict(storage_options or {}), is_local="://" not in uri and "::" not in uri)
 
 
@@ -303,7 +309,7 @@ def _open_local(text: str) -> Source:
     except FileNotFoundError as error:
         raise SourceNotFound("No such folder", path, "Check the spelling.") from error
     except NotADirectoryError as error:
-        raise SourceNotFound("A source is a folder, and this is a file", path, "Give its folder.") from error
+        raise SourceNotFound("A source must be a folder, not a file", path, "Give the file's folder.") from error
     except PermissionError as error:
         raise AccessDenied("The folder cannot be read", path, "Check its permissions.") from error
     except (OSError, ValueError) as error:
@@ -312,25 +318,27 @@ def _open_local(text: str) -> Source:
 
 
 def _split_credentials(scheme: str, rest: str) -> tuple[str, dict[str, Any]]:
-    """The URI without user and password, and the options that fsspec takes from the full one."""
+    """The URI without user and password, and the options that fsspec derives from the full URI."""
     uri = f"{scheme}://{rest}"
     options = dict(_file_system_class(uri, scheme)._get_kwargs_from_urls(uri))
     netloc, slash, tail = rest.partition("/")
-    # az://container@account: the part before the @ is no user.
+    # az://container@account: the part before the @ is not a user name.
     netloc = netloc.partition("@")[0] if scheme == "az" else netloc.rpartition("@")[2]
     path = re.sub(r"/+$", "", slash + tail)
     if not netloc and scheme != "memory":
-        raise SourceNotFound("A URI without a bucket or host", f"{scheme}://", "For example: s3://bucket/folder.")
+        raise SourceNotFound(
+            "The URI names no bucket or host", f"{scheme}://", "Write, for example, s3://bucket/folder."
+        )
     return f"{scheme}://{(netloc + path).lstrip('/') if scheme == 'memory' else netloc + path}", options
 
 
 def _file_system_class(uri: str, scheme: str) -> Any:
-    import fsspec  # 0.2 s that a local source need not pay
+    import fsspec  # takes 0.2 s, which local sources save
 
     try:
         return fsspec.get_filesystem_class(scheme)
     except ValueError as error:
-        known = "a path, s3, gs, az, memory, http and what fsspec knows"
+        known = "a path, s3, gs, az, memory, http, or another scheme of fsspec"
         raise UnknownScheme(f"Unknown scheme {scheme!r}", uri, f"Use {known}.") from error
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
@@ -344,8 +352,8 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
     try:
-        known = for_fsspec(uri.partition("://")[0], options)
-        fs, root = url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **known)
+        translated = for_fsspec(uri.partition("://")[0], options)
+        fs, root = url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **translated)
         if "::" not in uri:
             watch(fs, uri.partition("://")[0])
     except Exception as error:
@@ -354,7 +362,7 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _read_local(path: str) -> bytes:
-    # Not following links and not blocking: the file may have become a link or a pipe since it was listed.
+    # The file may have become a link or a pipe since the listing: do not follow links, do not block.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -377,7 +385,7 @@ def _nanoseconds(moment: Any) -> int:
     if isinstance(moment, datetime.datetime):
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=datetime.UTC)
-        # Exact to the microsecond, which a float of seconds is not.
+        # Integers are exact to the microsecond; a float of seconds is not.
         microseconds: int = (moment - _EPOCH) // datetime.timedelta(microseconds=1)
         return microseconds * 1000
     return round(moment * 1_000_000) * 1000 if isinstance(moment, (int, float)) else 0
