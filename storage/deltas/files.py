@@ -1,4 +1,4 @@
-"""One Parquet file of a delta index: how it is written, and how no more of it is read than a read wants."""
+"""One Parquet file of a delta index: writes full row groups, and reads only the row groups that a query needs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from driftline.storage.objects.store import ObjectStore
 FORMAT_VERSION = 1
 ROW_GROUP_ROWS = 122_880
 GROUPS_PER_READ = 4
-"""Row groups that are decoded at once: enough for all cores, few enough for memory."""
+"""Row groups decoded at once: enough to use all cores, few enough to bound memory."""
 COMPRESSION = "zstd"
 
 _FOOTER = b"driftline"
 
 
 class Footer(BaseModel):
-    """What a file says of itself. ``folded`` and ``max_rev``, the highest ``rev`` ever folded, are of bases."""
+    """The metadata of a file. Only bases have ``folded`` and ``max_rev``, the highest ``rev`` ever folded."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,12 +35,12 @@ class Footer(BaseModel):
     folded: tuple[str, ...] = ()
     max_rev: int = 0
     nonce: str = ""
-    """Tells two bases apart that hold the same rows, so that of two compactions one publishes."""
+    """Distinguishes two bases with the same rows, so that only one of two concurrent compactions publishes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of an index: ``schema`` holds the values, key first; on disk ``op``, ``rev`` and ``written`` lead."""
+    """The columns of an index: ``schema`` has the values, key first; files add ``op``, ``rev`` and ``written``."""
 
     kind: str
     schema: pa.Schema
@@ -54,7 +54,7 @@ class Layout:
 
 
 class FileWriter:
-    """Writes rows of ``file_schema``, which come sorted by key, into a buffer, in full row groups."""
+    """Writes rows of ``file_schema``, sorted by key, into a buffer, in full row groups."""
 
     def __init__(self, layout: Layout) -> None:
         self.rows = 0
@@ -65,7 +65,7 @@ class FileWriter:
         self._pending_rows = 0
 
     def write(self, rows: pa.Table) -> None:
-        """Add ``rows``, which follow those before."""
+        """Append ``rows``, whose keys follow those already written."""
         self.rows += len(rows)
         self._pending.append(rows)
         self._pending_rows += len(rows)
@@ -89,9 +89,9 @@ class FileWriter:
 
 
 class FileReader:
-    """An open file of the index; a context manager. Raises CorruptFile and WorkspaceTooNew, which name the file.
+    """An open file of the index; a context manager. ``immutable`` files of a bucket may come from the cache.
 
-    A file that vanishes raises ObjectNotFound, when it is opened or later, unless it is ``immutable`` and kept.
+    Opening and reading raise CorruptFile, WorkspaceTooNew, StorageError, and ObjectNotFound if the file vanishes.
     """
 
     def __init__(self, objects: ObjectStore, path: str, layout: Layout, *, immutable: bool = False) -> None:
@@ -117,9 +117,9 @@ class FileReader:
         self._source.close()
 
     def pieces(self, keys: Keys, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows whose key is wanted, sorted by key and, for one key, by falling ``rev``, a few row groups at a time.
+        """The rows of ``keys``, sorted by key, then by descending ``rev``; a few row groups at a time.
 
-        ``columns`` are names of ``file_schema``, the key among them.
+        ``columns`` are names of ``file_schema`` and include the key.
         """
         names = list(columns)
         schema = pa.schema([self._layout.file_schema.field(name) for name in names])
@@ -132,7 +132,7 @@ class FileReader:
             yield keys.select(table, self._layout.key)
 
     def read(self, keys: Keys, columns: Sequence[str]) -> pa.Table:
-        """All of ``pieces``."""
+        """The rows of ``keys`` in one table, in the order of ``pieces``."""
         schema = pa.schema([self._layout.file_schema.field(name) for name in columns])
         return pa.concat_tables([schema.empty_table(), *self.pieces(keys, columns)])
 
@@ -141,7 +141,7 @@ class FileReader:
             return True
         column = self._layout.file_schema.get_field_index(self._layout.key)
         statistics = self._file.metadata.row_group(group).column(column).statistics
-        if statistics is None or not statistics.has_min_max:  # as where a key is longer than statistics may be
+        if statistics is None or not statistics.has_min_max:  # for example, if a key exceeds the limit of statistics
             return True
         return keys.may_lie_between(statistics.min, statistics.max)
 
@@ -151,28 +151,30 @@ class FileReader:
         try:
             footer = Footer.model_validate_json(raw)
         except ValidationError:
-            raise self._damaged(f"its footer says {raw.decode(errors='replace')[:200]}") from None
+            raise self._damaged(f"its footer is {raw.decode(errors='replace')[:200]}") from None
         if footer.format_version > FORMAT_VERSION:
-            raise WorkspaceTooNew("A file of the index was written by a newer Driftline", self._where, "Update it.")
+            raise WorkspaceTooNew(
+                "A newer version of Driftline wrote an index file", self._where, "Upgrade: pip install -U driftline"
+            )
         if footer.kind != self._layout.kind:
             raise self._damaged(f"it holds {footer.kind}, not {self._layout.kind}")
         return footer
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Says what pyarrow finds wrong with a file in our own words."""
+        """Translates the exceptions of pyarrow into CorruptFile and StorageError."""
         try:
             yield
         except MemoryError:
             raise
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise StorageError(f"Could not read a file of the index ({error.strerror})", self._where) from error
+                raise StorageError(f"Could not read an index file ({error.strerror})", self._where) from error
             raise self._damaged(str(error).partition("\n")[0][:200]) from error
 
     def _damaged(self, why: str) -> CorruptFile:
         return CorruptFile(
-            f"A file of the index is damaged ({why})",
+            f"An index file is damaged ({why})",
             self._where,
-            "Restore it, or remove the source and index it anew.",
+            "Restore it, or remove the source and index it again.",
         )

@@ -1,4 +1,4 @@
-"""Which keys a read wants: half-open ranges of strings, by which sorted files are cut without looking at each row."""
+"""The keys of a read: half-open ranges of strings, which select rows of sorted files by binary search."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Keys:
 
     @classmethod
     def between(cls, low: str, high: str | None) -> Self:
-        """The keys from ``low`` up to, and without, ``high``."""
+        """The keys from ``low`` up to ``high``, exclusive."""
         return cls(_disjoint([(low, high)]))
 
     @classmethod
@@ -49,15 +49,15 @@ class Keys:
         return self.ranges == (("", None),)
 
     def may_lie_between(self, first: str, last: str) -> bool:
-        """Whether some key of ``first <= key <= last`` is wanted; bounds that are too wide only cost a read."""
+        """Whether a range may include a key of ``first <= key <= last``; bounds that are too wide only cost a read."""
         position = bisect_right(self.ranges, last, key=lambda r: r[0])
         if position == 0:
             return False
-        high = self.ranges[position - 1][1]  # of the last range that begins in time; those before it end earlier
+        high = self.ranges[position - 1][1]  # of the last range that begins by then; the ranges before it end earlier
         return high is None or high > first
 
     def select(self, rows: pa.Table, key: str) -> pa.Table:
-        """The wanted ones of ``rows``, which are sorted by ``key``; a slice where that is possible."""
+        """The ``rows`` within the ranges, as a slice where possible; ``rows`` are sorted by ``key``."""
         if self.is_all or not len(rows):
             return rows
         sorted_keys = rows[key]
@@ -65,17 +65,20 @@ class Keys:
         ends = _positions(sorted_keys, [high for _, high in self.ranges if high is not None])
         if len(ends) < len(starts):
             ends = np.append(ends, len(rows))
-        found = np.flatnonzero(starts < ends)
-        if len(found) <= 1:
-            return rows.slice(int(starts[found[0]]), int(ends[found[0]] - starts[found[0]])) if len(found) else rows[:0]
+        occupied = np.flatnonzero(starts < ends)
+        if not len(occupied):
+            return rows[:0]
+        if len(occupied) == 1:
+            start, end = int(starts[occupied[0]]), int(ends[occupied[0]])
+            return rows.slice(start, end - start)
         steps = np.zeros(len(rows) + 1, np.int32)
-        np.add.at(steps, starts[found], 1)
-        np.add.at(steps, ends[found], -1)
+        np.add.at(steps, starts[occupied], 1)
+        np.add.at(steps, ends[occupied], -1)
         return rows.filter(pa.array(np.cumsum(steps[:-1]) > 0))
 
 
 def after_prefix(prefix: str) -> str | None:
-    """The lowest string above all that start with ``prefix``; None if there is none."""
+    """The lowest string above all strings that start with ``prefix``; None if there is none."""
     stem = prefix.rstrip("\U0010ffff")
     if not stem:
         return None
@@ -98,5 +101,5 @@ def _disjoint(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def _positions(sorted_keys: pa.ChunkedArray, needles: Sequence[str]) -> NDArray[np.int64]:
-    found = pc.search_sorted(sorted_keys, pa.array(needles, pa.string()))
-    return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.int64)
+    positions = pc.search_sorted(sorted_keys, pa.array(needles, pa.string()))
+    return np.asarray(positions.to_numpy(zero_copy_only=False), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a place that holds objects must offer: the port between ``objects`` and its two adapters."""
+"""The interface of object stores that ``ObjectStore`` uses; ``Bucket`` and ``LocalDisk`` implement it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object: ``path`` relative to the workspace, ``modified`` by the store's own clock, with a time zone.
+    """One object: ``path`` is relative to the workspace; ``modified`` is the store's own time, with a time zone.
 
-    ``version`` (an etag or a generation) changes with the content. Only versions from ``get_versioned``, ``head``,
-    ``create`` and ``replace`` may be given to ``replace``: listings of Google Cloud Storage and Azure spell others.
+    ``version`` (an etag or a generation) changes with the content. ``replace`` accepts only versions from
+    ``get_versioned``, ``head``, ``create`` and ``replace``: listings of Google Cloud Storage and Azure spell them
+    differently.
     """
 
     path: str
@@ -25,10 +26,10 @@ class ObjectInfo:
 
 
 class Backend(Protocol):
-    """Conditional writes, reads and listings of one root; paths are checked already.
+    """Conditional writes, reads and listings below one root; the caller has validated the paths.
 
-    Methods raise the errors of ``storage/errors.py``. AlreadyExists and PreconditionFailed may concern a write of
-    our own whose acknowledgement was lost and that the client library has repeated.
+    Methods raise the errors of ``storage/errors.py``. AlreadyExists and PreconditionFailed may stem from our own write
+    if its acknowledgement was lost and the client library retried it.
     """
 
     lance_options: dict[str, str] | None

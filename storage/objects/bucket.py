@@ -1,4 +1,4 @@
-"""Objects in a bucket, over obstore: S3 and what speaks its language, Google Cloud Storage, Azure."""
+"""Objects in a bucket, through obstore: S3 and compatible stores, Google Cloud Storage, Azure."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from obstore import GetOptions, ListResult, ObjectMeta, PutResult, UpdateVersion
 
 USER_AGENT = "driftline"
-"""In a store's access log; what Lance asks for has its own."""
+"""Appears in the access log of a store; requests of Lance carry Lance's own."""
 LIST_CHUNK = 1000
 DELETED_AT_ONCE = {"s3": 1000, "gs": 1, "az": 256}
-"""Objects that one request deletes."""
+"""Maximum number of objects that one request deletes."""
 WHOLE_OBJECT_BYTES = 8 * 1024 * 1024
-"""Up to this size one request for all is cheaper than several for parts."""
+"""Objects up to this size are read with one request, which is cheaper than several requests for parts."""
 REASON_CHARACTERS = 200
 
 _STORES: Mapping[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
@@ -61,7 +61,7 @@ _SET_CREDENTIALS = {
 
 
 class Bucket:
-    """The objects below ``scheme://name/prefix``. Versions are etags; Google Cloud Storage has generations."""
+    """The objects below ``scheme://name/prefix``. Versions are etags, or generations on Google Cloud Storage."""
 
     def __init__(self, scheme: str, name: str, prefix: str, storage_options: Mapping[str, str]) -> None:
         self._scheme = scheme
@@ -70,7 +70,7 @@ class Bucket:
         self._options = BucketOptions.of(scheme, storage_options)
         self.lance_options: dict[str, str] | None = self._options.for_lance()
         store = _STORES[scheme]
-        # A read that stalls fails soon, and so does a wrong endpoint; a large upload may take its time.
+        # Stalled reads and wrong endpoints fail quickly; large uploads may take long.
         with self._translated("open", ""):
             agent = {"user_agent": USER_AGENT, "timeout": "300s"}
             self._reader = store(name, **self._options.for_obstore(read_timeout="10s", **agent))
@@ -89,20 +89,23 @@ class Bucket:
     def open_input(self, path: str) -> pa.NativeFile:
         count("get")
         with self._translated("read", path):
-            found = obstore.get(self._reader, self._key(path))
-            if found.meta["size"] <= WHOLE_OBJECT_BYTES:
-                return pa.BufferReader(pa.py_buffer(found.bytes()))
-            return pa.PythonFile(_PinnedFile(self, path, found.meta["size"], found.meta["e_tag"]), mode="r")
+            result = obstore.get(self._reader, self._key(path))
+            if result.meta["size"] <= WHOLE_OBJECT_BYTES:
+                return pa.BufferReader(pa.py_buffer(result.bytes()))
+            return pa.PythonFile(_PinnedFile(self, path, result.meta["size"], result.meta["e_tag"]), mode="r")
 
     def read_range(self, path: str, start: int, end: int, etag: str | None) -> bytes:
-        """Some bytes of an object that still has ``etag``. Raises ObjectNotFound when it has been replaced."""
+        """Bytes ``start`` to ``end`` (exclusive) of an object that still has ``etag``.
+
+        Raises ObjectNotFound, also when the object has been replaced; AccessDenied, StorageError.
+        """
         count("get")
         options: GetOptions = {"range": (start, end), "if_match": etag}
         try:
             with self._translated("read", path):
                 return bytes(obstore.get(self._reader, self._key(path), options=options).bytes())
         except PreconditionFailed as error:
-            raise ObjectNotFound("The object was replaced while it was read", error.where) from None
+            raise ObjectNotFound("The object was replaced during the read", error.where) from None
 
     def head(self, path: str) -> ObjectInfo | None:
         count("head")
@@ -137,14 +140,14 @@ class Bucket:
 
     def directories(self, prefix: str) -> list[str]:
         with self._translated("list", prefix):
-            found = self._level(prefix)
-        return [directory.rpartition("/")[2] for directory in found["common_prefixes"]]
+            listing = self._level(prefix)
+        return [directory.rpartition("/")[2] for directory in listing["common_prefixes"]]
 
     def _level(self, prefix: str) -> ListResult[Sequence[ObjectMeta]]:
-        found = obstore.list_with_delimiter(self._reader, self._key(prefix) or None)
-        entries = len(found["objects"]) + len(found["common_prefixes"])
+        listing = obstore.list_with_delimiter(self._reader, self._key(prefix) or None)
+        entries = len(listing["objects"]) + len(listing["common_prefixes"])
         count("list", max(1, -(-entries // LIST_CHUNK)))
-        return found
+        return listing
 
     def delete(self, paths: Sequence[str]) -> None:
         if not paths:
@@ -153,14 +156,14 @@ class Bucket:
         try:
             with self._translated("delete", paths[0]):
                 obstore.delete(self._writer, [self._key(path) for path in paths])
-        except ObjectNotFound:  # Google and Azure stop at a missing one
+        except ObjectNotFound:  # Google and Azure stop at the first missing object
             for path in paths:
                 count("delete")
                 with contextlib.suppress(ObjectNotFound), self._translated("delete", path):
                     obstore.delete(self._writer, self._key(path))
 
     def _key(self, path: str) -> str:
-        # Not obstore's own prefix, so that keys are spelled in one place.
+        # Keys are formed here, not by obstore's prefix option, so that all requests spell them alike.
         return "/".join(part for part in (self._prefix, path) if part)
 
     def _info(self, meta: ObjectMeta) -> ObjectInfo:
@@ -170,7 +173,7 @@ class Bucket:
     def _version(self, meta: ObjectMeta | PutResult) -> str:
         version = (meta["version"] if self._scheme == "gs" else None) or meta["e_tag"]
         if not version:
-            raise UnsafeStore("The store gives its objects no etag", self._uri, _USE_ANOTHER)
+            raise UnsafeStore("The store returns no etags", self._uri, _USE_ANOTHER)
         return version
 
     @contextlib.contextmanager
@@ -178,7 +181,7 @@ class Bucket:
         try:
             yield
         except (BaseError, FileNotFoundError, ValueError) as error:
-            # The original text may hold signed URLs and keys, so it is not chained either.
+            # The original text may hold signed URLs and keys, so the error is not chained.
             raise self._translate(error, action, path) from None
 
     def _translate(self, error: Exception, action: str, path: str) -> DriftlineError:
@@ -191,15 +194,15 @@ class Bucket:
             code or status or text.partition("\n")[0].rpartition(" - ")[2][:REASON_CHARACTERS]
         )
         if isinstance(error, UnknownConfigurationKeyError) or action == "open":
-            return UsageError("The storage options cannot be used", self._uri, reason)
+            return UsageError("The storage options are not valid", self._uri, reason)
         if isinstance(error, AlreadyExistsError):
-            return AlreadyExists("The object exists already", where)
+            return AlreadyExists("The object already exists", where)
         if isinstance(error, PreconditionError):
-            return PreconditionFailed("The object has changed meanwhile", where)
+            return PreconditionFailed("Another writer has changed the object", where)
         if code in ("NoSuchBucket", "ContainerNotFound"):
-            return AccessDenied("The bucket does not exist", self._uri, "Create it, or mend the URI.")
+            return AccessDenied("The bucket does not exist", self._uri, "Create it, or correct the URI.")
         if isinstance(error, FileNotFoundError):
-            return ObjectNotFound("There is no such object", where)
+            return ObjectNotFound("The object does not exist", where)
         if "/latest/api/token" in text or "metadata.google" in text or "metadata/identity" in text:
             return AccessDenied("No credentials were found", self._uri, credentials)
         if code in _WRONG_REGION or status == "301":
@@ -207,19 +210,19 @@ class Bucket:
         if code in _REFUSED or status in ("401", "403"):
             return AccessDenied(f"The store refused to {action} ({code or status})", where, credentials)
         if code == "InvalidBucketName":
-            return UsageError("This is not a valid bucket name", self._uri, "Mend the URI.")
+            return UsageError("The bucket name is not valid", self._uri, "Correct the URI.")
         if isinstance(error, NotSupportedError) or status == "501":
-            return UnsafeStore(f"The store cannot {action} conditionally", where, _USE_ANOTHER)
+            return UnsafeStore(f"The store does not {action} objects conditionally", where, _USE_ANOTHER)
         match _first(_TRANSPORT, text):
             case "Connect":
                 return StorageError(f"Could not {action}: no connection", where, "Check the endpoint and the network.")
             case "Timeout":
                 return StorageError(f"Could not {action}: no answer in time", where, "Check the endpoint; run again.")
-        return StorageError(f"Could not {action}", where, f"The store says: {reason}")
+        return StorageError(f"Could not {action}", where, f"The store answered: {reason}")
 
 
 class _PinnedFile(io.RawIOBase):
-    """A large object, read in parts which are all of one version: parts of two would be a file that never was."""
+    """A large object, read in parts of one version, so that a read never mixes two versions."""
 
     def __init__(self, bucket: Bucket, path: str, size: int, etag: str | None) -> None:
         self._bucket, self._path, self._size, self._etag = bucket, path, size, etag
@@ -248,5 +251,5 @@ class _PinnedFile(io.RawIOBase):
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
-    found = pattern.search(text)
-    return found[1] if found else ""
+    match = pattern.search(text)
+    return match[1] if match else ""

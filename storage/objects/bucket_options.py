@@ -1,4 +1,4 @@
-"""Storage options of buckets, in the spelling of the object_store crate, which obstore and Lance share."""
+"""Storage options of buckets, spelled as in the object_store crate, which both obstore and Lance use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 CONNECT_TIMEOUT = "3s"
 MAX_RETRIES = 5
 RETRY_SECONDS = 8
-LANCE_RETRY_SECONDS = 30  # its writes are large and its commits are worth more patience
+LANCE_RETRY_SECONDS = 30  # longer than RETRY_SECONDS: Lance's writes are large, and a failed commit repeats work
 
 _ENDPOINTS = {
     "s3": ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
@@ -47,7 +47,7 @@ _FSSPEC_ENDPOINT = {"s3": "endpoint_url", "gs": "endpoint_url"}
 
 @dataclass(frozen=True, slots=True)
 class BucketOptions:
-    """What the user gave, and what follows from it and from the environment: endpoint, region, plain HTTP."""
+    """The user's options, with endpoint, region and plain HTTP derived from them and from the environment."""
 
     config: Mapping[str, str] = field(repr=False)
     client: Mapping[str, str] = field(repr=False)
@@ -55,10 +55,10 @@ class BucketOptions:
 
     @classmethod
     def of(cls, scheme: str, storage_options: Mapping[str, str]) -> BucketOptions:
-        """Options given win over the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``), which the clients read."""
-        given = {key.lower(): str(value) for key, value in storage_options.items()}
-        config = {key: value for key, value in given.items() if key not in _CLIENT_KEYS | _RETRY_KEYS}
-        client = {"connect_timeout": CONNECT_TIMEOUT, **{k: v for k, v in given.items() if k in _CLIENT_KEYS}}
+        """Options from the user override the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``)."""
+        options = {key.lower(): str(value) for key, value in storage_options.items()}
+        config = {key: value for key, value in options.items() if key not in _CLIENT_KEYS | _RETRY_KEYS}
+        client = {"connect_timeout": CONNECT_TIMEOUT, **{k: v for k, v in options.items() if k in _CLIENT_KEYS}}
         endpoint = _pop_first(config, _ENDPOINTS[scheme]) or _from_environment(_ENDPOINTS[scheme])
         if endpoint:
             config[_ENDPOINTS[scheme][0]] = endpoint
@@ -66,7 +66,7 @@ class BucketOptions:
                 client.setdefault("allow_http", "true")
         if scheme == "s3":
             config["aws_region"] = _pop_first(config, _REGIONS) or _from_environment(_REGIONS) or _DEFAULT_REGION
-        return cls(config, client, {key: value for key, value in given.items() if key in _RETRY_KEYS})
+        return cls(config, client, {key: value for key, value in options.items() if key in _RETRY_KEYS})
 
     def for_obstore(self, **client_defaults: str) -> dict[str, Any]:
         """The keyword arguments of an obstore store."""
@@ -90,12 +90,12 @@ class BucketOptions:
         """The ``storage_options`` of Lance."""
         retry = {"client_max_retries": str(MAX_RETRIES), "client_retry_timeout": str(LANCE_RETRY_SECONDS)}
         options = {**self.config, **self.client, **retry, **self.retry}
-        if "aws_endpoint_url_s3" in options:  # Lance itself looks for the other spelling
+        if "aws_endpoint_url_s3" in options:  # Lance reads only the other spelling
             options["aws_endpoint"] = options["aws_endpoint_url_s3"]
         return options
 
     def without_secrets(self, text: str) -> str:
-        """``text`` with every value masked that may be a credential."""
+        """``text`` with every potential credential masked."""
         secrets = [value for key, value in self.config.items() if _SECRET_KEY.search(key)]
         secrets += [value for key, value in os.environ.items() if _SECRET_ENVIRONMENT.search(key)]
         for secret in sorted(secrets, key=len, reverse=True):
@@ -105,7 +105,7 @@ class BucketOptions:
 
 
 def for_fsspec(scheme: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Storage options as fsspec's file systems spell them; what is spelled so already is left as it is."""
+    """Storage options in the spelling of fsspec's file systems; options in that spelling pass through unchanged."""
     options = dict(storage_options)
     if scheme not in _FSSPEC_NAMES:
         return options
@@ -115,7 +115,7 @@ def for_fsspec(scheme: str, storage_options: Mapping[str, Any]) -> dict[str, Any
     if endpoint := _pop_first(options, _ENDPOINTS[scheme]):
         options[_FSSPEC_ENDPOINT.get(scheme, "endpoint")] = endpoint
     if scheme == "s3":
-        options.setdefault("max_concurrency", 1)  # else it asks for the size of each file before it reads it
+        options.setdefault("max_concurrency", 1)  # above 1, s3fs requests the size of each file before it reads it
         if region := _pop_first(options, _REGIONS):
             options["client_kwargs"] = {"region_name": region, **options.get("client_kwargs", {})}
     return {key: value for key, value in options.items() if key not in _CLIENT_KEYS | _RETRY_KEYS}

@@ -38,9 +38,9 @@ _NOT_AN_OBJECT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 class LocalDisk:
     """The objects below one directory.
 
-    A version is ``mtime-inode-size``. A replacement always gets a later mtime than what it replaces, under the lock, so
-    that neither a reused inode nor a coarse clock can bring a version back; a hash would cost a read of every listed
-    file. Deleted names must not be reused with other content (DESIGN: immutable, uniquely named files).
+    A version is ``mtime-inode-size``. A replacement always gets a later mtime than the file that it replaces, under the
+    lock, so that neither a reused inode nor a coarse clock repeats a version. A hash would cost a read of every listed
+    file. Names of deleted files must not be reused with other content (DESIGN: immutable, uniquely named files).
     """
 
     lance_options: dict[str, str] | None = None
@@ -70,14 +70,14 @@ class LocalDisk:
     def create(self, path: str, data: bytes) -> str:
         target = self._absolute(path)
         with self._reported("write", path):
-            if os.path.lexists(target):  # saves the write; the link below decides
-                raise AlreadyExists("The object exists already", target)
+            if os.path.lexists(target):  # only saves the write; the link below is the atomic check
+                raise AlreadyExists("The object already exists", target)
             with self._temporary(target, data) as temporary:
                 version = _version(os.stat(temporary))
                 try:
                     os.link(temporary, target)
                 except FileExistsError:
-                    raise AlreadyExists("The object exists already", target) from None
+                    raise AlreadyExists("The object already exists", target) from None
                 except OSError as error:
                     if error.errno not in _NO_HARD_LINKS:
                         raise
@@ -91,9 +91,9 @@ class LocalDisk:
             try:
                 current = os.stat(target)
             except FileNotFoundError:
-                raise PreconditionFailed("The object to replace is gone", target) from None
+                raise PreconditionFailed("The object to replace no longer exists", target) from None
             if _version(current) != version:
-                raise PreconditionFailed("The object has changed meanwhile", target)
+                raise PreconditionFailed("Another writer has changed the object", target)
             with self._temporary(target, data) as temporary:
                 _make_later(temporary, current.st_mtime_ns)
                 new_version = _version(os.stat(temporary))
@@ -112,7 +112,7 @@ class LocalDisk:
                 elif entry.is_file(follow_symlinks=False) and path != LOCK_NAME:
                     try:
                         status = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:  # deleted since its directory was read
+                    except FileNotFoundError:  # deleted after its directory was read
                         continue
                     yield _info(path, status)
 
@@ -123,7 +123,7 @@ class LocalDisk:
         if not os.path.isdir(self._root):
             return
         directories = set()
-        with self._reported("lock", LOCK_NAME), self._locked():  # so that no replace of a deleted object can succeed
+        with self._reported("lock", LOCK_NAME), self._locked():  # a concurrent replace must not restore the object
             for path in paths:
                 target = self._absolute(path)
                 with self._reported("delete", path), contextlib.suppress(*_NOT_AN_OBJECT):
@@ -144,19 +144,19 @@ class LocalDisk:
                 return []
 
     def _remove_if_empty(self, directory: str) -> None:
-        # A concurrent create may lose its directory before its temporary file is in it: it makes the directory again.
+        # A concurrent create may lose its directory before it writes its temporary file; it then creates it again.
         while directory != self._root:
             try:
                 os.rmdir(directory)
             except FileNotFoundError:
                 pass
-            except OSError:  # not empty, or not ours to remove: an empty directory harms nobody
+            except OSError:  # not empty, or no permission: an empty directory does no harm
                 return
             directory = os.path.dirname(directory)
 
     @contextlib.contextmanager
     def _temporary(self, target: str, data: bytes) -> Iterator[str]:
-        """The path of a synced file with ``data`` beside ``target``; removed at the end if it is still there."""
+        """The path of a synced file with ``data`` in the directory of ``target``; removed at the end if it remains."""
         directory = os.path.dirname(target)
         temporary = os.path.join(directory, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
         descriptor = _open_new(directory, temporary)
@@ -171,32 +171,34 @@ class LocalDisk:
                 os.unlink(temporary)
 
     def _rename_new(self, temporary: str, target: str) -> None:
-        """Create-only where the file system has no hard links: every creator there comes this way, under the lock."""
+        """Create-only on file systems without hard links, where every creator takes this path under the lock."""
         with self._locked():
             if os.path.lexists(target):
-                raise AlreadyExists("The object exists already", target)
+                raise AlreadyExists("The object already exists", target)
             os.rename(temporary, target)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        from filelock import FileLock, Timeout  # which readers never need
+        from filelock import FileLock, Timeout  # readers never need it
 
         path = os.path.join(self._root, LOCK_NAME)
-        # A soft lock would outlive a killed process; a new FileLock for each use keeps threads apart, too.
+        # A soft lock would outlive a killed process. A new FileLock for each use also excludes other threads.
         lock = FileLock(path, timeout=LOCK_TIMEOUT_SECONDS, poll_interval=LOCK_POLL_SECONDS, fallback_to_soft=False)
         try:
             lock.acquire()
         except Timeout:
             raise StorageError(
-                f"The workspace was locked for {LOCK_TIMEOUT_SECONDS:.0f} s", path, "Look for a process that hangs."
+                f"Another process has locked the workspace for {LOCK_TIMEOUT_SECONDS:.0f} s",
+                path,
+                "Look for a process that hangs.",
             ) from None
         except FileNotFoundError:
-            raise PreconditionFailed("The workspace is gone", self._root) from None
+            raise PreconditionFailed("The workspace no longer exists", self._root) from None
         except (OSError, NotImplementedError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
                 raise
             raise UnsafeStore(
-                "This file system has no file locks", self._root, "Put the workspace on another disk or in a bucket."
+                "The file system has no file locks", self._root, "Put the workspace on another disk or in a bucket."
             ) from error
         try:
             yield
@@ -210,7 +212,7 @@ class LocalDisk:
             yield
         except _NOT_AN_OBJECT as error:
             if action == "read":
-                raise ObjectNotFound("There is no such object", where) from error
+                raise ObjectNotFound("The object does not exist", where) from error
             raise StorageError(f"Could not {action} a file ({error.strerror})", where) from error
         except OSError as error:
             if error.errno in _NO_PERMISSION:
@@ -231,7 +233,7 @@ def _info(path: str, status: os.stat_result) -> ObjectInfo:
 
 
 def _make_later(path: str, than_ns: int) -> None:
-    """Give ``path`` an mtime after ``than_ns``, by the smallest step that the file system can keep."""
+    """Set the mtime of ``path`` to after ``than_ns``, by the smallest step that the file system resolves."""
     for step in MTIME_STEPS_NS:
         if os.stat(path).st_mtime_ns > than_ns:
             return
@@ -243,9 +245,13 @@ def _open_new(directory: str, path: str) -> int:
         try:
             _make_directories(directory)
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
-        except FileNotFoundError:  # a concurrent delete found the directory empty and removed it
+        except FileNotFoundError:  # a concurrent delete removed the empty directory
             continue
-    raise StorageError("The directory disappears again and again", directory, "Look for a process that removes it.")
+    raise StorageError(
+        f"The directory disappeared in each of {DIRECTORY_ATTEMPTS} attempts to write into it",
+        directory,
+        "Look for a process that removes it.",
+    )
 
 
 def _make_directories(directory: str) -> None:

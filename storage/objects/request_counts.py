@@ -1,7 +1,7 @@
-"""Counts the requests that are sent to object stores, by kind and by the phase of the run that sends them.
+"""Counts the requests sent to object stores, by kind and by phase of the run.
 
-Whoever wants to know opens a ``tally``; the clients of ``buckets`` and ``sources`` call ``count``. What Lance asks of a
-table's files passes by this: it has clients of its own.
+A caller opens a ``tally``; the clients of ``bucket`` and ``source`` call ``count``. Requests that Lance sends for the
+files of a table are not counted, because Lance has clients of its own.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 KINDS = ("list", "get", "head", "put", "delete")
-"""As stores price them; a ``get`` is also what asks for something else than an object, such as ``GET ?acl``."""
+"""The kinds that stores price; ``get`` includes requests for anything but an object, such as ``GET ?acl``."""
 OTHER = "other"
-"""The phase of what happens outside of all phases."""
+"""The phase of requests outside of all phases."""
 
 Counts = dict[str, dict[str, int]]
-"""Requests by phase and kind; what is not there is 0. Small, and picklable."""
+"""Requests by phase and kind; a missing entry is 0. Small and picklable."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ _OPERATIONS = {"List": "list", "Head": "head", "Get": "get", "Delete": "delete"}
 
 
 class Tally:
-    """Requests counted so far. Threads may count at once."""
+    """The requests counted up to now. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,18 +49,18 @@ _current: ContextVar[tuple[Tally, str] | None] = ContextVar("driftline_requests"
 
 @contextmanager
 def tally() -> Iterator[Tally]:
-    """Count what this context sends, and the contexts copied from it; an outer tally does not see it."""
-    found = Tally()
-    before = _current.set((found, OTHER))
+    """Count the requests of this context and of its copies; an outer tally does not include them."""
+    opened = Tally()
+    before = _current.set((opened, OTHER))
     try:
-        yield found
+        yield opened
     finally:
         _current.reset(before)
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count what is sent in here as part of the phase ``name``."""
+    """Count the requests sent within this context as part of the phase ``name``."""
     current = _current.get()
     before = _current.set((current[0], name) if current else None)
     try:
@@ -70,7 +70,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def for_threads(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
-    """``function`` for the threads of a pool: what it sends there is counted where this was called."""
+    """Wrap ``function`` for the threads of a pool, so that its requests count in the context of the caller."""
     current = _current.get()
 
     def counted(item: Item) -> Result:
@@ -84,21 +84,21 @@ def for_threads(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
 
 
 def count(kind: str, requests: int = 1) -> None:
-    """So many requests of one of ``KINDS`` are being sent."""
+    """Add a number of ``requests`` of one of ``KINDS`` to the open tally, if any."""
     current = _current.get()
     if current:
         current[0].add(current[1], kind, requests)
 
 
 def count_all(counts: Counts) -> None:
-    """What was counted elsewhere for this phase, such as by a task on a worker."""
+    """Add ``counts`` from elsewhere, such as a task on a worker, to the current phase."""
     for kinds in counts.values():
         for kind, requests in kinds.items():
             count(kind, requests)
 
 
 def by_kind(counts: Counts) -> dict[str, int]:
-    """The sums over all phases, in the order of ``KINDS``, without what is 0."""
+    """The sums over all phases, in the order of ``KINDS``, without zeros."""
     sums = sum((Counter(kinds) for kinds in counts.values()), Counter[str]())
     return {kind: sums[kind] for kind in KINDS if sums[kind]}
 
@@ -113,18 +113,18 @@ def merged(*parts: Counts) -> Counts:
 
 
 def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | None:
-    """What requests cost by ``prices`` of 1,000 of a kind; None if none of these kinds has a price."""
+    """The cost of ``requests``; ``prices`` are per 1,000 of a kind. None if none of these kinds has a price."""
     priced = [kind for kind in requests if kind in prices]
     return sum(prices[kind] * requests[kind] for kind in priced) / 1000 if priced else None
 
 
-# -- clients of fsspec, which tell of each request they send -----------------------------------
+# -- hooks into the clients of fsspec ---------------------------------------------------------
 
 
 def watch(file_system: Any, scheme: str) -> None:
-    """Count what an fsspec file system of a bucket (``s3``, ``gs``, ``az``) sends, its retries included.
+    """Count the requests of an fsspec file system of a bucket (``s3``, ``gs``, ``az``), including its retries.
 
-    A file system that has not connected yet, and is nobody else's; of other schemes nothing is counted.
+    The file system must not have connected yet and must not be shared. Other schemes are not counted.
     """
     match scheme:
         case "s3":
@@ -165,7 +165,7 @@ def _watch_azure(file_system: Any) -> None:
 
     clients = file_system.service_client
     for client in clients if isinstance(clients, list) else [clients]:
-        # Clients of containers and blobs share these policies; the SDK takes hooks only call by call.
+        # Clients of containers and blobs share these policies; the SDK accepts hooks only per call.
         for runner in client._pipeline._impl_policies:
             policy = getattr(runner, "_policy", runner)
             if hasattr(policy, "_request_callback"):
