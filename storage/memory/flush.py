@@ -1,4 +1,4 @@
-"""From the outbox to indexes and vectors: what the catalog knows, they know a second later, a batch at a time."""
+"""Applies the changes in the outbox to indexes and vectors, in batches, about a second after each write."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from driftline.storage.objects.store import ObjectStore
 FLUSH_SECONDS = 1.0
 FLUSH_ROWS = 1_000
 BATCH_ROWS = 50_000
-"""Changes in one delta at most, which bounds the memory."""
+"""Maximum number of changes in one delta, which bounds memory."""
 CLAIM_SECONDS = 30.0
 MAX_PAUSE_SECONDS = 60.0
-"""Between attempts, while the workspace cannot be written: the catalog keeps what is waiting."""
+"""Longest delay between attempts while the workspace is not writable; the outbox keeps the changes meanwhile."""
 
 _log = logging.getLogger(__name__)
 
 
 class Flusher:
-    """Empties the outbox, ``FLUSH_SECONDS`` after a write or as soon as ``FLUSH_ROWS`` wait, in a thread of its own.
+    """Empties the outbox in a background thread, ``FLUSH_SECONDS`` after a write or once ``FLUSH_ROWS`` are pending.
 
-    A crash at any step leaves changes in the outbox; they are flushed again, which changes nothing where they had
-    arrived: indexes go by ``rev``, vectors by the ids that their marker knows. Without ``search`` it brings indexes in
-    step, and leaves the changes of a tenant that has vectors to a process with a model.
+    A crash at any step leaves changes in the outbox, and the next flush applies them again. That is idempotent: indexes
+    compare ``rev``, vectors compare ids with their commit marker. Without ``search``, the flusher updates only indexes,
+    and leaves the changes of a tenant with vectors to a process with a model.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Flusher:
         self._thread: threading.Thread | None = None
 
     def notify(self, rows: int) -> None:
-        """Say that so many changes were written."""
+        """Report that a number of ``rows`` was added to the outbox."""
         with self._state:
             self._waiting += rows
             if self._thread is None and rows and not self._ended:
@@ -68,16 +68,16 @@ class Flusher:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether changes of this process have not been flushed yet."""
+        """Whether this process has changes that are not flushed yet."""
         return self._waiting > 0
 
     def flush(self, *, shared: bool = False) -> int:
-        """Empty the outbox now; returns how many changes there were. Raises StorageError, CatalogError.
+        """Empty the outbox now; returns the number of changes. Raises StorageError, CatalogError.
 
-        ``shared`` leaves tenants alone that another process is flushing.
+        ``shared`` skips tenants that another process is flushing.
         """
         with self._one_at_a_time:
-            self._waiting = 0  # what is written from here on is either seen below or counted anew
+            self._waiting = 0  # later writes are either read below or counted again
             try:
                 return self._flush(shared)
             except BaseException:
@@ -88,7 +88,7 @@ class Flusher:
         flushed = 0
         for tenant in self._catalog.read(partial(outbox.waiting, for_vectors=self._search is not None)):
             if shared and not self._claim(tenant, CLAIM_SECONDS):
-                self._waiting += 1  # the other one may have looked for the last time already
+                self._waiting += 1  # the other process may have read the outbox for the last time
                 continue
             while batch := self._batch(tenant):
                 self._publish(tenant, batch)
@@ -100,7 +100,10 @@ class Flusher:
         return flushed
 
     def close(self) -> None:
-        """Stop the thread, then flush what is left. Raises StorageError, CatalogError: the catalog keeps it then."""
+        """Stop the thread, then flush pending changes.
+
+        Raises StorageError, CatalogError; the changes then stay in the outbox.
+        """
         with self._state:
             self._ended = True
             self._state.notify_all()
@@ -144,5 +147,5 @@ class Flusher:
                 self.flush(shared=True)
                 pause_seconds = FLUSH_SECONDS
             except DriftlineError as error:
-                _log.warning("Memory indexes lag behind, and are tried again: %s", error)
+                _log.warning("Could not update the memory indexes, will try again: %s", error)
                 pause_seconds = min(2 * pause_seconds, MAX_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""The Parquet indexes of memory: one delta index for each entity, of all entries at or below it (DESIGN, "Memory")."""
+"""The Parquet indexes of memory: each entity has a delta index of the entries at or below it (DESIGN, "Memory")."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ FIELDS = (
     pa.field("updated", _TIME),
     pa.field("expires", _TIME),
 )
-"""Values are not in it; ``entity`` is the directory of the owner, ``metadata`` JSON."""
+"""The columns do not include values; ``entity`` is the directory of the owner, ``metadata`` is JSON."""
 WRITE_THREADS = 8
-"""Deltas that are written at once: each waits for the disk or for a round trip."""
+"""Deltas written at once; each waits for the disk or for a round trip."""
 
 
 class MemoryIndex(DeltaIndex):
@@ -46,7 +46,7 @@ class MemoryIndex(DeltaIndex):
         super().__init__(objects, directory, KIND, FIELDS)
 
     def raw(self, names: Sequence[str]) -> pa.Table:
-        """The rows of these files as they stand, removals and what was replaced among them."""
+        """The rows of the files ``names`` without folding, including removals and superseded rows."""
         columns = self.file_schema.names
 
         def read(name: str) -> pa.Table:
@@ -58,9 +58,9 @@ class MemoryIndex(DeltaIndex):
 
 
 def publish(objects: ObjectStore, changes: Sequence[Change], now: datetime) -> int:
-    """Write one delta to each index that ``changes`` touch; returns how many.
+    """Write one delta to each index that ``changes`` affect; returns the number of deltas.
 
-    Doing so again, in whole or in part, changes nothing: the highest ``rev`` of each key wins.
+    Idempotent, also if repeated in part: the highest ``rev`` of each key wins.
     """
     touched = effects(changes)
     if not touched:
@@ -86,7 +86,7 @@ def publish(objects: ObjectStore, changes: Sequence[Change], now: datetime) -> i
 
 
 def effects(changes: Iterable[Change]) -> dict[str, dict[str, tuple[int, str]]]:
-    """For each index, by directory, and each key: the latest ``rev`` and what it does; pure."""
+    """``{directory of an index: {key: (latest rev, op)}}``; a pure function."""
     touched: dict[str, dict[str, tuple[int, str]]] = defaultdict(dict)
     for change in changes:
         now = directories(change.path) if change.path else []
@@ -114,10 +114,10 @@ def to_table(rows: Sequence[EntryRow]) -> pa.Table:
 
 
 def rewrite(objects: ObjectStore, entity: Entity, pages: Iterable[Sequence[EntryRow]], rev: int, now: datetime) -> int:
-    """Make the index of ``entity`` anew from all its entries, then fold it; returns how many there are.
+    """Rebuild the index of ``entity`` from all its entries and compact it; returns the number of entries.
 
-    ``rev`` is one that the tenant has counted up to before the first page was read. The caller holds a lease. What is
-    in the index and not among the entries goes; files that cannot be read are deleted.
+    The tenant has reached ``rev`` before the first page was read. The caller holds a lease. Keys without an entry are
+    removed; unreadable files are deleted.
     """
     index = MemoryIndex(objects, entity.directory)
     stale = _readable_keys(index)

@@ -1,4 +1,4 @@
-"""Listings, counts and sums of memory from the Parquet indexes alone, answered by DuckDB: the catalog is not asked."""
+"""Listings, counts and sums of memory by DuckDB over the Parquet indexes, without the catalog."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ COLUMNS = ("key", "entity", "size_bytes", "content_hash", "metadata", "created",
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What an entity holds with all below it, as the index knows it, which may lag behind by a second."""
+    """The totals of an entity and its descendants in the index, which may lag behind the catalog by a second."""
 
     entries: int
     size_bytes: int
 
 
 class MemoryListing:
-    """Answers from the indexes of a workspace. Threads may share it; each call folds base and deltas anew.
+    """Queries over the memory indexes of a workspace. Thread-safe; each call folds base and deltas.
 
-    ``cached`` keeps the footers of files that it has read. Raises StorageError and CorruptFile.
+    ``cached`` keeps the footers of files in memory. All methods raise StorageError, CorruptFile.
     """
 
     def __init__(self, objects: ObjectStore, *, threads: int | None = None, cached: bool = True) -> None:
@@ -58,9 +58,9 @@ class MemoryListing:
         limit: int = DEFAULT_LIMIT,
         now: datetime | None = None,
     ) -> pa.Table:
-        """The entries at or below an entity, given by its directory, ordered by key, with ``COLUMNS``.
+        """The entries at or below the entity of a directory, ordered by key, with ``COLUMNS``.
 
-        Keys start with ``prefix``, are at least ``low``, below ``high``, and behind ``after``.
+        Keys start with ``prefix``, satisfy ``low <= key < high``, and are greater than ``after``.
         """
         query = f"SELECT {', '.join(COLUMNS)} FROM alive ORDER BY key LIMIT {int(limit)}"
         bound = after_prefix(prefix) if prefix else None
@@ -68,14 +68,14 @@ class MemoryListing:
         return self._answer(directory, max(low, prefix), min(highs) if highs else None, after, query, now)
 
     def totals(self, directory: str, *, prefix: str = "", now: datetime | None = None) -> Totals:
-        """How many entries there are at or below an entity whose key starts with ``prefix``, and their bytes."""
+        """The number and size of the entries at or below an entity whose key starts with ``prefix``."""
         query = "SELECT count(*) AS n, coalesce(sum(size_bytes), 0)::BIGINT AS size FROM alive"
         bound = after_prefix(prefix) if prefix else None
         row = self._answer(directory, prefix, bound, "", query, now).to_pylist()[0]
         return Totals(row["n"], row["size"])
 
     def by_owner(self, directory: str, *, now: datetime | None = None) -> dict[str, Totals]:
-        """The same for each entity that owns entries at or below an entity, by its directory."""
+        """The totals of each owner of entries at or below an entity, by the owner's directory."""
         query = (
             "SELECT entity, count(*) AS n, sum(size_bytes)::BIGINT AS size FROM alive GROUP BY entity ORDER BY entity"
         )
@@ -88,25 +88,31 @@ class MemoryListing:
         import duckdb
 
         index = MemoryIndex(self._objects, directory)
-        given = {"low": low, "high": high, "after": after, "now": now or datetime.now(UTC)}
+        parameters = {"low": low, "high": high, "after": after, "now": now or datetime.now(UTC)}
         for _ in range(READ_ATTEMPTS):
             log = index.log()
             with self._cursor() as cursor:
                 try:
                     source = self._source(cursor, index, log)
-                    return cursor.sql(_FOLD.format(source=source, query=query), params=given).to_arrow_table()
+                    return cursor.sql(_FOLD.format(source=source, query=query), params=parameters).to_arrow_table()
                 except ObjectNotFound as error:
                     missing: Exception = error
                 except duckdb.IOException as error:  # a file vanished: a compaction has finished
                     missing = error
                 except duckdb.Error as error:
-                    index.check()  # which names the damaged file
+                    index.check()  # raises an error that names the damaged file
                     reason = str(error).partition("\n")[0][:300]
-                    raise CorruptFile(f"An index cannot be read ({reason})", directory, "Make it anew.") from error
-        raise StorageError(f"Files vanished in {READ_ATTEMPTS} attempts to read an index", directory) from missing
+                    raise CorruptFile(
+                        f"A memory index cannot be read ({reason})",
+                        directory,
+                        "Rebuild it: driftline memory rebuild",
+                    ) from error
+        raise StorageError(
+            f"Files vanished in each of {READ_ATTEMPTS} attempts to read an index", directory, "Try again."
+        ) from missing
 
     def _source(self, cursor: DuckDBPyConnection, index: MemoryIndex, log: Log) -> str:
-        """What DuckDB reads: the files themselves on a local disk, their rows from a bucket, which it cannot reach."""
+        """The relation to query: files on a local disk, or rows of files in a bucket, which DuckDB cannot read."""
         names = [*log.deltas, *([BASE] if log.has_base else [])]
         if not names:
             cursor.register("nothing", index.file_schema.empty_table())
@@ -134,7 +140,7 @@ class MemoryListing:
 
         connection = duckdb.connect()
         for name in ("parquet_metadata_cache", "enable_http_metadata_cache"):
-            connection.execute(f"SET GLOBAL {name} = {str(self._cached).lower()}")  # or cursors would not know it
+            connection.execute(f"SET GLOBAL {name} = {str(self._cached).lower()}")  # GLOBAL: cursors inherit it
         if self._threads is not None:
             connection.execute(f"SET GLOBAL threads = {int(self._threads)}")
         connection.execute("SET GLOBAL TimeZone = 'UTC'")

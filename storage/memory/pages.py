@@ -1,4 +1,4 @@
-"""Pages of memory entries, and the cursors that lead from one to the next."""
+"""Pages of memory entries, and the cursors that continue from one page to the next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Entry = TypeVar("_Entry")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Entry]):
-    """Some entries of many. ``total_count`` counts all pages; ``cursor`` leads to the next one, if ``has_more``."""
+    """A page of entries. ``total_count`` covers all pages; ``cursor`` continues with the next page if ``has_more``."""
 
     entries: tuple[_Entry, ...]
     total_count: int
@@ -24,26 +24,27 @@ class Page(Generic[_Entry]):
 
 
 class Cursor(tuple[int, str]):
-    """The owner and the key of the last entry of a page; as text it says nothing to people and fits into a URL."""
+    """``(owner id, key)`` of the last entry of a page; its text is opaque and safe in URLs."""
 
     __slots__ = ()
 
     @classmethod
     def after(cls, owner: int, key: str) -> Cursor:
-        """The cursor behind this entry."""
+        """The cursor that continues after this entry."""
         return cls((owner, key))
 
     @classmethod
     def parse(cls, text: str | None) -> Cursor | None:
-        """What ``str`` wrote. Raises UsageError."""
+        """The cursor of a text from ``str(cursor)``, or None for None. Raises UsageError."""
         if text is None:
             return None
+        invalid = UsageError("The cursor is not valid", repr(text[:80]), "Use the cursor of the previous page.")
         try:
             owner, key = json.loads(base64.urlsafe_b64decode(text.encode()))
         except (ValueError, TypeError, binascii.Error):
-            raise UsageError("This is not a cursor", repr(text[:80]), "Use that of the page before.") from None
+            raise invalid from None
         if not isinstance(owner, int) or not isinstance(key, str):
-            raise UsageError("This is not a cursor", repr(text[:80]), "Use that of the page before.")
+            raise invalid
         return cls((owner, key))
 
     def __str__(self) -> str:

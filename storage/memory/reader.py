@@ -1,4 +1,4 @@
-"""From rows of the catalog to entries with their values, whichever of them lie in blobs."""
+"""Turns rows of the catalog into entries with their values, inline or in blobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READ_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class MemoryEntry:
-    """A stored value and what is known of it. ``value`` may be None, which is a value like any other."""
+    """A stored value and its metadata. ``value`` may be None, because null is a valid JSON value."""
 
     key: str
     value: Any
@@ -36,7 +36,7 @@ class MemoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class EntryReader:
-    """Reads the blobs of many entries side by side, in ``pool``."""
+    """Reads the blobs of many entries concurrently, in ``pool``."""
 
     catalog: Catalog
     blobs: Blobs
@@ -44,14 +44,14 @@ class EntryReader:
     now: Callable[[], datetime]
 
     def entries(self, rows: Sequence[EntryRow], scope: Scope) -> list[MemoryEntry]:
-        """``rows`` with their values; those that were deleted since they were read are left out."""
+        """``rows`` with their values, without entries that were deleted in the meantime."""
         if all(row.inline is not None for row in rows):
             return [_entry(row, row.inline or b"") for row in rows]
-        found = self.pool.map(lambda row: self._entry(row, scope), rows)
-        return [entry for entry in found if entry is not None]
+        entries = self.pool.map(lambda row: self._entry(row, scope), rows)
+        return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
-        """The values of ``rows``; None where the blob is gone, as it is after a later store."""
+        """The values of ``rows``, in order; None if the blob is gone, for example after a later store."""
 
         def value(row: EntryRow) -> Any:
             try:
@@ -62,7 +62,7 @@ class EntryReader:
         return list(self.pool.map(value, rows))
 
     def _entry(self, row: EntryRow, scope: Scope) -> MemoryEntry | None:
-        """A blob that is gone was replaced since the catalog was read, so the catalog is read again."""
+        """Read a value. If its blob is gone, the entry was replaced in the meantime, so read the catalog again."""
         current = row
         for _ in range(READ_ATTEMPTS):
             try:

@@ -1,4 +1,4 @@
-"""The entities of a memory store: registered, listed, moved and deleted by their full paths."""
+"""The entities of a memory store: registers, lists, moves and deletes them by their full paths."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ DEFAULT_LIMIT = 1_000
 
 
 def utc_now() -> datetime:
-    """The time of this host, with its zone."""
+    """The time of this host in UTC."""
     return datetime.now(UTC)
 
 
 class EntityRegistry:
-    """The hierarchy of a catalog. An entity is given as text, ``org:acme/project:alpha``, or as an ``Entity``.
+    """The entities of a catalog. Callers pass an ``Entity`` or text, such as ``org:acme/project:alpha``.
 
-    Levels that are not named get their defaults, so that ``user:alice`` is a whole path, too. Every call stays within
-    the tenant that its entity names. All raise BadEntity, CatalogError and CatalogConnectionError.
+    Missing levels get their defaults, so that ``user:alice`` is a complete path as well. Every call is confined to the
+    tenant of its entity. All methods raise BadEntity, CatalogError, CatalogConnectionError.
     """
 
     def __init__(
@@ -38,34 +38,37 @@ class EntityRegistry:
         now: Callable[[], datetime] = utc_now,
         on_change: Callable[[int], None] = lambda entries: None,
     ) -> None:
-        """``on_change`` is called with the number of entries that a call has moved or deleted."""
+        """``on_change`` receives the number of entries that a call has moved or deleted."""
         self.catalog = catalog
         self.hierarchy = hierarchy
         self._now = now
         self._on_change = on_change
 
     def register_entity(self, entity: Entity | str) -> EntityRecord:
-        """Register an entity with all its ancestors; one that exists stays as it is."""
-        wanted = self.hierarchy.entity(entity)
+        """Register an entity and its ancestors; existing entities stay unchanged."""
+        node = self.hierarchy.entity(entity)
 
         def work(connection: Connection) -> EntityRecord | None:
-            tenant = entity_tree.lock_tenant(connection, wanted, create=True)
+            tenant = entity_tree.lock_tenant(connection, node, create=True)
             assert tenant is not None
-            entity_tree.ensure(connection, tenant, [wanted.directory], self._now())
-            return entity_tree.find(connection, wanted)
+            entity_tree.ensure(connection, tenant, [node.directory], self._now())
+            return entity_tree.find(connection, node)
 
-        return self.get_entity(wanted) or _found(self.catalog.write(work), wanted)
+        record = self.get_entity(node) or self.catalog.write(work)
+        if record is None:
+            raise BadEntity("Another process has deleted the entity", node.directory)
+        return record
 
     def register_entity_with_defaults(
         self, type: str, id: str, parents: Mapping[str, str] | None = None
     ) -> EntityRecord:
-        """Register ``type:id`` below ``parents``, ``{level: id}``; levels that are not named get their defaults."""
+        """Register ``type:id`` below ``parents``, ``{level: id}``; missing levels get their defaults."""
         return self.register_entity(self.hierarchy.named(type, id, parents))
 
     def get_entity(self, entity: Entity | str) -> EntityRecord | None:
         """The record of an entity, or None."""
-        wanted = self.hierarchy.entity(entity)
-        return self.catalog.read(lambda connection: entity_tree.find(connection, wanted))
+        node = self.hierarchy.entity(entity)
+        return self.catalog.read(lambda connection: entity_tree.find(connection, node))
 
     def list_entities(
         self,
@@ -75,38 +78,38 @@ class EntityRegistry:
         limit: int = DEFAULT_LIMIT,
         after: Entity | str | None = None,
     ) -> list[EntityRecord]:
-        """The entities below ``within``, by default the root, in the order of their paths; ``after`` pages on."""
+        """Up to ``limit`` entities below ``within``, by default the root, ordered by path, starting after ``after``."""
         top = self.hierarchy.root_entity if within is None else self.hierarchy.entity(within)
-        behind = "" if after is None else self.hierarchy.entity(after).directory
+        last = "" if after is None else self.hierarchy.entity(after).directory
         return self.catalog.read(
-            lambda connection: entity_tree.descendants(connection, top, type=type, after=behind, limit=limit)
+            lambda connection: entity_tree.descendants(connection, top, type=type, after=last, limit=limit)
         )
 
     def ancestors(self, entity: Entity | str) -> list[EntityRecord]:
         """The ancestors of an entity, its parent first."""
-        wanted = self.hierarchy.entity(entity)
-        return self.catalog.read(lambda connection: entity_tree.ancestors(connection, wanted))
+        node = self.hierarchy.entity(entity)
+        return self.catalog.read(lambda connection: entity_tree.ancestors(connection, node))
 
     def descendants(
         self, entity: Entity | str, type: str | None = None, max_depth: int | None = None
     ) -> list[EntityRecord]:
-        """All entities below an entity, in the order of their paths."""
-        wanted = self.hierarchy.entity(entity)
+        """All entities below an entity, ordered by path."""
+        node = self.hierarchy.entity(entity)
         return self.catalog.read(
-            lambda connection: entity_tree.descendants(connection, wanted, type=type, max_depth=max_depth)
+            lambda connection: entity_tree.descendants(connection, node, type=type, max_depth=max_depth)
         )
 
     def move_entity(self, entity: Entity | str, parent: Entity | str) -> Entity:
-        """Move an entity, with all that lies below it, under ``parent``; returns its new path.
+        """Move an entity and its descendants below ``parent``; returns the entity with its new path.
 
-        The parent is registered if need be; it must be of the level above, and of the same tenant. Values stay where
-        they lie. Raises BadEntity also where an entity of that name is there already.
+        The parent must be of the next higher level and of the same tenant; it is registered if necessary. Blobs are not
+        moved. Raises BadEntity, also if the new path already exists.
         """
         source, above = self.hierarchy.entity(entity), self.hierarchy.entity(parent)
         if above.tenant != source.tenant:
             raise BadEntity("An entity cannot move to another tenant", above.directory)
         if len(above.parts) != len(source.parts) - 1:
-            raise BadEntity(f"A {source.type} cannot lie directly below a {above.type}", above.directory)
+            raise BadEntity(f"A {source.type} cannot be directly below a {above.type}", above.directory)
         target = Entity((*above.parts, source.parts[-1]))
         if target == source:
             return source
@@ -114,7 +117,7 @@ class EntityRegistry:
         def work(connection: Connection) -> int:
             tenant = entity_tree.lock_tenant(connection, source)
             if tenant is None:
-                raise BadEntity("There is no such entity", source.directory)
+                raise BadEntity("The entity does not exist", source.directory)
             entity_tree.ensure(connection, tenant, [above.directory], self._now())
             entity_tree.move(connection, source, target)
             return entry_rows.relocate(connection, tenant, source, target)
@@ -123,29 +126,23 @@ class EntityRegistry:
         return target
 
     def delete_entity(self, entity: Entity | str, *, cascade: bool = False) -> int:
-        """Delete an entity and, with ``cascade``, all entities and entries below it; returns how many entries.
+        """Delete an entity and, with ``cascade``, all its descendants and entries; returns the number of entries.
 
-        Raises BadEntity if there is none, or if it holds anything and ``cascade`` is not set.
+        Raises BadEntity if it does not exist, or if it has descendants or entries and ``cascade`` is not set.
         """
-        doomed = self.hierarchy.entity(entity)
+        node = self.hierarchy.entity(entity)
 
         def work(connection: Connection) -> int:
-            tenant = entity_tree.lock_tenant(connection, doomed)
-            if tenant is None or entity_tree.find(connection, doomed) is None:
-                raise BadEntity("There is no such entity", doomed.directory)
-            if not cascade and entity_tree.has_content(connection, doomed):
-                raise BadEntity("The entity holds entries or entities", doomed.directory, "Delete it with cascade.")
-            keys = entry_rows.keys_below(connection, doomed)
-            removed = entry_rows.remove(connection, tenant, keys, Scope(doomed), self._now())
-            entity_tree.delete(connection, doomed)
+            tenant = entity_tree.lock_tenant(connection, node)
+            if tenant is None or entity_tree.find(connection, node) is None:
+                raise BadEntity("The entity does not exist", node.directory)
+            if not cascade and entity_tree.has_content(connection, node):
+                raise BadEntity("The entity has descendants or entries", node.directory, "Delete it with cascade.")
+            keys = entry_rows.keys_below(connection, node)
+            removed = entry_rows.remove(connection, tenant, keys, Scope(node), self._now())
+            entity_tree.delete(connection, node)
             return removed
 
         removed = self.catalog.write(work)
         self._on_change(removed)
         return removed
-
-
-def _found(record: EntityRecord | None, entity: Entity) -> EntityRecord:
-    if record is None:
-        raise BadEntity("The entity was deleted meanwhile", entity.directory)
-    return record

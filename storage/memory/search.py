@@ -1,4 +1,4 @@
-"""Memory by its meaning: the text of an entry, its vector, and the hits that the catalog confirms."""
+"""Semantic search of memory: embeds the text of entries, and confirms every hit with the catalog."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from driftline.storage.model import Embedder
 from driftline.storage.objects.store import ObjectStore
 
 TEXT_FIELD = "text_field"
-"""The metadata field that names the field of the value that holds its text; without it the whole value is text."""
+"""The metadata field that names the text field of the value; without it, the whole value is embedded."""
 EMBED_AT_ONCE = 1_000
 MAX_ROUNDS = 6
-"""Each round fetches four times as many hits as the one before, for want of enough that the catalog confirms."""
+"""Maximum number of searches per query; each fetches four times as many hits, until the catalog confirms enough."""
 
 _Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryHit(Generic[_Entry]):
-    """One entry that was found; ``score`` is the cosine, ``rank`` counts from 1."""
+    """A matching entry; ``score`` is the cosine, ``rank`` counts from 1."""
 
     record: _Entry
     score: float
@@ -35,7 +35,7 @@ class MemoryHit(Generic[_Entry]):
 
 
 class MemorySearch:
-    """The vectors of all tenants, each in a table of its own. ``values`` reads the values of entries, in order."""
+    """The vectors of all tenants, in one table each. ``values`` reads the values of entries, in order."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class MemorySearch:
 
     @property
     def embedder(self) -> Embedder:
-        """The embedder, loaded at the first use."""
+        """The embedder, loaded on first use."""
         if self._loaded is None:
             self._loaded = self._load()
         return self._loaded
@@ -60,17 +60,17 @@ class MemorySearch:
         return VectorTable(self._objects, tenant, self.embedder.fingerprint)
 
     def apply(self, tenant: Entity, changes: Sequence[Change]) -> None:
-        """Bring the vectors of a tenant in step with ``changes``, in one commit."""
+        """Apply ``changes`` to the vectors of a tenant, in one commit. Raises CommitConflict, StorageError."""
         latest = {change.key: change.id for change in changes}
         rows = self._vectors([change.row for change in changes if change.row is not None])
         own = self.table(tenant)
         own.apply(latest, rows, changes[-1].id, self.embedder.dim)
-        for other in vector_tables(self._objects, tenant):  # nobody embeds for an embedding that serves no more
+        for other in vector_tables(self._objects, tenant):  # tables of other embeddings only lose rows
             if other.fingerprint != own.fingerprint and other.exists():
                 other.apply(latest, [], changes[-1].id, 0)
 
     def rebuild(self, tenant: Entity, pages: Callable[[], Iterable[Sequence[EntryRow]]], last: int) -> None:
-        """Embed all entries of a tenant anew, and replace its vectors in one commit."""
+        """Embed all entries of a tenant again and replace its vectors in one commit."""
         self.table(tenant).replace_all(lambda: map(self._vectors, pages()), last, self.embedder.dim)
 
     def nearest(
@@ -82,7 +82,7 @@ class MemorySearch:
         fields: Mapping[str, Any],
         check: Callable[[Sequence[str]], Mapping[str, EntryRow]],
     ) -> list[tuple[EntryRow, float]]:
-        """The ``top_k`` entries nearest to ``query`` that ``check`` still knows, with their scores, best first."""
+        """The ``top_k`` entries nearest to ``query`` that ``check`` confirms, with their scores, best first."""
         if top_k == 0 or not query.strip():
             return []
         table = self.table(within)
@@ -93,19 +93,19 @@ class MemorySearch:
         confirmed: list[tuple[EntryRow, float]] = []
         fetch = top_k
         for _ in range(MAX_ROUNDS):
-            found = table.nearest(vector, fetch, where)
-            known = check([key for key, _, _ in found])
-            # An entry that has changed since it was embedded waits for its new vector.
-            current = [(known[key], 1.0 - d) for key, rev, d in found if key in known and known[key].rev == rev]
+            hits = table.nearest(vector, fetch, where)
+            rows = check([key for key, _, _ in hits])
+            # A hit counts only if the entry has not changed since it was embedded.
+            current = [(rows[key], 1.0 - d) for key, rev, d in hits if key in rows and rows[key].rev == rev]
             confirmed = current[:top_k]
-            if len(confirmed) == top_k or len(found) < fetch:
+            if len(confirmed) == top_k or len(hits) < fetch:
                 break
             fetch *= 4
         return confirmed
 
     def _vectors(self, rows: Sequence[EntryRow]) -> list[VectorRow]:
-        """The vectors of those ``rows`` that have text of which any token is known."""
-        found: list[VectorRow] = []
+        """The vectors of the ``rows`` whose text has at least one known token."""
+        embedded: list[VectorRow] = []
         for start in range(0, len(rows), EMBED_AT_ONCE):
             some = rows[start : start + EMBED_AT_ONCE]
             texts = [text_of(v, row.metadata) for v, row in zip(self._values(some), some, strict=True)]
@@ -113,16 +113,16 @@ class MemorySearch:
             if not with_text:
                 continue
             vectors = self.embedder.embed([text for _, text in with_text], np.float16)
-            found += [
+            embedded += [
                 VectorRow(row.key, row.rev, row.path, row.metadata, vector)
                 for (row, _), vector in zip(with_text, vectors, strict=True)
                 if vector.any()
             ]
-        return found
+        return embedded
 
 
 def text_of(value: Any, metadata: Mapping[str, Any]) -> str:
-    """What is embedded of an entry: its whole value, or the field of it that the metadata names."""
+    """The text to embed: the whole value, or the field of the value that the metadata names."""
     name = metadata.get(TEXT_FIELD)
     if isinstance(name, str):
         value = value.get(name) if isinstance(value, dict) else None

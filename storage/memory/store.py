@@ -42,9 +42,9 @@ from driftline.storage.workspace.workspace import Workspace
 
 DEFAULT_INLINE_BYTES = 1_024
 DEFAULT_THREADS = 16
-"""Blobs that are read or written at once: in a bucket each waits for a round trip."""
+"""Blobs read or written at once; in a bucket, each waits for a round trip."""
 MAX_COMMIT_SECONDS = 1_800.0
-"""A blob without an entry is left alone by cleanup for an hour; so an entry may not refer to one that is much older."""
+"""Cleanup may delete a blob without an entry after an hour, so the transaction must refer to it well before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class MemoryItem:
 class MemoryStore:
     """The memory of all tenants of a workspace.
 
-    Every call stays within one tenant: the one that its entity or ``scope`` names, by default that of the hierarchy's
-    root. A scope deeper than a tenant shows only what lies at or below it. Threads may share a store; so may processes,
-    each with its own, over one PostgreSQL or, on one host, one SQLite catalog. Close it, or use it as a context
-    manager, so that indexes learn of the last writes at once.
+    Every call is confined to one tenant: that of its entity or ``scope``, by default that of the hierarchy's root. A
+    scope below the tenant shows only entries at or below it. Threads may share a store. Processes open a store each,
+    and share one PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context
+    manager, so that the last writes reach the indexes at once.
 
-    Raises BadEntity, BadEntry and UsageError for bad input, with nothing written; StorageError when the workspace
-    fails, with nothing in the catalog; CatalogError when the catalog fails, with the path of the blob that was written
-    in vain, and CatalogConnectionError, which is a ConnectionError, when it cannot be reached in several attempts.
+    Raises BadEntity, BadEntry and UsageError for bad input: nothing is written then. Raises StorageError if the
+    workspace fails: the catalog is unchanged then. Raises CatalogError if the catalog fails, with the path of a blob
+    that was already written, and CatalogConnectionError, a ConnectionError, if all attempts to connect fail.
     """
 
     def __init__(
@@ -85,12 +85,13 @@ class MemoryStore:
         pool_size: int = DEFAULT_POOL_SIZE,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """Open the workspace and the catalog, and create what is missing.
+        """Open the workspace and the catalog, and create them if they do not exist.
 
-        Without ``catalog_url`` the catalog is a SQLite file in the workspace, which must be local then. ``embedder``
-        is called when text must be embedded for the first time. What is stored without one is found by its
-        meaning only after a store with one has been open, or, in a tenant without any vectors, after ``rebuild``.
-        Raises CatalogMismatch, UnsafeStore and all that opening a workspace raises.
+        Without ``catalog_url``, the catalog is a SQLite file in the workspace, which must then be local. ``embedder``
+        is called when text is first embedded. Entries stored without an embedder become searchable by meaning once a
+        store with an embedder is open or, in a tenant without vectors, after ``rebuild``.
+        Raises CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew, CorruptFile, AccessDenied,
+        StorageError.
         """
         self.workspace = Workspace.open_for_writing(storage_uri, storage_options)
         self.catalog = Catalog(catalog_url or _embedded(self.workspace), pool_size)
@@ -106,7 +107,7 @@ class MemoryStore:
         self._entities = EntityRegistry(self.catalog, self.hierarchy, now, self._flusher.notify)
 
     def close(self) -> None:
-        """Flush what is waiting and close all connections. Raises what ``flush`` raises, and is closed all the same."""
+        """Flush pending changes and close all connections, even if the flush raises StorageError or CatalogError."""
         try:
             self._flusher.close()
         finally:
@@ -131,14 +132,14 @@ class MemoryStore:
         metadata: Mapping[str, Any] | None = None,
         expires_at: datetime | None = None,
     ) -> None:
-        """Store a JSON value under ``key``, unique in its tenant, owned by ``entity``, which is registered if need be.
+        """Store a JSON value under ``key``, which is unique in its tenant, and register its owner ``entity`` if new.
 
-        An entry of that key is replaced, and moved if another entity owned it. Durable when it returns.
+        An existing entry of that key is replaced, and moves if another entity owned it. Durable on return.
         """
         self.store_many([MemoryItem(key, value, entity, metadata, expires_at)])
 
     def store_many(self, items: Iterable[MemoryItem]) -> int:
-        """Store ``items`` in one transaction; of equal keys of a tenant the last one counts. Returns how many."""
+        """Store ``items`` in one transaction; returns the number of entries. For each key, the last item wins."""
         drafts: dict[Entity, Drafts] = defaultdict(Drafts)
 
         @cache
@@ -156,12 +157,16 @@ class MemoryStore:
         number = sum(map(len, by_tenant.values()))
 
         def work(connection: Connection) -> None:
-            for owner in sorted(by_tenant):  # always in this order, so that two transactions cannot block each other
+            for owner in sorted(by_tenant):  # a fixed order avoids deadlocks between transactions
                 tenant = entity_tree.lock_tenant(connection, owner, create=True)
                 assert tenant is not None
                 entry_rows.put(connection, tenant, by_tenant[owner], self._now())
             if time.monotonic() - started > MAX_COMMIT_SECONDS:
-                raise StorageError("Storing took so long that a cleanup may have deleted the blobs", "", "Try again.")
+                raise StorageError(
+                    f"Storing took more than {MAX_COMMIT_SECONDS / 60:.0f} minutes, and cleanup may delete its blobs",
+                    "",
+                    "Try again.",
+                )
 
         if by_tenant:
             try:
@@ -174,12 +179,12 @@ class MemoryStore:
         return number
 
     def delete(self, key: str, scope: Entity | str | None = None) -> bool:
-        """Delete the entry of ``key``; returns whether ``scope`` showed one."""
-        wanted, seen = check_key(key), self._scope(scope)
+        """Delete the entry of ``key``; returns whether ``scope`` had one."""
+        checked, visible = check_key(key), self._scope(scope)
 
         def work(connection: Connection) -> int:
-            tenant = entity_tree.lock_tenant(connection, seen.within)
-            return entry_rows.remove(connection, tenant, [wanted], seen, self._now()) if tenant else 0
+            tenant = entity_tree.lock_tenant(connection, visible.within)
+            return entry_rows.remove(connection, tenant, [checked], visible, self._now()) if tenant else 0
 
         removed = self.catalog.write(work)
         self._flusher.notify(removed)
@@ -233,20 +238,20 @@ class MemoryStore:
     # -- upkeep ------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Bring indexes and vectors in step with the catalog now; returns how many changes there were."""
+        """Apply all pending changes of the catalog to indexes and vectors; returns the number of changes."""
         return self._flusher.flush()
 
     def collect_expired(self) -> int:
-        """Delete what has expired, of all tenants; returns how many entries that were."""
+        """Delete the expired entries of all tenants; returns the number of entries."""
         removed = upkeep.collect_expired(self.catalog, self._now())
         self._flusher.notify(removed)
         return removed
 
     def rebuild(self, within: Entity | str | None = None) -> dict[str, int]:
-        """Make the indexes at and below an entity anew from the catalog, and the tenant's vectors if it is a tenant.
+        """Rebuild the indexes at and below an entity from the catalog and, if it is a tenant, the tenant's vectors.
 
-        Returns how many entries each index holds, by the entity's directory. Raises LeaseHeld while the indexes are
-        compacted or rebuilt elsewhere.
+        Returns the number of entries in each index, by the entity's directory. Raises LeaseHeld while another process
+        compacts or rebuilds the indexes.
         """
         self.flush()
         top = self.hierarchy.root_entity if within is None else self.hierarchy.entity(within)
@@ -255,14 +260,14 @@ class MemoryStore:
     # -- reading -----------------------------------------------------------------------------
 
     def retrieve(self, key: str, scope: Entity | str | None = None) -> MemoryEntry | None:
-        """The entry of ``key``, or None if ``scope`` shows none or it has expired."""
+        """The entry of ``key``, or None if ``scope`` has none or it has expired."""
         return self.retrieve_batch([key], scope).get(key)
 
     def retrieve_batch(self, keys: Iterable[str], scope: Entity | str | None = None) -> dict[str, MemoryEntry]:
-        """The entries of those ``keys`` that ``scope`` shows; their blobs are read side by side."""
-        wanted, seen = [check_key(key) for key in keys], self._scope(scope)
-        rows = self.catalog.read(lambda connection: entry_queries.get(connection, wanted, seen, self._now()))
-        return {entry.key: entry for entry in self._reader.entries(rows, seen)}
+        """The entries of ``keys`` within ``scope``, by key; blobs are read concurrently."""
+        checked, visible = [check_key(key) for key in keys], self._scope(scope)
+        rows = self.catalog.read(lambda connection: entry_queries.get(connection, checked, visible, self._now()))
+        return {entry.key: entry for entry in self._reader.entries(rows, visible)}
 
     def retrieve_by_entity(
         self,
@@ -276,30 +281,29 @@ class MemoryStore:
         offset: int = 0,
         cursor: str | None = None,
     ) -> Page[MemoryEntry]:
-        """The entries of the entities ``type:id`` at or below ``within``, by default the root, by owner and key.
+        """A page of the entries of all entities ``type:id`` at or below ``within`` (the root), by owner and key.
 
-        Of several entities of that name, as under two projects, all are meant. ``allowed_ancestors`` limits to what
-        lies at or below one of these; an empty list allows nothing. ``cursor`` is that of the page before: unlike
-        ``offset``, it costs the same however deep it leads.
+        Several entities may have that name, for example in two projects. ``allowed_ancestors`` limits the entries to
+        those at or below one of these entities; an empty list allows nothing. ``cursor`` comes from the previous page;
+        unlike ``offset``, its cost does not grow with the position.
         """
         if limit < 0 or offset < 0:
             raise UsageError("limit and offset must not be negative", f"{limit}, {offset}")
-        seen, after = self._scope(within, allowed_ancestors), Cursor.parse(cursor)
-        # An entity of the tenant's own level is found by name, too, but never one of another tenant.
+        visible, after = self._scope(within, allowed_ancestors), Cursor.parse(cursor)
         page = partial(entry_queries.page, include_descendants=include_descendants, after=after, offset=offset)
 
         def work(connection: Connection) -> tuple[list[EntryRow], int]:
-            tops, now = entry_queries.tops_of(connection, type, id, seen.within), self._now()
+            tops, now = entry_queries.tops_of(connection, type, id, visible.within), self._now()
             if not tops:
                 return [], 0
-            total = entry_queries.count(connection, tops, seen, now, include_descendants=include_descendants)
-            return page(connection, tops, seen, now, limit=limit + 1), total
+            total = entry_queries.count(connection, tops, visible, now, include_descendants=include_descendants)
+            return page(connection, tops, visible, now, limit=limit + 1), total
 
         rows, total = self.catalog.read(work)
         shown = rows[:limit]
         has_more = len(rows) > limit
         following = str(Cursor.after(shown[-1].owner_id, shown[-1].key)) if has_more and shown else None
-        return Page(tuple(self._reader.entries(shown, seen)), total, has_more, following)
+        return Page(tuple(self._reader.entries(shown, visible)), total, has_more, following)
 
     def search(
         self,
@@ -310,16 +314,16 @@ class MemoryStore:
         allowed_ancestors: Sequence[Entity | str] | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> list[MemoryEntry]:
-        """The entries whose key holds every word of ``query`` and whose metadata fits, the latest first.
+        """The entries whose key contains every word of ``query`` and whose metadata matches, latest first.
 
-        Fields of the filter are ANDed; a list means any of its values; None is left out. For meaning, see
-        ``search_memory``.
+        All fields of the filter must match; a list matches any of its values; fields that are None are ignored. To
+        search by meaning, use ``search_memory``.
         """
-        seen, fields = self._scope(scope, allowed_ancestors), check_fields(metadata_filter)
+        visible, fields = self._scope(scope, allowed_ancestors), check_fields(metadata_filter)
         rows = self.catalog.read(
-            lambda connection: entry_queries.search(connection, query.split(), fields, seen, self._now(), limit)
+            lambda connection: entry_queries.search(connection, query.split(), fields, visible, self._now(), limit)
         )
-        return self._reader.entries(rows, seen)
+        return self._reader.entries(rows, visible)
 
     def search_memory(
         self,
@@ -332,17 +336,17 @@ class MemoryStore:
     ) -> list[MemoryHit[MemoryEntry]]:
         """The ``top_k`` entries whose text is nearest in meaning to ``query``, best first.
 
-        ``filter`` holds fields of the metadata, as in ``search``, and ``entity``, at or below which a hit must lie. All
-        is applied before the search, and every hit is looked up in the catalog. Raises UsageError without an embedder.
+        ``filter`` has fields of the metadata, as in ``search``, and may have ``entity``: hits are at or below it. The
+        filter applies before the search, and the catalog confirms every hit. Raises UsageError without an embedder.
         """
         if self._search is None:
-            raise UsageError("This store was opened without an embedding model", self.workspace.objects.uri)
+            raise UsageError("The memory store was opened without an embedding model", self.workspace.objects.uri)
         if top_k < 0:
             raise UsageError("top_k must not be negative", str(top_k))
         fields = check_fields(filter)
         entity = fields.pop("entity", None)
-        seen = self._scope(scope, allowed_ancestors)
-        places = [*([seen.allowed] if seen.allowed is not None else [])]
+        visible = self._scope(scope, allowed_ancestors)
+        places = [*([visible.allowed] if visible.allowed is not None else [])]
         if entity is not None:
             named = entity if isinstance(entity, list) else [entity]
             places.append(tuple(self.hierarchy.entity(name) for name in named))
@@ -350,12 +354,12 @@ class MemoryStore:
             self.flush()
 
         def check(keys: Sequence[str]) -> dict[str, EntryRow]:
-            rows = self.catalog.read(lambda connection: entry_queries.get(connection, keys, seen, self._now()))
+            rows = self.catalog.read(lambda connection: entry_queries.get(connection, keys, visible, self._now()))
             return {row.key: row for row in rows}
 
-        found = self._search.nearest(query, top_k, seen.within, tuple(places), fields, check)
-        entries = {entry.key: entry for entry in self._reader.entries([row for row, _ in found], seen)}
-        hits = [(entries[row.key], score) for row, score in found if row.key in entries]
+        nearest = self._search.nearest(query, top_k, visible.within, tuple(places), fields, check)
+        entries = {entry.key: entry for entry in self._reader.entries([row for row, _ in nearest], visible)}
+        hits = [(entries[row.key], score) for row, score in nearest if row.key in entries]
         return [MemoryHit(entry, score, rank) for rank, (entry, score) in enumerate(hits, start=1)]
 
     # -- inside ------------------------------------------------------------------------------
@@ -365,7 +369,7 @@ class MemoryStore:
         return Scope(within, None if allowed is None else tuple(self.hierarchy.entity(entity) for entity in allowed))
 
     def _write_blobs(self, drafts: Drafts) -> None:
-        """Write the values that are too large to be inlined, side by side."""
+        """Write the values that are too large to be inlined, concurrently."""
         positions = [position for position, data in enumerate(drafts.inline) if data is None]
 
         def write(position: int) -> str:
@@ -379,7 +383,7 @@ class MemoryStore:
 def _embedded(workspace: Workspace) -> str:
     if not workspace.objects.is_local:
         raise UsageError(
-            "A workspace in a bucket needs a catalog of its own",
+            "A workspace in a bucket needs a separate catalog",
             workspace.objects.uri,
             "Set DATABASE_URL, or catalog.url: postgresql://… or sqlite:///path.",
         )

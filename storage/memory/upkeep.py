@@ -1,4 +1,4 @@
-"""What keeps memory small and right: expired entries go, indexes and vectors are made anew from the catalog."""
+"""Maintenance of memory: deletes expired entries, compacts indexes and vectors, and rebuilds them from the catalog."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from driftline.storage.workspace.workspace import Workspace
 EXPIRED_AT_ONCE = 1_000
 PAGE_ROWS = 100_000
 LEASE = "memory"
-"""The purpose of the lease under which the memory indexes of a tenant are compacted and made anew."""
+"""The purpose of the lease that compactions and rebuilds of a tenant's memory indexes hold."""
 
 
 def collect_expired(catalog: Catalog, now: datetime) -> int:
-    """Delete the entries that have expired, a batch at a time; returns how many there were."""
+    """Delete the expired entries in batches; returns the number of entries."""
     total = 0
-    while found := catalog.read(lambda connection: entry_queries.expired_keys(connection, now, EXPIRED_AT_ONCE)):
+    while expired := catalog.read(lambda connection: entry_queries.expired_keys(connection, now, EXPIRED_AT_ONCE)):
         by_tenant: dict[str, list[str]] = defaultdict(list)
-        for path, key in found:
+        for path, key in expired:
             by_tenant[path].append(key)
         for path, keys in by_tenant.items():
             total += _remove_expired(catalog, Entity.of_directory(path), keys, now)
@@ -50,7 +50,8 @@ def _remove_expired(catalog: Catalog, tenant: Entity, keys: list[str], now: date
         locked = entity_tree.lock_tenant(connection, tenant)
         if locked is None:
             return 0
-        alive = {row.key for row in entry_queries.get(connection, keys, Scope(tenant), now)}  # stored again meanwhile
+        # Another process may have stored a key again since the query.
+        alive = {row.key for row in entry_queries.get(connection, keys, Scope(tenant), now)}
         return entry_rows.remove(connection, locked, [key for key in keys if key not in alive], Scope(tenant), now)
 
     return catalog.write(work)
@@ -59,7 +60,7 @@ def _remove_expired(catalog: Catalog, tenant: Entity, keys: list[str], now: date
 def compact_indexes(workspace: Workspace, top: Entity, max_deltas: int) -> dict[str, Folded]:
     """Fold the memory indexes at and below ``top`` that have more than ``max_deltas``; returns them by directory.
 
-    Raises LeaseHeld while another compaction or a rebuild of this tenant is at work.
+    Raises LeaseHeld during another compaction or a rebuild of this tenant.
     """
     deltas: Counter[str] = Counter()
     for info in workspace.objects.list(top.directory):
@@ -78,9 +79,9 @@ def compact_indexes(workspace: Workspace, top: Entity, max_deltas: int) -> dict[
 
 
 def compact_vectors(workspace: Workspace, tenant: Entity, older_than: timedelta) -> int:
-    """Merge the fragments of a tenant's vectors and remove old versions; returns how many versions went.
+    """Merge the fragments of a tenant's vectors and remove old versions; returns the number of removed versions.
 
-    The caller holds the tenant's maintenance lease. A table that is written all the time is left to the next time.
+    The caller holds the tenant's maintenance lease. A compaction that conflicts with a writer is left to the next run.
     """
     removed = 0
     for table in vector_tables(workspace.objects, tenant):
@@ -97,13 +98,13 @@ def compact_vectors(workspace: Workspace, tenant: Entity, older_than: timedelta)
 def rebuild(
     catalog: Catalog, workspace: Workspace, search: MemorySearch | None, top: Entity, now: Callable[[], datetime]
 ) -> dict[str, int]:
-    """Make the index of ``top`` and of every entity below it anew, and for a tenant its vectors.
+    """Rebuild the indexes of ``top`` and of every entity below it and, if it is a tenant, its vectors.
 
-    Returns how many entries each index holds. Raises BadEntity if there is no such entity, LeaseHeld.
+    Returns the number of entries in each index, by directory. Raises BadEntity, LeaseHeld.
     """
     record = catalog.read(lambda connection: entity_tree.find(connection, top))
     if record is None:
-        raise BadEntity("There is no such entity", top.directory)
+        raise BadEntity("The entity does not exist", top.directory)
     below = catalog.read(lambda connection: entity_tree.descendants(connection, top))
     held = rebuild_indexes(catalog, workspace, top.tenant, [top, *(each.entity for each in below)], now)
     if search is not None and top == top.tenant:
@@ -115,9 +116,9 @@ def rebuild(
 def rebuild_indexes(
     catalog: Catalog, workspace: Workspace, tenant: Entity, entities: Sequence[Entity], now: Callable[[], datetime]
 ) -> dict[str, int]:
-    """Make the indexes of some entities of a tenant anew; those of entities that are gone become empty.
+    """Rebuild the indexes of some entities of a tenant; the indexes of deleted entities become empty.
 
-    Returns how many entries each holds. Raises LeaseHeld.
+    Returns the number of entries in each index, by directory. Raises LeaseHeld, LeaseLost.
     """
     held: dict[str, int] = {}
     with acquire(workspace.objects, lease_path(tenant, LEASE), new_ulid()) as lease:
@@ -126,13 +127,13 @@ def rebuild_indexes(
             locked = catalog.write(lambda connection: entity_tree.lock_tenant(connection, tenant))
             if locked is None:
                 break
-            found = pages(catalog, entity, now())
-            held[entity.directory] = memory_index.rewrite(workspace.objects, entity, found, locked.rev, now())
+            rows = pages(catalog, entity, now())
+            held[entity.directory] = memory_index.rewrite(workspace.objects, entity, rows, locked.rev, now())
     return held
 
 
 def pages(catalog: Catalog, entity: Entity, now: datetime) -> Iterator[list[EntryRow]]:
-    """All entries at or below ``entity`` that have not expired at ``now``, each page in a transaction of its own."""
+    """All entries at or below ``entity`` that have not expired at ``now``; each page is read in its own transaction."""
     after: tuple[int, str] | None = None
     while True:
 

@@ -1,7 +1,7 @@
-"""The vectors of a tenant's memory: one row an entry that has text, kept in Lance (DESIGN, "Memory").
+"""The vectors of a tenant's memory in a Lance table: one row for each entry with text (DESIGN, "Memory").
 
-The commit marker, a row with an empty key, holds the highest outbox id that was applied. Every commit rewrites it, so
-that two commits conflict, and each change is applied once and in order, whoever flushes it.
+The commit marker, a row with an empty key, holds the highest outbox id that was applied. Every commit rewrites the
+marker, so two commits conflict, and each change is applied once and in order, whichever process flushes it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _MARKER = "key = ''"
 
 
 def schema(dim: int) -> pa.Schema:
-    """The columns of ``memory_embeddings``: ``places`` are the directories of the owner and its ancestors, ``fields``
-    the metadata's, each as the JSON of its name and value."""
+    """The columns of ``memory_embeddings``: ``places`` has the directories of the owner and its ancestors, ``fields``
+    the fields of the metadata, each as JSON of its name and value; ``vector`` is ``(dim,) float16``."""
     return pa.schema(
         [
             pa.field("key", pa.string()),
@@ -58,7 +58,7 @@ def schema(dim: int) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class VectorRow:
-    """An entry to be found by its meaning; ``vector`` is ``(dim,)``, of length 1."""
+    """The vector of an entry: ``(dim,)``, of length 1."""
 
     key: str
     rev: int
@@ -69,25 +69,25 @@ class VectorRow:
 
 @dataclass(frozen=True, slots=True)
 class VectorFilter:
-    """What a hit must satisfy, all of it: to lie at or below one of each list of ``places``, to have ``fields``.
+    """The conditions of a hit: it is at or below an entity of each tuple of ``places``, and has all ``fields``.
 
-    The value of a field is what it must be equal to, or a list of such values. An empty list allows nothing.
+    A field equals the given value, or one of a list of values. An empty list allows nothing.
     """
 
     places: tuple[tuple[Entity, ...], ...] = ()
     fields: Mapping[str, Any] | None = None
 
     def to_sql(self) -> str:
-        """The filter in Lance's language, every name quoted."""
+        """The filter as a Lance expression, with every value quoted."""
         parts = ["key <> ''", *(_has_any("places", [top.directory for top in tops]) for tops in self.places)]
-        for name, wanted in (self.fields or {}).items():
-            values = wanted if isinstance(wanted, (list, tuple)) else [wanted]
+        for name, expected in (self.fields or {}).items():
+            values = expected if isinstance(expected, (list, tuple)) else [expected]
             parts.append(_has_any("fields", [field_tag(name, value) for value in values]))
         return " AND ".join(parts)
 
 
 def field_tag(name: str, value: object) -> str:
-    """One field of the metadata as text; numbers that are equal have equal texts."""
+    """One field of the metadata as text; equal numbers have equal texts."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps([name, value], separators=(",", ":"))
@@ -103,10 +103,10 @@ class VectorTable(LanceTable):
     # -- writing -----------------------------------------------------------------------------
 
     def apply(self, changed: Mapping[str, int], rows: Sequence[VectorRow], last: int, dim: int) -> None:
-        """Take the keys in ``changed`` out and put ``rows`` in, in one version, and note that ``last`` was applied.
+        """Remove the rows of the keys in ``changed``, add ``rows``, and record ``last`` as applied, in one version.
 
-        ``changed`` gives each key the id of its latest change; what the marker says was applied already is left out.
-        Raises CommitConflict after ``COMMIT_ATTEMPTS``.
+        ``changed`` maps each key to the id of its latest change; changes that the marker records as applied are
+        skipped. Raises CommitConflict after ``COMMIT_ATTEMPTS``, StorageError, CorruptFile.
         """
         if not self.exists():
             if not rows:
@@ -118,18 +118,18 @@ class VectorTable(LanceTable):
             due = {key for key, number in changed.items() if number > applied}
             if not due:
                 return
-            fresh = [row for row in rows if row.key in due]
+            new_rows = [row for row in rows if row.key in due]
             filters = [_MARKER, *(is_one_of("key", some) for some in _lookups(sorted(due)))]
             removed, updated = without_rows(dataset, filters)
-            added = self._fragments([*fresh, _marker_row(last)], dataset.schema)
+            added = self._fragments([*new_rows, _marker_row(last)], dataset.schema)
             if self._commit(dataset.version, removed, updated, added):
                 return
-        raise CommitConflict(f"{COMMIT_ATTEMPTS} attempts to commit met other writers", self.uri, "Try again.")
+        raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Try again.")
 
     def index(self) -> None:
-        """Create or extend the indexes of filters, commits and vectors, once the table is large enough to want them.
+        """Create or extend the indexes, once the table is large enough to benefit from them.
 
-        The caller holds the tenant's maintenance lease.
+        The caller holds the tenant's maintenance lease. Raises StorageError.
         """
         dataset = self.open()
         rows = dataset.count_rows()
@@ -144,10 +144,10 @@ class VectorTable(LanceTable):
                 create_vector_index(dataset, rows)
             dataset.optimize.optimize_indices()
         except OSError as error:
-            raise StorageError(f"An index cannot be built ({first_line(error)})", self.uri, "Try again.") from error
+            raise StorageError(f"Could not build an index ({first_line(error)})", self.uri, "Try again.") from error
 
     def replace_all(self, pages: Callable[[], Iterable[Sequence[VectorRow]]], last: int, dim: int) -> None:
-        """Put the rows of ``pages`` in the place of all that is there, in one version."""
+        """Replace all rows by those of ``pages``, in one version. Raises CommitConflict, StorageError, CorruptFile."""
         self._prepare(dim)
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()
@@ -157,10 +157,10 @@ class VectorTable(LanceTable):
             fragments: list[Any] = list(dataset.get_fragments())
             if self._commit(dataset.version, [fragment.fragment_id for fragment in fragments], [], added):
                 return
-        raise CommitConflict(f"{COMMIT_ATTEMPTS} attempts to commit met other writers", self.uri, "Try again.")
+        raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Try again.")
 
     def _prepare(self, dim: int) -> None:
-        # Two first commits would not conflict without a marker that both replace.
+        # Without a marker that both replace, two first commits would not conflict.
         self._create(_to_table([_marker_row(0)], schema(dim)))
 
     def _fragments(self, rows: Sequence[VectorRow], columns: pa.Schema) -> list[FragmentMetadata]:
@@ -173,7 +173,7 @@ class VectorTable(LanceTable):
         updated: list[FragmentMetadata],
         added: list[FragmentMetadata],
     ) -> bool:
-        """Whether the commit went through; False if it met another one, or nobody knows: look at the marker then."""
+        """Whether the commit succeeded; after a conflict or an unknown outcome, False: the marker then tells which."""
         import lance
 
         operation = lance.LanceOperation.Update(
@@ -181,7 +181,7 @@ class VectorTable(LanceTable):
         )
         try:
             self._transact(lance.Transaction(version, operation))
-        except OSError:  # a CommitConflictError is one, too
+        except OSError:  # includes CommitConflictError
             return False
         return True
 
@@ -207,29 +207,29 @@ class VectorTable(LanceTable):
         scanner = dataset.scanner(
             columns=["key", "rev", "_distance"], nearest=nearest, filter=condition, prefilter=True, limit=top_k
         )
-        found = scanner.to_table().to_pylist()
-        # Of vectors of length 1, half the squared distance is 1 - cosine.
-        hits = [(row["key"], row["rev"], row["_distance"] / 2) for row in found]
+        # Half the squared distance of vectors of length 1 is 1 - cosine.
+        hits = [(row["key"], row["rev"], row["_distance"] / 2) for row in scanner.to_table().to_pylist()]
         return sorted(hits, key=lambda hit: (hit[2], hit[0]))
 
     def revs(self) -> list[tuple[str, int]]:
         """``(key, rev)`` of every vector. Raises CorruptFile."""
         try:
-            found = self.open().to_table(columns=["key", "rev"], filter=f"NOT ({_MARKER})")
+            rows = self.open().to_table(columns=["key", "rev"], filter=f"NOT ({_MARKER})")
         except (ValueError, OSError) as error:
-            raise CorruptFile(f"Vectors cannot be read ({first_line(error)})", self.uri, self.REPAIR) from error
-        return list(zip(found["key"].to_pylist(), found["rev"].to_pylist(), strict=True))
+            reason = first_line(error)
+            raise CorruptFile(f"The memory vectors cannot be read ({reason})", self.uri, self.REPAIR) from error
+        return list(zip(rows["key"].to_pylist(), rows["rev"].to_pylist(), strict=True))
 
     def count(self) -> int:
-        """How many entries have a vector."""
+        """The number of entries with a vector."""
         return int(self.open().count_rows("key <> ''"))
 
 
 def vector_tables(objects: ObjectStore, tenant: Entity) -> list[VectorTable]:
     """The tables of a tenant, one for each embedding."""
     names = objects.list_dirs(tables_directory(tenant))
-    fingerprints = [found for name in names if (found := table_fingerprint(name, VectorTable.KIND))]
-    return [VectorTable(objects, tenant, fingerprint) for fingerprint in fingerprints]
+    fingerprints = (table_fingerprint(name, VectorTable.KIND) for name in names)
+    return [VectorTable(objects, tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
 
 
 def _applied(dataset: LanceDataset) -> int:

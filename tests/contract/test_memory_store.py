@@ -349,7 +349,7 @@ def test_deleting_an_entity_with_content_needs_to_be_said(filled: MemoryStore) -
     assert filled.get_entity(S1) is None
     assert indexed(filled, S1) == {}
     assert len(indexed(filled, ACME)) == 9
-    with pytest.raises(BadEntity, match="no such entity"):
+    with pytest.raises(BadEntity, match="entity does not exist"):
         filled.delete_entity(ALICE, cascade=True)
     filled.delete_entity("org:acme/project:alpha")
 

@@ -96,7 +96,7 @@ def test_a_catalog_that_fails_after_the_blob_names_it(store: MemoryStore, monkey
 
     store.store("key", LARGE, S1)
     with monkeypatch.context() as patch:
-        patch.setattr(entry_rows, "_tell", fail)
+        patch.setattr(entry_rows, "_enqueue", fail)
         with pytest.raises(CatalogError) as failure:
             store.store("key", LARGE + "new", S2)
     assert failure.value.blob_path in blobs(store)
@@ -110,14 +110,14 @@ def test_a_catalog_that_fails_after_the_blob_names_it(store: MemoryStore, monkey
 def test_a_connection_that_drops_in_a_transaction_is_made_again(
     shared_store: MemoryStore, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    tell, drops = entry_rows._tell, iter([True, True, False])
+    enqueue, drops = entry_rows._enqueue, iter([True, True, False])
 
-    def drop_then_tell(*arguments: Any) -> None:
+    def drop_then_enqueue(*arguments: Any) -> None:
         if next(drops):
             assert postgres_server.drop_connections()
-        tell(*arguments)
+        enqueue(*arguments)
 
-    monkeypatch.setattr(entry_rows, "_tell", drop_then_tell)
+    monkeypatch.setattr(entry_rows, "_enqueue", drop_then_enqueue)
     shared_store.store_many(MemoryItem(f"key {n}", LARGE if n == 0 else n, S1) for n in range(number))
     entry = shared_store.retrieve("key 0", ACME)
     assert entry is not None

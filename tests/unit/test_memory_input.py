@@ -126,7 +126,7 @@ def test_what_names_no_entity_is_refused(store: MemoryStore, entity: str) -> Non
 
 @pytest.mark.parametrize("cursor", ["", "x", "WzFd", "WyJhIiwgMV0=", "\x00", "é"])
 def test_what_is_no_cursor_is_refused(store: MemoryStore, cursor: str) -> None:
-    with pytest.raises(UsageError, match="not a cursor"):
+    with pytest.raises(UsageError, match="cursor is not valid"):
         store.retrieve_by_entity("org", "acme", cursor=cursor)
 
 

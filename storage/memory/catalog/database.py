@@ -1,4 +1,4 @@
-"""The memory catalog: one SQL database, SQLite or PostgreSQL, and how its transactions begin, fail and are repeated."""
+"""The memory catalog: one SQL database, SQLite or PostgreSQL, with migrations, transactions and their retries."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from driftline.storage.layout import CATALOG
 from driftline.storage.memory.catalog import tables
 
 RETRY_DELAYS_SECONDS = (0.1, 0.4, 1.6)
-"""Waits before a transaction is repeated whose connection was lost, or that met another in a deadlock."""
+"""Delays before each retry of a transaction that lost its connection or was the victim of a deadlock."""
 BUSY_TIMEOUT_SECONDS = 30
-"""How long a writer waits for another one in SQLite."""
+"""How long a writer waits for another writer in SQLite."""
 CONNECT_TIMEOUT_SECONDS = 10
 DEFAULT_POOL_SIZE = 5
 
 MAX_PARAMETERS = 5_000
-"""Values in one ``IN``; SQLite takes 32,766 and PostgreSQL 65,535 in one statement."""
+"""Values in one ``IN``; a statement may have 32,766 of them in SQLite and 65,535 in PostgreSQL."""
 
 BULK_ROWS = 1_000
-NEWS_SHARE = 0.2
-"""A bulk that adds so much to what PostgreSQL knows of a table is told to its planner at once: the daemon that would
-do so looks once a minute, and until then queries may read whole tables."""
+ANALYZE_SHARE = 0.2
+"""A bulk insert that adds more than this share of the rows in PostgreSQL's statistics runs ANALYZE at once: autovacuum
+looks at tables once a minute, and until then the planner may choose full scans."""
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _HEAD = "0001"
 _LOST_STATES = ("08", "57P")
-"""SQLSTATEs of PostgreSQL: connection exceptions, and a server that shuts down or starts."""
+"""SQLSTATE prefixes of PostgreSQL: connection exceptions, and a server that is shutting down or starting."""
 _REPEATABLE_STATES = ("40",)
-"""Deadlocks and serialization failures: nothing has happened."""
+"""Deadlocks and serialization failures: the transaction was rolled back."""
 _MIGRATION_LOCK = 7_240_931_655
 
 _Result = TypeVar("_Result")
 
 
 class Catalog:
-    """An open catalog. Threads share it; each transaction takes a connection from the pool.
+    """An open catalog. Thread-safe: each transaction takes a connection from the pool.
 
-    ``read`` and ``write`` run a function in one transaction. If the connection is lost, or the database breaks a
-    deadlock, they run it again, up to ``len(RETRY_DELAYS_SECONDS)`` times; so it must do the same when it is repeated,
-    even after a commit whose acknowledgement was lost. Raises CatalogConnectionError, and CatalogError for the rest.
+    ``read`` and ``write`` run a function in one transaction, and retry it up to ``len(RETRY_DELAYS_SECONDS)`` times
+    after a lost connection or a deadlock. The function must therefore be idempotent, even after a commit whose
+    acknowledgement was lost. Raises CatalogConnectionError, CatalogError.
     """
 
     def __init__(self, url: str, pool_size: int = DEFAULT_POOL_SIZE) -> None:
@@ -59,41 +59,41 @@ class Catalog:
         self._engine = _engine(parsed, pool_size)
 
     def read(self, work: Callable[[Connection], _Result]) -> _Result:
-        """The result of ``work`` in a transaction that only reads."""
+        """Run ``work`` in a read-only transaction and return its result."""
         return self._run("BEGIN", work)
 
     def write(self, work: Callable[[Connection], _Result]) -> _Result:
-        """The result of ``work`` in a transaction, committed durably."""
-        # A reader of SQLite that became a writer half-way could not wait for another one.
+        """Run ``work`` in a transaction, commit it durably and return its result."""
+        # In SQLite, a transaction that begins as a reader and then writes cannot wait for another writer.
         return self._run("BEGIN IMMEDIATE", work)
 
     def prepare(self, workspace_id: str) -> None:
-        """Create or update the tables, and see that this is the catalog of ``workspace_id``.
+        """Create or upgrade the tables, and claim the catalog for ``workspace_id``.
 
-        Raises CatalogMismatch for another workspace's catalog, or one that a newer Driftline wrote.
+        Raises CatalogMismatch if it belongs to another workspace or to a newer version of Driftline.
         """
         self.migrate()
         owner = self.read(_workspace_id) or self.write(lambda connection: _claim(connection, workspace_id))
         self._expect(owner, workspace_id)
 
     def check(self, workspace_id: str) -> None:
-        """Raises CatalogMismatch unless this is the catalog of ``workspace_id``."""
+        """Check that the catalog belongs to ``workspace_id``. Raises CatalogMismatch."""
         self._expect(self.belongs_to(), workspace_id)
 
     def _expect(self, owner: str | None, workspace_id: str) -> None:
         if owner != workspace_id:
             raise CatalogMismatch(
-                f"This catalog belongs to workspace {owner}, not to {workspace_id}",
+                f"The catalog belongs to workspace {owner}, not to {workspace_id}",
                 self.where,
                 "Give each workspace a catalog of its own.",
             )
 
     def belongs_to(self) -> str | None:
-        """The id of the workspace that this catalog serves; None while it serves none. Raises CatalogMismatch."""
+        """The id of the workspace that owns this catalog, or None. Raises CatalogMismatch."""
         return self.read(_workspace_id) if self.read(self._version) is not None else None
 
     def migrate(self) -> None:
-        """Create or update the tables, unless they are of this version. Raises CatalogMismatch."""
+        """Create the tables or upgrade them to the current version. Raises CatalogMismatch."""
         if self.read(self._version) != _HEAD:
             self.write(self._upgrade)
 
@@ -118,7 +118,7 @@ class Catalog:
                     raise kind(
                         f"The catalog failed in each of {attempts} attempts ({_reason(error)})",
                         self.where,
-                        "See that the database runs and can be reached.",
+                        "Check that the database is running and reachable.",
                     ) from error
                 time.sleep(delay_seconds)
             except SQLAlchemyError as error:  # such as a pool without a free connection
@@ -131,7 +131,7 @@ class Catalog:
         version: str | None = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
         if version is not None and version > _HEAD:
             raise CatalogMismatch(
-                f"The catalog was written by a newer Driftline (version {version}, ours is {_HEAD})",
+                f"A newer version of Driftline wrote the catalog (version {version}, this one supports {_HEAD})",
                 self.where,
                 "Upgrade: pip install -U driftline",
             )
@@ -141,7 +141,7 @@ class Catalog:
         from alembic import command
         from alembic.config import Config
 
-        if not self.is_sqlite:  # where a transaction that writes is alone anyway
+        if not self.is_sqlite:  # SQLite has one writer at a time anyway
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
         if self._version(connection) == _HEAD:
             return
@@ -152,31 +152,31 @@ class Catalog:
 
 
 def embedded_url(root: str) -> str:
-    """The URL of the catalog that lies in a local workspace."""
+    """The URL of the catalog file inside a local workspace."""
     return f"sqlite:///{root}/{CATALOG}"
 
 
 def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT that can say what happens ``on_conflict``; both databases say it alike."""
+    """An INSERT with the ``on_conflict`` methods that both dialects share."""
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
 def bulk_insert(
     connection: Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]], same: Mapping[str, Any]
 ) -> None:
-    """Insert rows given by their ``columns``, all of one length, and by what is the ``same`` in every row.
+    """Insert rows, given as ``columns`` of equal length and as values that are the ``same`` in every row.
 
-    Many of them go past SQLAlchemy, which takes several times as long. JSON is given as text.
+    Large inserts bypass SQLAlchemy, which takes several times as long. JSON values are passed as text.
     """
     number = len(next(iter(columns.values())))
-    given = {**columns, **{name: [value] for name, value in same.items()}}
+    all_columns = {**columns, **{name: [value] for name, value in same.items()}}
     if number >= BULK_ROWS:
-        given = {name: _fit(connection, table.c[name], values) for name, values in given.items()}
-    rows = zip(*(repeat(v[0], number) if name in same else v for name, v in given.items()), strict=True)
+        all_columns = {name: _bind(connection, table.c[name], values) for name, values in all_columns.items()}
+    rows = zip(*(repeat(v[0], number) if name in same else v for name, v in all_columns.items()), strict=True)
     if number >= BULK_ROWS:
-        _insert_fast(connection, table.name, list(given), rows)
+        _insert_fast(connection, table.name, list(all_columns), rows)
     elif number:
-        connection.execute(table.insert(), [dict(zip(given, row, strict=True)) for row in rows])
+        connection.execute(table.insert(), [dict(zip(all_columns, row, strict=True)) for row in rows])
 
 
 def _insert_fast(connection: Connection, table: str, names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
@@ -192,17 +192,17 @@ def _insert_fast(connection: Connection, table: str, names: Sequence[str], rows:
                     copy.write_row(row)
             added = cursor.rowcount
             cursor.execute("SELECT reltuples FROM pg_class WHERE oid = to_regclass(%s)", (table,))
-            if added > NEWS_SHARE * max(0, cursor.fetchone()[0]):
+            if added > ANALYZE_SHARE * max(0, cursor.fetchone()[0]):
                 cursor.execute(f"ANALYZE {table}")
-    except dialect.loaded_dbapi.Error as error:  # as SQLAlchemy would tell it
+    except dialect.loaded_dbapi.Error as error:  # raised as SQLAlchemy would
         lost = dialect.is_disconnect(error, driver, cursor)
         raise DBAPIError(into, None, error, connection_invalidated=lost) from error
     finally:
         cursor.close()
 
 
-def _fit(connection: Connection, column: sa.Column[Any], values: Sequence[Any]) -> Sequence[Any]:
-    """``values`` as the driver wants them for ``column``; JSON text and bytes it takes as they are."""
+def _bind(connection: Connection, column: sa.Column[Any], values: Sequence[Any]) -> Sequence[Any]:
+    """``values`` as bound parameters of ``column``; JSON text and bytes need no conversion."""
     process = column.type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
     if process is None or isinstance(column.type, (sa.JSON, sa.LargeBinary)):
         return values
@@ -210,20 +210,20 @@ def _fit(connection: Connection, column: sa.Column[Any], values: Sequence[Any]) 
 
 
 def parse_url(text: str) -> URL:
-    """The URL of a catalog: ``sqlite:///path``, or ``postgresql://`` with any of its usual spellings.
+    """The URL of a catalog: ``sqlite:///path``, or ``postgresql://`` in any of its usual spellings.
 
-    Raises UsageError, without showing a password.
+    Raises UsageError, whose text never contains the password.
     """
     try:
         url = make_url(text)
     except ArgumentError:
-        raise UsageError("This is not the URL of a catalog", "", "Write sqlite:///path or postgresql://…") from None
+        raise UsageError("The catalog URL is not valid", "", "Write sqlite:///path or postgresql://…") from None
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
     if url.drivername == "sqlite" and url.database and url.database != ":memory:":
         return url
     raise UsageError(
-        "A catalog is a file of SQLite or a database of PostgreSQL",
+        "A catalog must be a SQLite file or a PostgreSQL database",
         url.render_as_string(hide_password=True),
         "Write sqlite:///path or postgresql://user@host/database.",
     )
@@ -250,40 +250,40 @@ def _engine(url: URL, pool_size: int) -> sa.Engine:
         )
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            "PostgreSQL needs an optional part", "psycopg", "pip install 'driftline[postgres]'"
+            "PostgreSQL needs an optional dependency", "psycopg", "Run: pip install 'driftline[postgres]'"
         ) from error
 
 
-def _json(given: Any) -> str:
-    """``given`` as JSON, unless it is JSON text already: no column holds anything but objects."""
-    return given if isinstance(given, str) else json.dumps(given)
+def _json(value: Any) -> str:
+    """``value`` as JSON. A string is JSON text already, because JSON columns hold only objects."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
-    connection.isolation_level = None  # or Python's module would begin transactions as it sees fit
-    # FULL: in WAL mode, each commit is on the disk before it returns.
+    connection.isolation_level = None  # keeps Python's sqlite3 module from beginning transactions on its own
+    # FULL: in WAL mode, each commit is on disk before it returns.
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -65536"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _workspace_id(connection: Connection) -> str | None:
-    found: str | None = connection.execute(sa.select(tables.about.c.workspace_id)).scalar()
-    return found
+    workspace_id: str | None = connection.execute(sa.select(tables.about.c.workspace_id)).scalar()
+    return workspace_id
 
 
 def _claim(connection: Connection, workspace_id: str) -> str:
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-    found = _workspace_id(connection)
-    if found is None:
+    owner = _workspace_id(connection)
+    if owner is None:
         connection.execute(tables.about.insert().values(workspace_id=workspace_id))
-    return found or workspace_id
+    return owner or workspace_id
 
 
 def _is_lost(error: DBAPIError) -> bool:
     if error.connection_invalidated or _state(error).startswith(_LOST_STATES):
         return True
-    # What cannot connect at all has no state.
+    # A failed attempt to connect has no SQLSTATE.
     return type(error.orig).__module__.startswith("psycopg") and type(error.orig).__name__ in (
         "OperationalError",
         "ConnectionTimeout",

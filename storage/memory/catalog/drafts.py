@@ -1,4 +1,4 @@
-"""Entries on their way into the catalog, column by column: a bulk load would spend a third of its time on objects."""
+"""Entries about to be written to the catalog, as columns: one object per entry takes a third of a bulk load."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from driftline.storage.memory.catalog.values import check_expiry, check_key, che
 
 @dataclass(slots=True)
 class Drafts:
-    """Entries of one tenant. Columns are called as in the catalog; ``path`` is the directory of the owner, ``metadata``
-    JSON. ``large`` holds the values that are not ``inline``, by key."""
+    """Entries of one tenant. Columns are named as in the catalog; ``path`` is the owner's directory, ``metadata`` JSON
+    text. ``large`` maps the keys of entries that are not ``inline`` to their values."""
 
     key: list[str] = field(default_factory=list)
     path: list[str] = field(default_factory=list)
@@ -56,14 +56,14 @@ class Drafts:
             self.large[key] = data
 
     def latest(self) -> Drafts:
-        """The last one of each key."""
+        """The last entry of each key."""
         positions = {key: position for position, key in enumerate(self.key)}
         if len(positions) == len(self):
             return self
         return self.some([positions[key] == position for position, key in enumerate(self.key)])
 
     def some(self, chosen: Sequence[bool]) -> Drafts:
-        """Those that are ``chosen``."""
+        """The entries whose position is true in ``chosen``."""
         columns = {name: list(compress(getattr(self, name), chosen)) for name in COLUMNS}
         return Drafts(**columns, large=self.large)
 

@@ -1,7 +1,7 @@
 """Entities in the catalog: a closure table, so that any subtree is one indexed query.
 
-Functions of an open transaction. Those that change anything want the tenant's lock (``lock_tenant``), under which
-nobody else registers, moves or deletes an entity of that tenant, or stores an entry.
+The functions run in an open transaction. Those that write need the tenant's lock (``lock_tenant``), which excludes all
+other registrations, moves and deletions of entities and all writes of entries in that tenant.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class EntityRecord:
-    """A registered entity. ``depth`` counts from the entity that was asked about, which has 0."""
+    """A registered entity. ``depth`` is its distance in levels from the entity of the query."""
 
     entity: Entity
     created: datetime
@@ -49,19 +49,19 @@ def chunks(items: Iterable[_Item], size: int = MAX_PARAMETERS) -> Iterator[list[
 
 
 def lock_tenant(connection: Connection, tenant: Entity, *, create: bool = False) -> Tenant | None:
-    """Lock the tenant until the transaction ends, and count its ``rev`` up; None if there is no such tenant."""
-    given = {"wanted": tenant.tenant.directory}
-    row = connection.execute(_LOCK, given).one_or_none()
+    """Lock the tenant until the transaction ends, and increment its ``rev``; None if the tenant does not exist."""
+    parameters = {"tenant": tenant.tenant.directory}
+    row = connection.execute(_LOCK, parameters).one_or_none()
     if row is None and create:
-        first = upsert(connection, tenants).values(path=given["wanted"], rev=0)
+        first = upsert(connection, tenants).values(path=parameters["tenant"], rev=0)
         connection.execute(first.on_conflict_do_nothing())
-        row = connection.execute(_LOCK, given).one_or_none()
+        row = connection.execute(_LOCK, parameters).one_or_none()
     return Tenant(row.id, row.rev) if row is not None else None
 
 
 _LOCK = (
     sa.update(tenants)
-    .where(tenants.c.path == sa.bindparam("wanted"))
+    .where(tenants.c.path == sa.bindparam("tenant"))
     .values(rev=tenants.c.rev + 1)
     .returning(tenants.c.id, tenants.c.rev)
 )
@@ -78,7 +78,7 @@ def find(connection: Connection, entity: Entity) -> EntityRecord | None:
 
 
 def all_tenants(connection: Connection) -> list[Entity]:
-    """All tenants, by their names, those without any entity among them."""
+    """All tenants, including those without entities, sorted by name."""
     return [
         Entity.of_directory(path)
         for path in connection.execute(sa.select(tenants.c.path).order_by(tenants.c.path)).scalars()
@@ -86,24 +86,24 @@ def all_tenants(connection: Connection) -> list[Entity]:
 
 
 def rev_of(connection: Connection, tenant: Entity) -> int | None:
-    """How many transactions have changed the tenant, or None if there is no such tenant."""
-    found = connection.execute(sa.select(tenants.c.rev).where(tenants.c.path == tenant.directory)).scalar()
-    return None if found is None else int(found)
+    """The number of transactions that have changed the tenant, or None if the tenant does not exist."""
+    rev = connection.execute(sa.select(tenants.c.rev).where(tenants.c.path == tenant.directory)).scalar()
+    return None if rev is None else int(rev)
 
 
-def ids_of(connection: Connection, wanted: Iterable[str]) -> dict[str, int]:
-    """The ids of those of the entities ``wanted``, by directory, that are registered."""
-    found: dict[str, int] = {}
-    for paths in chunks(dict.fromkeys(wanted)):
-        found.update((path, number) for path, number in connection.execute(_IDS, {"paths": paths}))
-    return found
+def ids_of(connection: Connection, paths: Iterable[str]) -> dict[str, int]:
+    """The ids of the registered entities among ``paths``, by directory."""
+    ids: dict[str, int] = {}
+    for some in chunks(dict.fromkeys(paths)):
+        ids.update((path, number) for path, number in connection.execute(_IDS, {"paths": some}))
+    return ids
 
 
 _IDS = sa.select(entities.c.path, entities.c.id).where(entities.c.path.in_(sa.bindparam("paths", expanding=True)))
 
 
 def ancestors(connection: Connection, entity: Entity) -> list[EntityRecord]:
-    """The ancestors of ``entity``, the nearest first; without itself."""
+    """The ancestors of ``entity``, nearest first, without the entity itself."""
     below = entities.alias()
     query = (
         sa.select(entities.c.path, entities.c.created, closure.c.depth)
@@ -124,7 +124,7 @@ def descendants(
     after: str = "",
     limit: int | None = None,
 ) -> list[EntityRecord]:
-    """The entities below ``entity``, ordered by their directories, from the one behind ``after``; without itself."""
+    """The entities below ``entity``, without itself, ordered by directory; only those after the directory ``after``."""
     top = entities.alias()
     query = (
         sa.select(entities.c.path, entities.c.created, closure.c.depth)
@@ -144,10 +144,10 @@ def descendants(
 # -- changing, under the tenant's lock -------------------------------------------------------
 
 
-def ensure(connection: Connection, tenant: Tenant, wanted: Iterable[str], now: datetime) -> dict[str, int]:
-    """Register the entities of these directories and their ancestors; returns the ids of all of them, by directory."""
-    lines = {path: directories(path) for path in wanted}
-    every = list(dict.fromkeys(chain.from_iterable(lines.values())))
+def ensure(connection: Connection, tenant: Tenant, paths: Iterable[str], now: datetime) -> dict[str, int]:
+    """Register the entities of the directories ``paths`` and their ancestors; returns the ids of all, by directory."""
+    lineages = {path: directories(path) for path in paths}
+    every = list(dict.fromkeys(chain.from_iterable(lineages.values())))
     ids = ids_of(connection, every)
     missing = sorted((path for path in every if path not in ids), key=lambda path: path.count("/"))
     if not missing:
@@ -165,12 +165,12 @@ def ensure(connection: Connection, tenant: Tenant, wanted: Iterable[str], now: d
 
 
 def move(connection: Connection, entity: Entity, target: Entity) -> None:
-    """Give ``entity`` and all below it the path ``target``, whose parent is registered. Raises BadEntity."""
+    """Move ``entity`` and its descendants to ``target``, whose parent is registered. Raises BadEntity."""
     ids = ids_of(connection, [entity.directory, target.directory, Entity(target.parts[:-1]).directory])
     if entity.directory not in ids:
-        raise BadEntity("There is no such entity", entity.directory)
+        raise BadEntity("The entity does not exist", entity.directory)
     if target.directory in ids:
-        raise BadEntity("There is such an entity already", target.directory, "Move it, or its entries, away first.")
+        raise BadEntity("The entity already exists", target.directory, "Move it or its entries elsewhere first.")
     moved, parent = ids[entity.directory], ids[Entity(target.parts[:-1]).directory]
     subtree = sa.select(closure.c.descendant_id).where(closure.c.ancestor_id == moved)
     nodes_below = sa.select(closure.c.descendant_id, closure.c.depth).where(closure.c.ancestor_id == moved)
@@ -201,23 +201,23 @@ def move(connection: Connection, entity: Entity, target: Entity) -> None:
 
 
 def delete(connection: Connection, entity: Entity) -> int:
-    """Delete ``entity`` and all below it, whose entries are gone already; returns how many entities there were."""
+    """Delete ``entity`` and its descendants, whose entries are already deleted; returns the number of entities."""
     ids = ids_of(connection, [entity.directory])
     if not ids:
         return 0
     subtree = sa.select(closure.c.descendant_id).where(closure.c.ancestor_id == ids[entity.directory])
-    doomed = list(connection.execute(subtree).scalars())
-    for some in chunks(doomed):
+    subtree_ids = list(connection.execute(subtree).scalars())
+    for some in chunks(subtree_ids):
         connection.execute(owners.delete().where(owners.c.entity_id.in_(some)))
-    for some in chunks(doomed):
+    for some in chunks(subtree_ids):
         connection.execute(closure.delete().where(closure.c.descendant_id.in_(some)))
-    for some in chunks(doomed):
+    for some in chunks(subtree_ids):
         connection.execute(entities.delete().where(entities.c.id.in_(some)))
-    return len(doomed)
+    return len(subtree_ids)
 
 
 def has_content(connection: Connection, entity: Entity) -> bool:
-    """Whether ``entity`` owns entries, or entities lie below it."""
+    """Whether ``entity`` owns entries or has descendants."""
     ids = ids_of(connection, [entity.directory])
     own = ids.get(entity.directory, -1)
     below = sa.exists().where(closure.c.ancestor_id == own, closure.c.depth > 0)

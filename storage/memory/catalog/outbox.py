@@ -1,4 +1,4 @@
-"""The outbox of the catalog: what indexes and vectors have not been told yet, in the order in which it happened."""
+"""The outbox of the catalog: the changes that have not reached indexes and vectors yet, in commit order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from driftline.storage.memory.catalog.tables import entities, entries, outbox, t
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A row of the outbox: since ``rev`` the entry lies at ``path`` (None: nowhere), no more at ``left_path``.
+    """A row of the outbox: at ``rev`` the entry was written to ``path`` (None: deleted), and left ``left_path``.
 
-    ``row`` is the entry as it is now; None where a later change has overtaken this one.
+    ``row`` is the current entry, or None if a later change supersedes this one.
     """
 
     id: int
@@ -32,13 +32,13 @@ class Change:
 
 
 def waiting(connection: Connection, *, for_vectors: bool) -> list[Entity]:
-    """The tenants of which anything is in the outbox, for indexes or, ``for_vectors``, for these, too."""
+    """The tenants with pending changes for indexes or, with ``for_vectors``, for indexes or vectors."""
     some = sa.exists().where(outbox.c.tenant_id == tenants.c.id, _due(for_vectors))
     return [Entity.of_directory(path) for path in connection.execute(sa.select(tenants.c.path).where(some)).scalars()]
 
 
 def batch(connection: Connection, tenant: Entity, limit: int, *, for_vectors: bool) -> list[Change]:
-    """The oldest changes of a tenant that wait, in their order."""
+    """Up to ``limit`` pending changes of a tenant, oldest first."""
     heads = (outbox.c.id, outbox.c.key, outbox.c.rev, outbox.c.path, outbox.c.left_path, outbox.c.is_indexed)
     query = (
         sa.select(*heads, *COLUMNS)
@@ -56,21 +56,21 @@ def batch(connection: Connection, tenant: Entity, limit: int, *, for_vectors: bo
         .order_by(outbox.c.id)
         .limit(limit)
     )
-    found = []
+    changes = []
     for number, key, rev, path, left_path, is_indexed, *rest in connection.execute(query):
         row = EntryRow(*rest) if rest[0] is not None else None
-        found.append(Change(number, key, rev, path, left_path, row, is_indexed))
-    return found
+        changes.append(Change(number, key, rev, path, left_path, row, is_indexed))
+    return changes
 
 
 def forget(connection: Connection, ids: Iterable[int]) -> None:
-    """Take changes out that indexes and vectors know."""
+    """Remove changes that have reached both indexes and vectors."""
     for some in chunks(ids):
         connection.execute(outbox.delete().where(outbox.c.id.in_(some)))
 
 
 def mark_indexed(connection: Connection, ids: Iterable[int]) -> None:
-    """Leave changes to whoever can make their vectors."""
+    """Mark changes as pending only for vectors, which need a process with a model."""
     for some in chunks(ids):
         connection.execute(outbox.update().where(outbox.c.id.in_(some)).values(is_indexed=True))
 
@@ -80,21 +80,24 @@ def _due(for_vectors: bool) -> sa.ColumnElement[bool]:
 
 
 def keys(connection: Connection, tenant: Entity) -> list[str]:
-    """The keys of a tenant of which indexes or vectors do not know the latest change."""
+    """The keys of a tenant whose latest change has not reached both indexes and vectors."""
     joined = outbox.join(tenants, tenants.c.id == outbox.c.tenant_id)
     query = sa.select(outbox.c.key).distinct().select_from(joined).where(tenants.c.path == tenant.directory)
     return list(connection.execute(query).scalars())
 
 
 def last_id(connection: Connection, tenant: Entity) -> int:
-    """The id of the newest change of a tenant, 0 if none waits."""
+    """The id of the newest pending change of a tenant, or 0."""
     joined = outbox.join(tenants, tenants.c.id == outbox.c.tenant_id)
     query = sa.select(sa.func.max(outbox.c.id)).select_from(joined).where(tenants.c.path == tenant.directory)
     return int(connection.execute(query).scalar() or 0)
 
 
 def claim(connection: Connection, tenant: Entity, flusher: str, now: datetime, until: datetime) -> bool:
-    """Whether ``flusher`` alone may flush this tenant until then; it saves work, flushing twice is harmless."""
+    """Claim the tenant for ``flusher`` until ``until``; False if another process holds the claim.
+
+    The claim only saves work: flushing twice is harmless.
+    """
     free = sa.or_(tenants.c.flusher_until.is_(None), tenants.c.flusher_until <= now, tenants.c.flusher == flusher)
     taken = sa.update(tenants).where(tenants.c.path == tenant.directory, free)
     return bool(connection.execute(taken.values(flusher=flusher, flusher_until=until)).rowcount)

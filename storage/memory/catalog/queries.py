@@ -1,6 +1,6 @@
-"""What can be asked of the entries in the catalog, within a scope that every question names.
+"""Queries over the entries in the catalog, each limited to a scope.
 
-Functions of an open transaction. The parts of queries are built once: building one takes longer than running it.
+The functions run in an open transaction. Query objects are cached: building one takes longer than running it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from driftline.storage.entities import Entity
 from driftline.storage.memory.catalog.tables import UtcTime, closure, entities, entries, owners, retired_blobs, tenants
 
 MAX_ROWS = 2**62
-"""No limit, as a number."""
+"""Stands for "no limit" where SQL needs a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryRow:
-    """An entry as the catalog holds it: its value is ``inline``, or lies at ``blob_path``. ``path`` is its owner's."""
+    """An entry in the catalog. Its value is ``inline`` or in the blob at ``blob_path``; ``path`` is its owner's."""
 
     key: str
     path: str
@@ -43,9 +43,10 @@ class EntryRow:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which entries of one tenant a call may see: those at or below ``within``.
+    """The entries of one tenant that a call may see: those at or below ``within``.
 
-    ``allowed`` limits further, to those at or below one of these; None does not, an empty tuple allows nothing.
+    ``allowed`` limits them further to entries at or below one of these entities. None adds no limit; an empty tuple
+    allows nothing.
     """
 
     within: Entity
@@ -69,10 +70,10 @@ COLUMNS = (
 
 
 def get(connection: Connection, keys: Iterable[str], scope: Scope, now: datetime) -> list[EntryRow]:
-    """The entries of these keys that ``scope`` shows and that have not expired."""
+    """The entries of ``keys`` that are in ``scope`` and have not expired."""
     query = _get_query(connection.dialect.name, len(scope.within.parts) > 1, scope.allowed is not None)
-    given = {"tenant": scope.within.tenant.directory, **_parameters(scope, now)}
-    return [EntryRow(*row) for row in connection.execute(query, {**given, "keys": as_list(connection, keys)})]
+    parameters = {"tenant": scope.within.tenant.directory, **_parameters(scope, now)}
+    return [EntryRow(*row) for row in connection.execute(query, {**parameters, "keys": as_list(connection, keys)})]
 
 
 def page(
@@ -86,41 +87,41 @@ def page(
     offset: int = 0,
     limit: int | None = None,
 ) -> list[EntryRow]:
-    """The entries of the entities ``tops``, by id, and by default of all below them, ordered by owner and key.
+    """The entries of the entities with the ids ``tops``, by default with their descendants, ordered by owner and key.
 
-    The closure gives the owners in order, and the index of each owner's keys its entries: nothing is sorted, so that a
-    page costs what it holds. ``after`` is the owner id and the key of the last entry of the page before.
+    The closure yields the owners in order, and an index yields each owner's keys in order. Nothing is sorted, so the
+    cost of a page depends only on its size. ``after`` is ``(owner id, key)`` of the last entry of the previous page.
     """
     query = _page_query(len(tops) == 1, scope.allowed is not None, include_descendants, after is not None)
-    given = {**_parameters(scope, now), "tops": tops[0] if len(tops) == 1 else list(tops), "offset": offset}
+    parameters = {**_parameters(scope, now), "tops": tops[0] if len(tops) == 1 else list(tops), "offset": offset}
+    parameters["limit"] = MAX_ROWS if limit is None else limit
     if after is not None:
-        given |= {"after_owner": after[0], "after_key": after[1]}
-    return [
-        EntryRow(*row) for row in connection.execute(query, {**given, "limit": MAX_ROWS if limit is None else limit})
-    ]
+        parameters |= {"after_owner": after[0], "after_key": after[1]}
+    return [EntryRow(*row) for row in connection.execute(query, parameters)]
 
 
 def count(
     connection: Connection, tops: Sequence[int], scope: Scope, now: datetime, *, include_descendants: bool = True
 ) -> int:
-    """How many entries ``page`` would give in all: the sum of what the owners have, less what has expired."""
-    owned, expired = _count_queries(scope.allowed is not None, include_descendants)
-    given = {**_parameters(scope, now), "tops": list(tops)}
-    return int(connection.execute(owned, given).scalar_one()) - int(connection.execute(expired, given).scalar_one())
+    """The total number of entries of all pages: the sums of the owners minus the expired entries."""
+    owned_query, expired_query = _count_queries(scope.allowed is not None, include_descendants)
+    parameters = {**_parameters(scope, now), "tops": list(tops)}
+    owned = int(connection.execute(owned_query, parameters).scalar_one())
+    return owned - int(connection.execute(expired_query, parameters).scalar_one())
 
 
 def tops_of(connection: Connection, type: str, name: str, within: Entity) -> list[int]:
-    """The ids of the entities of this type and id at or below ``within``."""
-    given = {"type": type, "name": name, "within": within.directory, "tenant": within.tenant.directory}
-    return list(connection.execute(_TOPS, given).scalars())
+    """The catalog ids of the entities of this type and name at or below ``within``."""
+    parameters = {"type": type, "name": name, "within": within.directory, "tenant": within.tenant.directory}
+    return list(connection.execute(_TOPS, parameters).scalars())
 
 
 def search(
     connection: Connection, words: Sequence[str], fields: Mapping[str, Any], scope: Scope, now: datetime, limit: int
 ) -> list[EntryRow]:
-    """The entries whose key holds all ``words``, in any case, and whose metadata has ``fields``; latest first.
+    """The entries whose key contains all ``words``, ignoring case, and whose metadata matches ``fields``; latest first.
 
-    The value of a field is what it must be equal to, or a list of such values.
+    A field matches a value that it equals, or a list that contains it.
     """
     query = (
         _visible(len(scope.within.parts) > 1, scope.allowed is not None)
@@ -128,15 +129,15 @@ def search(
         .order_by(entries.c.updated.desc(), entries.c.key)
         .limit(limit)
     )
-    for name, wanted in fields.items():
-        values = wanted if isinstance(wanted, (list, tuple)) else [wanted]
+    for name, expected in fields.items():
+        values = expected if isinstance(expected, (list, tuple)) else [expected]
         query = query.where(sa.or_(sa.false(), *(_has_field(connection, name, value) for value in values)))
-    given = {"tenant": scope.within.tenant.directory, **_parameters(scope, now)}
-    return [EntryRow(*row) for row in connection.execute(query, given)]
+    parameters = {"tenant": scope.within.tenant.directory, **_parameters(scope, now)}
+    return [EntryRow(*row) for row in connection.execute(query, parameters)]
 
 
 def expired_keys(connection: Connection, now: datetime, limit: int) -> list[tuple[str, str]]:
-    """``(path of the tenant, key)`` of entries that have expired."""
+    """``(path of the tenant, key)`` of up to ``limit`` expired entries."""
     query = (
         sa.select(tenants.c.path, entries.c.key)
         .join(tenants, tenants.c.id == entries.c.tenant_id)
@@ -147,7 +148,7 @@ def expired_keys(connection: Connection, now: datetime, limit: int) -> list[tupl
 
 
 def blob_references(connection: Connection) -> tuple[frozenset[str], dict[str, datetime]]:
-    """The paths of all blobs that entries refer to, of all tenants, and since when retired ones are not among them."""
+    """The paths of all blobs that entries of any tenant refer to, and the retired blobs with the time of retirement."""
     live = connection.execute(sa.select(entries.c.blob_path).where(entries.c.blob_path.is_not(None))).scalars()
     retired = connection.execute(sa.select(retired_blobs.c.path, retired_blobs.c.retired))
     return frozenset(path for path in live if path is not None), dict(retired.tuples().all())
@@ -172,10 +173,10 @@ _TOPS = (
 
 
 def _parameters(scope: Scope, now: datetime) -> dict[str, Any]:
-    given: dict[str, Any] = {"now": now, "within": [scope.within.directory]}
+    parameters: dict[str, Any] = {"now": now, "within": [scope.within.directory]}
     if scope.allowed is not None:
-        given["allowed"] = [entity.directory for entity in scope.allowed]
-    return given
+        parameters["allowed"] = [entity.directory for entity in scope.allowed]
+    return parameters
 
 
 @cache
@@ -191,7 +192,7 @@ def _page_query(is_single: bool, is_limited: bool, with_descendants: bool, is_fo
         .select_from(closure)
         .join(entries, entries.c.entity_id == closure.c.descendant_id)
         .join(entities, entities.c.id == entries.c.entity_id)
-        # Only of a single top are the owners known to come in order.
+        # Only for a single top does the database know that the owners are in order.
         .where(top == sa.bindparam("tops") if is_single else top.in_(sa.bindparam("tops", expanding=True)))
         .where(_is_alive(), *_allowed(closure.c.descendant_id, is_limited))
         .order_by(closure.c.descendant_id, entries.c.key)
@@ -210,7 +211,7 @@ def _page_query(is_single: bool, is_limited: bool, with_descendants: bool, is_fo
 
 @cache
 def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[Any], sa.Select[Any]]:
-    """The sum of what the owners have, and of what of it has expired."""
+    """Queries for the number of entries of the owners, and for the number of expired ones among them."""
     places = [
         closure.c.ancestor_id.in_(sa.bindparam("tops", expanding=True)),
         *_allowed(closure.c.descendant_id, is_limited),
@@ -223,7 +224,7 @@ def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[
         .join(owners, owners.c.entity_id == closure.c.descendant_id)
         .where(*places)
     )
-    # A sum, so that no index of owners seems of use: few entries have expired, and their index knows them.
+    # An expression keeps the planner from the index of owners: few entries have expired, and their index finds them.
     owner = entries.c.entity_id + 0
     expired_by_owner = (
         sa.select(owner.label("owner"), sa.func.count().label("entries"))
@@ -242,7 +243,7 @@ def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[
 
 @cache
 def _visible(is_deep: bool, is_limited: bool) -> sa.Select[Any]:
-    """What a scope shows: one that ``is_deep`` lies below its tenant, one that ``is_limited`` names ancestors."""
+    """The entries in a scope: ``is_deep`` if it is below the tenant's root, ``is_limited`` if it has ``allowed``."""
     return (
         sa.select(*COLUMNS)
         .select_from(entries)
@@ -257,7 +258,7 @@ def _is_alive() -> sa.ColumnElement[bool]:
 
 
 def conditions(is_deep: bool, is_limited: bool) -> list[sa.ColumnElement[bool]]:
-    """What keeps entries within a scope, whose parameters are ``within`` and, if it is limited, ``allowed``."""
+    """The conditions of a scope, with the parameters ``within`` and, if it is limited, ``allowed``."""
     parts = _allowed(entries.c.entity_id, is_limited)
     if is_deep:
         parts.append(_at_or_below("within", entries.c.entity_id))
@@ -269,7 +270,7 @@ def _allowed(owner: sa.ColumnElement[int], is_limited: bool) -> list[sa.ColumnEl
 
 
 def _at_or_below(tops: str, owner: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """``owner`` is one of the entities of the parameter ``tops``, or lies below one; none lies below none."""
+    """``owner`` is at or below one of the entities of the parameter ``tops``; always false for an empty list."""
     above, top = closure.alias(), entities.alias()
     joined = above.join(top, top.c.id == above.c.ancestor_id)
     named = top.c.path.in_(sa.bindparam(tops, expanding=True))
@@ -277,7 +278,7 @@ def _at_or_below(tops: str, owner: sa.ColumnElement[int]) -> sa.ColumnElement[bo
 
 
 def is_listed(dialect: str, column: sa.ColumnElement[str], name: str) -> sa.ColumnElement[bool]:
-    """``column`` is in the parameter ``name``, which ``as_list`` made: one parameter, however many values there are."""
+    """``column`` is in the parameter ``name`` from ``as_list``: a single parameter for any number of values."""
     if dialect == "postgresql":
         return column == sa.any_(sa.bindparam(name, type_=ARRAY(sa.Text)))
     return column.in_(sa.select(sa.func.json_each(sa.bindparam(name)).table_valued("value").c.value))
@@ -290,7 +291,7 @@ def as_list(connection: Connection, values: Iterable[str]) -> list[str] | str:
 
 
 def _lower(word: str) -> str:
-    return "".join(c.lower() if c.isascii() else c for c in word)  # all that both databases do
+    return "".join(c.lower() if c.isascii() else c for c in word)  # SQLite's lower() changes only ASCII
 
 
 def _has_field(connection: Connection, name: str, value: object) -> sa.ColumnElement[bool]:

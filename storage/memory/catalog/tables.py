@@ -1,4 +1,4 @@
-"""The tables of the memory catalog, as SQLAlchemy knows them; ``catalog_migrations`` makes them."""
+"""The tables of the memory catalog, as SQLAlchemy describes them; ``migrations/`` creates them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_KEY_CHARACTERS = 1_024
 
 
 class UtcTime(sa.types.TypeDecorator[datetime]):
-    """A time with zone. SQLite keeps none, so it gets UTC there and back."""
+    """A time with a time zone. SQLite stores none, so times are converted to UTC on write and read."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -31,17 +31,17 @@ class UtcTime(sa.types.TypeDecorator[datetime]):
 
 
 def text(length: int) -> sa.types.TypeEngine[str]:
-    """Text that every database compares by code point, as the indexes do."""
+    """Text that both databases compare by code point, as the Parquet indexes do."""
     return sa.String(length).with_variant(sa.String(length, collation="C"), "postgresql")
 
 
 def json_object() -> sa.types.TypeEngine[Any]:
-    """A JSON object that can be searched."""
+    """A searchable JSON object."""
     return sa.JSON().with_variant(JSONB(), "postgresql")
 
 
 number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite numbers rows by itself only where the type is INTEGER; it holds 64 bits."""
+"""SQLite assigns row ids only to columns of type INTEGER, which has 64 bits."""
 path = text(1_024)
 
 metadata = sa.MetaData()
@@ -62,7 +62,7 @@ tenants = sa.Table(
     sa.Column("flusher", sa.String(64)),
     sa.Column("flusher_until", UtcTime),
 )
-"""Every write locks its tenant's row and counts ``rev`` up, so that a tenant's writes have one order."""
+"""Every write locks its tenant's row and increments ``rev``, which orders the writes of a tenant."""
 
 entities = sa.Table(
     "entities",
@@ -75,7 +75,7 @@ entities = sa.Table(
     sa.Column("created", UtcTime, nullable=False),
     sa.Index("entities_by_name", "tenant_id", "type", "name"),
 )
-"""``path`` is ``Entity.directory``, ``name`` the id as it was given."""
+"""``path`` is ``Entity.directory``; ``name`` is the id, not encoded."""
 
 closure = sa.Table(
     "closure",
@@ -95,12 +95,12 @@ owners = sa.Table(
     sa.Column("entries", sa.BigInteger, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
 )
-"""How much each entity owns by itself, so that a count over millions of entries adds up a few numbers."""
+"""The totals of each entity's own entries, so that counting millions of entries adds up few rows."""
 
 entries = sa.Table(
     "entries",
     metadata,
-    sa.Column("tenant_id", number, primary_key=True),  # that of the entity; a reference would be checked for each row
+    sa.Column("tenant_id", number, primary_key=True),  # no foreign key: it would be checked for each row
     sa.Column("key", text(MAX_KEY_CHARACTERS), primary_key=True),
     sa.Column("entity_id", number, sa.ForeignKey("entities.id"), nullable=False),
     sa.Column("rev", sa.BigInteger, nullable=False),
@@ -121,7 +121,7 @@ entries = sa.Table(
         postgresql_where=sa.text("expires IS NOT NULL"),
     ),
 )
-"""The value is ``inline``, or lies in the blob at ``blob_path``."""
+"""The value is ``inline`` or in the blob at ``blob_path``."""
 
 outbox = sa.Table(
     "outbox",
@@ -136,9 +136,9 @@ outbox = sa.Table(
     sa.Index("outbox_by_tenant", "tenant_id", "id"),
     sqlite_autoincrement=True,
 )
-"""What indexes and vectors do not know yet: since ``rev`` the entry lies at ``path`` (null: nowhere), no more at
-``left_path``. What ``is_indexed`` waits only for its vector, which a process without a model cannot make. Ids are never
-used again: the vectors remember the last one that they have seen."""
+"""Changes that have not reached indexes and vectors yet: at ``rev`` the entry was written to ``path`` (null: deleted)
+and left ``left_path``. A change with ``is_indexed`` needs only its vector, which a process without a model cannot
+compute. Ids are never reused: the table of vectors records the last one that it contains."""
 
 retired_blobs = sa.Table(
     "retired_blobs",
@@ -146,4 +146,4 @@ retired_blobs = sa.Table(
     sa.Column("path", path, primary_key=True),
     sa.Column("retired", UtcTime, nullable=False),
 )
-"""Blobs that an entry referred to once, and since when none does: cleanup deletes them."""
+"""Blobs that no entry refers to any longer, and since when; cleanup deletes them."""

@@ -1,4 +1,4 @@
-"""What a memory entry may hold, how its value becomes bytes, and the blobs that larger values lie in."""
+"""Memory values: validation of keys, metadata and values, their encoding as JSON, and the blobs of large values."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ MAX_METADATA_BYTES = 64 * 1024
 CACHED_BYTES = 64 * 1024 * 1024
 DEFAULT_CACHE_SECONDS = 300.0
 
-_UNFIT = re.compile("[\x00-\x1f\ud800-\udfff]")
+_FORBIDDEN = re.compile("[\x00-\x1f\ud800-\udfff]")
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def check_key(key: Any) -> str:
-    """``key`` itself. Raises BadEntry unless it is 1 to 1,024 characters of Unicode, none of them a control."""
+    """Return ``key``: 1 to 1,024 Unicode characters without control characters. Raises BadEntry."""
     if not isinstance(key, str) or not key:
-        raise BadEntry("A key is a text that is not empty", repr(key)[:80])
+        raise BadEntry("A key must be a non-empty string", repr(key)[:80])
     if len(key) > MAX_KEY_CHARACTERS:
         raise BadEntry(f"A key has more than {MAX_KEY_CHARACTERS:,} characters", repr(key[:40] + "…"), "Shorten it.")
-    if _UNFIT.search(key):
-        raise BadEntry("A key must not contain control characters or half characters", repr(key)[:80])
+    if _FORBIDDEN.search(key):
+        raise BadEntry("A key must not contain control characters or unpaired surrogates", repr(key)[:80])
     return key
 
 
@@ -44,42 +44,42 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> str:
     if not metadata:
         return "{}"
     if not all(isinstance(name, str) for name in metadata):
-        raise BadEntry("The names of metadata fields are texts", repr(list(metadata))[:80])
+        raise BadEntry("Names of metadata fields must be strings", repr(list(metadata))[:80])
     data = encode(metadata if isinstance(metadata, dict) else dict(metadata), "metadata")
     if len(data) > MAX_METADATA_BYTES:
         raise BadEntry(f"The metadata takes more than {MAX_METADATA_BYTES:,} bytes", "", "Put it into the value.")
     if b"u0000" in data and _NUL.search(data):
-        raise BadEntry("Metadata must not contain NUL", "", "Databases cannot hold it; put it into the value.")
+        raise BadEntry("Metadata must not contain NUL", "", "Databases cannot store it; put it into the value.")
     return data.decode()
 
 
-def check_fields(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A filter without the fields that are None. Raises BadEntry unless values are scalars or lists of them."""
-    fields = {name: value for name, value in (given or {}).items() if value is not None}
-    for name, value in fields.items():
+def check_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A metadata filter without its fields that are None; values are scalars or lists of scalars. Raises BadEntry."""
+    conditions = {name: value for name, value in (fields or {}).items() if value is not None}
+    for name, value in conditions.items():
         values = value if isinstance(value, (list, tuple)) else [value]
         if not all(isinstance(each, (str, int, float)) for each in values):
-            raise BadEntry("A filter compares with a text, a number, a truth value, or a list of them", repr(name))
-    checked: dict[str, Any] = json.loads(check_metadata(fields))
+            raise BadEntry("A filter value must be a string, a number, a boolean, or a list of them", repr(name))
+    checked: dict[str, Any] = json.loads(check_metadata(conditions))
     return checked
 
 
 def check_expiry(expires_at: datetime | None) -> datetime | None:
-    """``expires_at`` itself. Raises BadEntry for a time without zone."""
+    """Return ``expires_at``, which must have a time zone. Raises BadEntry."""
     if expires_at is not None and expires_at.utcoffset() is None:
-        raise BadEntry("A time of expiry needs a time zone", str(expires_at), "Use datetime.now(UTC) + timedelta(…).")
+        raise BadEntry("An expiry time needs a time zone", str(expires_at), "Use datetime.now(UTC) + timedelta(…).")
     return expires_at
 
 
 def encode(value: Any, what: str = "value") -> bytes:
-    """``value`` as JSON in UTF-8. Raises BadEntry for what JSON cannot hold."""
+    """``value`` as JSON in UTF-8. Raises BadEntry."""
     try:
         data = orjson.dumps(value, option=_STRICT)
         if b"null" not in data:
             return data
     except orjson.JSONEncodeError:
         pass
-    # Slower, and the judge: orjson would take NaN for null, and refuse keys and numbers that JSON can hold.
+    # The slower encoder decides: orjson writes NaN as null, and rejects keys and numbers that JSON can represent.
     try:
         return _ENCODER.encode(value).encode()
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
@@ -87,12 +87,12 @@ def encode(value: Any, what: str = "value") -> bytes:
 
 
 def _as_json(value: object) -> Any:
-    """What orjson makes of the types that it knows and JSON does not."""
+    """Enum members and UUIDs as orjson encodes them."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, UUID):
         return str(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} is not a JSON type")
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_as_json)
@@ -105,9 +105,9 @@ def decode(data: bytes) -> Any:
 
 
 class Blobs:
-    """Values in the workspace, below the directory of their owner. Blobs never change, so they are cached.
+    """Large values as files in the directory of their owner. Blobs are immutable, hence cached. Thread-safe.
 
-    The cache holds at most ``CACHED_BYTES``, each blob for ``cache_seconds``, 0 for no cache. Threads may share it.
+    The cache holds at most ``CACHED_BYTES``, and each blob for ``cache_seconds``; 0 disables it.
     """
 
     def __init__(
@@ -121,13 +121,13 @@ class Blobs:
         self._cache: TTLCache[str, bytes] = TTLCache(CACHED_BYTES, cache_seconds, clock, getsizeof=len)
 
     def write(self, directory: str, key: str, data: bytes) -> str:
-        """Write ``data`` under a name of its own, durably, and return its path. Raises StorageError."""
+        """Write ``data`` durably under a unique name and return its path. Raises StorageError."""
         path = f"{directory}/{content_hash(key.encode())}-{content_hash(data)}-{new_ulid()}.json"
         self._objects.create(path, data)
         return path
 
     def read(self, path: str, expected_hash: str) -> bytes:
-        """The bytes at ``path``. Raises ObjectNotFound, StorageError, CorruptFile."""
+        """The bytes at ``path``, verified by their hash. Raises ObjectNotFound, StorageError, CorruptFile."""
         with self._lock:
             cached = self._cache.get(path)
         if cached is not None:

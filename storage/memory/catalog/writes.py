@@ -1,6 +1,6 @@
-"""Changes of memory entries: one row a key, one owner a row, and an outbox for what reads the catalog later.
+"""Writes of memory entries: the entries, the totals of their owners, retired blobs and the outbox.
 
-Functions of an open transaction under the tenant's lock (``entity_tree.lock_tenant``).
+The functions run in an open transaction under the tenant's lock (``entities.lock_tenant``).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from driftline.storage.memory.catalog.tables import closure, entities, entries, 
 
 
 def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime) -> None:
-    """Store ``new``, of distinct keys, and register their owners. What they replace is retired."""
+    """Store ``new``, whose keys are distinct, register the owners, and retire the blobs of replaced entries."""
     ids = ensure(connection, tenant, set(new.path), now)
     known = {row.key: row for row in _locked(connection, tenant, new.key)}
     same = {"tenant_id": tenant.id, "rev": tenant.rev, "updated": now}
-    fresh = new.some([key not in known for key in new.key]) if known else new
-    bulk_insert(connection, entries, _columns(fresh, ids), {**same, "created": now})
+    added = new.some([key not in known for key in new.key]) if known else new
+    bulk_insert(connection, entries, _columns(added, ids), {**same, "created": now})
     if known:
         columns = _columns(new.some([key in known for key in new.key]), ids)
         names = [f"new_{name}" for name in (*columns, *same)]
         rows = zip(*columns.values(), *(repeat(value) for value in same.values()), strict=False)
         connection.execute(_REPLACE, [dict(zip(names, row, strict=True)) for row in rows])
-    _account(connection, [ids[path] for path in new.path], new.size_bytes, known.values())
+    _update_owners(connection, [ids[path] for path in new.path], new.size_bytes, known.values())
     blobs = set(new.blob_path)
     _retire(connection, (row.blob_path for row in known.values() if row.blob_path not in blobs), now)
     left = [known[key].path if key in known else None for key in new.key]
     moved_from = [was if was != path else None for was, path in zip(left, new.path, strict=True)]
-    _tell(connection, tenant, new.key, new.path, moved_from)
+    _enqueue(connection, tenant, new.key, new.path, moved_from)
 
 
 def _columns(new: Drafts, ids: Mapping[str, int]) -> dict[str, Sequence[Any]]:
@@ -58,14 +58,14 @@ _REPLACE = (
 
 
 def remove(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: Scope, now: datetime) -> int:
-    """Delete the entries of these keys that ``scope`` shows, expired or not; returns how many there were."""
-    doomed = _locked(connection, tenant, keys, scope)
-    for some in chunks(row.key for row in doomed):
+    """Delete the entries of ``keys`` that are in ``scope``, expired or not; returns the number of deleted entries."""
+    rows = _locked(connection, tenant, keys, scope)
+    for some in chunks(row.key for row in rows):
         connection.execute(entries.delete().where(entries.c.tenant_id == tenant.id, entries.c.key.in_(some)))
-    _account(connection, [], [], doomed)
-    _retire(connection, (row.blob_path for row in doomed), now)
-    _tell(connection, tenant, [row.key for row in doomed], [None] * len(doomed), [row.path for row in doomed])
-    return len(doomed)
+    _update_owners(connection, [], [], rows)
+    _retire(connection, (row.blob_path for row in rows), now)
+    _enqueue(connection, tenant, [row.key for row in rows], [None] * len(rows), [row.path for row in rows])
+    return len(rows)
 
 
 def keys_below(connection: Connection, entity: Entity) -> list[str]:
@@ -80,7 +80,7 @@ def keys_below(connection: Connection, entity: Entity) -> list[str]:
 
 
 def relocate(connection: Connection, tenant: Tenant, source: Entity, target: Entity) -> int:
-    """Tell the outbox that what lay below ``source`` lies below ``target`` now; returns how many entries that are."""
+    """Add the move of all entries from ``source`` to ``target`` to the outbox; returns the number of entries."""
     tops = list(ids_of(connection, [target.directory]).values())
     below = sa.select(closure.c.descendant_id).where(closure.c.ancestor_id.in_(tops))
     moved = connection.execute(entries.update().where(entries.c.entity_id.in_(below)).values(rev=tenant.rev))
@@ -95,13 +95,13 @@ def relocate(connection: Connection, tenant: Tenant, source: Entity, target: Ent
 
 
 def _locked(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: Scope | None = None) -> list[EntryRow]:
-    """The entries of these keys, expired or not, under the tenant's lock."""
+    """The entries of ``keys``, expired or not; the caller holds the tenant's lock."""
     is_deep = scope is not None and len(scope.within.parts) > 1
     query = _locked_query(connection.dialect.name, is_deep, scope is not None and scope.allowed is not None)
-    given: dict[str, Any] = {"tenant_id": tenant.id, "keys": as_list(connection, keys)}
+    parameters: dict[str, Any] = {"tenant_id": tenant.id, "keys": as_list(connection, keys)}
     if scope is not None:
-        given |= {"within": [scope.within.directory], "allowed": [e.directory for e in scope.allowed or ()]}
-    return [EntryRow(*row) for row in connection.execute(query, given)]
+        parameters |= {"within": [scope.within.directory], "allowed": [e.directory for e in scope.allowed or ()]}
+    return [EntryRow(*row) for row in connection.execute(query, parameters)]
 
 
 @cache
@@ -117,15 +117,15 @@ def _locked_query(dialect: str, is_deep: bool, is_limited: bool) -> sa.Select[An
     )
 
 
-def _account(
-    connection: Connection, added: Sequence[int], sizes_bytes: Sequence[int], gone: Iterable[EntryRow]
+def _update_owners(
+    connection: Connection, added: Sequence[int], sizes_bytes: Sequence[int], removed: Iterable[EntryRow]
 ) -> None:
-    """Keep the sums of each owner; ``added`` are those of the entries that are new, one by one."""
+    """Update the totals of the owners; ``added`` and ``sizes_bytes`` have the owner and size of each new entry."""
     number = Counter(added)
     size: Counter[int] = Counter()
     for owner, size_bytes in zip(added, sizes_bytes, strict=True):
         size[owner] += size_bytes
-    for row in gone:
+    for row in removed:
         number[row.owner_id] -= 1
         size[row.owner_id] -= row.size_bytes
     changes = [
@@ -137,7 +137,7 @@ def _account(
         connection.execute(_ADD_TO_OWNERS, changes)
 
 
-_ADD_TO_OWNERS = sa.text(  # SQLAlchemy would compile an upsert of its own anew each time
+_ADD_TO_OWNERS = sa.text(  # SQLAlchemy does not cache the compiled form of its own upserts
     "INSERT INTO owners (entity_id, entries, size_bytes) VALUES (:entity_id, :entries, :size_bytes)"
     " ON CONFLICT (entity_id) DO UPDATE"
     " SET entries = owners.entries + excluded.entries, size_bytes = owners.size_bytes + excluded.size_bytes"
@@ -147,13 +147,13 @@ _ADD_TO_OWNERS = sa.text(  # SQLAlchemy would compile an upsert of its own anew 
 def _retire(connection: Connection, blobs: Iterable[str | None], now: datetime) -> None:
     rows = [{"path": path, "retired": now} for path in dict.fromkeys(blobs) if path is not None]
     if rows:
-        # A store that was repeated after a lost acknowledgement may bring back a blob that was retired meanwhile.
+        # A store that is retried after a lost acknowledgement may use a retired blob again, which has a row already.
         insert = upsert(connection, retired_blobs)
         again = insert.on_conflict_do_update(index_elements=["path"], set_={"retired": insert.excluded.retired})
         connection.execute(again, rows)
 
 
-def _tell(
+def _enqueue(
     connection: Connection,
     tenant: Tenant,
     keys: Sequence[str],
@@ -166,6 +166,6 @@ def _tell(
 
 
 def forget_blobs(connection: Connection, paths: Iterable[str]) -> None:
-    """Forget that these blobs were retired: they are gone."""
+    """Remove the records of retired blobs that have been deleted."""
     for some in chunks(paths):
         connection.execute(retired_blobs.delete().where(retired_blobs.c.path.in_(some)))
