@@ -1,4 +1,4 @@
-"""What Lance raises when it cannot write, as an error of ours."""
+"""Translates the exceptions of Lance into Driftline's errors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from driftline.storage.errors import StorageError
 REASON_CHARACTERS = 300
 _FULL = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT})\b")
 _SOURCE_LINE = re.compile(r",? \S+\.rs:\d+:\d+")
-"""Where in its own source Lance noticed it: of no use to the reader."""
+"""The position in Lance's own source, which does not help the user."""
 
 
 def write_failed(what: str, where: str, error: BaseException) -> StorageError:
-    """``error`` as a StorageError about ``where``; a full disk asks for room, anything else for another run."""
+    """``error`` as a StorageError about ``where``; the fix depends on whether the disk is full."""
     text = str(error).partition("\n")[0]
     reason = _SOURCE_LINE.sub("", text)[:REASON_CHARACTERS]
     fix = "Free some space and run again." if _FULL.search(text) else "Run it again."
@@ -30,7 +30,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def writing(what: str, where: str) -> Iterator[None]:
-    """Raises a StorageError, which begins with ``what``, when Lance fails."""
+    """Translate the exceptions of Lance into a StorageError that begins with ``what``."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Keeps a table of lines small: compaction of its fragments, and removal of its old versions (DESIGN, "Compaction").
+"""Compacts the fragments of a table and removes its old versions (DESIGN, "Compaction").
 
-Optimising indexes, compaction and clean-up conflict with each other, so one place does them in turn, under the
-tenant's maintenance lease. Only rewriting is spread over workers.
+Index optimization, compaction and version clean-up conflict with each other, so one process runs them in sequence
+under the tenant's maintenance lease. Only rewriting is distributed over workers.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
 
 _CONFLICT = "commit conflict"
-"""What Lance says of a compaction that was overtaken; other commits raise CommitConflictError, this one OSError."""
+"""Part of the message of a conflicting compaction, an OSError; other commits raise CommitConflictError."""
 _OPTIONS: CompactionOptions = {"target_rows_per_fragment": 1024 * 1024, "num_threads": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What to rewrite, of which version. ``tasks`` pickle, and each is for ``rewrite``, on any worker."""
+    """The tasks of a compaction of ``version``. Each task is picklable input for ``rewrite`` on any worker."""
 
     version: int
     tasks: tuple[CompactionTask, ...]
 
 
 def plan_compaction(table: LanceTable) -> CompactionPlan:
-    """Which fragments to merge, and which to rid of their deleted rows."""
+    """Plan which fragments to merge, and which to rewrite without their deleted rows."""
     from lance.optimize import Compaction
 
     dataset = table.open()
@@ -41,16 +41,19 @@ def plan_compaction(table: LanceTable) -> CompactionPlan:
 
 
 def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
-    """Write the fragments of one task anew, under new names; nobody sees them before the commit. The result pickles."""
-    with writing("Fragments could not be rewritten", table.uri):
+    """Rewrite the fragments of a task under new names, invisible until the commit. The result is picklable.
+
+    Raises StorageError.
+    """
+    with writing("Could not rewrite fragments", table.uri):
         return task.execute(table.open(task.read_version))
 
 
 def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
-    """Put the results of all tasks in the place of what they were made of, in one version.
+    """Replace the compacted fragments by the results of all tasks, in one version.
 
-    Raises CommitConflict when a writer has changed one of those fragments since the plan, and StorageError when the
-    outcome is unknown: plan again then, which finds out.
+    Raises CommitConflict if a writer has changed one of the fragments since the plan, and StorageError if the outcome
+    is unknown. After either, plan again: the new plan is based on the actual outcome.
     """
     from lance.commit import CommitConflictError
     from lance.optimize import Compaction
@@ -59,17 +62,17 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
         Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS)
     except (CommitConflictError, OSError) as error:
         if isinstance(error, CommitConflictError) or _CONFLICT in str(error):
-            raise CommitConflict("Writers have changed the fragments that were compacted", table.uri) from error
-        raise write_failed("A compaction was not committed", table.uri, error) from error
+            raise CommitConflict("A writer has changed the compacted fragments", table.uri, "Try again.") from error
+        raise write_failed("Could not commit a compaction", table.uri, error) from error
 
 
 def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
-    """Delete versions older than this, and the files that only they need; returns how many.
+    """Delete versions older than ``older_than`` and the files that only they use; returns the number of versions.
 
-    Files of transactions that are not committed stay, unless they are a week old: a worker may be writing them. The
-    caller has fenced off every writer of the tenant. Raises StorageError.
+    Files of uncommitted transactions stay until they are a week old, because a worker may still write them. The caller
+    has fenced every writer of the tenant. Raises StorageError.
     """
-    with writing("Old versions could not be removed", table.uri):
+    with writing("Could not remove old versions", table.uri):
         stats = table.open().cleanup_old_versions(
             max(older_than, timedelta(microseconds=1)), delete_unverified=False, error_if_tagged_old_versions=False
         )

@@ -1,4 +1,4 @@
-"""A Lance table of a workspace: opening, creating, and the parts that every commit is made of (decision 0004)."""
+"""A Lance table of a workspace: opens, creates and writes it, and provides the parts of a commit (decision 0004)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 COMMIT_ATTEMPTS = 20
 VECTOR_TYPE = pa.float16()
-"""Half the bytes of float32 and the same top ten (decision 0002)."""
+"""Half the size of float32 with the same top ten (decision 0002)."""
 INDEX_CACHE_BYTES = 2 * 2**30
-"""A vector index takes 46 bytes per line; a search that finds it in memory takes a tenth of the time."""
+"""A vector index takes 46 bytes per line; searches are ten times faster with the index in memory."""
 METADATA_CACHE_BYTES = 256 * 2**20
 _ADDRESS_BITS = 32
 
@@ -31,7 +31,7 @@ _ADDRESS_BITS = 32
 class LanceTable:
     """A table of embeddings of one tenant and one embedding fingerprint.
 
-    Subclasses say which kind of table it is, how errors call it, and how a reader repairs it.
+    Subclasses define the ``KIND`` of table, its ``TITLE`` in errors, and the ``REPAIR`` that errors suggest.
     """
 
     KIND: ClassVar[str]
@@ -50,10 +50,10 @@ class LanceTable:
         return any(info.path.endswith(".manifest") for info in self._objects.list(f"{self.path}/_versions"))
 
     def open(self, version: int | None = None, *, cached: bool = False) -> LanceDataset:
-        """The newest version, or the one given.
+        """Open the newest version, or ``version``.
 
-        With ``cached``, what it reads of indexes is kept for later searches of this process. Raises StorageError for
-        a table that does not exist, CorruptFile for one that Lance cannot read.
+        With ``cached``, indexes stay in memory for later searches of this process. Raises StorageError if the table
+        does not exist, CorruptFile if Lance cannot read it.
         """
         import lance
 
@@ -67,7 +67,7 @@ class LanceTable:
             raise CorruptFile(f"The table of {self.TITLE} cannot be read ({reason})", self.uri, self.REPAIR) from error
 
     def _create(self, first: pa.Table) -> None:
-        """Create the table with the rows of ``first``, unless it exists or another process creates it meanwhile."""
+        """Create the table with the rows of ``first``, unless it exists or another process creates it first."""
         import lance
 
         if self.exists():
@@ -78,10 +78,10 @@ class LanceTable:
             )
         except OSError as error:  # includes CommitConflictError
             if not self.exists():
-                raise write_failed("Cannot create a table", self.uri, error) from error
+                raise write_failed("Could not create a table", self.uri, error) from error
 
     def tracked_files(self) -> frozenset[str]:
-        """The files that any version refers to, by their paths within the table. Raises CorruptFile."""
+        """The paths, relative to the table, of the files that any version refers to. Raises CorruptFile."""
         files: set[str] = set()
         try:
             for batch in self.open().tracked_files():
@@ -92,9 +92,9 @@ class LanceTable:
         return frozenset(files)
 
     def write(self, rows: pa.Table) -> list[FragmentMetadata]:
-        """Write ``rows`` as fragments that no reader sees before a commit.
+        """Write ``rows`` as fragments, which readers do not see until a commit adds them.
 
-        Safe on any worker, at any time: the files have unique names. Raises StorageError.
+        Safe on any worker at any time, because the files have unique names. Raises StorageError.
         """
         from lance.fragment import write_fragments
 
@@ -118,7 +118,7 @@ class LanceTable:
 
 @cache
 def _session() -> Any:
-    from lance import Session  # type: ignore[attr-defined]  # pylance's stubs leave it out
+    from lance import Session  # type: ignore[attr-defined]  # missing in pylance's stubs
 
     return Session(index_cache_size_bytes=INDEX_CACHE_BYTES, metadata_cache_size_bytes=METADATA_CACHE_BYTES)
 
@@ -134,7 +134,7 @@ def is_one_of(column: str, values: Sequence[str]) -> str:
 
 
 def without_rows(dataset: LanceDataset, filters: Sequence[str]) -> tuple[list[int], list[FragmentMetadata]]:
-    """Fragments of ``dataset`` without the rows that match: ``(ids of emptied ones, the others that change)``."""
+    """``(ids of fragments that become empty, changed fragments)`` of ``dataset`` without the rows that match."""
     matches = [
         dataset.scanner(columns=[], filter=where, with_row_address=True).to_table()["_rowaddr"].to_numpy()
         for where in filters

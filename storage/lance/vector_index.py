@@ -1,4 +1,4 @@
-"""The vector index of a table of embeddings: how it is built, and how a search goes through it (decision 0008)."""
+"""The vector index of a table of embeddings: builds it, and configures searches through it (decision 0008)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ if TYPE_CHECKING:
 
 VECTOR = "vector_idx"
 VECTOR_INDEX = "IVF_RQ"
-"""One bit per dimension: small, and quick to search as a whole. Candidates are then compared by their vectors."""
+"""One bit per dimension: small, and fast to search completely. Candidates are then compared by their full vectors."""
 VECTOR_BITS = 1
 VECTOR_METRIC: Literal["l2"] = "l2"
-"""Half of it, squared as Lance gives it, is 1 - cosine: vectors have length 1. With "cosine" Lance would normalise
-every vector once more, which takes as long as the rest of the build."""
+"""Lance returns the squared distance; half of it is 1 - cosine, because vectors have length 1. With "cosine", Lance
+would normalise every vector again, which takes as long as the rest of the build."""
 EXACT_SEARCH_ROWS = 20_000
-"""Up to this many vectors that pass a filter are compared one by one: exact, and faster than an index of which every
-partition is searched."""
+"""Maximum number of filtered vectors that are compared exactly, which is faster than an index whose partitions are all
+probed."""
 REFINED_ROWS = 200
-"""Minimum number of candidates from the index, which knows vectors only roughly, that are compared exactly."""
+"""Minimum number of candidates from the approximate index that are compared exactly."""
 MIN_REFINE_FACTOR = 3
 ROWS_PER_PARTITION = 32_768
-"""All partitions are probed, so they only let threads share a search."""
+"""All partitions are probed, so they serve only to parallelize a search."""
 SAMPLE_RATE = 64
-"""Rows per partition that k-means learns from."""
+"""Rows per partition in the training sample of k-means."""
 
 
 def is_indexed(dataset: LanceDataset) -> bool:
@@ -45,6 +45,6 @@ def create_vector_index(dataset: LanceDataset, rows: int) -> None:
 
 
 def through_index(dataset: LanceDataset, top_k: int) -> dict[str, int]:
-    """The options with which Lance's search for the ``top_k`` nearest probes the whole index, then refines."""
-    # Probes are capped by the number of partitions.
+    """Options of Lance for a search that probes the whole index, then compares candidates exactly."""
+    # Lance caps the probes at the number of partitions.
     return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // top_k)}

@@ -1,4 +1,4 @@
-"""Which lines a search may return, as a filter that Lance applies before it searches (DESIGN, "Search")."""
+"""Filters of lines as expressions that Lance applies before a search (DESIGN, "Search")."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _WILDCARD = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """Conditions that a line must meet, all of them; ``None`` does not filter, an empty tuple allows nothing.
+    """Conditions that a line must all satisfy; ``None`` adds no condition, an empty tuple matches nothing.
 
-    Paths, directories and globs are relative to their source. Directories and entities mean everything below
-    them. In a glob, ``*`` and ``?`` do not cross a slash and ``**`` does; one without a slash is meant for names in
-    any directory. ``any_of`` holds filters of which one must be met.
+    Paths, directories and globs are relative to their source. Directories and entities include everything below
+    them. In a glob, ``*`` and ``?`` do not match a slash, but ``**`` does; a glob without a slash matches file names in
+    any directory. A line must satisfy at least one filter of ``any_of``.
     """
 
     entities: tuple[Entity, ...] | None = None
@@ -35,7 +35,7 @@ class LineFilter:
     any_of: tuple[LineFilter, ...] | None = None
 
     def to_sql(self) -> str | None:
-        """The filter in Lance's language, every name quoted, or None for no filter. Raises UsageError."""
+        """The filter as a Lance expression with every value quoted, or None for no filter. Raises UsageError."""
         return " AND ".join(f"({part})" for part in self._parts()) or None
 
     def _parts(self) -> Iterator[str]:
@@ -46,9 +46,9 @@ class LineFilter:
             yield is_one_of("path", [normalise(path) for path in self.paths])
         if self.dirs is not None:
             names = [normalise(name) for name in self.dirs]
-            if "" not in names:  # the root holds every line
-                wanted = ", ".join(quote(name + "/") for name in names)
-                yield f"array_has_any(parent_dirs, [{wanted}])" if names else "false"
+            if "" not in names:  # the root contains every line
+                quoted = ", ".join(quote(name + "/") for name in names)
+                yield f"array_has_any(parent_dirs, [{quoted}])" if names else "false"
         if self.globs is not None:
             yield _any([_glob(glob) for glob in self.globs])
         if self.exts is not None:
@@ -58,15 +58,15 @@ class LineFilter:
 
 
 def normalise(path: str) -> str:
-    """One spelling for ``a/b``, ``a/b/`` and ``./a/b``; the root is "". Raises UsageError for a path that leaves it."""
+    """The normal form of a relative path: ``a/b`` for ``a/b/`` and ``./a/b``, "" for the root. Raises UsageError."""
     clean = posixpath.normpath(path.strip("/") or ".")
     if clean == ".." or clean.startswith("../"):
-        raise UsageError("A path leads out of its source", path, "Give a path relative to the source.")
+        raise UsageError("The path leads outside its source", path, "Give a path relative to the source.")
     return "" if clean == "." else clean
 
 
 def glob_pattern(glob: str) -> str:
-    """The regular expression of a glob over whole paths, in the syntax that Rust and Python share."""
+    """The regular expression of a glob for whole paths, in the syntax common to Rust and Python."""
     glob = glob.removeprefix("./").strip("/")
     if "/" not in glob:
         glob = f"**/{glob}"
@@ -84,12 +84,12 @@ def _translated(part: str) -> str:
 
 
 def _set(inside: str) -> str:
-    """A set of characters, none of them a slash; a range that is upside down holds nothing."""
+    """A set of characters without the slash; a descending range is empty."""
     ranges = ""
     negated = inside.startswith("!")
     for first, last, single in _SET_ITEM.findall(inside[negated:]):
         low, high = first or single, last or single
-        for start, end in ((low, min(high, ".")), (max(low, "0"), high)):  # those before the slash, and after it
+        for start, end in ((low, min(high, ".")), (max(low, "0"), high)):  # below and above the slash
             ranges += rf"\U{ord(start):08x}-\U{ord(end):08x}" if start <= end else ""
     if negated:
         return f"[^/{ranges}]"
@@ -97,7 +97,7 @@ def _set(inside: str) -> str:
 
 
 def _glob(glob: str) -> str:
-    """A glob as a condition, with its fixed beginning apart, which an index answers."""
+    """A glob as a condition, with a separate condition for its literal prefix, which can use an index."""
     fixed = _WILDCARD.split(glob.removeprefix("./").strip("/"), maxsplit=1)[0]
     matches = f"regexp_like(path, {quote(glob_pattern(glob))})"
     return f"starts_with(path, {quote(fixed)}) AND {matches}" if "/" in fixed else matches

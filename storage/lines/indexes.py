@@ -1,4 +1,4 @@
-"""The search indexes of a table of lines, and what keeps them in step with it (decision 0003)."""
+"""The search indexes of a table of lines, and their maintenance (decision 0003)."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ TOKENIZER: dict[str, Any] = {
     "stem": True,
     "remove_stop_words": False,
 }
-"""Identifiers are split into words and words are stemmed; "is not" can be code."""
+"""Identifiers are split into words, and words are stemmed. Stop words stay, because "is not" can be code."""
 
 MIN_ROWS_FOR_VECTOR_INDEX = 256
 
 MAX_UNINDEXED_ROWS = 20_000
-"""Rows without an index are searched one by one, which is cheaper than an update while they are this few."""
+"""Up to this many unindexed rows, scanning them is cheaper than an update of the index."""
 MAX_UNINDEXED_TEXT_FRACTION = 0.1
-"""Extending a full-text index costs nearly as much as building it."""
+"""Larger than for other indexes, because extending a full-text index costs nearly as much as building it."""
 
 IndexScope = Literal["all", "text", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many rows an index holds and how many it leaves to a scan; ``parts`` are searched side by side."""
+    """The rows that an index covers and those left to a scan; ``parts`` are searched in parallel."""
 
     kind: str
     indexed_rows: int
@@ -50,12 +50,12 @@ class Coverage:
 
 
 def maintain(table: LineTable, scope: IndexScope = "all", *, thorough: bool = False) -> list[str]:
-    """Create the indexes that are missing and extend those that lag; returns the names of what changed.
+    """Create missing indexes and extend those that lag; returns the names of the changed indexes.
 
-    ``scope="text"`` leaves the vector index alone. ``thorough`` leaves no row to a scan and makes one part of each
-    index, since fragments that different parts hold cannot be merged. The caller holds the tenant's maintenance
-    lease, since two builds at once fail. Searches go without it, only slower, and words are then neither split nor
-    stemmed. Raises StorageError.
+    ``scope="text"`` skips the vector index. ``thorough`` covers every row and merges each index into one part, because
+    fragments covered by different parts cannot be merged. The caller holds the tenant's maintenance lease, because
+    concurrent builds fail. Without indexes searches are slower, and words are neither split nor stemmed.
+    Raises StorageError.
     """
     if scope == "none" or not table.exists():
         return []
@@ -64,19 +64,19 @@ def maintain(table: LineTable, scope: IndexScope = "all", *, thorough: bool = Fa
     rows = dataset.count_rows()
     known = coverage(dataset)
     for name in (PATH, PARENT_DIRS, TEXT, *([VECTOR] if scope == "all" else [])):
-        found = known.get(name)
-        if found is None:
+        covered = known.get(name)
+        if covered is None:
             if rows and (name != VECTOR or _has_vectors_to_index(dataset)):
-                with writing("An index could not be built", table.uri):
+                with writing("Could not build an index", table.uri):
                     _create(dataset, name, rows)
                 changed.append(name)
-        elif name == VECTOR and (found.unindexed_rows or found.parts > 1) and not _has_vectors_to_index(dataset):
-            # Its lines are gone: Lance cannot learn from none, and so few need no index.
+        elif name == VECTOR and (covered.unindexed_rows or covered.parts > 1) and not _has_vectors_to_index(dataset):
+            # Too few vectors are left: Lance cannot train on them, and they need no index.
             drop(table, [VECTOR])
             changed.append(name)
-        elif _lags(name, found) or (thorough and (found.unindexed_rows or found.parts > 1)):
-            merged = found.parts if thorough else _merged(name)
-            with writing("An index could not be extended", table.uri):
+        elif _lags(name, covered) or (thorough and (covered.unindexed_rows or covered.parts > 1)):
+            merged = covered.parts if thorough else _merged(name)
+            with writing("Could not extend an index", table.uri):
                 dataset.optimize.optimize_indices(index_names=[name], num_indices_to_merge=merged)
             changed.append(name)
         if changed and changed[-1] == name:
@@ -85,7 +85,7 @@ def maintain(table: LineTable, scope: IndexScope = "all", *, thorough: bool = Fa
 
 
 def tokens(text: str, *, whole: bool = False) -> list[str]:
-    """The words of ``text`` in their order, as the full-text index holds them; ``whole``: with endings and accents."""
+    """The words of ``text`` in order, as in the full-text index; ``whole`` keeps endings and accents."""
     import lance
 
     options = TOKENIZER | {"stem": False, "ascii_folding": False} if whole else TOKENIZER
@@ -93,40 +93,43 @@ def tokens(text: str, *, whole: bool = False) -> list[str]:
 
 
 def drop(table: LineTable, names: Sequence[str]) -> None:
-    """Forget indexes; ``maintain`` builds them anew. The caller holds the tenant's maintenance lease."""
+    """Drop indexes, which ``maintain`` builds again. The caller holds the tenant's maintenance lease.
+
+    Raises StorageError.
+    """
     for name in names:
-        with writing("An index could not be dropped", table.uri):
+        with writing("Could not drop an index", table.uri):
             table.open().drop_index(name)
 
 
 def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
     """The indexes of ``dataset`` by name."""
-    found: dict[str, Coverage] = {}
+    by_name: dict[str, Coverage] = {}
     for index in dataset.describe_indices():
         stats: dict[str, Any] = dataset.stats.index_stats(index.name)
-        found[index.name] = Coverage(
+        by_name[index.name] = Coverage(
             str(stats["index_type"]),
             int(stats["num_indexed_rows"]),
             int(stats["num_unindexed_rows"]),
             int(stats["num_indices"]),
         )
-    return found
+    return by_name
 
 
 def _has_vectors_to_index(dataset: LanceDataset) -> bool:
-    """Whether there are enough vectors for an index; commit markers and lines of unknown words have none."""
-    found = dataset.scanner(columns=["id"], filter="vector IS NOT NULL", limit=MIN_ROWS_FOR_VECTOR_INDEX).to_table()
-    return len(found) == MIN_ROWS_FOR_VECTOR_INDEX
+    """Whether there are enough vectors for an index; commit markers and lines without known words have no vector."""
+    rows = dataset.scanner(columns=["id"], filter="vector IS NOT NULL", limit=MIN_ROWS_FOR_VECTOR_INDEX).to_table()
+    return len(rows) == MIN_ROWS_FOR_VECTOR_INDEX
 
 
-def _lags(name: str, found: Coverage) -> bool:
+def _lags(name: str, covered: Coverage) -> bool:
     if name == TEXT:
-        return found.unindexed_rows > max(MAX_UNINDEXED_ROWS, MAX_UNINDEXED_TEXT_FRACTION * found.indexed_rows)
-    return found.unindexed_rows > MAX_UNINDEXED_ROWS
+        return covered.unindexed_rows > max(MAX_UNINDEXED_ROWS, MAX_UNINDEXED_TEXT_FRACTION * covered.indexed_rows)
+    return covered.unindexed_rows > MAX_UNINDEXED_ROWS
 
 
 def _merged(name: str) -> int:
-    """How many parts of an index an update merges: none for vectors, whose parts are searched side by side."""
+    """The number of parts that an update merges: none of the vector index, whose parts are searched in parallel."""
     return 0 if name == VECTOR else 1
 
 

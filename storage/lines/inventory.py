@@ -1,4 +1,4 @@
-"""What a table of lines holds of each document, counted in one pass over it; and whether its indexes find it."""
+"""Counts the lines of each document in one pass over a table, and checks that indexes find sampled lines."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 
 COUNTS = pa.schema([("entity", pa.string()), ("path", pa.string()), ("hash", pa.string()), ("rows", pa.int64())])
 MERGE_ROWS = 1_000_000
-"""Partial counts that are kept before they are merged."""
+"""Partial counts to collect before they are merged."""
 IDS_AT_ONCE = 32_000_000
-"""Ids that are compared at once, 256 MB; more take several passes over the ids."""
+"""Ids compared at once, 256 MB; more ids take several passes."""
 MAX_REPEATED = 10_000
-"""So many repeated ids are looked up; whoever has more has them in many documents anyway."""
+"""Maximum number of repeated ids that are looked up; with more, many documents are affected anyway."""
 LOOKUP_IDS = 1_000
 SAMPLE_ROWS = 16
 
 _INDEXED_WORD = re.compile(r"(?<![\w])[A-Za-z]{6,40}(?![\w])")
-"""A word that a full-text index surely holds: neither a stop word nor too long."""
+"""A word that the full-text index always contains: neither a stop word nor too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """``counts`` (of COUNTS) are sorted by entity and path; ``repeated`` are ``(entity, path)`` with a line twice.
+    """``counts`` has the schema COUNTS, sorted by entity and path; ``version`` is the counted version of the table.
 
-    ``markers`` counts the commit markers of each entity, by its name.
+    ``repeated`` has the ``(entity, path)`` of documents with duplicate lines. ``markers`` counts the commit markers of
+    each entity, by name.
     """
 
     version: int
@@ -55,18 +56,16 @@ EMPTY = Inventory(0, COUNTS.empty_table(), frozenset(), {})
 
 
 def take_inventory(table: LineTable) -> Inventory:
-    """Count the newest version of ``table``. Raises CorruptFile.
+    """Count the newest version of ``table``. Memory grows with documents, not with lines.
 
-    Memory grows with the documents, not with their lines.
+    Raises CorruptFile, StorageError.
     """
     dataset = table.open()
     try:
         counts, markers = _counted(dataset)
         return Inventory(dataset.version, counts, _repeated(dataset), markers)
     except (ValueError, OSError) as error:
-        raise CorruptFile(
-            f"The table of lines cannot be read ({str(error)[:300]})", table.uri, "Restore it, or index anew."
-        ) from error
+        raise CorruptFile(f"The table of lines cannot be read ({str(error)[:300]})", table.uri, table.REPAIR) from error
 
 
 def _counted(dataset: LanceDataset) -> tuple[pa.Table, dict[str, int]]:
@@ -82,11 +81,10 @@ def _counted(dataset: LanceDataset) -> tuple[pa.Table, dict[str, int]]:
         if pending_rows > MERGE_ROWS:
             merged, pending, pending_rows = _sum(pa.concat_tables([merged, *pending])), [], 0
     merged = _sum(pa.concat_tables([merged, *pending]))
-    is_ledger = pc.equal(merged["path"], "")
-    markers = merged.filter(is_ledger)
-    found = dict(zip(markers["entity"].to_pylist(), markers["rows"].to_pylist(), strict=True))
-    counts = merged.filter(pc.invert(is_ledger)).sort_by([("entity", "ascending"), ("path", "ascending")])
-    return counts, found
+    is_marker = pc.equal(merged["path"], "")
+    markers = merged.filter(is_marker)
+    counts = merged.filter(pc.invert(is_marker)).sort_by([("entity", "ascending"), ("path", "ascending")])
+    return counts, dict(zip(markers["entity"].to_pylist(), markers["rows"].to_pylist(), strict=True))
 
 
 def _sum(counts: pa.Table) -> pa.Table:
@@ -95,48 +93,48 @@ def _sum(counts: pa.Table) -> pa.Table:
 
 
 def _repeated(dataset: LanceDataset) -> frozenset[tuple[str, str]]:
-    """The documents of which a row stands twice: the id of a row follows from document and line number."""
+    """The documents with duplicate lines. The id of a row is derived from its document and line number."""
     passes = 1 + dataset.count_rows() // IDS_AT_ONCE
-    twice = np.concatenate([_ids_seen_twice(dataset, number, passes) for number in range(passes)])[:MAX_REPEATED]
-    found: set[tuple[str, str]] = set()
-    for start in range(0, len(twice), LOOKUP_IDS):
-        ids = ", ".join(map(str, twice[start : start + LOOKUP_IDS]))
+    repeated_ids = np.concatenate([_repeated_ids(dataset, number, passes) for number in range(passes)])[:MAX_REPEATED]
+    documents: set[tuple[str, str]] = set()
+    for start in range(0, len(repeated_ids), LOOKUP_IDS):
+        ids = ", ".join(map(str, repeated_ids[start : start + LOOKUP_IDS]))
         where = f"id IN ({ids}) AND line_number > {MARKER_LINE}"
         rows = dataset.to_table(columns=["entity", "path", "line_number"], filter=where)
         grouped = rows.group_by(["entity", "path", "line_number"]).aggregate([([], "count_all")])
-        again = grouped.filter(pc.greater(grouped["count_all"], 1))
-        found.update(zip(again["entity"].to_pylist(), again["path"].to_pylist(), strict=True))
-    return frozenset(found)
+        duplicates = grouped.filter(pc.greater(grouped["count_all"], 1))
+        documents.update(zip(duplicates["entity"].to_pylist(), duplicates["path"].to_pylist(), strict=True))
+    return frozenset(documents)
 
 
-def _ids_seen_twice(dataset: LanceDataset, number: int, passes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _repeated_ids(dataset: LanceDataset, number: int, passes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     parts = [np.empty(0, np.int64)]
     for batch in dataset.to_batches(columns=["id"], filter=f"line_number > {MARKER_LINE}"):
         ids = batch.column("id").to_numpy()
         parts.append(ids[ids % passes == number] if passes > 1 else ids)
     ids = np.sort(np.concatenate(parts))
-    twice: np.ndarray[Any, np.dtype[np.int64]] = np.unique(ids[1:][ids[1:] == ids[:-1]])
-    return twice
+    repeated: np.ndarray[Any, np.dtype[np.int64]] = np.unique(ids[1:][ids[1:] == ids[:-1]])
+    return repeated
 
 
 # -- indexes ---------------------------------------------------------------------------------
 
 
 def check_indexes(table: LineTable, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """``(index, what is wrong with it)`` for each index that miscounts its rows or misses one of a sample.
+    """``(index, problem)`` for each index that reports a wrong number of rows or misses a sampled line.
 
-    The sample is ``SAMPLE_ROWS`` lines, drawn with ``seed``; each is looked for through the index and without it.
+    The sample has ``SAMPLE_ROWS`` lines, drawn with ``seed``; each is searched with and without the index.
     """
     dataset = table.open()
     known, rows = coverage(dataset), dataset.count_rows()
-    for name, found in known.items():
-        if found.indexed_rows + found.unindexed_rows != rows:
-            yield name, f"it counts {found.indexed_rows + found.unindexed_rows:,} rows of {rows:,}"
+    for name, covered in known.items():
+        if covered.indexed_rows + covered.unindexed_rows != rows:
+            yield name, f"it counts {covered.indexed_rows + covered.unindexed_rows:,} rows of {rows:,}"
     sample = _sample(dataset, rows, seed)
     for name in known:
         missed = sum(not _finds(dataset, name, line) for line in sample)
         if missed:
-            yield name, f"it misses {missed} of {len(sample)} lines that are there"
+            yield name, f"it misses {missed} of {len(sample)} sampled lines"
 
 
 def _sample(dataset: LanceDataset, rows: int, seed: int) -> list[dict[str, Any]]:
@@ -147,7 +145,7 @@ def _sample(dataset: LanceDataset, rows: int, seed: int) -> list[dict[str, Any]]
 
 
 def _finds(dataset: LanceDataset, index: str, line: dict[str, Any]) -> bool:
-    """Whether a search through ``index`` finds all that a scan finds of the document of ``line``."""
+    """Whether a search through ``index`` returns everything that a scan returns for the document of ``line``."""
     here = f"entity = {quote(line['entity'])} AND path = {quote(line['path'])}"
     if index == PATH:
         return dataset.count_rows(here) == _scanned(dataset, here)

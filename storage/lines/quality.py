@@ -1,4 +1,4 @@
-"""How fast and how right the search of a table is, measured with some of its own vectors."""
+"""Measures the latency and the recall of searches over a table, with a sample of its own vectors."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ QUERIES = 32
 TOP_K = 10
 SAMPLE_SEED = 7
 TIE = 1e-3
-"""Distances this near are equal: more than what float16 loses, less than what matters."""
+"""Distances that differ by less count as equal: above the error of float16, below any relevant difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchQuality:
-    """``recall``: how many of the ten lines found, of ten, are as near as the ten nearest, on average."""
+    """``p50_seconds`` is the median latency; ``recall`` the mean share of the ``TOP_K`` hits that are truly nearest."""
 
     p50_seconds: float
     recall: float
 
 
 def measure(table: LineTable, queries: int = QUERIES) -> SearchQuality | None:
-    """Search as ``driftline search`` does and exactly, for a sample of the stored vectors; None without lines.
+    """Compare searches as in ``driftline search`` with exact ones, for a sample of vectors; None without lines.
 
-    All of it in one version of the table, since writers may add nearer lines meanwhile.
+    All searches read the same version of the table, because writers may add nearer lines in the meantime.
     """
     seconds: list[float] = []
     recalls: list[float] = []
@@ -39,12 +39,12 @@ def measure(table: LineTable, queries: int = QUERIES) -> SearchQuality | None:
     for query in _sample(table, version, queries):
         started = time.perf_counter()
         searched = LineQuery(table, version=version)
-        found = searched.nearest(query, TOP_K, columns=(*RESULT_COLUMNS, "vector"))
+        hits = searched.nearest(query, TOP_K, columns=(*RESULT_COLUMNS, "vector"))
         seconds.append(time.perf_counter() - started)
         exact = compared.nearest(query, TOP_K)["distance"].to_numpy()
         if len(exact):
-            # By distance, not by name: many lines are equal. An index knows distances only roughly.
-            near = _distances(found["vector"], query) <= exact[-1] + TIE
+            # Compare distances, not names, because many lines are equal. Distances of an index are approximate.
+            near = _distances(hits["vector"], query) <= exact[-1] + TIE
             recalls.append(float(near.sum()) / len(exact))
     if not recalls:
         return None

@@ -1,9 +1,9 @@
-"""The table of line embeddings: one row per line, kept in Lance (DESIGN, "Index run").
+"""The Lance table of line embeddings: one row per line (DESIGN, "Index run").
 
-Workers write fragments; one place commits. A commit removes the old rows of the replaced
-documents, adds the new fragments and rewrites the source's commit marker, in one version. Since
-every commit of a source rewrites the same row, two of them conflict, and a lost acknowledgement
-is found by looking at it. Commit markers have neither vector nor text, so no search returns them.
+Workers write fragments; one place commits. A commit removes the old rows of the replaced documents, adds the new
+fragments and rewrites the source's commit marker, in one version. Every commit of a source rewrites the same row, so
+two commits conflict, and the row shows whether a commit without an acknowledgement succeeded. Commit markers have
+neither vector nor text, so no search returns them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ PATHS_PER_LOOKUP = 2_000
 UNKNOWN_OUTCOMES = 3
 """Unknown outcomes tolerated per commit."""
 LINES_PER_BLOCK = 16
-"""Lines in one block of the full-text index: fewer postings than by line, and neighbouring words count together."""
+"""Lines per block of the full-text index: fewer postings than per line, and words of neighbouring lines add up."""
 
 
 def schema(dim: int) -> pa.Schema:
     """The columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``; ``parent_dirs`` end with a slash.
 
-    ``block`` stands in the first row of each block of a document: its path, a line feed, and the lines of the block
-    from the first to the last that has a row, joined by line feeds (decision 0007).
+    Only the first row of each block has ``block``: the path, a line feed, and the lines of the block from the first to
+    the last line with a row, joined by line feeds (decision 0007).
     """
     return pa.schema(
         [
@@ -60,14 +60,14 @@ def schema(dim: int) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class CommitMarker:
-    """A source's commit marker: the newest fencing token, and the last batch that was committed."""
+    """The commit marker of a source: the newest fencing token and the last committed batch."""
 
     token: int
     run_id: str = ""
     batch: int = 0
 
     def holds(self, batch: BatchId) -> bool:
-        """Whether ``batch`` is committed: batches of a run are committed in their order."""
+        """Whether ``batch`` is committed; a run commits its batches in order."""
         return self.run_id == batch.run_id and self.batch >= batch.batch
 
 
@@ -79,22 +79,25 @@ class LineTable(LanceTable):
     REPAIR = "Restore it, or index anew."
 
     def create(self, dim: int) -> LanceDataset:
-        """Create the table for vectors of ``dim`` numbers, or open the one that another run has just created."""
+        """Create the table for vectors of ``dim`` dimensions unless it exists, and open it. Raises StorageError."""
         self._create(schema(dim).empty_table())
         return self.open()
 
     # -- writing -----------------------------------------------------------------------------
 
     def write_fragments(self, rows: pa.Table) -> list[str]:
-        """As ``write``, for rows of ``schema(dim)``; returns the fragments as JSON, for ``commit``."""
+        """Write rows of ``schema(dim)`` as ``write`` does; returns the fragments as JSON, for ``commit``."""
         return [json.dumps(fragment.to_json()) for fragment in self.write(rows)]
 
     def commit_marker(self, entity: Entity) -> CommitMarker:
-        """What is written down of ``entity``; token 0 if nothing is."""
+        """The commit marker of ``entity``, with token 0 if it has none."""
         return _newest(self._markers(entity, self.open()))
 
     def fence(self, entity: Entity, token: int) -> CommitMarker:
-        """Write ``token`` into the commit marker, so that a stale holder's commit conflicts; return the old one."""
+        """Write ``token`` into the commit marker, which fences a stale holder's commits; returns the old marker.
+
+        Raises LeaseLost, CommitConflict, StorageError.
+        """
         return self._commit(entity, token, None, (), ())
 
     def commit(
@@ -102,18 +105,18 @@ class LineTable(LanceTable):
     ) -> None:
         """Remove the rows of the ``replaced`` paths, add ``fragments`` and record ``batch``, in one version.
 
-        Exactly once: a batch that the marker holds already is left alone. Raises LeaseLost when a
-        newer token is found, CommitConflict after ``COMMIT_ATTEMPTS``.
+        Exactly once: a batch that the marker already records is skipped. Raises LeaseLost if the marker has a newer
+        token, CommitConflict after ``COMMIT_ATTEMPTS``, StorageError.
         """
         self._commit(entity, token, batch, replaced, fragments)
 
     def _commit(
         self, entity: Entity, token: int, batch: BatchId | None, replaced: Sequence[str], fragments: Sequence[str]
     ) -> CommitMarker:
-        """One transaction that removes every commit marker it has seen and writes a new one; returns the old one.
+        """Replace every existing commit marker by a new one in the transaction; returns the old marker.
 
-        Two transactions conflict only if they remove the same row. So where there is no marker yet, one is written
-        first, with the token alone: of two holders that do so at once, one sees the other's marker beside its own.
+        Two transactions conflict only if they remove the same row. A source without a marker therefore first gets one
+        with the token alone. If two holders write one concurrently, the later commit sees both markers.
         """
         import lance
         from lance.commit import CommitConflictError
@@ -127,7 +130,9 @@ class LineTable(LanceTable):
             before = _newest(markers)
             if before.token > token:
                 raise LeaseLost(
-                    f"Another run has taken {entity} over (token {before.token}, ours is {token})", self.uri
+                    f"Another run has taken {entity} over (its token is {before.token}, ours is {token})",
+                    self.uri,
+                    "Start this run again.",
                 )
             marker = CommitMarker(token, batch.run_id, batch.batch) if batch else replace(before, token=token)
             if marker in markers if batch else markers == [marker]:
@@ -143,14 +148,12 @@ class LineTable(LanceTable):
                 if markers:
                     return before
             except CommitConflictError:
-                pass  # plan the deletes again on the newest version; the new fragments stay as they are
+                pass  # plan the deletions again on the newest version; the new fragments stay valid
             except OSError as error:
                 unknown_outcomes += 1
                 if unknown_outcomes == UNKNOWN_OUTCOMES:
-                    raise write_failed("A commit failed", self.uri, error) from error
-        raise CommitConflict(
-            f"{COMMIT_ATTEMPTS} attempts to commit to the table met other writers", self.uri, "Run it again."
-        )
+                    raise write_failed("Could not commit to the table", self.uri, error) from error
+        raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Run it again.")
 
     def _markers(self, entity: Entity, dataset: LanceDataset) -> list[CommitMarker]:
         texts = dataset.to_table(columns=["hash"], filter=_marker_filter(entity))["hash"].to_pylist()
@@ -159,11 +162,11 @@ class LineTable(LanceTable):
     # -- reading -----------------------------------------------------------------------------
 
     def count(self, where: str | None = None) -> int:
-        """How many lines there are, or how many match the filter ``where``."""
+        """The number of lines, or of lines that match the filter ``where``."""
         return int(self.open().count_rows(lines_only(where)))
 
     def paths(self, entity: Entity) -> set[str]:
-        """The documents of a source that have lines; reads all their paths."""
+        """The paths of the documents of a source that have lines; reads the path of every line."""
         batches = self.rows(["path"], f"entity = {quote(str(entity))}")
         return {path for batch in batches for path in pc.unique(batch.column("path")).to_pylist()}
 
@@ -178,7 +181,7 @@ def _marker_row(columns: pa.Schema, entity: Entity, entry: CommitMarker) -> pa.T
 
 
 def _newest(markers: Sequence[CommitMarker]) -> CommitMarker:
-    """The highest token, and the last batch: a marker that was written beside another names no batch."""
+    """The marker with the highest token and the last batch; of concurrent first markers, none names a batch."""
     last = max((marker for marker in markers if marker.run_id), key=lambda marker: marker.token, default=None)
     return replace(last or CommitMarker(0), token=max((marker.token for marker in markers), default=0))
 
@@ -186,7 +189,7 @@ def _newest(markers: Sequence[CommitMarker]) -> CommitMarker:
 def _update(
     dataset: LanceDataset, removals: Sequence[str], additions: Sequence[FragmentMetadata]
 ) -> LanceOperation.Update:
-    """The operation that removes the rows of ``dataset`` that match any of ``removals``, and adds fragments."""
+    """The operation that removes the rows of ``dataset`` that match any of ``removals`` and adds fragments."""
     import lance
 
     removed, updated = without_rows(dataset, removals) if removals else ([], [])
@@ -201,7 +204,7 @@ def lines_only(where: str | None) -> str:
 
 
 def no_lines(where: str | None) -> str:
-    """The rows that match and are no lines, which an index of paths finds."""
+    """A filter for the commit markers that match ``where``, which the index of paths can answer."""
     return f"path = '' AND ({where})" if where else "path = ''"
 
 
