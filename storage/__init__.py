@@ -1,9 +1,9 @@
-"""Nouns: what lasts. Lance, obstore and fsspec live in this room alone."""
+"""Nouns: durable state. Only this room imports Lance, obstore and fsspec."""
 
 import os
 
-# Read by Lance when it is first imported: no warnings about what is meant, no centroids in the statistics.
+# Lance reads these on import: they silence warnings about intended use, and omit centroids from statistics.
 os.environ.setdefault("LANCE_LOG", "error")
 os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")
-if (os.cpu_count() or 1) < 4:  # Lance would leave two cores to other work, and have one thread for all of its own
+if (os.cpu_count() or 1) < 4:  # by default, Lance reserves two cores for other work, and would use one thread
     os.environ.setdefault("LANCE_CPU_THREADS", "2")

@@ -17,7 +17,7 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _TYPE = re.compile(r"[a-z][a-z0-9_]*")
 
 
-@lru_cache(maxsize=100_000)  # a bulk load asks for the same few again and again
+@lru_cache(maxsize=100_000)  # a bulk load encodes the same few ids repeatedly
 def encode_id(text: str) -> str:
     """``text`` as one safe path segment: bytes outside ``[A-Za-z0-9._-]`` become ``~HH``.
 
@@ -57,25 +57,30 @@ class Entity:
         Missing leading levels get their defaults, so that ``source:web`` means
         ``org:default/project:default/source:web``. Raises BadEntity.
         """
-        given: list[tuple[str, str]] = []
+        pairs: list[tuple[str, str]] = []
         for segment in text.strip("/").split("/"):
             kind, colon, name = segment.partition(":")
             if not colon or not _TYPE.fullmatch(kind):
-                raise BadEntity("An entity is written type:id/type:id", repr(text), f"For example: {_example(levels)}.")
+                raise BadEntity(
+                    "An entity must have the form type:id/type:id", repr(text), f"For example: {_example(levels)}."
+                )
             if kind not in levels:
                 raise BadEntity(f"Unknown level {kind!r} in an entity", repr(text), f"Levels are: {', '.join(levels)}.")
             encode_id(name)
-            given.append((kind, name))
-        ids = dict(given)
-        if len(ids) != len(given) or [levels.index(kind) for kind, _ in given] != sorted(
-            levels.index(kind) for kind, _ in given
-        ):
-            raise BadEntity("The levels of an entity are repeated or out of order", repr(text), _example(levels))
-        deepest = levels.index(given[-1][0])
+            pairs.append((kind, name))
+        ids = dict(pairs)
+        depths = [levels.index(kind) for kind, _ in pairs]
+        if len(ids) != len(pairs) or depths != sorted(depths):
+            raise BadEntity(
+                "The levels of an entity are repeated or out of order", repr(text), f"For example: {_example(levels)}."
+            )
+        deepest = depths[-1]
         parts = []
         for level in levels[: deepest + 1]:
             if level not in ids and level not in DEFAULT_IDS:
-                raise BadEntity(f"An entity lacks its level {level!r}", repr(text), _example(levels))
+                raise BadEntity(
+                    f"The entity lacks the level {level!r}", repr(text), f"For example: {_example(levels)}."
+                )
             parts.append((level, ids.get(level) or DEFAULT_IDS[level]))
         return cls(tuple(parts))
 
@@ -95,12 +100,12 @@ class Entity:
 
     @property
     def tenant(self) -> Entity:
-        """The first level: the root that everything of a tenant lies below."""
+        """The entity of the first level, below which all data of the tenant is stored."""
         return Entity(self.parts[:1])
 
     @property
     def directory(self) -> str:
-        """Its directory relative to the workspace, without a trailing slash."""
+        """The directory of the entity, relative to the workspace, without a trailing slash."""
         return "/".join(f"{kind}:{encode_id(name)}" for kind, name in self.parts)
 
     def __str__(self) -> str:

@@ -1,39 +1,39 @@
 """The errors of Driftline: one tree, each with a stable ``kind`` and an exit code.
 
     DriftlineError
-    ├── UsageError                exit 2: wrong use or bad input; nothing was written
+    ├── UsageError                exit 2: invalid use or input; nothing was written
     │   ├── BadEntity             an entity id that cannot be used
     │   ├── BadEntry              a memory key, value or metadata that cannot be stored
     │   ├── CatalogMismatch       a catalog of another workspace, or of a newer version
     │   ├── SourceNotFound        a source that is missing or cannot be read
-    │   ├── SourceConflict        an entity that is bound to another URI
-    │   ├── UnknownScheme         a URI that no installed file system serves
+    │   ├── SourceConflict        an entity that is already bound to another URI
+    │   ├── UnknownScheme         a URI whose scheme is not supported
     │   ├── MissingExtra          an optional dependency that is not installed
     │   ├── ModelNotFound         an embedding model that cannot be loaded
-    │   ├── WorkspaceNotFound     nothing at the given URI
-    │   ├── WorkspaceTooNew       written by a newer version of Driftline
-    │   ├── FingerprintMismatch   embedded by another model
+    │   ├── WorkspaceNotFound     no workspace at the given URI
+    │   ├── WorkspaceTooNew       a file of a newer version of Driftline
+    │   ├── FingerprintMismatch   a workspace embedded with another model
     │   └── UnsafeStore           a store that ignores conditional writes
     ├── AccessDenied              exit 2: wrong or missing credentials or permissions
-    ├── CorruptFile               exit 2: a damaged or foreign file where one of Driftline's own should be
-    ├── StorageError              exit 3: the store failed; trying again may help
-    │   ├── ObjectNotFound        the object is not there
-    │   ├── AlreadyExists         create-only: somebody else was first
-    │   ├── PreconditionFailed    replace-if-unchanged: it changed meanwhile
-    │   └── CommitConflict        every attempt to commit met another writer
-    ├── CatalogError              exit 3: the memory catalog failed; may carry the path of a blob already written
-    │   └── CatalogConnectionError    the catalog cannot be reached; also a ConnectionError of Python's
-    ├── LeaseHeld                 exit 3: another run works on it
-    ├── LeaseLost                 exit 3: another run has taken over
-    ├── DeletionRefused           exit 3: a run would delete suspiciously much
+    ├── CorruptFile               exit 2: a damaged or foreign file in the place of one of Driftline's
+    ├── StorageError              exit 3: the store failed; a retry may help
+    │   ├── ObjectNotFound        the object does not exist
+    │   ├── AlreadyExists         a create-only write of an existing object
+    │   ├── PreconditionFailed    a conditional replace of an object that has changed
+    │   └── CommitConflict        every attempt to commit conflicted with another writer
+    ├── CatalogError              exit 3: the memory catalog failed; may name a blob that was already written
+    │   └── CatalogConnectionError    the catalog is not reachable; also a built-in ConnectionError
+    ├── LeaseHeld                 exit 3: another run holds the lease
+    ├── LeaseLost                 exit 3: another run has taken the lease over
+    ├── DeletionRefused           exit 3: a run would delete suspiciously many documents
     ├── ExecutorError             exit 3: the workers failed, or cannot reach the data
-    ├── DeploymentFailed          exit 3: a run that was started elsewhere failed, or took too long
-    ├── StaleIndex                exit 3: the index is older than a commit by more than was allowed
-    ├── CleanupAborted            exit 3: something could not be read or listed, so nothing was deleted
+    ├── DeploymentFailed          exit 3: a run of a deployment failed or timed out
+    ├── StaleIndex                exit 3: the index is older than a commit by more than the limit
+    ├── CleanupAborted            exit 3: not everything could be read and listed, so nothing was deleted
     └── RecallTooLow              exit 3: the vector index misses too many of the nearest lines
 
-Every message says what happened, where, and what to do. ``kind`` is stable and meant for
-programs. All errors survive pickling, because they cross process boundaries.
+Every message says what happened, where, and what to do. ``kind`` is stable and meant for programs. All errors survive
+pickling, because they cross process boundaries.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from typing import Any, ClassVar
 class DriftlineError(Exception):
     """Base of all errors.
 
-    ``what`` is the failure, ``where`` the path, URI or entity, ``fix`` the next step for the reader.
+    ``what`` describes the failure, ``where`` is the path, URI or entity, ``fix`` the next step for the user.
     """
 
     kind: ClassVar[str] = "driftline_error"
@@ -61,12 +61,12 @@ class DriftlineError(Exception):
         return f"{text}. {self.fix}" if self.fix else text
 
     def to_dict(self) -> dict[str, Any]:
-        """The shape in which ``--json`` prints an error."""
+        """The JSON object that ``--json`` prints for an error."""
         return {"error": self.kind, "message": str(self), "where": self.where, "fix": self.fix}
 
 
 class UsageError(DriftlineError):
-    """Wrong use or bad input; nothing was written."""
+    """Invalid use or input; nothing was written."""
 
     kind = "usage"
     exit_code = 2
@@ -103,7 +103,7 @@ class SourceConflict(UsageError):
 
 
 class UnknownScheme(UsageError):
-    """A URI whose scheme no file system serves."""
+    """A URI whose scheme is not supported."""
 
     kind = "unknown_scheme"
 
@@ -134,13 +134,13 @@ class WorkspaceNotFound(UsageError):
 
 
 class WorkspaceTooNew(UsageError):
-    """A workspace written by a newer version of Driftline."""
+    """A file that a newer version of Driftline wrote."""
 
     kind = "workspace_too_new"
 
 
 class FingerprintMismatch(UsageError):
-    """A workspace whose vectors were made by another model or text preparation."""
+    """A workspace whose vectors come from another model or text preparation."""
 
     kind = "fingerprint_mismatch"
 
@@ -152,44 +152,44 @@ class UnsafeStore(UsageError):
 
 
 class CorruptFile(DriftlineError):
-    """A damaged or foreign file where one of Driftline's own should be."""
+    """A damaged or foreign file in the place of one of Driftline's."""
 
     kind = "corrupt_file"
     exit_code = 2
 
 
 class StorageError(DriftlineError):
-    """The store failed in a way that trying again may mend."""
+    """The store failed; a retry may succeed."""
 
     kind = "storage_error"
 
 
 class ObjectNotFound(StorageError):
-    """The object is not there."""
+    """The object does not exist."""
 
     kind = "object_not_found"
 
 
 class AlreadyExists(StorageError):
-    """A create-only write found an object in its place."""
+    """A create-only write of an object that already exists."""
 
     kind = "already_exists"
 
 
 class PreconditionFailed(StorageError):
-    """A replace-if-unchanged write found that the object has changed."""
+    """A conditional replace of an object that has changed or is missing."""
 
     kind = "precondition_failed"
 
 
 class CommitConflict(StorageError):
-    """Every attempt to commit met another writer."""
+    """Every attempt to commit conflicted with another writer."""
 
     kind = "commit_conflict"
 
 
 class CatalogError(DriftlineError):
-    """The memory catalog failed. ``blob_path`` is set when a value was written that no entry refers to: see cleanup."""
+    """The memory catalog failed. ``blob_path`` is a blob that was written but has no entry; cleanup deletes it."""
 
     kind = "catalog_error"
 
@@ -202,7 +202,7 @@ class CatalogError(DriftlineError):
 
 
 class CatalogConnectionError(CatalogError, ConnectionError):
-    """The catalog could not be reached, in any of several attempts."""
+    """The catalog was not reachable in any of several attempts."""
 
     kind = "connection_error"
 
@@ -214,7 +214,7 @@ class LeaseHeld(DriftlineError):
 
 
 class LeaseLost(DriftlineError):
-    """Another run has taken the lease over; this one must not publish."""
+    """Another run has taken the lease over; this run must not publish."""
 
     kind = "lease_lost"
 
@@ -232,19 +232,19 @@ class ExecutorError(DriftlineError):
 
 
 class DeploymentFailed(DriftlineError):
-    """A run that was started through a deployment failed, or has not ended in time."""
+    """A run of a deployment failed or timed out."""
 
     kind = "deployment_failed"
 
 
 class StaleIndex(DriftlineError):
-    """The index is older than a commit by more than was allowed."""
+    """The index is older than a commit by more than the limit."""
 
     kind = "stale_index"
 
 
 class CleanupAborted(DriftlineError):
-    """A cleanup that could not read or list everything, and so deleted nothing."""
+    """A cleanup could not read and list everything, so it deleted nothing."""
 
     kind = "cleanup_aborted"
 

@@ -1,4 +1,4 @@
-"""The hierarchy of the memory store: its levels, their defaults, and the entities that text and people name."""
+"""The hierarchy of the memory store: its levels, their default ids, and the resolution of entities."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ UNASSIGNED = "_unassigned"
 ROOT_ID = "default"
 MAX_LEVELS = 8
 MAX_NAME_BYTES = 255
-"""What file systems take as one name: ``type:id``, with the id encoded."""
+"""The limit of file systems for one name; applies to ``type:id`` with the id encoded."""
 MAX_DIRECTORY_BYTES = 700
-"""With a workspace before it and a blob's name behind it, it must stay below the 1,024 bytes of an S3 key."""
+"""The prefix of the workspace, the directory and the name of a blob must fit into the 1,024 bytes of an S3 key."""
 
 _LEVEL = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """``levels`` from the tenant down; ``defaults`` are the ids of levels that nobody named.
+    """``levels`` from the tenant down; ``defaults`` maps levels to the ids of entities that do not name them.
 
-    Without a default of its own the first level is called ``default``, the others ``_unassigned``. ``root`` is where
-    calls without a scope look: the ``(type, id)`` of an entity, by default the first level with its default.
+    Without an entry in ``defaults``, the id of the first level is ``default``, that of the others ``_unassigned``.
+    ``root`` is the ``(type, id)`` of the scope of calls without one; by default, the first level with its default id.
     """
 
     levels: tuple[str, ...] = MEMORY_LEVELS
@@ -36,13 +36,13 @@ class Hierarchy:
     def __post_init__(self) -> None:
         names = ", ".join(self.levels)
         if not 1 <= len(self.levels) <= MAX_LEVELS or len(set(self.levels)) != len(self.levels):
-            raise UsageError(f"A hierarchy has 1 to {MAX_LEVELS} levels, each once", names)
+            raise UsageError(f"A hierarchy needs 1 to {MAX_LEVELS} distinct levels", names)
         for level in self.levels:
             if not _LEVEL.fullmatch(level) or level == INDEX_LEVELS[-1]:
-                raise UsageError("No level can have this name", repr(level), "Use a-z, 0-9, _, and not 'source'.")
+                raise UsageError("The name of a level is not valid", repr(level), "Use a-z, 0-9, _, and not 'source'.")
         for level, name in self.defaults.items():
             if level not in self.levels:
-                raise UsageError(f"A default is given for a level that is not one of {names}", repr(level))
+                raise UsageError(f"A default names a level that is not one of {names}", repr(level))
             encode_id(name)
         _ = self.root_entity
 
@@ -55,29 +55,29 @@ class Hierarchy:
 
         Raises BadEntity.
         """
-        given = {**(parents or {}), type: id}
-        for level in given:
+        ids = {**(parents or {}), type: id}
+        for level in ids:
             if level not in self.levels:
                 raise BadEntity(f"Unknown level {level!r}", f"{type}:{id!r}", f"Levels are: {', '.join(self.levels)}.")
         depth = self.levels.index(type)
-        below = [level for level in given if self.levels.index(level) > depth]
+        below = [level for level in ids if self.levels.index(level) > depth]
         if below:
-            raise BadEntity(f"A {below[0]} lies below a {type}, not above it", f"{type}:{id!r}")
-        return self._complete(given)
+            raise BadEntity(f"A {below[0]} is below a {type}, not above it", f"{type}:{id!r}")
+        return self._complete(ids)
 
-    def entity(self, given: Entity | str) -> Entity:
-        """``given`` with all levels down to its own, in order, checked. Raises BadEntity.
+    def entity(self, entity: Entity | str) -> Entity:
+        """``entity``, checked and completed with the missing levels above it. Raises BadEntity.
 
-        Text is ``type:id/type:id``; ids may be written as they are or as ``Entity.directory`` encodes them, which is
-        the only spelling of an id with a slash in it.
+        Text has the form ``type:id/type:id``. Ids may be plain or encoded as in ``Entity.directory``; an id with a
+        slash must be encoded.
         """
-        parts = _parse(given) if isinstance(given, str) else given.parts
+        parts = _parse(entity) if isinstance(entity, str) else entity.parts
         ids = dict(parts)
         depths = [self.levels.index(level) if level in self.levels else -1 for level in ids]
         if not parts or -1 in depths or len(ids) != len(parts) or sorted(depths) != depths:
             raise BadEntity(
-                f"An entity names its levels once and in order: {', '.join(self.levels)}",
-                repr(str(given)[:200]),
+                f"An entity must name its levels once and in order: {', '.join(self.levels)}",
+                repr(str(entity)[:200]),
                 "For example: " + "/".join(f"{level}:name" for level in self.levels[:2]) + ".",
             )
         return self._complete(ids)
@@ -85,27 +85,27 @@ class Hierarchy:
     def _complete(self, ids: Mapping[str, str]) -> Entity:
         deepest = max(map(self.levels.index, ids))
         levels = self.levels[: deepest + 1]
-        full = Entity(tuple((level, ids[level]) if level in ids else self._with_default(level) for level in levels))
-        _check_length(full)
-        return full
+        entity = Entity(tuple((level, ids[level]) if level in ids else self._with_default(level) for level in levels))
+        _check_length(entity)
+        return entity
 
     def _with_default(self, level: str) -> tuple[str, str]:
         return level, self.defaults.get(level, ROOT_ID if level == self.levels[0] else UNASSIGNED)
 
 
 def lineage(entity: Entity) -> list[Entity]:
-    """``entity`` and its ancestors, the tenant first."""
+    """``entity`` and its ancestors, tenant first."""
     return [Entity(entity.parts[:depth]) for depth in range(1, len(entity.parts) + 1)]
 
 
 def directories(path: str) -> list[str]:
-    """The directories of the lineage of the entity whose own is ``path``, the tenant's first."""
+    """The directories of the entity with the directory ``path`` and of its ancestors, tenant first."""
     parts = path.split("/")
     return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
 
 
 def is_within(entity: Entity, scope: Entity) -> bool:
-    """Whether ``entity`` is ``scope`` or lies below it."""
+    """Whether ``entity`` is at or below ``scope``."""
     return entity.parts[: len(scope.parts)] == scope.parts
 
 
@@ -114,7 +114,7 @@ def _parse(text: str) -> tuple[tuple[str, str], ...]:
     for segment in text.split("/"):
         kind, colon, name = segment.partition(":")
         if not colon or not _LEVEL.fullmatch(kind):
-            raise BadEntity("An entity is written type:id/type:id", repr(text[:200]))
+            raise BadEntity("An entity must have the form type:id/type:id", repr(text[:200]))
         decoded = decode_id(name)
         parts.append((kind, decoded if _encodes(decoded, name) else name))
     return tuple(parts)

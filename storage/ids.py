@@ -1,4 +1,4 @@
-"""Ids: names that sort by time and never repeat, and the hash that identifies content."""
+"""Ids: unique names that sort by time, and the hash that identifies content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def new_ulid(now_ms: int | None = None) -> str:
 
 
 def derived_ulid(ulid: str, number: int) -> str:
-    """The ULID of part ``number`` of what ``ulid`` names: the same at every attempt, so that a retry finds its own."""
+    """The ULID of part ``number`` of the object ``ulid``: deterministic, so that a retry recognizes its own writes."""
     digest = hashlib.blake2b(f"{ulid}/{number}".encode(), digest_size=_RANDOM_BYTES).digest()
     return ulid[:_TIME_CHARACTERS] + _encode(int.from_bytes(digest), 16)
 

@@ -1,4 +1,4 @@
-"""Every file name of a workspace: how names are formed, and what a path stands for (DESIGN, "Workspace layout")."""
+"""All file names of a workspace: forms names and classifies paths (DESIGN, "Workspace layout")."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ CONFIG = "_workspace.json"
 SOURCE = "_source.json"
 GITIGNORE = ".gitignore"
 CATALOG = "_catalog.sqlite"
-"""The catalog of a local workspace that names no other."""
+"""The catalog of a local workspace, unless another is configured."""
 BASE = "_index.parquet"
 
 _ULID = "[0-9A-HJKMNP-TV-Z]{26}"
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _ENTITY = "[a-z][a-z0-9_]*:[A-Za-z0-9._~-]+"
 _LANCE_TEMPORARY = r"\.tmp[A-Za-z0-9]{6}"
-"""Lance writes local files under such a name first, and manifests beside their own with ``#1``."""
+"""Lance first writes local files under such a name, and manifests under their own name with ``#1`` appended."""
 
 _RUN = re.compile(rf"({_ULID})\.json")
 _DELTA = re.compile(rf"_index_delta_({_ULID})\.parquet")
@@ -54,39 +54,39 @@ def parse_staged_name(name: str) -> tuple[str, int] | None:
 
 
 def run_directory(tenant: Entity) -> str:
-    """Where the run history of a tenant lies."""
+    """The directory of a tenant's run history."""
     return f"{tenant.directory}/_runs"
 
 
 def run_id_of(name: str) -> str | None:
-    """The run whose record has this file name, or None for any other file name."""
+    """The run id of a run record, by its file name, or None for any other file name."""
     match = _RUN.fullmatch(name)
     return match[1] if match else None
 
 
 def table_path(tenant: Entity, kind: str, fingerprint: str) -> str:
-    """Where the table of embeddings of a ``kind``, ``line`` or ``memory``, lies."""
+    """The path of a table of embeddings; ``kind`` is ``line`` or ``memory``."""
     return f"{tables_directory(tenant)}/{kind}_embeddings-{fingerprint}.lance"
 
 
 def tables_directory(tenant: Entity) -> str:
-    """Where the tables of a tenant lie."""
+    """The directory of a tenant's tables."""
     return f"{tenant.tenant.directory}/_tables"
 
 
 def table_fingerprint(name: str, kind: str) -> str | None:
-    """The fingerprint of the table of this ``kind`` and directory name, or None for any other name."""
+    """The fingerprint of a table of ``kind``, by its directory name, or None for any other name."""
     match = _TABLE_NAME.fullmatch(name)
     return match["fingerprint"] if match and match["kind"] == kind else None
 
 
 def is_tenant(name: str) -> bool:
-    """Whether a directory of this name at the top of a workspace is a tenant's root."""
+    """Whether a top-level directory of this name is the root of a tenant."""
     return _TENANT.fullmatch(name) is not None
 
 
 def lease_path(entity: Entity, purpose: str = "source") -> str:
-    """Where the lease ``{purpose}:{entity}`` of a tenant lies."""
+    """The path of the lease ``{purpose}:{entity}``."""
     name = entity.directory.replace("/", "~2F")
     return f"{entity.tenant.directory}/_leases/{purpose}:{name}.json"
 
@@ -94,7 +94,7 @@ def lease_path(entity: Entity, purpose: str = "source") -> str:
 def leased_entity(path: str) -> tuple[str, Entity]:
     """``(purpose, entity)`` of a lease file, the inverse of ``lease_path``."""
     purpose, _, name = path.rpartition("/")[2].removesuffix(".json").partition(":")
-    # An id never holds a bare colon, so an escaped slash within an id cannot pass for one between two levels.
+    # Ids never contain an unescaped colon, so an escaped slash within an id cannot be mistaken for a level separator.
     return purpose, Entity.of_directory(_BETWEEN_LEVELS.sub("/", name))
 
 
@@ -102,7 +102,7 @@ def leased_entity(path: str) -> tuple[str, Entity]:
 
 
 class Kind(enum.StrEnum):
-    """What a name of the layout stands for."""
+    """The kinds of objects in the layout."""
 
     PERMANENT = "permanent"
     BASE = "base"
@@ -148,7 +148,7 @@ _TABLE_KINDS = [
 
 
 class Name(NamedTuple):
-    """A parsed path: ``place`` is the directory it belongs to, which for files of a table is the table's."""
+    """A classified path: ``place`` is the directory that it belongs to (for files of a table, the table's)."""
 
     kind: Kind
     place: str = ""
@@ -156,7 +156,7 @@ class Name(NamedTuple):
 
 
 def parse_name(path: str) -> Name:
-    """What ``path``, relative to the workspace, stands for; FOREIGN unless the layout has such a name there."""
+    """Classify ``path``, relative to the workspace; FOREIGN unless the layout has such a name there."""
     table = _TABLE.fullmatch(path)
     if table is not None:
         for kind, pattern in _TABLE_KINDS:

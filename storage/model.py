@@ -1,4 +1,4 @@
-"""The values that cross rooms: documents, lines, states and figures."""
+"""Values that cross rooms: documents, lines, states and statistics."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 CURRENT_EMBEDDING_VERSION = 2
-"""Bumped whenever text preparation changes the vectors of unchanged text, or the columns of a table of lines change;
-part of every fingerprint."""
+"""Incremented when text preparation changes the vectors of unchanged text, or when the columns of the table of lines
+change; part of every fingerprint."""
 
 
 class DocumentState(enum.StrEnum):
-    """What a scan says of a document (DESIGN, "Words")."""
+    """The result of a scan for a document (DESIGN, "Words")."""
 
     NEW = "new"
     CHANGED = "changed"
@@ -40,12 +40,12 @@ class SkipReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DocMeta:
-    """One file of a source, as the manifest keeps it.
+    """One file of a source, as recorded in the manifest.
 
-    ``path`` is relative and posix; ``etag`` is "" where the store has none; ``hash`` is the hex
-    blake2b-128 of the bytes; ``lines`` counts rows of ``line_embeddings``; ``reason`` is set for a
-    file that was read and not indexed; ``racy`` means that it may have changed within the same
-    clock tick as it was read, so that the next run compares its content.
+    ``path`` is relative and posix; ``mtime_ns`` is in nanoseconds; ``etag`` is "" if the store has none; ``hash`` is
+    the hex blake2b-128 of the bytes; ``lines`` counts rows of ``line_embeddings``; ``reason`` is set for a file that is
+    not indexed; ``racy`` means that the file may have changed in the same clock tick in which it was read, so the next
+    run compares its content.
     """
 
     path: str
@@ -71,7 +71,7 @@ class LineEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceStats:
-    """The figures of a workspace; ``total_lines`` counts rows of ``line_embeddings``."""
+    """The statistics of a workspace; ``total_lines`` counts rows of ``line_embeddings``."""
 
     workspace: str
     total_documents: int
@@ -85,20 +85,20 @@ class WorkspaceStats:
 
 
 class Embedder(Protocol):
-    """Turns text into unit vectors (DESIGN, "Embedding"). Implementations live in tasks."""
+    """Turns text into unit vectors (DESIGN, "Embedding"); tasks has the implementations."""
 
     @property
     def dim(self) -> int: ...
 
     @property
     def fingerprint(self) -> str:
-        """Hash of weights, tokenizer, text preparation and CURRENT_EMBEDDING_VERSION."""
+        """The hash of weights, tokenizer, text preparation and CURRENT_EMBEDDING_VERSION."""
         ...
 
     def embed(self, lines: Any, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
-        """``(n, dim)`` unit rows of ``dtype``, float32 or float16, of a sequence or Arrow array of strings.
+        """``(n, dim)`` unit rows of ``dtype``, float32 or float16, for a sequence or Arrow array of strings.
 
-        A row is zero where no token of its line is known.
+        The row of a line without known tokens is zero.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""The delta index: a base Parquet file and the deltas since (DESIGN, "Delta index").
+"""The delta index: a base Parquet file and later deltas (DESIGN, "Delta index").
 
-One protocol for documents and for memory. Every row says ``op`` (``add`` or ``remove``) and ``rev``;
-for each key the highest ``rev`` wins, wherever it lies, so that reading and folding are
-idempotent and the order of files does not matter.
+Documents and memory use the same protocol. Every row has an ``op`` (``add`` or ``remove``) and a ``rev``. For each key
+the highest ``rev`` wins, in whichever file it is, so reading and folding are idempotent and independent of the order of
+files.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from driftline.storage.objects.store import ObjectStore
 REMOVE_RETENTION = timedelta(days=7)
 """How long a base keeps ``remove`` rows, so that a late delta cannot resurrect a key."""
 MAX_FOLD_BYTES = 96 * 1024 * 1024
-"""Deltas that are folded at once, compressed: some 1.5 million documents, which bounds the memory."""
+"""Compressed size of the deltas folded at once, about 1.5 million documents, which bounds memory."""
 READ_ATTEMPTS = 5
 READ_THREADS = 4
-"""Deltas that are opened at once: in a bucket each costs a round trip."""
+"""Deltas opened at once; in a bucket, each costs a round trip."""
 
 ADD, REMOVE = "add", "remove"
 
@@ -41,9 +41,9 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a directory holds of one delta index: the names of its deltas, sorted, and whether it has a base.
+    """The files of a delta index: the sorted names of its deltas, and whether it has a base.
 
-    ``delta_bytes`` are the sizes of the deltas, in their order; ``base_bytes`` is that of the base.
+    ``delta_bytes`` has the sizes of ``deltas``, in the same order; ``base_bytes`` is the size of the base.
     """
 
     deltas: tuple[str, ...]
@@ -54,7 +54,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a compaction did: the deltas that are gone, and the rows of the base, removals included."""
+    """The result of a compaction: the number of folded deltas, and of rows in the new base, including removals."""
 
     deltas: int
     rows: int
@@ -63,13 +63,12 @@ class Folded:
 class DeltaIndex:
     """The delta index of one directory of a workspace.
 
-    ``fields`` are the value columns; the first is the key, a string, unique among live rows. On
-    disk ``op``, ``rev`` (int64) and ``written`` (timestamp) stand before them.
+    ``fields`` are the value columns; the first is the key, a string, unique among live rows. In files, the columns
+    ``op``, ``rev`` (int64) and ``written`` (timestamp) precede them.
 
-    All reads give live rows, sorted by key, with the ``columns`` asked for, by default all of ``schema``.
-    ``as_of`` gives them as they were at that ``rev``, back to the last compaction. They raise CorruptFile, which names
-    a damaged file, UsageError for an ``as_of`` that lies too far back, and StorageError after
-    ``READ_ATTEMPTS`` vanished files.
+    All reads return live rows, sorted by key, with ``columns`` (by default, all of ``schema``). ``as_of`` returns the
+    rows as of that ``rev``, which must not precede the last compaction. All reads raise CorruptFile, WorkspaceTooNew,
+    UsageError for an earlier ``as_of``, and StorageError, also if files vanished in ``READ_ATTEMPTS`` attempts.
     """
 
     def __init__(self, objects: ObjectStore, directory: str, kind: str, fields: Sequence[pa.Field]) -> None:
@@ -83,29 +82,29 @@ class DeltaIndex:
     # -- writing -----------------------------------------------------------------------------
 
     def encode(self, rows: pa.Table) -> bytes:
-        """The bytes of a delta of ``rows``, sorted by key and, for one key, by falling ``rev``."""
+        """The bytes of a delta of ``rows``, sorted by key, then by descending ``rev``."""
         writer = FileWriter(self.layout)
         table = rows.select(self.file_schema.names).cast(self.file_schema)
         writer.write(table.sort_by([(self.key, "ascending"), ("rev", "descending")]))
         return writer.finish(Footer(kind=self.layout.kind))
 
     def changes(self, op: str, rev: int, values: pa.Table, *, now: datetime) -> pa.Table:
-        """Rows of ``file_schema`` that add or remove ``values``; a removal needs the key alone."""
+        """Rows of ``file_schema`` that add or remove ``values``; a removal needs only the key."""
         n = len(values)
-        given = {name: values[name] for name in values.column_names}
-        columns = [given.get(f.name, pa.nulls(n, f.type)) for f in self.schema]
+        by_name = {name: values[name] for name in values.column_names}
+        columns = [by_name.get(f.name, pa.nulls(n, f.type)) for f in self.schema]
         stamp = pa.scalar(now, self.file_schema.field("written").type)
         heads = [pa.repeat(pa.scalar(op), n), pa.repeat(pa.scalar(rev, pa.int64()), n), pa.repeat(stamp, n)]
         return pa.table([*heads, *columns], names=self.file_schema.names).cast(self.file_schema)
 
     def append(self, ulid: str, rows: pa.Table) -> str:
-        """Publish ``rows`` as one immutable delta; doing so again changes nothing. Returns its name."""
+        """Publish ``rows`` as one immutable delta and return its name; idempotent for the same ``ulid``."""
         return self.publish(ulid, self.encode(rows))
 
     def publish(self, ulid: str, data: bytes) -> str:
-        """Create the delta ``ulid`` from the bytes of ``encode``."""
+        """Create the delta ``ulid`` from the bytes of ``encode`` and return its name."""
         name = delta_name(ulid)
-        # A ulid is derived from its run and batch: one that exists is our own, from an earlier attempt.
+        # The ulid is derived from run and batch: an existing delta is our own, from an earlier attempt.
         with contextlib.suppress(AlreadyExists):
             self.objects.create(self._path(name), data)
         return name
@@ -114,11 +113,11 @@ class DeltaIndex:
 
     def log(self) -> Log:
         """List the deltas and the base."""
-        found = {
+        sizes = {
             info.path.rsplit("/", 1)[-1]: info.size_bytes for info in self.objects.list(self.directory, recursive=False)
         }
-        deltas = tuple(sorted(name for name in found if is_delta(name)))
-        return Log(deltas, BASE in found, tuple(found[name] for name in deltas), found.get(BASE, 0))
+        deltas = tuple(sorted(name for name in sizes if is_delta(name)))
+        return Log(deltas, BASE in sizes, tuple(sizes[name] for name in deltas), sizes.get(BASE, 0))
 
     def read(
         self, prefixes: Iterable[str] | None = None, *, columns: Sequence[str] | None = None, as_of: int | None = None
@@ -128,22 +127,22 @@ class DeltaIndex:
         return self._read(keys, columns, as_of)
 
     def get(self, keys: Iterable[str], *, columns: Sequence[str] | None = None, as_of: int | None = None) -> pa.Table:
-        """The rows of these keys; one that does not exist has none."""
+        """The rows of ``keys``; missing keys are omitted."""
         return self._read(Keys.exactly(keys), columns, as_of)
 
     def between(
         self, low: str, high: str | None = None, *, columns: Sequence[str] | None = None, as_of: int | None = None
     ) -> pa.Table:
-        """The rows with ``low <= key < high``, both compared by code point; None is above every key."""
+        """The rows with ``low <= key < high``, compared by code point; None is above every key."""
         return self._read(Keys.between(low, high), columns, as_of)
 
     def count(self, prefix: str = "", *, as_of: int | None = None) -> int:
-        """How many rows have a key that starts with ``prefix``; reads no values."""
+        """The number of rows whose key starts with ``prefix``; reads no values."""
         keys = Keys.starting_with([prefix])
         return self._settled(lambda: sum(map(len, self._live(keys, (), as_of))))
 
     def check(self) -> None:
-        """Look at the footer of every file, which tells a cut or a foreign one."""
+        """Read the footer of every file, which detects truncated and foreign files. Raises as reads do."""
         self._settled(self._check)
 
     def _check(self) -> None:
@@ -164,16 +163,16 @@ class DeltaIndex:
         )
 
     def _live(self, keys: Keys, columns: Sequence[str], as_of: int | None) -> Iterator[pa.Table]:
-        log = self.log()  # before the base is opened, so that no delta folded later can be missed
-        wanted = list(dict.fromkeys([self.key, "op", "rev", *columns]))
+        log = self.log()  # before the base is opened, so that a delta folded in the meantime is not missed
+        names = list(dict.fromkeys([self.key, "op", "rev", *columns]))
         with self._open_base() as base:
             if as_of is not None and base is not None and base.footer.max_rev > as_of:
                 raise UsageError(
-                    f"Revision {as_of} lies before the last compaction, which folded up to {base.footer.max_rev}",
+                    f"Revision {as_of} precedes the last compaction, which folded up to {base.footer.max_rev}",
                     self._path(BASE),
-                    "Ask for a later one.",
+                    "Use a later revision.",
                 )
-            for piece in self._folded(base, log.deltas, keys, wanted, as_of):
+            for piece in self._folded(base, log.deltas, keys, names, as_of):
                 yield piece.filter(pc.equal(piece["op"], ADD))
 
     def _folded(
@@ -184,7 +183,7 @@ class DeltaIndex:
         columns: Sequence[str],
         as_of: int | None = None,
     ) -> Iterator[pa.Table]:
-        """The rows of base and deltas that win, removals included, sorted by key, in pieces of bounded size."""
+        """The winning rows of base and deltas, including removals, sorted by key, in pieces of bounded size."""
         folded = base.footer.folded if base is not None else ()
         changes = self._changes([name for name in deltas if name not in folded], keys, columns)
         if as_of is not None:
@@ -217,17 +216,19 @@ class DeltaIndex:
             yield file
 
     def _open(self, name: str) -> FileReader:
-        """The base is replaced, one day; a delta is created once."""
+        """Open a file of the index; all but the base are immutable."""
         return FileReader(self.objects, self._path(name), self.layout, immutable=name != BASE)
 
     def _settled(self, attempt: Callable[[], _Result]) -> _Result:
-        """Run ``attempt`` until no file vanishes under it: a compaction that finishes deletes what it folded."""
+        """Repeat ``attempt`` while files vanish, because a finished compaction deletes the deltas that it folded."""
         for _ in range(READ_ATTEMPTS):
             try:
                 return attempt()
             except ObjectNotFound as error:
                 vanished = error
-        raise StorageError(f"Files vanished in {READ_ATTEMPTS} attempts to read an index", vanished.where, "Try again.")
+        raise StorageError(
+            f"Files vanished in each of {READ_ATTEMPTS} attempts to read an index", vanished.where, "Try again."
+        )
 
     def _path(self, name: str) -> str:
         return f"{self.directory}/{name}" if self.directory else name
@@ -235,17 +236,17 @@ class DeltaIndex:
     # -- compaction --------------------------------------------------------------------------
 
     def compact(self, *, now: datetime | None = None) -> Folded:
-        """Fold the deltas into a new base, publish it by conditional replace, then delete what was folded.
+        """Fold the deltas into a new base, publish it by conditional replace, then delete the folded deltas.
 
-        The caller holds a lease. A crash at any step leaves a readable index, and the next compaction goes on from
-        there. Raises PreconditionFailed if another compaction published meanwhile; nothing is deleted then.
+        The caller holds a lease. A crash at any step leaves a readable index, and the next compaction continues from
+        there. Raises PreconditionFailed, with nothing deleted, if another compaction has published a base.
         """
         moment = now or datetime.now(UTC)
         log = self.log()
         rounds = list(_rounds(log))
         rows = 0
         for number, names in enumerate(rounds, start=1):
-            # A removal may only be forgotten when no delta is left that could add its key again.
+            # A removal may be dropped only once no remaining delta could add its key again.
             horizon = moment - REMOVE_RETENTION if number == len(rounds) else None
             rows = self._publish_base(names, log, horizon)
             self.objects.delete([self._path(name) for name in names])
@@ -256,7 +257,7 @@ class DeltaIndex:
         head = self.objects.head(path)
         writer = FileWriter(self.layout)
         with self._open_base() as base:
-            # Also those of an earlier compaction that it could not delete: they must not be folded again.
+            # Includes deltas that an earlier compaction folded but did not delete: they must not be folded again.
             before = [name for name in base.footer.folded if name in log.deltas] if base is not None else []
             max_rev = base.footer.max_rev if base is not None else 0
             for piece in self._folded(base, names, Keys.all(), self.file_schema.names):
@@ -270,12 +271,12 @@ class DeltaIndex:
             else:
                 self.objects.replace(path, data, head.version)
         except AlreadyExists as error:
-            raise PreconditionFailed("Another compaction has published a base meanwhile", error.where) from error
+            raise PreconditionFailed("Another compaction has published a base", error.where) from error
         return writer.rows
 
 
 def newest(key: str, changes: pa.Table) -> pa.Table:
-    """For each key the row of the highest ``rev``, sorted by key; pure."""
+    """For each key the row of the highest ``rev``, sorted by key; a pure function."""
     if len(changes) == 0:
         return changes
     changes = changes.sort_by([(key, "ascending"), ("rev", "descending")])
@@ -285,9 +286,9 @@ def newest(key: str, changes: pa.Table) -> pa.Table:
 
 
 def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
-    """For each key the row of the highest ``rev``, sorted by key; pure (DESIGN, "Delta index").
+    """For each key the row of the highest ``rev``, sorted by key; a pure function (DESIGN, "Delta index").
 
-    Both are sorted by key, and keys are unique within each.
+    ``base`` and ``changes`` are both sorted by key, with unique keys.
     """
     if len(changes) == 0:
         return base
@@ -306,7 +307,7 @@ def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
 
 
 def _rounds(log: Log) -> Iterator[list[str]]:
-    """The deltas in groups that are folded one after another, each of at most ``MAX_FOLD_BYTES`` or a single delta."""
+    """The deltas in groups to fold in sequence, each of at most ``MAX_FOLD_BYTES`` or a single larger delta."""
     group: list[str] = []
     size = 0
     for name, size_bytes in zip(log.deltas, log.delta_bytes, strict=True):
@@ -320,6 +321,6 @@ def _rounds(log: Log) -> Iterator[list[str]]:
 
 
 def _lasting(rows: pa.Table, horizon: datetime) -> pa.ChunkedArray:
-    """The rows that a base keeps: removals that are older than ``horizon`` go."""
+    """A mask of the rows that a base keeps: all but removals from before ``horizon``."""
     recent = pc.greater(rows["written"], pa.scalar(horizon, rows["written"].type))
     return pc.or_(pc.equal(rows["op"], ADD), recent)

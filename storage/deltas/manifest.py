@@ -1,4 +1,4 @@
-"""The documents of a source: their manifest, kept as a delta index, and the staged deltas of running commits."""
+"""The manifest of a source: a delta index of its documents, and the staged deltas of its commits."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ FIELDS = (
     pa.field("racy", pa.bool_()),
 )
 SCHEMA = pa.schema(FIELDS)
-"""The manifest: one row per document; ``reason`` is null for an indexed one (see DocMeta)."""
+"""One row per document; ``reason`` is null for an indexed document (see DocMeta)."""
 
 _BATCH_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BatchId:
-    """Which commit of which run: the idempotency key of a commit."""
+    """A batch of a run: the idempotency key of its commit."""
 
     run_id: str
     batch: int
 
 
 def revision(token: int, batch: int) -> int:
-    """``rev`` of the rows that batch ``batch`` of the run with fencing token ``token`` writes."""
+    """The ``rev`` of the rows that batch ``batch`` of the run with fencing token ``token`` writes."""
     return (token << _BATCH_BITS) | batch
 
 
@@ -54,13 +54,13 @@ class Manifest(DeltaIndex):
         self.entity = entity
 
     def stage(self, batch: BatchId, rows: pa.Table) -> bytes:
-        """Write the delta of a commit under a name that no reader looks at; returns its bytes."""
+        """Write the delta of a commit under a name that readers ignore; returns its bytes."""
         data = self.encode(rows)
         self.objects.create(self._staged_path(batch), data)
         return data
 
     def publish_staged(self, batch: BatchId, data: bytes | None = None) -> None:
-        """Make a staged delta visible, then remove the staged file; both may have happened before."""
+        """Publish a staged delta, then remove the staged file; idempotent."""
         content = self.objects.get(self._staged_path(batch)) if data is None else data
         self.publish(derived_ulid(batch.run_id, batch.batch), content)
         self.discard_staged([batch])
@@ -70,7 +70,7 @@ class Manifest(DeltaIndex):
         self.objects.delete([self._staged_path(batch) for batch in batches])
 
     def staged(self) -> list[BatchId]:
-        """The staged deltas that lie about, in the order of their commits."""
+        """The existing staged deltas, in the order of their commits."""
         names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self.directory, recursive=False))
         return sorted(BatchId(*parsed) for name in names if (parsed := parse_staged_name(name)))
 
@@ -79,7 +79,7 @@ class Manifest(DeltaIndex):
 
 
 def parse_staged(name: str) -> BatchId:
-    """The batch that a staged delta of this file name belongs to."""
+    """The batch of a staged delta, by its file name. Raises ValueError for any other name."""
     parsed = parse_staged_name(name)
     if parsed is None:
         raise ValueError(f"not the name of a staged delta: {name!r}")
@@ -93,6 +93,6 @@ def to_table(documents: Sequence[DocMeta]) -> pa.Table:
 
 
 def totals(manifest: pa.Table) -> tuple[int, int]:
-    """``(documents, lines)`` that are indexed."""
+    """``(documents, lines)``: how many of each are indexed."""
     indexed = pc.is_null(manifest["reason"])
     return int(pc.sum(indexed).as_py() or 0), int(pc.sum(manifest["lines"]).as_py() or 0)

@@ -1,6 +1,6 @@
-"""Which objects of a workspace nothing refers to: a pure decision over a listing (DESIGN, "Cleanup").
+"""Finds the objects of a workspace without references: a pure decision over a listing (DESIGN, "Cleanup").
 
-Only names of the layout can be orphans. Whatever else lies in a workspace is foreign: reported, never deleted.
+Only objects with names of the layout can be orphans. All other objects are foreign: reported, never deleted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What a workspace refers to. Whatever is not judged here is not an orphan.
+    """The references of a workspace. Objects that these fields do not cover are not orphans.
 
-    ``folded`` are the deltas that their base has folded, ``dead`` the staged deltas that can never be committed, both
-    as paths. ``tracked`` gives, for each table that may be judged, the paths within it that any of its versions names.
-    ``superseded`` gives the tables whose embedding serves nobody any more, and since when. ``blobs`` are the paths
-    that memory entries refer to, None where no catalog says; ``retired`` tells since when a blob is not one of them.
+    ``folded`` has the paths of deltas that their base has folded, ``dead`` those of staged deltas that can never be
+    committed. ``tracked`` maps each table to the paths, relative to the table, that its versions refer to.
+    ``superseded`` maps the tables of embeddings that are no longer used to the time since when. ``blobs`` has the paths
+    that memory entries refer to, None without a catalog; ``retired`` has the times when blobs lost their entry.
     """
 
     folded: frozenset[str] = frozenset()
@@ -48,7 +48,7 @@ class References:
 
 
 class Orphan(NamedTuple):
-    """An object that may go."""
+    """An object that cleanup may delete."""
 
     path: str
     size_bytes: int
@@ -58,7 +58,7 @@ class Orphan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``orphans`` in the order in which they may be deleted, and the paths of ``foreign`` objects, sorted."""
+    """The ``orphans`` in the order of deletion, and the sorted paths of ``foreign`` objects."""
 
     orphans: tuple[Orphan, ...]
     foreign: tuple[str, ...]
@@ -91,7 +91,7 @@ def find_orphans(
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """What decides about one object: the references, ages, and what only the whole listing tells."""
+    """Decides about single objects by references, ages, and facts about the whole listing."""
 
     references: References
     now: datetime
@@ -109,7 +109,7 @@ class _Judge:
         max_age: timedelta,
         run_retention: timedelta,
     ) -> _Judge:
-        """A judge for the objects of this listing."""
+        """The judge for the objects of a listing."""
         newest_run: dict[str, str] = {}
         newest_file: dict[str, datetime] = {}
         for info, name in named:
@@ -125,7 +125,7 @@ class _Judge:
         return cls(references, now, max_age, run_retention, frozenset(newest_run.values()), doomed)
 
     def reason_of(self, info: ObjectInfo, name: Name) -> Reason | None:
-        """Why an object is an orphan, or None if it is not."""
+        """The reason why an object is an orphan, or None if it is not."""
         age = self.now - info.modified
         if name.place in self.doomed_tables:
             return Reason.SUPERSEDED
@@ -151,7 +151,7 @@ class _Judge:
 
 
 def _turn(name: Name, reason: Reason) -> int:
-    """Of a superseded table the hint goes first, then the versions: it never names a file that has gone."""
+    """The order of deletion: in a superseded table, the hint and the versions precede the files that they refer to."""
     if reason is not Reason.SUPERSEDED:
         return 3
     return {Kind.TABLE_HINT: 0, Kind.VERSION: 1}.get(name.kind, 2)

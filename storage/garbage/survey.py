@@ -1,4 +1,4 @@
-"""What a workspace refers to: read whole or not at all, before anything of it is deleted (DESIGN, "Cleanup")."""
+"""Reads all references of a workspace before a cleanup deletes anything, or fails (DESIGN, "Cleanup")."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ Places = dict[Kind, dict[str, list[str]]]
 
 READ_THREADS = 4
 TABLE_ATTEMPTS = 3
-"""Reads of a table that is being written or cleaned before a file counts as missing."""
+"""Attempts to read a table, which others may be writing or cleaning, before a file counts as missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Everything that lies in a workspace and what it refers to.
+    """All objects of a workspace and all references between them.
 
-    ``committed`` are the paths of staged deltas whose batch a table holds: they wait to be published. ``leases`` were
-    listed after ``listing``, so that the writer of every listed file is among their holders.
+    ``committed`` has the paths of staged deltas whose batch is committed but not published yet. ``leases`` were listed
+    after ``listing``, so that their holders include the writer of every listed file.
     """
 
     listing: tuple[tuple[ObjectInfo, Name], ...]
@@ -49,16 +49,15 @@ class Survey:
     committed: frozenset[str]
 
     def sources_of(self, tenant: str) -> set[Entity]:
-        """Every source of a tenant, given by its directory, that a run has ever worked on."""
+        """All sources, past and present, of the tenant with this directory, by their leases."""
         leased = (leased_entity(path) for path in self.leases if path.startswith(f"{tenant}/"))
         return {entity for purpose, entity in leased if purpose == "source"}
 
 
 def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
-    """List ``workspace`` and read every reference in it; memory blobs are judged only by its ``catalog``.
+    """List ``workspace`` and read every reference in it; references to memory blobs need the ``catalog``.
 
-    Raises CatalogError, CatalogMismatch, CorruptFile, WorkspaceTooNew, AccessDenied and StorageError for whatever
-    cannot be listed or read.
+    Raises CatalogError, CatalogMismatch, CorruptFile, WorkspaceTooNew, AccessDenied, StorageError.
     """
     objects = workspace.objects
     listing = tuple((info, parse_name(info.path)) for info in objects.list(temporary=True))
@@ -85,11 +84,11 @@ def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) ->
 
 
 def _places(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> Places:
-    """The listed names by kind and place. Raises CorruptFile for an empty version and for a damaged source record."""
+    """The listed names by kind and place. Raises CorruptFile for an empty table version or a damaged source record."""
     places: Places = defaultdict(lambda: defaultdict(list))
     for info, name in listing:
         places[name.kind][name.place].append(name.rest)
-        if name.kind is Kind.VERSION and info.size_bytes == 0:  # Lance does not say which one
+        if name.kind is Kind.VERSION and info.size_bytes == 0:  # Lance's own error does not name the file
             raise CorruptFile("A version of a table is empty", f"{workspace.objects.uri}/{info.path}", "Restore it.")
         if name.kind is Kind.PERMANENT and name.rest == SOURCE:
             workspace.source(Entity.of_directory(name.place))
@@ -97,7 +96,7 @@ def _places(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) ->
 
 
 def _folded_deltas(workspace: Workspace, places: Places) -> frozenset[str]:
-    """The paths of the deltas that their base has folded, of documents and of memory."""
+    """The paths of the deltas of documents and memory that their base has folded."""
     folded: set[str] = set()
     for directory in sorted({*places[Kind.BASE], *places[Kind.DELTA]}):
         names = [*places[Kind.BASE][directory], *places[Kind.DELTA][directory]]
@@ -105,13 +104,13 @@ def _folded_deltas(workspace: Workspace, places: Places) -> frozenset[str]:
         index: DeltaIndex = workspace.manifest(entity)
         if entity.type != workspace.config.hierarchy[-1]:
             index = MemoryIndex(workspace.objects, directory)
-            names = [name for name in names if name == BASE]  # a delta of memory refers to nothing
+            names = [name for name in names if name == BASE]  # memory deltas have no references
         folded.update(f"{directory}/{name}" for name in _folded(index, names))
     return frozenset(folded)
 
 
 def _staged_deltas(workspace: Workspace, places: Places) -> tuple[frozenset[str], frozenset[str]]:
-    """``(dead, committed)``: paths of staged deltas that can never be committed, and of those that are."""
+    """``(dead, committed)``: the paths of staged deltas that can never be committed, and of committed ones."""
     dead: set[str] = set()
     committed: set[str] = set()
     for directory, staged in places[Kind.STAGED].items():
@@ -127,7 +126,7 @@ def _staged_deltas(workspace: Workspace, places: Places) -> tuple[frozenset[str]
 def _tables(
     workspace: Workspace, places: Places, bound: datetime | None
 ) -> tuple[dict[str, frozenset[str]], dict[str, datetime]]:
-    """``(tracked, superseded)`` of all tables; ``bound`` is when the current embedding was made the current one."""
+    """``(tracked, superseded)`` of all tables; ``bound`` is the time when the current embedding became current."""
     tracked: dict[str, frozenset[str]] = {}
     superseded: dict[str, datetime] = {}
     current = workspace.config.fingerprint
@@ -153,7 +152,7 @@ def _in_table(places: Places, path: str) -> set[str]:
 
 
 def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:
-    """The deltas that the base of ``index`` names as folded. Reads the footers of all its ``names``, base or not."""
+    """The deltas that the base of ``index`` has folded. Reads the footers of all ``names``, to verify the files."""
 
     def footer(name: str) -> tuple[str, ...]:
         try:
@@ -162,22 +161,22 @@ def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:
         except ObjectNotFound:
             if name == BASE:
                 raise
-            return ()  # a compaction has folded it since the listing, or a run has published it
+            return ()  # folded by a compaction or published by a run since the listing
 
     with ThreadPoolExecutor(READ_THREADS) as pool:
         return tuple(name for folded in pool.map(footer, names) for name in folded)
 
 
 def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dict[str, datetime]]:
-    """The blobs that entries refer to, and the retired ones; read after the listing, so that no live one is missed."""
+    """The blobs that entries refer to and the retired blobs; read after the listing, so that no live blob is missed."""
     catalog.check(workspace.config.workspace_id)
     return catalog.read(blob_references)
 
 
 def _tracked(workspace: Workspace, table: LanceTable, present: set[str]) -> frozenset[str]:
-    """The paths within ``table`` that its versions name; each of them must be ``present`` in the listing.
+    """The paths, relative to ``table``, that its versions refer to; each must be ``present`` in the listing.
 
-    That also shows that paths are spelled alike on both sides: if they were not, every file would look like an orphan.
+    The check also verifies that Lance and the listing spell paths alike; otherwise every file would seem an orphan.
     """
     for _ in range(TABLE_ATTEMPTS):
         tracked = table.tracked_files() if table.exists() else frozenset()
@@ -187,9 +186,9 @@ def _tracked(workspace: Workspace, table: LanceTable, present: set[str]) -> froz
         root = f"{table.path}/"
         present = {info.path.removeprefix(root) for info in workspace.objects.list(table.path)}
     raise CorruptFile(
-        f"A table refers to {len(missing)} files that are not there, such as {min(missing)}",
+        f"The table refers to {len(missing)} missing files, such as {min(missing)}",
         table.uri,
-        "See: driftline verify",
+        "Run: driftline verify",
     )
 
 
@@ -197,11 +196,11 @@ def _marker(table: LineTable, entity: Entity) -> CommitMarker:
     try:
         return table.commit_marker(entity)
     except (ValueError, OSError) as error:
-        raise CorruptFile(f"A table cannot be read ({str(error)[:300]})", table.uri, "See: driftline verify") from error
+        raise CorruptFile(f"A table cannot be read ({str(error)[:300]})", table.uri, "Run: driftline verify") from error
 
 
 def _fingerprints(workspace: Workspace, tenant: Entity, directories: set[str]) -> set[Any]:
-    """The embeddings that documents of ``tenant`` have their lines in."""
+    """The fingerprints of all embeddings in which documents of ``tenant`` are indexed."""
     fingerprints: set[Any] = set()
     for directory in directories:
         entity = Entity.of_directory(directory)

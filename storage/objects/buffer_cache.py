@@ -1,4 +1,4 @@
-"""Bytes of objects that never change, cached so that a bucket is asked for them once."""
+"""A cache of immutable objects, which avoids repeated requests to a bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cachetools import LRUCache
 
 
 class BufferCache:
-    """Buffers by name, up to ``max_bytes`` in all; the least recently used go first. Threads may share it."""
+    """Buffers by name, up to ``max_bytes`` in total, with LRU eviction. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class BufferCache:
             return self._buffers.get(name)
 
     def put(self, name: str, buffer: pa.Buffer) -> None:
-        """Cache a buffer; one of more than ``max_bytes`` is left out."""
+        """Cache a buffer, unless it is larger than ``max_bytes``."""
         if buffer.size <= self._buffers.maxsize:
             with self._lock:
                 self._buffers[name] = buffer

@@ -1,4 +1,4 @@
-"""The objects of a workspace, wherever it lies: conditional writes, reads, listings, deletion."""
+"""The objects of a workspace on a local disk or in a bucket: conditional writes, reads, listings and deletions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
 __all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
 
 MAX_CACHED_BYTES = 64 * 1024 * 1024
-"""Of immutable objects in a bucket, by each open store: the deltas of many commits."""
+"""Cached bytes of immutable objects in a bucket, per open store: enough for the deltas of many commits."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
@@ -38,10 +38,11 @@ _USE_ANOTHER_STORE = "Keep the workspace in a store that honours If-None-Match a
 
 
 class ObjectStore:
-    """The objects of one workspace; paths are relative to it, with ``/``.
+    """The objects of one workspace; paths are relative to it and use ``/``.
 
-    Errors name the operation and the object and never hold credentials. Instances pickle as their URI and the storage
-    options given, so credentials from the environment do not travel.
+    Errors name the operation and the object, and never contain credentials. A pickled instance contains only the URI
+    and the caller's storage options, never credentials from the environment. Methods that access the store also raise
+    AccessDenied, StorageError.
     """
 
     def __init__(self, uri: str, backend: Backend, storage_options: Mapping[str, str]) -> None:
@@ -52,22 +53,22 @@ class ObjectStore:
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> ObjectStore:
-        """The store at a path, ``file://``, ``memory://``, ``s3://``, ``gs://``, ``az://`` or ``abfs[s]://`` URI.
+        """The store at a path, or at a ``file``, ``memory``, ``s3``, ``gs``, ``az`` or ``abfs[s]`` URI.
 
-        Nothing is contacted or created. ``memory://`` is a new private temporary directory, removed at exit. Raises
-        UnknownScheme, and UsageError for a URI without a bucket, with credentials, or with an unknown option.
+        Contacts and creates nothing. ``memory://`` is a new private temporary directory, which is removed at exit.
+        Raises UnknownScheme, UsageError.
         """
         options = dict(storage_options or {})
-        found = _SCHEME.match(uri)
-        scheme = found[1].lower() if found else "file"
+        match = _SCHEME.match(uri)
+        scheme = match[1].lower() if match else "file"
         match scheme:
             case "memory":
                 root = _private_directory()
                 return cls(root, LocalDisk(root), {})
             case "file":
-                path = unquote(urlsplit(uri).path) if found else os.path.expanduser(uri)
+                path = unquote(urlsplit(uri).path) if match else os.path.expanduser(uri)
                 if not path:
-                    raise UsageError("A workspace needs a path", repr(uri))
+                    raise UsageError("The URI of the workspace has no path", repr(uri))
                 root = os.path.abspath(path)
                 return cls(root, LocalDisk(root), {})
             case "s3" | "gs" | "az" | "abfs" | "abfss":
@@ -79,7 +80,7 @@ class ObjectStore:
                         options.setdefault("azure_storage_account_name", host["account"])
                 if "@" in name or ":" in name:
                     raise UsageError(
-                        "Credentials do not belong in a URI", f"{scheme}://…", "Use storage options or the environment."
+                        "The URI contains credentials", f"{scheme}://…", "Use storage options or the environment."
                     )
                 prefix = "/".join(part for part in prefix.split("/") if part)
                 if not name:
@@ -91,7 +92,7 @@ class ObjectStore:
                 location = f"{scheme}://{name}/{prefix}".rstrip("/")
                 return cls(location, Bucket(scheme, name, prefix, options), options)
         raise UnknownScheme(
-            f"No workspace can lie at {scheme}://", uri.rpartition("@")[2], "Use a path, or s3://, gs://, az://."
+            f"Workspaces do not support {scheme}://", uri.rpartition("@")[2], "Use a path, or s3://, gs://, az://."
         )
 
     @property
@@ -100,17 +101,17 @@ class ObjectStore:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """The options given when the store was opened; sources beside it are opened with them, too."""
+        """The options with which the store was opened; sources in the same store use them, too."""
         return dict(self._storage_options)
 
     @property
     def lance_options(self) -> dict[str, str] | None:
-        """Storage options in Lance's spelling, with timeouts; None for a local disk. They may hold credentials."""
+        """Storage options for Lance, including timeouts; None for a local disk. They may contain credentials."""
         options = self._backend.lance_options
         return dict(options) if options is not None else None
 
     def lance_uri(self, path: str) -> str:
-        """Where Lance finds ``path``: an absolute local path, or a percent-encoded bucket URI."""
+        """The location of ``path`` for Lance: an absolute local path, or a percent-encoded bucket URI."""
         return self._backend.lance_uri(_checked(path))
 
     def get(self, path: str) -> bytes:
@@ -118,32 +119,32 @@ class ObjectStore:
         return self.get_versioned(path)[0]
 
     def get_versioned(self, path: str) -> tuple[bytes, str]:
-        """The bytes of an object and the version that ``replace`` wants. Raises ObjectNotFound."""
+        """The bytes of an object and the version to pass to ``replace``. Raises ObjectNotFound."""
         return self._backend.get(_checked(path))
 
     def open_input(self, path: str, *, immutable: bool = False) -> pa.NativeFile:
-        """A seekable file; of a large object in a bucket only what is read is fetched. Raises ObjectNotFound.
+        """A seekable file. Of a large object in a bucket, only the requested ranges are fetched. Raises ObjectNotFound.
 
-        What is ``immutable`` and not large is fetched from a bucket once, and then kept for later calls.
+        Smaller objects of a bucket that are ``immutable`` are cached for later calls.
         """
         cached = self._cache.get(path) if immutable else None
         if cached is not None:
             return pa.BufferReader(cached)
-        found = self._backend.open_input(_checked(path))
-        if immutable and isinstance(found, pa.BufferReader):
-            self._cache.put(path, found.read_buffer())
-            found.seek(0)
-        return found
+        opened = self._backend.open_input(_checked(path))
+        if immutable and isinstance(opened, pa.BufferReader):
+            self._cache.put(path, opened.read_buffer())
+            opened.seek(0)
+        return opened
 
     def head(self, path: str) -> ObjectInfo | None:
-        """What is known of an object without reading it; None also in a missing bucket, where ``get`` raises."""
+        """The metadata of an object, or None if it does not exist, also for a missing bucket, where ``get`` raises."""
         return self._backend.head(_checked(path))
 
     def create(self, path: str, data: bytes) -> str:
-        """Write an object that must not exist yet, durably, and return its version. Raises AlreadyExists.
+        """Durably write an object that must not exist yet, and return its version. Raises AlreadyExists.
 
-        An object that holds exactly ``data`` counts as written by this call, because the acknowledgement of our own
-        write may have been lost. Whoever needs one winner among equals puts something unique into the bytes.
+        An existing object with exactly ``data`` counts as written by this call, because the acknowledgement of our own
+        write may have been lost. Callers that need a single winner make their bytes unique.
         """
         try:
             return self._backend.create(_checked(path), data)
@@ -151,9 +152,9 @@ class ObjectStore:
             return self._version_if_written(path, data, error)
 
     def replace(self, path: str, data: bytes, version: str) -> str:
-        """Replace an object that still has ``version``, durably, and return its new version.
+        """Durably replace an object that still has ``version``, and return its new version.
 
-        Raises PreconditionFailed when it has changed or is missing; equal bytes count as written, as in ``create``.
+        Raises PreconditionFailed if it has changed or is missing; equal bytes count as written, as in ``create``.
         """
         try:
             return self._backend.replace(_checked(path), data, version)
@@ -161,9 +162,9 @@ class ObjectStore:
             return self._version_if_written(path, data, error)
 
     def list(self, prefix: str = "", *, recursive: bool = True, temporary: bool = False) -> Iterator[ObjectInfo]:
-        """The objects below a directory, in no order, without unfinished temporary files.
+        """The objects below a directory, unordered, without unfinished temporary files.
 
-        A failure part-way raises, so a listing that ends is complete. Only a cleanup asks for ``temporary`` files, too.
+        A failure during the listing raises, so a listing that ends is complete. Cleanup also lists ``temporary`` files.
         """
         for info in self._backend.walk(_checked_prefix(prefix), recursive=recursive):
             if temporary or not info.path.rpartition("/")[2].startswith(TEMPORARY_PREFIX):
@@ -174,41 +175,41 @@ class ObjectStore:
         return sorted(self._backend.directories(_checked_prefix(prefix)))
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Delete objects; missing ones are fine. On a local disk directories that this leaves empty go, too."""
+        """Delete objects, ignoring missing ones, and on a local disk also the directories that become empty."""
         self._backend.delete([_checked(path) for path in paths])
 
     def probe_conditional_writes(self) -> None:
-        """Write, and delete again, a small object to see that conditions are honoured.
+        """Check with a small temporary object that the store honours conditional writes.
 
-        Raises UnsafeStore when they are not, AccessDenied when writing is not allowed.
+        Raises UnsafeStore, AccessDenied, StorageError.
         """
         path = f"{TEMPORARY_PREFIX}probe-{uuid.uuid4().hex}"
         first = self.create(path, b"first")
         try:
             try:
                 self.create(path, b"second")
-                raise UnsafeStore("The store overwrites what must only be created", self.uri, _USE_ANOTHER_STORE)
+                raise UnsafeStore("The store overwrites objects on create-only writes", self.uri, _USE_ANOTHER_STORE)
             except AlreadyExists:
                 pass
             try:
                 self.replace(path, b"third", first)
             except PreconditionFailed:
-                raise UnsafeStore("The store does not know its own versions", self.uri, _USE_ANOTHER_STORE) from None
+                raise UnsafeStore("The store rejects its own versions", self.uri, _USE_ANOTHER_STORE) from None
             try:
                 self.replace(path, b"fourth", first)
-                raise UnsafeStore("The store replaces objects that have changed", self.uri, _USE_ANOTHER_STORE)
+                raise UnsafeStore("The store replaces objects with another version", self.uri, _USE_ANOTHER_STORE)
             except PreconditionFailed:
                 pass
         finally:
             self.delete([path])
 
     def _version_if_written(self, path: str, data: bytes, error: StorageError) -> str:
-        """After a refusal or an unknown outcome: the version of our own bytes if they are there, else ``error``."""
+        """The version of the object if it has exactly ``data``; otherwise raises ``error``."""
         try:
-            found, version = self._backend.get(path)
+            current, version = self._backend.get(path)
         except StorageError:
             raise error from None
-        if found != data:
+        if current != data:
             raise error
         return version
 
@@ -222,7 +223,7 @@ class ObjectStore:
 def _checked(path: str) -> str:
     if not path or _FORBIDDEN.search(path) or any(part in ("", ".", "..") for part in path.split("/")):
         raise UsageError(
-            "A path in a workspace is relative, without '.', '..', backslashes and control characters", repr(path)
+            "A path in a workspace must be relative, without '.', '..', backslashes or control characters", repr(path)
         )
     return path
 
@@ -237,7 +238,7 @@ def _private_directory() -> str:
     owner = os.getpid()
 
     def remove() -> None:
-        if os.getpid() == owner:  # a forked child ends earlier than the owner
+        if os.getpid() == owner:  # a forked child may exit before the owner
             shutil.rmtree(root, ignore_errors=True)
 
     atexit.register(remove)

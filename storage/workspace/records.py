@@ -1,4 +1,4 @@
-"""The JSON records of a workspace: its configuration and its sources, checked when they are read."""
+"""The JSON records of a workspace: its configuration and its sources, validated on reading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Record = TypeVar("_Record", bound=BaseModel)
 
 
 class WorkspaceConfig(BaseModel):
-    """``_workspace.json``. ``fingerprint`` names the table that serves; None until a first run chose a model."""
+    """``_workspace.json``. ``fingerprint`` selects the current tables; None until the first run chooses a model."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,9 +32,9 @@ class WorkspaceConfig(BaseModel):
 
 
 class IndexedCommit(BaseModel):
-    """The commit that a source was in step with when the lease with ``token`` ended, its work tree being clean.
+    """The commit that a source was indexed at, with a clean work tree, when the lease with ``token`` ended.
 
-    ``scanned_with`` is a hash of all settings that decide which files are indexed, and how.
+    ``scanned_with`` is a hash of all settings that affect which files are indexed and how.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,9 +46,9 @@ class IndexedCommit(BaseModel):
 
 
 class SourceRecord(BaseModel):
-    """``_source.json``: what a source scans. A git work tree is identified by ``origin`` and ``subpath``, not by place.
+    """``_source.json``: what a source scans. ``origin`` and ``subpath``, not the URI, identify a git work tree.
 
-    ``commit`` is set by runs that look at changed paths only, and void as soon as the lease has another holder.
+    Runs over changed paths set ``commit``; it becomes void as soon as the lease has another holder.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -85,16 +85,16 @@ def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Recor
         version = int(_Versioned.model_validate_json(data).format_version)
         if version > FORMAT_VERSION:
             raise WorkspaceTooNew(
-                f"A newer Driftline wrote this file (format {version}; this one reads up to {FORMAT_VERSION})",
+                f"A newer version of Driftline wrote this file (format {version}; this one supports {FORMAT_VERSION})",
                 where,
                 "Upgrade: pip install -U driftline",
             )
         return kind.model_validate_json(data)
     except ValidationError as error:
         raise CorruptFile(
-            f"The file is damaged or not Driftline's (it does not hold a {kind.__name__})",
+            f"The file is damaged or not Driftline's (it is not a valid {kind.__name__})",
             where,
-            "Restore it, or use another place.",
+            "Restore it, or use another workspace.",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The run history: what each run did, one JSON file a run, never changed."""
+"""The run history: one immutable JSON file for each run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from driftline.storage.workspace.records import FORMAT_VERSION, read_record
 
 
 class RunRecord(BaseModel):
-    """One execution. ``report`` is its JSON report, with every file that was skipped and why."""
+    """The record of one run. ``report`` is its JSON report, including every skipped file with its reason."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -45,16 +45,18 @@ class RunHistory:
         return read_record(self.objects, f"{self._directory}/{run_id}.json", RunRecord)
 
     def revision(self, run_id: str, entity: Entity) -> int:
-        """The ``rev`` up to which a run knew ``entity``: ``as_of`` for its manifest. Raises UsageError."""
+        """The ``rev`` of ``entity`` after a run, for ``as_of`` of its manifest. Raises UsageError."""
         run = self.get(run_id)
         sources = run.report.get("sources", []) if run is not None else []
-        found = [source["revision"] for source in sources if source["entity"] == str(entity)]
-        if not found:
-            raise UsageError(f"No run {run_id} has indexed this source", str(entity), "Look into its _runs folder.")
-        return int(found[0])
+        revisions = [source["revision"] for source in sources if source["entity"] == str(entity)]
+        if not revisions:
+            raise UsageError(
+                f"No run {run_id} has indexed this source", str(entity), "The run ids are the file names in _runs/."
+            )
+        return int(revisions[0])
 
     def last(self) -> RunRecord | None:
-        """The newest run, by the time at which it started."""
+        """The run that started last, or None."""
         return next(self.newest_first(), None)
 
     def ids(self) -> list[str]:
@@ -63,7 +65,7 @@ class RunHistory:
         return sorted((run_id for name in names if (run_id := run_id_of(name))), reverse=True)
 
     def newest_first(self) -> Iterator[RunRecord]:
-        """The runs, each read when it is asked for."""
+        """The runs, newest first, each read lazily."""
         return (run for run in map(self.get, self.ids()) if run is not None)
 
     @property

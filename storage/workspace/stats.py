@@ -1,4 +1,4 @@
-"""The figures of a workspace."""
+"""The statistics of a workspace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def collect(
     sources_of_workspace: Iterable[tuple[Entity, SourceRecord]],
     tenants: Sequence[Entity],
 ) -> WorkspaceStats:
-    """Read the figures from the manifests, the tables and the run history; read access is enough."""
+    """Collect the statistics from manifests, tables and the run history; needs only read access."""
     sources: list[dict[str, Any]] = []
     deltas = 0
     for entity, record in sources_of_workspace:

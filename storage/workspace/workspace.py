@@ -1,4 +1,4 @@
-"""A workspace: the URI that holds everything Driftline keeps, its configuration and its sources."""
+"""A workspace: the URI below which Driftline stores everything, its configuration and its sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from driftline.storage.workspace.stats import collect
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """An open workspace. Picklable; opening and reading it need read access only."""
+    """An open workspace. Picklable. Opening and reading need only read access."""
 
     objects: ObjectStore
     config: WorkspaceConfig
@@ -35,43 +35,49 @@ class Workspace:
         return cls(ObjectStore.open(uri, storage_options), WorkspaceConfig()).reread()
 
     def reread(self) -> Workspace:
-        """The workspace as it is now. Raises as ``open`` does."""
+        """The workspace with its current configuration.
+
+        Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
+        """
         config = read_record(self.objects, CONFIG, WorkspaceConfig)
         if config is None:
-            raise WorkspaceNotFound("There is no workspace", self.objects.uri, "Index a source into it first.")
+            raise WorkspaceNotFound("No workspace exists here", self.objects.uri, "Index a source into it first.")
         return replace(self, config=config)
 
     @classmethod
     def open_for_writing(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> Workspace:
-        """Open a workspace, or create it. Raises UnsafeStore for a store that ignores conditional writes."""
+        """Open a workspace, or create it.
+
+        Raises UnsafeStore, UnknownScheme, UsageError, WorkspaceTooNew, CorruptFile, AccessDenied, StorageError.
+        """
         return cls.prepare(ObjectStore.open(uri, storage_options))
 
     @classmethod
     def prepare(cls, objects: ObjectStore) -> Workspace:
-        """As ``open_for_writing``, where ``objects`` are."""
+        """As ``open_for_writing``, for an open store."""
         config = read_record(objects, CONFIG, WorkspaceConfig)
         if not objects.is_local:
             objects.probe_conditional_writes()
         if config is not None:
             return cls(objects, config)
-        fresh = WorkspaceConfig()
+        new = WorkspaceConfig()
         try:
             if objects.is_local:
-                objects.create(GITIGNORE, b"*\n")  # the index of a work tree is not part of it
+                objects.create(GITIGNORE, b"*\n")  # keeps a workspace inside a work tree out of its commits
         except AlreadyExists:
             pass
         try:
-            objects.create(CONFIG, fresh.model_dump_json(indent=1).encode())
+            objects.create(CONFIG, new.model_dump_json(indent=1).encode())
         except AlreadyExists:
-            return cls(objects, fresh).reread()
-        return cls(objects, fresh)
+            return cls(objects, new).reread()
+        return cls(objects, new)
 
-    # -- the embedding that serves -----------------------------------------------------------
+    # -- the current embedding ---------------------------------------------------------------
 
     def bind_model(self, model: str, fingerprint: str, dim: int, *, instead_of: str | None = None) -> Workspace:
-        """Make ``fingerprint`` the current one, if the current one is ``instead_of``; the loser takes the winner's.
+        """Replace the current fingerprint ``instead_of`` by ``fingerprint``; idempotent.
 
-        Raises FingerprintMismatch when another one is current already.
+        Raises FingerprintMismatch if the workspace has a third fingerprint.
         """
         while True:
             data, version = self.objects.get_versioned(CONFIG)
@@ -88,20 +94,20 @@ class Workspace:
             return replace(self, config=bound)
 
     def lines(self, tenant: Entity, fingerprint: str | None = None) -> LineTable:
-        """The tenant's table of lines for ``fingerprint``, by default the one that serves; it may not exist yet.
+        """The tenant's table of lines for ``fingerprint``, by default the current one; it may not exist yet.
 
-        Raises WorkspaceNotFound before a first run has chosen a model.
+        Raises WorkspaceNotFound if no run has chosen a model yet.
         """
-        wanted = fingerprint or self.config.fingerprint
-        if wanted is None:
+        selected = fingerprint or self.config.fingerprint
+        if selected is None:
             raise WorkspaceNotFound("Nothing has been indexed here yet", self.objects.uri, "Index a source first.")
-        return LineTable(self.objects, tenant.tenant, wanted)
+        return LineTable(self.objects, tenant.tenant, selected)
 
     def line_tables(self, tenant: Entity) -> list[LineTable]:
-        """Every table of lines that the tenant has: the one that serves, and those being built or left over."""
+        """All tables of lines of the tenant: the current one, and those under construction or superseded."""
         names = self.objects.list_dirs(tables_directory(tenant))
-        fingerprints = [found for name in names if (found := table_fingerprint(name, LineTable.KIND))]
-        return [LineTable(self.objects, tenant.tenant, fingerprint) for fingerprint in fingerprints]
+        fingerprints = (table_fingerprint(name, LineTable.KIND) for name in names)
+        return [LineTable(self.objects, tenant.tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
 
     def stats(self) -> WorkspaceStats:
         """The figures of the workspace."""
@@ -114,11 +120,11 @@ class Workspace:
         return Manifest(self.objects, entity)
 
     def source(self, entity: Entity) -> SourceRecord | None:
-        """What is known of a source, or None."""
+        """The record of a source, or None. Raises CorruptFile, WorkspaceTooNew."""
         return read_record(self.objects, f"{entity.directory}/{SOURCE}", SourceRecord)
 
     def bind_source(self, entity: Entity, record: SourceRecord) -> None:
-        """Record what ``entity`` scans, in place of what was recorded. The caller holds the source's lease."""
+        """Create or replace the record of a source. The caller holds the source's lease."""
         path = f"{entity.directory}/{SOURCE}"
         data = record.model_dump_json(indent=1).encode()
         try:
@@ -130,32 +136,32 @@ class Workspace:
             self.objects.replace(path, data, version)
 
     def unbind_source(self, entity: Entity) -> None:
-        """Forget a source. The caller holds its lease and has removed its documents."""
+        """Delete the record of a source. The caller holds its lease and has removed its documents."""
         self.objects.delete([f"{entity.directory}/{SOURCE}"])
 
     def tenants(self) -> list[Entity]:
-        """The tenants, sorted, of whatever first level: memory may have other levels than sources."""
+        """All tenants, sorted, whatever the type of their first level: memory may have levels of its own."""
         return [Entity.of_directory(name) for name in self.objects.list_dirs("") if is_tenant(name)]
 
     def sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
-        """The sources at or below an entity, by default all, sorted."""
+        """The sources at or below an entity, by default all, with their records, sorted."""
         for entity in self.entities(below):
             record = self.source(entity)
             if record is not None:
                 yield entity, record
 
     def entities(self, below: Entity | None = None) -> list[Entity]:
-        """Whatever has a directory where sources have theirs, bound to a place or not, sorted."""
+        """All entities with a directory at the level of sources, with or without a source record, sorted."""
         start = below or Entity(())
         levels = self.config.hierarchy[len(start.parts) :]
-        found = [start]
+        nodes = [start]
         for level in levels:
-            found = [
+            nodes = [
                 Entity((*parent.parts, (level, name)))
-                for parent in found
+                for parent in nodes
                 for name in self._children(parent.directory, level)
             ]
-        return found
+        return nodes
 
     def _children(self, directory: str, level: str) -> list[str]:
         names = self.objects.list_dirs(directory)
@@ -163,9 +169,9 @@ class Workspace:
 
 
 def fingerprint_mismatch(where: str, current: WorkspaceConfig, model: str) -> FingerprintMismatch:
-    """The refusal to mix vectors of two models."""
+    """The error that prevents mixing the vectors of two models."""
     return FingerprintMismatch(
         f"This workspace was embedded with {current.model} (fingerprint {current.fingerprint}), not with {model}",
         where,
-        "Use the same model, or embed everything anew with: driftline index --reembed",
+        "Use the same model, or embed everything again with: driftline index --reembed",
     )

@@ -97,7 +97,7 @@ def test_a_state_before_the_last_compaction_is_refused(index: DeltaIndex) -> Non
     index.compact(now=NOON)
     change(index, 3, {"a": 3})
     assert rows(index.read(as_of=2)) == {"a": 2}
-    with pytest.raises(UsageError, match="Revision 1 lies before the last compaction, which folded up to 2"):
+    with pytest.raises(UsageError, match="Revision 1 precedes the last compaction, which folded up to 2"):
         index.read(as_of=1)
 
 

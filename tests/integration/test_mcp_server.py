@@ -155,10 +155,10 @@ def test_answers_are_bounded(place: Path) -> None:
         ("read_context", {"path": "only.txt", "line": 99}, "has no line 99"),
         ("read_context", {"path": "only.txt", "line": 0}, "greater than or equal to 1"),
         ("read_context", {"path": "both.txt", "line": 1}, "Several sources"),
-        ("read_context", {"path": "only.txt", "line": 1, "source": "../web"}, "An entity is written"),
+        ("read_context", {"path": "only.txt", "line": 1, "source": "../web"}, "An entity must have the form"),
         ("search_lines", {"query": ""}, "at least 1 character"),
         ("search_lines", {"query": "x", "top_k": 1000}, "less than or equal to 50"),
-        ("search_lines", {"query": "x", "paths": ["../x"]}, "leads out of its source"),
+        ("search_lines", {"query": "x", "paths": ["../x"]}, "leads outside its source"),
         ("search_lines", {"query": "x", "mode": "guess"}, "Input should be"),
         ("no_such_tool", {}, "no_such_tool"),
     ],
@@ -272,7 +272,7 @@ def test_answers_of_memory_are_bounded(remembered: tuple[Path, dict[str, str]]) 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"query": "x", "entity": "../../etc"}, "An entity is written"),
+        ({"query": "x", "entity": "../../etc"}, "An entity must have the form"),
         ({"query": "x", "top_k": 51}, "less than or equal to 50"),
         ({"query": ""}, "at least 1 character"),
         ({"query": "x", "filter": {"a": {"b": 1}}}, "filter"),

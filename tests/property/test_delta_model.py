@@ -158,7 +158,7 @@ class DeltaIndexMachine(RuleBasedStateMachine):
         if as_of >= self.compacted_rev:
             assert self.rows(self.index.read(as_of=as_of)) == self.expected(as_of)
         else:
-            with pytest.raises(UsageError, match="before the last compaction"):
+            with pytest.raises(UsageError, match="precedes the last compaction"):
                 self.index.read(as_of=as_of)
 
 
