@@ -157,7 +157,7 @@ class FileReader:
                 "A newer version of Driftline wrote an index file", self._where, "Upgrade: pip install -U driftline"
             )
         if footer.kind != self._layout.kind:
-            raise self._damaged(f"it holds {footer.kind}, not {self._layout.kind}")
+            raise self._damaged(f"it is an index of {footer.kind}, not of {self._layout.kind}")
         return footer
 
     @contextlib.contextmanager

@@ -98,7 +98,7 @@ class _Judge:
     max_age: timedelta
     run_retention: timedelta
     newest_runs: frozenset[str]
-    doomed_tables: frozenset[str]
+    orphaned_tables: frozenset[str]
 
     @classmethod
     def of(
@@ -117,17 +117,17 @@ class _Judge:
                 newest_run[name.place] = max(newest_run.get(name.place, ""), info.path)
             elif name.place in references.superseded:
                 newest_file[name.place] = max(newest_file.get(name.place, info.modified), info.modified)
-        doomed = frozenset(
+        orphaned = frozenset(
             table
             for table, newest in newest_file.items()
             if min(now - newest, now - references.superseded[table]) >= max_age
         )
-        return cls(references, now, max_age, run_retention, frozenset(newest_run.values()), doomed)
+        return cls(references, now, max_age, run_retention, frozenset(newest_run.values()), orphaned)
 
     def reason_of(self, info: ObjectInfo, name: Name) -> Reason | None:
         """The reason why an object is an orphan, or None if it is not."""
         age = self.now - info.modified
-        if name.place in self.doomed_tables:
+        if name.place in self.orphaned_tables:
             return Reason.SUPERSEDED
         if name.kind is Kind.RUN:
             return Reason.EXPIRED if age >= self.run_retention and info.path not in self.newest_runs else None

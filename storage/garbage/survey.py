@@ -117,9 +117,9 @@ def _staged_deltas(workspace: Workspace, places: Places) -> tuple[frozenset[str]
         entity = Entity.of_directory(directory)
         markers = [_marker(table, entity) for table in workspace.line_tables(entity) if table.exists()]
         _folded(workspace.manifest(entity), staged)
-        held = {name for name in staged if any(marker.holds(parse_staged(name)) for marker in markers)}
-        committed.update(f"{directory}/{name}" for name in held)
-        dead.update(f"{directory}/{name}" for name in staged if name not in held)
+        in_marker = {name for name in staged if any(marker.holds(parse_staged(name)) for marker in markers)}
+        committed.update(f"{directory}/{name}" for name in in_marker)
+        dead.update(f"{directory}/{name}" for name in staged if name not in in_marker)
     return frozenset(dead), frozenset(committed)
 
 

@@ -76,7 +76,7 @@ class LineTable(LanceTable):
 
     KIND = "line"
     TITLE = "lines"
-    REPAIR = "Restore it, or index anew."
+    REPAIR = "Restore it, or index the sources again."
 
     def create(self, dim: int) -> LanceDataset:
         """Create the table for vectors of ``dim`` dimensions unless it exists, and open it. Raises StorageError."""

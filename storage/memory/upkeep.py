@@ -106,11 +106,11 @@ def rebuild(
     if record is None:
         raise BadEntity("The entity does not exist", top.directory)
     below = catalog.read(lambda connection: entity_tree.descendants(connection, top))
-    held = rebuild_indexes(catalog, workspace, top.tenant, [top, *(each.entity for each in below)], now)
+    counts = rebuild_indexes(catalog, workspace, top.tenant, [top, *(each.entity for each in below)], now)
     if search is not None and top == top.tenant:
         last = catalog.read(lambda connection: outbox.last_id(connection, top))
         search.rebuild(top, lambda: pages(catalog, top, now()), last)
-    return held
+    return counts
 
 
 def rebuild_indexes(
@@ -120,7 +120,7 @@ def rebuild_indexes(
 
     Returns the number of entries in each index, by directory. Raises LeaseHeld, LeaseLost.
     """
-    held: dict[str, int] = {}
+    counts: dict[str, int] = {}
     with acquire(workspace.objects, lease_path(tenant, LEASE), new_ulid()) as lease:
         for entity in entities:
             lease.check()
@@ -128,8 +128,8 @@ def rebuild_indexes(
             if locked is None:
                 break
             rows = pages(catalog, entity, now())
-            held[entity.directory] = memory_index.rewrite(workspace.objects, entity, rows, locked.rev, now())
-    return held
+            counts[entity.directory] = memory_index.rewrite(workspace.objects, entity, rows, locked.rev, now())
+    return counts
 
 
 def pages(catalog: Catalog, entity: Entity, now: datetime) -> Iterator[list[EntryRow]]:
