@@ -187,7 +187,7 @@ def test_a_workspace_that_does_not_see_its_own_files_is_left_alone(
     planted = local.plant()
     spelled = {f"./{path}" for path in local.table.tracked_files()}
     monkeypatch.setattr("driftline.storage.lines.table.LineTable.tracked_files", lambda table: frozenset(spelled))
-    with pytest.raises(CleanupAborted, match="not there"):
+    with pytest.raises(CleanupAborted, match="missing files"):
         clean(local.uri)
     assert set(planted) <= local.paths()
 
