@@ -1,9 +1,10 @@
-"""Headless Chromium for tests: opens pages, waits for their texts, and keeps pictures for the README when asked."""
+"""Headless Chromium for tests: opens pages, waits for their texts, and keeps pictures for the documentation on request."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,12 @@ SCREENSHOTS = Path(__file__).resolve().parents[2] / "docs" / "images"
 SCREENSHOT_VARIABLE = "DRIFTLINE_SCREENSHOTS"
 """Set it to 1 to renew the pictures that the README shows."""
 WAIT_MILLISECONDS = 120_000
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PACKAGED = Path(sys.prefix) / "browser"
+"""Where ``make browser`` unpacks Chromium with its libraries and fonts."""
+_PACKAGED_PROGRAM = shutil.which("chromium", path=str(PACKAGED))
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or _PACKAGED_PROGRAM
+)
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,13 @@ class Browser:
 
 @contextmanager
 def open_browser() -> Iterator[Browser]:
-    """A window that ends with the block. Debian: ``apt-get install chromium``."""
-    assert CHROMIUM, "Chromium is not installed (Debian: apt-get install chromium)"
+    """A window that closes with the block, in the Chromium on PATH or else in that of ``make browser``."""
+    assert CHROMIUM, "Chromium is not installed (Debian: apt-get install chromium; any Linux with npm: make browser)"
+    variables: dict[str, str | float | bool] = {**os.environ}
+    if CHROMIUM == _PACKAGED_PROGRAM:
+        variables |= {"LD_LIBRARY_PATH": str(PACKAGED / "lib"), "FONTCONFIG_FILE": str(PACKAGED / "fonts.conf")}
     with sync_playwright() as driver:
-        # Its sandbox needs rights that containers and root do not have; it opens our own pages only.
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        # The sandbox needs rights that containers and root lack; the tests open their own pages only.
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=variables)
         yield Browser(browser.new_page(viewport={"width": 1200, "height": 800}))
         browser.close()
