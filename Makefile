@@ -14,6 +14,8 @@ PYTHON ?= $(shell for p in python3.11 python3 python; do \
 ARGS ?=
 # Parallel test processes: most tests wait for a disk, a server or another process.
 JOBS ?= 2
+# The tests of `make quick`: pure functions, models of the protocols, and one command from end to end.
+QUICK := tests/unit tests/property tests/integration/test_grep.py
 PYTEST := -m pytest -n $(JOBS) --dist loadgroup
 
 # An emulator of Azure's blob storage; newer releases need a newer Node.js than Debian has.
@@ -78,7 +80,7 @@ readme: $(DEVELOPMENT) ## every command of the README and the documentation
 	$(BIN)/python -m pytest tests/docs $(ARGS)
 
 docs: $(DEVELOPMENT) ## the documentation site, into site/; a broken link fails
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(DEVELOPMENT) ## ruff: rules and format
 	$(BIN)/ruff check .
