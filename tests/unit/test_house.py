@@ -1,0 +1,119 @@
+"""The shape of the code: no circles of files, short modules and functions, and no name of a module that is gone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("flows", "tasks", "storage", "deployments")
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+HISTORY = ("CHANGELOG.md", "docs/how-it-works/decisions/")
+"""Pages about the past keep its names."""
+_DOTTED = re.compile(r"\bdriftline((?:\.[a-zA-Z_]\w*)+)")
+_FILE = re.compile(r"(?<![\w/.-])((?:flows|tasks|storage)/[\w/]+\.py)\b")
+
+
+def files(*folders: str, suffixes: tuple[str, ...] = (".py",)) -> Iterator[Path]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in suffixes and "__pycache__" not in path.parts:
+                yield path
+
+
+def code() -> list[Path]:
+    return list(files(*ROOMS, "tests", ".ci", "docs"))
+
+
+def texts() -> dict[str, str]:
+    """The text of each source, page and configuration, by its path in the repository."""
+    found = [
+        *files(*ROOMS, "tests", "docs", ".ci", ".github", suffixes=(".py", ".md", ".toml", ".yaml", ".yml", ".sh"))
+    ]
+    found += [path for path in ROOT.iterdir() if path.suffix in (".md", ".toml", ".yml") or path.name == "Makefile"]
+    named = {path.relative_to(ROOT).as_posix(): path.read_text() for path in found}
+    return {name: text for name, text in named.items() if not name.startswith(HISTORY)}
+
+
+@cache
+def names_of(module: Path) -> frozenset[str]:
+    """The names that a module defines, assigns or imports."""
+    tree = ast.parse(module.read_text())
+    names = {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return frozenset(
+        names
+        | {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+    )
+
+
+def exists(parts: list[str]) -> bool:
+    """Whether a dotted name below a room leads to a package, a module, or a name in one."""
+    place = ROOT / parts[0]
+    for i, part in enumerate(parts[1:], start=1):
+        if (place / part).is_dir():
+            place /= part
+        elif (module := place / f"{part}.py").exists():
+            return len(parts) == i + 1 or parts[i + 1] in names_of(module)
+        else:
+            return part in names_of(place / "__init__.py")
+    return True
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph("driftline", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    try:
+        list(TopologicalSorter(imports).static_order())
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_module_of_the_package_is_long() -> None:
+    lengths = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n") for path in files(*ROOMS)}
+    assert {name: length for name, length in lengths.items() if length > MAX_MODULE_LINES} == {}
+
+
+def test_no_function_is_long() -> None:
+    lengths = {
+        f"{path.relative_to(ROOT).as_posix()}:{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path in code()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
+
+
+def test_every_dotted_name_of_the_package_leads_somewhere() -> None:
+    lost = {
+        f"{name}: {match.group()}"
+        for name, text in texts().items()
+        for match in _DOTTED.finditer(text)
+        if (parts := match[1].split(".")[1:])[0] in ROOMS and not exists(parts)
+    }
+    assert lost == set()
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    lost = {
+        f"{name}: {match[1]}"
+        for name, text in texts().items()
+        for match in _FILE.finditer(text)
+        if not (ROOT / match[1]).exists()
+    }
+    assert lost == set()
