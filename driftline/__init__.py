@@ -1,6 +1,6 @@
 """Driftline: a semantic index of every line in your repositories and buckets, kept in step with what changed.
 
-Names are imported at their first use, so that ``driftline --help`` pays for none of them.
+The first use of a name imports the module that defines it, so that ``driftline --help`` pays for none of them.
 """
 
 from __future__ import annotations
@@ -10,54 +10,158 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
-    from driftline.flows.output.reports import IndexReport
-    from driftline.storage.errors import DriftlineError
-    from driftline.storage.lines.queries import LineFilter
+    from driftline.flows.memory.dict_backend import HierarchicalLTMBackend, create_ltm_backend
+    from driftline.flows.output.reports import IndexReport, SourceReport
+    from driftline.flows.runs.plan import SourceRequest
+    from driftline.storage.entities import Entity
+    from driftline.storage.errors import (
+        AccessDenied,
+        AlreadyExists,
+        BadEntity,
+        BadEntry,
+        CatalogConnectionError,
+        CatalogError,
+        CatalogMismatch,
+        CleanupAborted,
+        CommitConflict,
+        CorruptFile,
+        DeletionRefused,
+        DeploymentFailed,
+        DriftlineError,
+        ExecutorError,
+        FingerprintMismatch,
+        LeaseHeld,
+        LeaseLost,
+        MissingExtra,
+        ModelNotFound,
+        ObjectNotFound,
+        PreconditionFailed,
+        RecallTooLow,
+        SourceConflict,
+        SourceNotFound,
+        StaleIndex,
+        StorageError,
+        UnknownScheme,
+        UnsafeStore,
+        UsageError,
+        WorkspaceNotFound,
+        WorkspaceTooNew,
+    )
+    from driftline.storage.hierarchy import Hierarchy
+    from driftline.storage.lines.filters import LineFilter
+    from driftline.storage.lines.indexes import IndexScope
+    from driftline.storage.lines.queries import Strategy
+    from driftline.storage.memory.catalog.entities import EntityRecord
+    from driftline.storage.memory.pages import Page
     from driftline.storage.memory.reader import MemoryEntry
+    from driftline.storage.memory.search import MemoryHit
     from driftline.storage.memory.store import MemoryItem, MemoryStore
     from driftline.storage.model import (
         CURRENT_EMBEDDING_VERSION,
         DocMeta,
         DocumentState,
+        Embedder,
         LineEmbedding,
         WorkspaceStats,
     )
-    from driftline.storage.workspace.records import WorkspaceConfig
+    from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
     from driftline.storage.workspace.workspace import Workspace
     from driftline.tasks.indexing.line_store import LineStore
-    from driftline.tasks.search.query import SearchReport
+    from driftline.tasks.search.explanation import Explanation
+    from driftline.tasks.search.hits import Hit
+    from driftline.tasks.search.query import Mode, SearchReport
 
-_HOME = {
-    "CURRENT_EMBEDDING_VERSION": "driftline.storage.model",
-    "DocMeta": "driftline.storage.model",
-    "DocumentState": "driftline.storage.model",
-    "DriftlineError": "driftline.storage.errors",
-    "LineEmbedding": "driftline.storage.model",
-    "LineFilter": "driftline.storage.lines.queries",
-    "LineStore": "driftline.tasks.indexing.line_store",
-    "MemoryEntry": "driftline.storage.memory.reader",
-    "MemoryItem": "driftline.storage.memory.store",
-    "MemoryStore": "driftline.storage.memory.store",
-    "Workspace": "driftline.storage.workspace.workspace",
-    "WorkspaceConfig": "driftline.storage.workspace.workspace",
-    "WorkspaceStats": "driftline.storage.model",
+    __version__: str
+
+_MODULES: Mapping[str, tuple[str, ...]] = {
+    "flows.memory.dict_backend": ("HierarchicalLTMBackend", "create_ltm_backend"),
+    "flows.output.reports": ("IndexReport", "SourceReport"),
+    "flows.runs.plan": ("SourceRequest",),
+    "storage.entities": ("Entity",),
+    "storage.hierarchy": ("Hierarchy",),
+    "storage.lines.filters": ("LineFilter",),
+    "storage.memory.catalog.entities": ("EntityRecord",),
+    "storage.memory.pages": ("Page",),
+    "storage.memory.reader": ("MemoryEntry",),
+    "storage.memory.search": ("MemoryHit",),
+    "storage.memory.store": ("MemoryItem", "MemoryStore"),
+    "storage.model": (
+        "CURRENT_EMBEDDING_VERSION",
+        "DocMeta",
+        "DocumentState",
+        "Embedder",
+        "LineEmbedding",
+        "WorkspaceStats",
+    ),
+    "storage.workspace.records": ("SourceRecord", "WorkspaceConfig"),
+    "storage.workspace.workspace": ("Workspace",),
+    "tasks.indexing.line_store": ("LineStore",),
+    "tasks.search.explanation": ("Explanation",),
+    "tasks.search.hits": ("Hit",),
+    "tasks.search.query": ("SearchReport",),
 }
+"""The public names and the modules that define them; every other public name is an error of ``_ERRORS``."""
+_ERRORS = "storage.errors"
 
 __all__ = [
     "CURRENT_EMBEDDING_VERSION",
+    "AccessDenied",
+    "AlreadyExists",
+    "BadEntity",
+    "BadEntry",
+    "CatalogConnectionError",
+    "CatalogError",
+    "CatalogMismatch",
+    "CleanupAborted",
+    "CommitConflict",
+    "CorruptFile",
+    "DeletionRefused",
+    "DeploymentFailed",
     "DocMeta",
     "DocumentState",
     "DriftlineError",
+    "Embedder",
+    "Entity",
+    "EntityRecord",
+    "ExecutorError",
+    "Explanation",
+    "FingerprintMismatch",
+    "HierarchicalLTMBackend",
+    "Hierarchy",
+    "Hit",
+    "IndexReport",
+    "LeaseHeld",
+    "LeaseLost",
     "LineEmbedding",
     "LineFilter",
     "LineStore",
     "MemoryEntry",
+    "MemoryHit",
     "MemoryItem",
     "MemoryStore",
+    "MissingExtra",
+    "ModelNotFound",
+    "ObjectNotFound",
+    "Page",
+    "PreconditionFailed",
+    "RecallTooLow",
+    "SearchReport",
+    "SourceConflict",
+    "SourceNotFound",
+    "SourceRecord",
+    "SourceReport",
+    "SourceRequest",
+    "StaleIndex",
+    "StorageError",
+    "UnknownScheme",
+    "UnsafeStore",
+    "UsageError",
     "Workspace",
     "WorkspaceConfig",
+    "WorkspaceNotFound",
     "WorkspaceStats",
+    "WorkspaceTooNew",
+    "__version__",
     "analyze_document_states",
     "create_ltm_backend",
     "grep",
@@ -67,57 +171,166 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # type checkers would take every misspelled name for one that exists
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "__version__":
+            from importlib.metadata import version
+
+            value = version("driftline")
+        else:
+            module = next((module for module, names in _MODULES.items() if name in names), _ERRORS)
+            value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
 
 
 def open(uri: str, storage_options: Mapping[str, Any] | None = None) -> Workspace:
-    """Open the workspace at a path or URI for reading; see ``Workspace`` for what it offers."""
+    """Open the workspace at a path or URI for reading.
+
+    Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied, UnknownScheme, MissingExtra, StorageError.
+    """
     from driftline.storage.workspace.workspace import Workspace
 
     return Workspace.open(uri, storage_options)
 
 
 def index(
-    *sources: str, workspace: str, storage_options: Mapping[str, Any] | None = None, **options: Any
+    *sources: str | SourceRequest,
+    workspace: str,
+    entity: str | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    model: str | None = None,
+    executor: str = "inline",
+    workers: int | None = None,
+    full: bool = False,
+    dry_run: bool = False,
+    max_delete_fraction: float = 0.5,
+    max_file_bytes: int = 4 * 1024 * 1024,
+    rebind: bool = False,
+    reembed: bool = False,
+    wait_seconds: float = 0.0,
+    indexes: IndexScope = "all",
+    storage_options: Mapping[str, Any] | None = None,
+    keep_going: bool = False,
+    by_commit: bool = False,
 ) -> IndexReport:
-    """Bring the index in step with ``sources``; ``options`` are those of ``flows.plan.IndexRequest``."""
+    """Bring the index in step with ``sources``: folders, git work trees and bucket URIs.
+
+    The workspace is created if it does not exist. The keywords are the options of ``driftline index``:
+    ``wait_seconds`` is ``--wait``, ``by_commit`` is ``--ci``. With ``keep_going`` the report holds the failures of
+    single sources instead of raising the first one. ``entity``, ``include`` and ``exclude`` apply to sources that are
+    plain strings; a SourceRequest has its own.
+
+    Raises UsageError, AccessDenied, CorruptFile before anything is written; DeletionRefused, LeaseHeld, LeaseLost,
+    StorageError, ExecutorError later. What was committed until then stays, and the next run continues from there.
+    """
     from driftline.flows.runs.index_run import IndexRequest, index_sources
 
-    return index_sources(IndexRequest(sources=sources, workspace=workspace, storage_options=storage_options, **options))
+    request = IndexRequest(
+        sources=sources,
+        workspace=workspace,
+        entity=entity,
+        include=tuple(include),
+        exclude=tuple(exclude),
+        model=model,
+        executor=executor,
+        workers=workers,
+        full=full,
+        dry_run=dry_run,
+        max_delete_fraction=max_delete_fraction,
+        max_file_bytes=max_file_bytes,
+        rebind=rebind,
+        reembed=reembed,
+        wait_seconds=wait_seconds,
+        indexes=indexes,
+        storage_options=storage_options,
+        keep_going=keep_going,
+        by_commit=by_commit,
+    )
+    return index_sources(request)
 
 
-def search(workspace: Workspace | str, query: str, *, where: LineFilter | None = None, **options: Any) -> SearchReport:
-    """The windows of lines nearest to ``query``; ``options`` are those of ``tasks.search.search``."""
+def search(
+    workspace: Workspace | str,
+    query: str,
+    *,
+    top_k: int = 10,
+    max_distance: float | None = None,
+    n_lines: int = 3,
+    where: LineFilter | None = None,
+    mode: Mode = "hybrid",
+    strategy: Strategy = "auto",
+    fallback_threshold: float = 0.5,
+    explain: bool = False,
+) -> SearchReport:
+    """Find the windows of lines that answer ``query``, best first.
+
+    ``max_distance`` (1 - cosine, 0 to 2) drops lines that are farther away; ``n_lines`` is the context on each side.
+    ``mode`` ranks by words and meaning (``hybrid``), by meaning alone (``vector``) or by words alone (``text``).
+    ``strategy`` chooses when filters apply; with ``hybrid`` they apply after the vector search where at least the
+    share ``fallback_threshold`` of the lines matches. With ``explain`` the report describes what the search did.
+
+    Raises UsageError, WorkspaceNotFound, ModelNotFound, FingerprintMismatch, CorruptFile, AccessDenied, StorageError.
+    """
     from driftline.tasks.search import query as searching
 
-    opened = open(workspace) if isinstance(workspace, str) else workspace
-    return searching.search(opened, query, where=where, **options)
+    return searching.search(
+        open(workspace) if isinstance(workspace, str) else workspace,
+        query,
+        top_k=top_k,
+        max_distance=max_distance,
+        n_lines=n_lines,
+        where=where,
+        mode=mode,
+        strategy=strategy,
+        fallback_threshold=fallback_threshold,
+        explain=explain,
+    )
 
 
-def grep(query: str, *files: str, model: str | None = None, **options: Any) -> SearchReport:
-    """Search files, folders and globs without a workspace; ``options`` are those of ``tasks.grep.grep``."""
+def grep(
+    query: str,
+    *files: str,
+    model: str | None = None,
+    top_k: int = 10,
+    max_distance: float | None = None,
+    n_lines: int = 3,
+    ignore_case: bool = False,
+) -> SearchReport:
+    """Search files, folders and globs by meaning without a workspace, best window first.
+
+    ``model`` is a model2vec directory or name, by default the one that is installed with Driftline.
+    Raises UsageError, SourceNotFound, ModelNotFound, AccessDenied, StorageError.
+    """
     from driftline.tasks.search.grep import grep as search_texts
     from driftline.tasks.search.grep import open_embedder, read_texts
 
-    return search_texts(query, read_texts(files), open_embedder(model), **options)
-
-
-def create_ltm_backend(backend: str = "hierarchical", **options: Any) -> HierarchicalLTMBackend:
-    """A memory store whose methods return dictionaries; ``options`` are those of ``flows.ltm.create_ltm_backend``."""
-    from driftline.flows.memory.dict_backend import create_ltm_backend as create
-
-    return create(backend, **options)
+    return search_texts(
+        query,
+        read_texts(files),
+        open_embedder(model),
+        top_k=top_k,
+        max_distance=max_distance,
+        n_lines=n_lines,
+        ignore_case=ignore_case,
+    )
 
 
 def analyze_document_states(
     workspace: Workspace | str, entity: str, paths: Sequence[str]
 ) -> list[tuple[str, DocumentState]]:
-    """What has become of these documents of a source since they were indexed, in the order given."""
+    """The ``(path, state)`` of documents of a source compared with what was indexed, in the order given.
+
+    Paths are relative to the source. Those that are neither documents nor files that would become documents are left
+    out. Raises BadEntity, UsageError, SourceNotFound.
+    """
     from driftline.tasks.scanning.states import analyze_document_states as analyze
 
     return analyze(open(workspace) if isinstance(workspace, str) else workspace, entity, paths)

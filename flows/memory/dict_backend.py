@@ -248,13 +248,16 @@ def create_ltm_backend(
     hierarchy_defaults: Mapping[str, str] | None = None,
     index_config: Mapping[str, Any] | None = None,
     performance_config: Mapping[str, Any] | None = None,
+    embedding: Mapping[str, Any] | None = None,
+    inline_threshold: int | None = None,
     config: str | None = None,
-    **sections: Any,
 ) -> HierarchicalLTMBackend:
-    """The memory store behind dictionaries. What is not given comes from the environment, then from ``config``, a file.
+    """Open a memory store whose methods return dictionaries.
 
-    ``sections`` are those of the file that have no argument of their own. Raises UsageError, and all that opening a
-    store raises.
+    Arguments win over environment variables, and those over ``config``, a YAML file. ``index_config``,
+    ``performance_config`` and ``embedding`` have the keys of the file's sections ``index``, ``performance`` and
+    ``embedding``; ``inline_threshold`` is in bytes. Raises UsageError, CatalogMismatch, UnsafeStore, WorkspaceTooNew,
+    CorruptFile, AccessDenied, CatalogError, StorageError.
     """
     if backend != "hierarchical":
         raise UsageError("There is no such memory backend", repr(backend), "It is 'hierarchical'.")
@@ -265,7 +268,8 @@ def create_ltm_backend(
         hierarchy={"levels": hierarchy_levels, "defaults": hierarchy_defaults},
         index=index_config,
         performance=performance_config,
-        **sections,
+        embedding=embedding,
+        inline_threshold=inline_threshold,
     )
     return HierarchicalLTMBackend(open_memory(configuration), configuration)
 

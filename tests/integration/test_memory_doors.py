@@ -138,10 +138,17 @@ def test_the_adapter_tells_errors_as_dictionaries(
 
 
 def test_the_factory_refuses_what_it_does_not_know(tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [{"backend": "flat"}, {}, {"index_config": {"compression": "none"}}, {"cataloge": {}}]
+    cases: list[dict[str, Any]] = [
+        {"backend": "flat"},
+        {},
+        {"index_config": {"compression": "none"}},
+        {"embedding": {"modle": "x"}},
+    ]
     for wrong in cases:
         with pytest.raises(UsageError):
             dl.create_ltm_backend(**{"storage_uri": None, **wrong})
+    with pytest.raises(TypeError, match="cataloge"):
+        dl.create_ltm_backend(**{"cataloge": {}})
 
 
 def test_the_core_is_one_of_the_public_names(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""The names of ``import driftline``: they load lazily, type checkers see them, and keywords have one default."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import driftline
+from driftline.flows.runs.plan import IndexRequest
+from driftline.storage import errors
+from driftline.tasks.search.grep import grep
+from driftline.tasks.search.query import search
+
+
+def error_classes() -> list[type[errors.DriftlineError]]:
+    classes = [errors.DriftlineError]
+    for known in classes:
+        classes += [found for found in known.__subclasses__() if found.__module__ == errors.__name__]
+    return classes
+
+
+def typed_names() -> dict[str, str]:
+    """The names that type checkers see, and the modules that define them."""
+    tree = ast.parse(Path(inspect.getfile(driftline)).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
+
+
+def keyword_defaults(function: Callable[..., Any], *left_out: str) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    keywords = (each for each in parameters if each.kind is not inspect.Parameter.VAR_POSITIONAL)
+    return {each.name: each.default for each in keywords if each.name not in left_out}
+
+
+@pytest.mark.parametrize("name", driftline.__all__)
+def test_each_public_name_is_what_type_checkers_see(name: str) -> None:
+    value = getattr(driftline, name)
+    if name in vars(driftline) and name not in typed_names():
+        assert name == "__version__" or inspect.getmodule(value) is driftline
+    else:
+        assert value is getattr(sys.modules[typed_names()[name]], name)
+
+
+def test_every_error_of_the_tree_is_public() -> None:
+    assert {found.__name__ for found in error_classes()} <= set(driftline.__all__)
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert driftline.__version__ == version("driftline")
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="serach"):
+        getattr(driftline, "serach")  # noqa: B009  # a type checker refuses it otherwise
+
+
+def test_an_import_loads_no_room() -> None:
+    code = "import sys, driftline; print([name for name in sys.modules if name.startswith('driftline.')])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "[]"
+
+
+def test_keywords_have_the_defaults_of_the_functions_behind_them() -> None:
+    of_request = keyword_defaults(IndexRequest, "sources")
+    assert keyword_defaults(driftline.index) == of_request
+    assert keyword_defaults(driftline.search) == keyword_defaults(search)
+    assert keyword_defaults(driftline.grep, "model") == keyword_defaults(grep, "texts", "embedder")
