@@ -148,7 +148,7 @@ def test_the_factory_refuses_what_it_does_not_know(tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             dl.create_ltm_backend(**{"storage_uri": None, **wrong})
     with pytest.raises(TypeError, match="cataloge"):
-        dl.create_ltm_backend(**{"cataloge": {}})
+        dl.create_ltm_backend(cataloge={})  # type: ignore[call-arg]
 
 
 def test_the_core_is_one_of_the_public_names(tmp_path: Path) -> None:

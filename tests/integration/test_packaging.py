@@ -1,0 +1,205 @@
+"""An editable install, a wheel and a source distribution, each in a fresh environment, used from another folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from uv import find_uv_bin
+
+from tests.support.type_checkers import mypy, outside_of_the_checkout, pyright
+
+pytestmark = pytest.mark.xdist_group("type checkers")
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "support" / "user_program.py"
+CONTENT = ("pyproject.toml", "README.md", "LICENSE", "driftline", "flows", "tasks", "storage", "deployments")
+INSTALLS = ("editable", "wheel", "sdist")
+USED = ("editable", "wheel")
+"""The installs that are used at length: a source distribution installs the files of the wheel."""
+PACKAGE_DATA = (
+    "py.typed",
+    "deployments/prefect.yaml",
+    "storage/memory/catalog/migrations/versions/v0001_first_catalog.py",
+)
+
+# What each install must be able to do; it runs in the fresh environment, in an empty folder.
+PROBE = f"""
+import importlib, importlib.metadata, importlib.resources, importlib.util, json, pkgutil, driftline
+
+modules = [module.name for module in pkgutil.walk_packages(driftline.__path__, "driftline.")]
+for name in modules:
+    if not name.endswith(".env"):  # Alembic runs it
+        importlib.import_module(name)
+files = importlib.resources.files("driftline")
+print(json.dumps({{
+    "place": driftline.__file__,
+    "version": driftline.__version__,
+    "modules": modules,
+    "top_level": [name for name in ("flows", "tasks", "storage", "deployments") if importlib.util.find_spec(name)],
+    "files": [str(path) for path in importlib.metadata.files("driftline") if path.parts[0] == "driftline"],
+    "data": [name for name in {PACKAGE_DATA!r} if files.joinpath(name).is_file()],
+}}))
+"""
+ENTRY_POINTS = """
+from importlib.resources import files
+from prefect.flows import load_flow_from_entrypoint
+import yaml
+
+declared = yaml.safe_load(files("driftline").joinpath("deployments/prefect.yaml").read_text())["deployments"]
+print(sorted({load_flow_from_entrypoint(each["entrypoint"]).name for each in declared}))
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment into which Driftline alone was installed; what it needs is that of the tests."""
+
+    folder: Path
+    elsewhere: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "bin" / "python")
+
+    def run(self, *command: object) -> str:
+        """What a program of this environment prints, in an empty folder."""
+        program, *arguments = map(str, command)
+        ended = subprocess.run(
+            [self.folder / "bin" / program, *arguments],
+            check=False,
+            cwd=self.elsewhere,
+            env=outside_of_the_checkout(),
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is packaged, since building writes beside it."""
+    place = tmp_path_factory.mktemp("checkout")
+    for name in CONTENT:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, place / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def distributions(checkout: Path) -> Path:
+    """The folder with the wheel and the source distribution."""
+    uv("build", "--wheel", "--sdist", "--out-dir", checkout / "dist", checkout)
+    return checkout / "dist"
+
+
+@pytest.fixture(scope="module", params=INSTALLS)
+def environment(
+    request: pytest.FixtureRequest, checkout: Path, distributions: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Environment:
+    """A fresh environment of each kind of install."""
+    requested = {
+        "editable": ["--editable", checkout],
+        "wheel": distributions.glob("*.whl"),
+        "sdist": distributions.glob("*.tar.gz"),
+    }
+    folder = tmp_path_factory.mktemp(request.param)
+    venv.create(folder, symlinks=True)
+    paths = sysconfig.get_paths(vars={"base": str(folder), "platbase": str(folder)})
+    # A path that a .pth file adds has its own .pth files ignored, so that an editable install for the tests stays out.
+    Path(paths["purelib"], "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    python = folder / "bin" / "python"
+    uv("pip", "install", "--python", python, "--no-deps", *requested[request.param])
+    return Environment(folder, tmp_path_factory.mktemp("elsewhere"))
+
+
+@pytest.fixture(scope="module")
+def probe(environment: Environment) -> dict[str, Any]:
+    """What an install says of itself."""
+    answer: dict[str, Any] = json.loads(environment.run("python", "-c", PROBE))
+    return answer
+
+
+def uv(*arguments: object) -> None:
+    """Run uv without the network; what builds is the setuptools of the tests."""
+    command = [find_uv_bin(), *map(str, arguments), "--no-build-isolation", "--offline", "--quiet"]
+    environ = outside_of_the_checkout() | {"VIRTUAL_ENV": sys.prefix}
+    ended = subprocess.run(command, check=False, env=environ, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def names_in_the_wheel(distributions: Path) -> list[str]:
+    with zipfile.ZipFile(next(distributions.glob("*.whl"))) as wheel:
+        return wheel.namelist()
+
+
+def test_each_install_holds_every_module_and_the_package_data(probe: dict[str, Any], checkout: Path) -> None:
+    assert not Path(probe["place"]).is_relative_to(ROOT)
+    sources = [path.relative_to(checkout) for room in CONTENT[4:] for path in (checkout / room).rglob("*.py")]
+    modules = {".".join(("driftline", *path.with_suffix("").parts)).removesuffix(".__init__") for path in sources}
+    assert set(probe["modules"]) == modules
+    assert probe["data"] == list(PACKAGE_DATA)
+
+
+@pytest.mark.parametrize("environment", ["wheel", "sdist"], indirect=True)
+def test_the_rooms_are_no_names_of_their_own(probe: dict[str, Any]) -> None:
+    assert probe["top_level"] == []
+
+
+@pytest.mark.parametrize("environment", ["sdist"], indirect=True)
+def test_a_source_distribution_installs_the_files_of_the_wheel(probe: dict[str, Any], distributions: Path) -> None:
+    assert set(probe["files"]) == {name for name in names_in_the_wheel(distributions) if name.startswith("driftline/")}
+
+
+def test_each_install_knows_its_version(environment: Environment, probe: dict[str, Any]) -> None:
+    assert environment.run("driftline", "--version") == f"driftline {probe['version']}\n"
+
+
+@pytest.mark.parametrize("environment", USED, indirect=True)
+def test_prefect_loads_the_entry_points(environment: Environment) -> None:
+    printed = environment.run("python", "-c", ENTRY_POINTS)
+    assert printed.strip() == "['driftline-cleanup', 'driftline-compact', 'driftline-index', 'driftline-verify']"
+
+
+@pytest.mark.parametrize("environment", USED, indirect=True)
+def test_spawned_workers_import_the_install(environment: Environment, tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "notes.md").write_text("a parser\n")
+    command = ("index", tmp_path / "tree", "--model", tiny_model, "--executor", "local", "--workers", 1, "--json")
+    report = json.loads(environment.run("driftline", *command))
+    assert report["sources"][0]["new"] == 1
+
+
+@pytest.mark.parametrize("environment", USED, indirect=True)
+def test_type_checkers_accept_a_program_against_each_install(
+    environment: Environment, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shutil.copy(PROGRAM, tmp_path)
+    cache = tmp_path_factory.getbasetemp() / "mypy-cache"
+    assert mypy(tmp_path, cache, environment.python) == ""
+    assert pyright(tmp_path, environment.python) == ""
+
+
+def test_distributions_hold_the_package_alone(distributions: Path) -> None:
+    names = names_in_the_wheel(distributions)
+    top = {name.partition("/")[0] for name in names}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"driftline"}
+    with tarfile.open(next(distributions.glob("*.tar.gz"))) as sdist:
+        parts = [Path(member.name).parts for member in sdist.getmembers()]
+        assert not [member.name for member in sdist.getmembers() if member.issym()]
+    modules = {each[1] for each in parts if each[-1].endswith(".py")}
+    assert modules <= {"driftline", "setup.py"}
