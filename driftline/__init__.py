@@ -9,6 +9,9 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
+from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+
 if TYPE_CHECKING:
     from driftline.flows.memory.dict_backend import HierarchicalLTMBackend, create_ltm_backend
     from driftline.flows.output.reports import IndexReport, SourceReport
@@ -207,12 +210,12 @@ def index(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     model: str | None = None,
-    executor: str = "inline",
+    executor: str = DEFAULT_EXECUTOR,
     workers: int | None = None,
     full: bool = False,
     dry_run: bool = False,
-    max_delete_fraction: float = 0.5,
-    max_file_bytes: int = 4 * 1024 * 1024,
+    max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION,
+    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
     rebind: bool = False,
     reembed: bool = False,
     wait_seconds: float = 0.0,
@@ -261,9 +264,9 @@ def search(
     workspace: Workspace | str,
     query: str,
     *,
-    top_k: int = 10,
+    top_k: int = DEFAULT_TOP_K,
     max_distance: float | None = None,
-    n_lines: int = 3,
+    n_lines: int = DEFAULT_N_LINES,
     where: LineFilter | None = None,
     mode: Mode = "hybrid",
     strategy: Strategy = "auto",
@@ -299,9 +302,9 @@ def grep(
     query: str,
     *files: str,
     model: str | None = None,
-    top_k: int = 10,
+    top_k: int = DEFAULT_TOP_K,
     max_distance: float | None = None,
-    n_lines: int = 3,
+    n_lines: int = DEFAULT_N_LINES,
     ignore_case: bool = False,
 ) -> SearchReport:
     """Search files, folders and globs by meaning without a workspace, best window first.

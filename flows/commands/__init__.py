@@ -1,1 +1,1 @@
-"""The commands, one module for those that belong together; importing one adds them to ``app``."""
+"""The commands, grouped into modules; importing a module adds its commands to ``app``."""

@@ -1,8 +1,9 @@
-"""The command line's app, its exit codes, and the options that several commands share."""
+"""The app of the command line, its exit codes, and how commands print their results."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Any
 
 import typer
 
@@ -16,26 +17,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-WorkspaceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--workspace",
-        metavar="URI",
-        help="Where the index lives: a folder, s3://, gs:// or az://. "
-        "Default: $DRIFTLINE_WORKSPACE, else the nearest .driftline folder.",
-    ),
-]
-ConfigOption = Annotated[
-    str | None,
-    typer.Option(
-        "--config", metavar="FILE", help="Which driftline.toml. Default: $DRIFTLINE_CONFIG, else the nearest one."
-    ),
-]
-ExecutorOption = Annotated[
-    str,
-    typer.Option(
-        "--executor", metavar="WHERE", help="inline, local (processes), or tcp://HOST:PORT of a Dask scheduler."
-    ),
-]
-WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes of the local executor.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> None:
+    """Print ``result`` as one JSON object, or have ``print_text`` print it."""
+    from driftline.flows.output.terminal import print_json
+
+    if as_json:
+        print_json(result)
+    else:
+        print_text(result)

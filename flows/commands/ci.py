@@ -1,4 +1,4 @@
-"""``driftline ci``: the index after a commit, for the people and programs of a build."""
+"""``driftline ci``: the index after a commit, with a report for the build and its readers."""
 
 from __future__ import annotations
 
@@ -8,71 +8,78 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftline.flows.commands.app import DONE, FAILED, ConfigOption, JsonOption, WorkspaceOption, app
+from driftline.flows.commands.app import DONE, FAILED, app, show
+from driftline.flows.commands.options import (
+    ConfigOption,
+    JsonOption,
+    MaxDeleteFractionOption,
+    ModelOption,
+    WaitOption,
+    WorkspaceOption,
+)
 from driftline.flows.config.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.flows.config.locate import workspace_for_indexing
 from driftline.storage.errors import DriftlineError, UsageError
 
 if TYPE_CHECKING:
-    from driftline.flows.ci.run import CiReport
+    from driftline.flows.ci.run import CiReport, CiRequest
+    from driftline.flows.config.toml_file import Configuration
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+
+SourcesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SOURCE...",
+        help="Default: the sources of driftline.toml in this work tree; without such a file, this folder.",
+    ),
+]
+DeploymentOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Start this Prefect deployment and wait for it, instead of indexing here."),
+]
+TimeoutOption = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait for a deployment.")]
+MaxStalenessOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, metavar="SECONDS", help="Check only: fail if the index is older than the commit by more than this."
+    ),
+]
+BranchOption = Annotated[str | None, typer.Option(metavar="NAME", help="Do nothing in builds of other branches.")]
+SummaryOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help=f"Append a summary in Markdown. Default: ${SUMMARY_VARIABLE}, if it is set."),
+]
 
 
 @app.command("ci")
 def ci(
-    sources: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SOURCE...", help="Default: those of driftline.toml in this work tree; without it, this folder."
-        ),
-    ] = None,
+    sources: SourcesArgument = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
-    deployment: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Start this deployment of Prefect and wait, instead of indexing here."),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait for a deployment.")
-    ] = DEFAULT_CI_TIMEOUT_SECONDS,
-    max_staleness: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, metavar="SECONDS", help="Only check: fail if the index is older than the commit by more."
-        ),
-    ] = None,
-    branch: Annotated[str | None, typer.Option(metavar="NAME", help="Do nothing in builds of other branches.")] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A model2vec directory or name; default: an installed one.")
-    ] = None,
-    max_delete_fraction: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Refuse to delete more of a source than this; 1 confirms.")
-    ] = DEFAULT_MAX_DELETE_FRACTION,
-    wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait for another run of a source.")] = 0.0,
-    summary: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=f"Append a summary in markdown. Default: ${SUMMARY_VARIABLE}, if it is set."),
-    ] = None,
+    deployment: DeploymentOption = None,
+    timeout: TimeoutOption = DEFAULT_CI_TIMEOUT_SECONDS,
+    max_staleness: MaxStalenessOption = None,
+    branch: BranchOption = None,
+    model: ModelOption = None,
+    max_delete_fraction: MaxDeleteFractionOption = DEFAULT_MAX_DELETE_FRACTION,
+    wait: WaitOption = 0.0,
+    summary: SummaryOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Bring the index in step with the commit of a build, looking only at what has changed where git can tell.
+    """Bring the index in step with the commit of a build, scanning only what git lists as changed where it can.
 
     Exit code 3 when it fails, or when the index is older than --max-staleness allows.
     """
-    from driftline.flows.ci.build import Build
-    from driftline.flows.ci.run import CiReport, CiRequest, run_ci, sources_here
-    from driftline.flows.ci.summary import lines
-    from driftline.flows.config.toml_file import find_config, load_config
-    from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.terminal import print_json, printable
-
     if deployment and (sources or config or max_staleness is not None):
-        raise UsageError("--deployment knows what to index", fix="Leave out SOURCE, --config and --max-staleness.")
+        fix = "Leave out --deployment, or SOURCE, --config and --max-staleness."
+        raise UsageError("--deployment defines what to index", fix=fix)
     if sources and config:
-        raise UsageError("--config says what to index", fix="Leave it out, or SOURCE.")
-    path = None if sources or deployment else find_config(config)
-    configuration = load_config(path) if path is not None else None
+        raise UsageError("SOURCE and --config exclude each other", fix="Leave out one of them.")
+    from driftline.flows.ci.build import Build
+    from driftline.flows.ci.run import CiReport, CiRequest, sources_here
+
+    configuration = None if sources or deployment else _configuration(config)
     names = tuple(sources or (".",))
     report = CiReport(Build.detect(os.environ, names[0]))
     request = CiRequest(
@@ -88,20 +95,44 @@ def ci(
         max_delete_fraction=max_delete_fraction,
         storage_options=configuration.options() if configuration else None,
     )
-    named = summary or (Path(given) if (given := os.environ.get(SUMMARY_VARIABLE)) else None)
+    _run(request, report, summary or _summary_file())
+    show(report.to_dict(), as_json, lambda _: _print(report))
+    return FAILED if report.failed else DONE
+
+
+def _configuration(config: str | None) -> Configuration | None:
+    from driftline.flows.config.toml_file import find_config, load_config
+
+    path = find_config(config)
+    return load_config(path) if path is not None else None
+
+
+def _summary_file() -> Path | None:
+    """The file that GitHub Actions names."""
+    path = os.environ.get(SUMMARY_VARIABLE)
+    return Path(path) if path else None
+
+
+def _run(request: CiRequest, report: CiReport, summary: Path | None) -> None:
+    """Run ``request``, fill ``report`` and append to ``summary``, also when the run fails."""
+    from driftline.flows.ci.run import run_ci
+    from driftline.flows.output.progress import open_progress
+
     try:
         with open_progress() as progress:
             run_ci(request, report, progress)
     except DriftlineError as error:
-        _summarise(report, named, error)
+        _summarise(report, summary, error)
         raise
-    _summarise(report, named, None)
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        for line in lines(report):
-            typer.echo(printable(line))
-    return FAILED if report.failed else DONE
+    _summarise(report, summary, None)
+
+
+def _print(report: CiReport) -> None:
+    from driftline.flows.ci.summary import lines
+    from driftline.flows.output.terminal import printable
+
+    for line in lines(report):
+        typer.echo(printable(line))
 
 
 def _summarise(report: CiReport, file: Path | None, error: DriftlineError | None) -> None:
@@ -112,5 +143,5 @@ def _summarise(report: CiReport, file: Path | None, error: DriftlineError | None
     try:
         with file.open("a", encoding="utf-8", errors="backslashreplace") as summary:
             summary.write(markdown(report, error))
-    except OSError as failure:  # what was asked for is done, or has its own error
+    except OSError as failure:  # the run itself is done, or raises its own error
         typer.echo(f"driftline: the summary was not written: {file}: {failure.strerror}", err=True)

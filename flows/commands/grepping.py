@@ -1,42 +1,49 @@
-"""``driftline grep``: search by meaning in files and pipes that no workspace holds."""
+"""``driftline grep``: search files and pipes by meaning, without a workspace."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftline.flows.commands.app import DONE, NOTHING_FOUND, JsonOption, app
+from driftline.flows.commands.app import DONE, NOTHING_FOUND, app, show
+from driftline.flows.commands.options import (
+    JsonOption,
+    MaxDistanceOption,
+    ModelOption,
+    NLinesOption,
+    QueryArgument,
+    TopKOption,
+)
+from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 
 if TYPE_CHECKING:
     from driftline.storage.model import SkipReason
 
 _NAMED_SKIPS = 5
-"""More files that are left out are counted, not named."""
+"""Up to this many skipped files are named; more are counted by reason."""
 
 
 @app.command()
 def grep(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for, in words or code.")],
+    query: QueryArgument,
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Files, folders, quoted globs, or - for standard input.")
     ],
-    top_k: Annotated[int, typer.Option(min=0, help="At most so many results.")] = 10,
-    max_distance: Annotated[
-        float | None, typer.Option(min=0.0, max=2.0, help="Drop results that are farther (1 - cosine).")
-    ] = None,
-    n_lines: Annotated[int, typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.")] = 3,
-    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Do not tell capitals apart.")] = False,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A model2vec directory or name; default: an installed one.")
-    ] = None,
+    top_k: TopKOption = DEFAULT_TOP_K,
+    max_distance: MaxDistanceOption = None,
+    n_lines: NLinesOption = DEFAULT_N_LINES,
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
+    model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Find the lines of FILE that mean QUERY, without an index. Exit code 1 when there are none."""
-    from driftline.flows.output.terminal import print_json, print_search, printable
+    from driftline.flows.output.terminal import print_search
     from driftline.tasks.search.grep import grep as search_texts
     from driftline.tasks.search.grep import open_embedder, read_texts
 
@@ -51,14 +58,19 @@ def grep(
         n_lines=n_lines,
         ignore_case=ignore_case,
     ).to_dict()
-    for path, reason in skipped if len(skipped) <= _NAMED_SKIPS else ():
-        print(f"driftline: {printable(path)} is not searched: {reason}", file=sys.stderr)
-    if len(skipped) > _NAMED_SKIPS:
-        reasons = Counter(str(reason) for _, reason in skipped).most_common()
-        told = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
-        print(f"driftline: {len(skipped):,} files are not searched: {told}", file=sys.stderr)
-    if as_json:
-        print_json(result)
-    else:
-        print_search(result, {"": os.getcwd()})
+    _warn_of_skipped(skipped)
+    show(result, as_json, partial(print_search, folders={"": os.getcwd()}))
     return DONE if result["results"] else NOTHING_FOUND
+
+
+def _warn_of_skipped(skipped: Sequence[tuple[str, SkipReason]]) -> None:
+    """Name the skipped files on standard error, or count them by reason where there are many."""
+    from driftline.flows.output.terminal import printable
+
+    if len(skipped) <= _NAMED_SKIPS:
+        for path, reason in skipped:
+            print(f"driftline: {printable(path)} is not searched: {reason}", file=sys.stderr)
+        return
+    reasons = Counter(str(reason) for _, reason in skipped).most_common()
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
+    print(f"driftline: {len(skipped):,} files are not searched: {counts}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``driftline runs`` and ``report``: what runs did, from the run history."""
+"""``driftline runs`` and ``report``: the run history as a table and as a page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from driftline.flows.commands.app import DONE, JsonOption, WorkspaceOption, app
+from driftline.flows.commands.app import DONE, app, show
+from driftline.flows.commands.options import JsonOption, WorkspaceOption
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.storage.errors import UsageError
 
@@ -15,22 +16,19 @@ from driftline.storage.errors import UsageError
 @app.command()
 def runs(
     workspace: WorkspaceOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of runs.")] = 20,
     as_json: JsonOption = False,
 ) -> int:
-    """List what was done to the workspace, newest first."""
+    """List the runs over the workspace, newest first."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.run_series import newest_runs, to_row
-    from driftline.flows.output.terminal import print_json, print_runs
+    from driftline.flows.output.terminal import print_runs
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))
     result = {"workspace": opened.objects.uri, "runs": [to_row(run) for run in newest_runs(opened, limit)]}
-    if as_json:
-        print_json(result)
-    else:
-        print_runs(result)
+    show(result, as_json, print_runs)
     return DONE
 
 
@@ -40,10 +38,13 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the page.")] = Path(
         "driftline-report.html"
     ),
-    limit: Annotated[int, typer.Option(min=1, help="Over at most so many runs, the newest.")] = 200,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of runs, counted from the newest.")] = 200,
     as_json: JsonOption = False,
 ) -> int:
-    """Write a page about the workspace: growth, cost of runs, deltas, recall and search times. It loads nothing."""
+    """Write an HTML page about the workspace: growth, cost of runs, deltas, recall and search times.
+
+    The page is one file that loads nothing else.
+    """
     target = workspace_for_reading(workspace)
     from datetime import UTC, datetime
 
@@ -54,14 +55,14 @@ def report(
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))
-    found = newest_runs(opened, limit)
-    page = render(opened.stats(), found, datetime.now(UTC), prices_for())
+    recent_runs = newest_runs(opened, limit)
+    page = render(opened.stats(), recent_runs, datetime.now(UTC), prices_for())
     try:
         out.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError("The report cannot be written", str(out), f"{error.strerror}.") from error
     if as_json:
-        print_json({"workspace": opened.objects.uri, "report": str(out.resolve()), "runs": len(found)})
+        print_json({"workspace": opened.objects.uri, "report": str(out.resolve()), "runs": len(recent_runs)})
     else:
-        typer.echo(f"{printable(str(out))}: {len(found):,} runs")
+        typer.echo(f"{printable(str(out))}: {len(recent_runs):,} runs")
     return DONE

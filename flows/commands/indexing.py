@@ -2,77 +2,81 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from driftline.flows.commands.app import (
-    DONE,
-    FAILED,
+from driftline.flows.commands.app import DONE, FAILED, app, show
+from driftline.flows.commands.options import (
     ConfigOption,
     ExecutorOption,
     JsonOption,
+    MaxDeleteFractionOption,
+    ModelOption,
+    WaitOption,
     WorkersOption,
     WorkspaceOption,
-    app,
 )
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
 from driftline.storage.errors import UsageError
 
+if TYPE_CHECKING:
+    from driftline.flows.config.toml_file import Configuration
+
+SourcesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="SOURCE...", help="Folders, git work trees or bucket URIs.")
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Index all sources of driftline.toml.")]
+EntityOption = Annotated[
+    str | None, typer.Option(metavar="PATH", help="org:acme/project:alpha/source:web; default: from the name.")
+]
+IncludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Index only matching files.")]
+ExcludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave out matching files.")]
+FullOption = Annotated[bool, typer.Option("--full", help="Read and embed everything again.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")]
+MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.")]
+RebindOption = Annotated[bool, typer.Option("--rebind", help="Let the entity move to another URI.")]
+ReembedOption = Annotated[bool, typer.Option("--reembed", help="Let the workspace move to another model.")]
+IndexesOption = Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")]
+ByCommitOption = Annotated[
+    bool, typer.Option("--ci", help="Scan only what changed since the commit indexed last, as driftline ci does.")
+]
+
 
 @app.command()
 def index(
-    sources: Annotated[
-        list[str] | None, typer.Argument(metavar="SOURCE...", help="Folders, git work trees or bucket URIs.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All sources of driftline.toml instead.")] = False,
+    sources: SourcesArgument = None,
+    all_sources: AllOption = False,
     config: ConfigOption = None,
     workspace: WorkspaceOption = None,
-    entity: Annotated[
-        str | None, typer.Option(metavar="PATH", help="org:acme/project:alpha/source:web; default: from the name.")
-    ] = None,
-    include: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Index only what matches.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave out what matches.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A model2vec directory or name; default: an installed one."),
-    ] = None,
+    entity: EntityOption = None,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    model: ModelOption = None,
     executor: ExecutorOption = DEFAULT_EXECUTOR,
     workers: WorkersOption = None,
-    full: Annotated[bool, typer.Option("--full", help="Read and embed everything again.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")] = False,
-    max_delete_fraction: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Refuse to delete more of a source than this; 1 confirms.")
-    ] = DEFAULT_MAX_DELETE_FRACTION,
-    max_file_bytes: Annotated[int, typer.Option(min=0, help="Skip larger files.")] = DEFAULT_MAX_FILE_BYTES,
-    rebind: Annotated[bool, typer.Option("--rebind", help="Let the entity move to another URI.")] = False,
-    reembed: Annotated[bool, typer.Option("--reembed", help="Let the workspace move to another model.")] = False,
-    wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait for another run of a source.")] = 0.0,
-    indexes: Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")] = "all",
-    by_commit: Annotated[
-        bool, typer.Option("--ci", help="Look only at what has changed since the commit indexed last, as driftline ci.")
-    ] = False,
+    full: FullOption = False,
+    dry_run: DryRunOption = False,
+    max_delete_fraction: MaxDeleteFractionOption = DEFAULT_MAX_DELETE_FRACTION,
+    max_file_bytes: MaxFileBytesOption = DEFAULT_MAX_FILE_BYTES,
+    rebind: RebindOption = False,
+    reembed: ReembedOption = False,
+    wait: WaitOption = 0.0,
+    indexes: IndexesOption = "all",
+    by_commit: ByCommitOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Bring the index in step with SOURCE: embed what is new or changed, delete what is gone.
+    """Bring the index in step with SOURCE: embed new and changed documents, delete vanished ones.
 
-    With --all, a source that fails does not stop the others; the exit code is 3 then.
+    With --all, a source that fails does not stop the others; the exit code is then 3.
     """
-    from driftline.flows.config.toml_file import open_config
-    from driftline.flows.output.terminal import print_index, print_json
-
-    configuration = None
-    if every:
-        if sources or entity or include or exclude:
-            fix = "Leave out SOURCE, --entity, --include and --exclude, or --all."
-            raise UsageError("With --all the file says what to index", fix=fix)
-        configuration = open_config(config)
-    elif config or not sources:
-        fix = "Name a folder or a bucket, or use --all for those of a driftline.toml."
-        raise UsageError("--config goes with --all" if config else "No SOURCE was given", fix=fix)
+    configuration = _configuration(config, sources, all_sources, filtered=bool(entity or include or exclude))
     target = workspace_for_indexing(workspace, sources or (), configuration)
     from driftline.flows.output.progress import open_progress
+    from driftline.flows.output.terminal import print_index
     from driftline.flows.runs.index_run import IndexRequest, index_sources
     from driftline.flows.runs.plan import requests_of
 
@@ -94,16 +98,31 @@ def index(
         wait_seconds=wait,
         indexes=indexes,
         storage_options=configuration.options() if configuration else None,
-        keep_going=every,
+        keep_going=all_sources,
         by_commit=by_commit,
     )
     with open_progress() as progress:
         result = index_sources(request, progress).to_dict()
-    if as_json:
-        print_json(result)
-    else:
-        print_index(result, dry_run, configuration.prices if configuration else {})
+    prices = configuration.prices if configuration else {}
+    show(result, as_json, partial(print_index, dry_run=dry_run, prices=prices))
     return FAILED if result["failed"] else DONE
+
+
+def _configuration(
+    config: str | None, sources: Sequence[str] | None, all_sources: bool, filtered: bool
+) -> Configuration | None:
+    """The configuration whose sources ``--all`` indexes, else None. Raises UsageError for options that disagree."""
+    if all_sources:
+        if sources or filtered:
+            fix = "Leave out --all, or SOURCE, --entity, --include and --exclude."
+            raise UsageError("--all takes the sources and their filters from driftline.toml", fix=fix)
+        from driftline.flows.config.toml_file import open_config
+
+        return open_config(config)
+    if config or not sources:
+        fix = "Name a folder or a bucket, or use --all for the sources of a driftline.toml."
+        raise UsageError("--config requires --all" if config else "No SOURCE was given", fix=fix)
+    return None
 
 
 @app.command()
@@ -118,8 +137,7 @@ def remove(
     from driftline.flows.output.terminal import print_json
     from driftline.flows.runs.index_run import remove_source
 
-    options = options_for(target)
-    result = remove_source(target, entity, storage_options=options).to_dict()
+    result = remove_source(target, entity, storage_options=options_for(target)).to_dict()
     if as_json:
         print_json(result)
     else:

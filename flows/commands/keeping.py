@@ -1,4 +1,4 @@
-"""``driftline compact``, ``cleanup`` and ``verify``: what keeps a workspace small and right."""
+"""``driftline compact``, ``cleanup`` and ``verify``: the maintenance of a workspace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from driftline.flows.commands.app import DONE, FAILED, ExecutorOption, JsonOption, WorkersOption, WorkspaceOption, app
+from driftline.flows.commands.app import DONE, FAILED, app, show
+from driftline.flows.commands.options import ExecutorOption, JsonOption, WorkersOption, WorkspaceOption
 from driftline.flows.config.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_AGE_SECONDS,
@@ -23,34 +24,36 @@ from driftline.flows.output.logs import writes_json
 def compact(
     workspace: WorkspaceOption = None,
     entity: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Only this source, however few its deltas; default: all.")
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Compact only this source, whatever its number of deltas; default: all sources."
+        ),
     ] = None,
     max_deltas: Annotated[
-        int, typer.Option(min=0, help="Without --entity, fold the deltas of sources that have more.")
+        int, typer.Option(min=0, help="Without --entity, fold the deltas of sources that have more than this.")
     ] = DEFAULT_MAX_DELTAS,
     retention_seconds: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Remove versions of tables that are older.")
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Remove table versions older than this.")
     ] = DEFAULT_VERSION_RETENTION_SECONDS,
     executor: ExecutorOption = DEFAULT_EXECUTOR,
     workers: WorkersOption = None,
-    wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait for runs that are at work.")] = 0.0,
+    wait: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Wait this long for other runs to finish.")
+    ] = 0.0,
     as_json: JsonOption = False,
 ) -> int:
-    """Keep the workspace small and quick to read: fold deltas, merge fragments, remove old versions."""
+    """Keep the workspace small and fast to read: fold deltas, merge fragments, remove old versions."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.terminal import print_compact, print_json
+    from driftline.flows.output.terminal import print_compact
     from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
 
     options = options_for(target)
     request = CompactRequest(target, entity, max_deltas, retention_seconds, executor, workers, wait, options)
     with open_progress() as progress:
         result = compact_workspace(request, progress).to_dict()
-    if as_json:
-        print_json(result)
-    else:
-        print_compact(result)
+    show(result, as_json, print_compact)
     return DONE
 
 
@@ -58,28 +61,25 @@ def compact(
 def cleanup(
     workspace: WorkspaceOption = None,
     max_age_seconds: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Keep what is younger, by the clock of the store.")
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Keep younger objects, by the clock of the store.")
     ] = DEFAULT_MAX_AGE_SECONDS,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Report only, or delete as well.")
+        bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Report only, or also delete.")
     ] = True,
     as_json: JsonOption = False,
 ) -> int:
-    """Find what crashed or superseded runs left in the workspace; with --delete, delete it."""
+    """List what crashed or superseded runs left in the workspace; with --delete, delete it."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.terminal import print_cleanup, print_json
+    from driftline.flows.output.terminal import print_cleanup
     from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 
     options = options_for(target)
     request = CleanupRequest(target, max_age_seconds, dry_run, storage_options=options)
     with open_progress() as progress, _audit_shown():
         result = clean_workspace(request, progress).to_dict()
-    if as_json:
-        print_json(result)
-    else:
-        print_cleanup(result)
+    show(result, as_json, print_cleanup)
     return DONE
 
 
@@ -87,30 +87,27 @@ def cleanup(
 def verify(
     workspace: WorkspaceOption = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Take what is wrong out of the index and index it anew.")
+        bool, typer.Option("--repair", help="Remove wrong documents from the index and index them again.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Check the workspace against itself. Exit code 3 when anything is wrong."""
+    """Check that the parts of the workspace agree. Exit code 3 when there are findings."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.terminal import print_json, print_verify
+    from driftline.flows.output.terminal import print_verify
     from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
 
     request = VerifyRequest(target, repair, options_for(target))
     with open_progress() as progress:
         result = verify_workspace(request, progress).to_dict()
-    if as_json:
-        print_json(result)
-    else:
-        print_verify(result)
+    show(result, as_json, print_verify)
     return FAILED if result["findings"] else DONE
 
 
 @contextmanager
 def _audit_shown() -> Iterator[None]:
-    """Send a line for each deletion to standard error, where logs that are JSON have it anyway."""
+    """Print a line for each deletion to standard error; JSON logs contain these records anyway."""
     import logging
 
     if writes_json():

@@ -1,7 +1,7 @@
-"""The command line, ``driftline COMMAND``: what all commands share is here, each of them in ``flows/commands``.
+"""The command line, ``driftline COMMAND``: from arguments to an exit code, with every failure on one line.
 
-Exit codes: 0 done or found, 1 nothing found, 2 wrong use or bad input, 3 failed. Heavy modules are imported
-inside the commands, so that ``--help`` and wrong use answer at once.
+Exit codes: 0 done or found, 1 nothing found, 2 wrong use or bad input, 3 failed. Commands import heavy modules when
+they run, so that ``--help`` and wrong use answer at once.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from driftline.storage.errors import DriftlineError, UsageError
 
 COMMANDS = (indexing, searching, grepping, keeping, deploying, serving, ci, history, memory)
 """Importing a module adds its commands to ``app``."""
-_INTERRUPTED = 130  # what typer makes of KeyboardInterrupt
+_INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _GARBAGE_THRESHOLD = 50_000
-"""New objects between two searches for cyclic garbage: imports make many objects, and hardly any of it."""
+"""New objects between two garbage collections: imports create many objects and hardly any garbage."""
 
 
 def command_line() -> int:
-    """``main`` in a process that ends with it."""
+    """Run ``main`` as the only task of this process."""
     gc.set_threshold(_GARBAGE_THRESHOLD)
     try:
         return main()
     finally:
-        gc.freeze()  # an ending process need not look for garbage in all that it holds
+        gc.freeze()  # spares the interpreter a last collection
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; every failure is told in one line, or as JSON with ``--json``."""
+    """Run one command and return its exit code. Failures print one line, or a JSON object with ``--json``."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in takewhile(lambda argument: argument != "--", arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -66,12 +66,12 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except Exception as error:
-        # A defect, or a failure that nobody foresaw: Python's own exit code would be 1, which means "nothing found".
+        # A defect, or an unforeseen failure. Python's own exit code would be 1, which means "nothing found".
         if not writes_json():
             traceback.print_exc()
         return _fail(FAILED, "unexpected", f"unexpected {type(error).__name__}: {error}", as_json)
     if code == _INTERRUPTED:
-        fix = "What was committed is kept: run the same command again to go on."
+        fix = "Committed work is kept: run the same command again to continue."
         return _fail(FAILED, "interrupted", f"interrupted. {fix}", as_json, fix=fix)
     return code
 
@@ -103,6 +103,6 @@ def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fi
 
         print_json({"error": kind, "message": message, "where": where, "fix": fix})
     elif not writes_json():
-        # One line, whatever a file name or a library put into the message.
+        # Messages may contain newlines from file names and libraries.
         print(f"driftline: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""``driftline memory``: JSON values under keys, owned by an entity, found again by key, by entity and by meaning."""
+"""``driftline memory``: JSON values under keys, owned by entities, looked up by key, by entity and by meaning."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftline.flows.commands.app import DONE, NOTHING_FOUND, JsonOption, WorkspaceOption, app
+from driftline.flows.commands.app import DONE, NOTHING_FOUND, app
+from driftline.flows.commands.options import JsonOption, WorkspaceOption
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
     from driftline.storage.memory.store import MemoryStore
 
-memory = typer.Typer(help="Keep JSON values under keys, owned by an entity, and find them again.")
+memory = typer.Typer(help="Store JSON values under keys, owned by entities; look them up by key, entity or meaning.")
 app.add_typer(memory, name="memory")
 
 ConfigOption = Annotated[
@@ -28,28 +29,30 @@ ScopeOption = Annotated[
     typer.Option("--in", metavar="ENTITY", help="Look at or below this entity, such as org:acme. Default: the root."),
 ]
 FieldsOption = Annotated[
-    list[str] | None, typer.Option("--where", metavar="FIELD=VALUE", help="Only with this in the metadata.")
+    list[str] | None, typer.Option("--where", metavar="FIELD=VALUE", help="Only entries with this metadata field.")
 ]
 
 
 @memory.command()
 def put(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Unique in its tenant.")],
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON, else taken as text; - reads it from stdin.")],
+    value: Annotated[
+        str, typer.Argument(metavar="VALUE", help="JSON; anything else is stored as text. - reads standard input.")
+    ],
     entity: Annotated[
         str | None, typer.Option(metavar="ENTITY", help="Its owner, such as org:acme/project:alpha/user:alice.")
     ] = None,
     fields: Annotated[
-        list[str] | None, typer.Option("--metadata", metavar="FIELD=VALUE", help="Put this into the metadata.")
+        list[str] | None, typer.Option("--metadata", metavar="FIELD=VALUE", help="Add a field to the metadata.")
     ] = None,
     expires_in: Annotated[
-        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Forget it after so many seconds.")
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Let the entry expire after this time.")
     ] = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Store a value; a key that is there already is replaced."""
+    """Store a value, or replace the value of a key."""
     with _opened(workspace, config, create=True) as store:
         owner = store.hierarchy.root_entity if entity is None else store.hierarchy.entity(entity)
         expires = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)
@@ -79,8 +82,8 @@ def get(
 def list_entries(
     scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root.")] = None,
     prefix: Annotated[str, typer.Option(help="Only keys that start with this.")] = "",
-    after: Annotated[str, typer.Option(help="Go on behind this key.")] = "",
-    limit: Annotated[int, typer.Option(min=0, help="At most so many.")] = 100,
+    after: Annotated[str, typer.Option(help="Continue after this key.")] = "",
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of entries.")] = 100,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -104,7 +107,7 @@ def list_entries(
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
     scope: ScopeOption = None,
-    top_k: Annotated[int, typer.Option(min=0, help="At most so many results.")] = 5,
+    top_k: Annotated[int, typer.Option(min=0, help="Maximum number of results.")] = 5,
     fields: FieldsOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
@@ -138,7 +141,7 @@ def delete(
 
 @memory.command()
 def move(
-    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="It moves with all that lies below it.")],
+    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="It moves with everything below it.")],
     parent: Annotated[str, typer.Argument(metavar="PARENT", help="Its new parent, in the same tenant.")],
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
@@ -157,15 +160,15 @@ def rebuild(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Make the indexes at and below an entity, and the vectors of a tenant, anew from the catalog."""
+    """Rebuild the indexes at and below an entity from the catalog, and the vectors of a tenant."""
     with _opened(workspace, config) as store:
-        held = store.rebuild(scope)
-    return _show({"indexes": held}, as_json, f"{len(held):,} indexes made anew")
+        sizes = store.rebuild(scope)
+    return _show({"indexes": sizes}, as_json, f"rebuilt {len(sizes):,} indexes")
 
 
 @contextmanager
 def _opened(workspace: str | None, config: str | None, *, create: bool = False) -> Iterator[MemoryStore]:
-    """The store of a command; only ``put`` makes a workspace, and only where one was named."""
+    """The store of a command; ``create`` allows to create a workspace that was named."""
     from driftline.flows.config.locate import workspace_for_reading
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.memory.settings import load_memory_configuration, open_memory
@@ -187,12 +190,12 @@ def _value(text: str) -> Any:
         return text
 
 
-def _fields(given: Sequence[str] | None) -> dict[str, Any]:
+def _fields(assignments: Sequence[str] | None) -> dict[str, Any]:
     fields = {}
-    for text in given or ():
+    for text in assignments or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError("A field is written FIELD=VALUE", repr(text))
+            raise UsageError("This is not a field of the form FIELD=VALUE", repr(text))
         fields[name] = _value(value)
     return fields
 

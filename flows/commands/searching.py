@@ -5,59 +5,75 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from driftline.flows.commands.app import DONE, NOTHING_FOUND, ConfigOption, JsonOption, WorkspaceOption, app
+from driftline.flows.commands.app import DONE, NOTHING_FOUND, app, show
+from driftline.flows.commands.options import (
+    ConfigOption,
+    JsonOption,
+    MaxDistanceOption,
+    NLinesOption,
+    QueryArgument,
+    TopKOption,
+    WorkspaceOption,
+)
 from driftline.flows.config.locate import workspace_for_reading
+from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 
 if TYPE_CHECKING:
     from driftline.storage.lines.filters import LineFilter
     from driftline.storage.workspace.workspace import Workspace
 
+PathsOption = Annotated[list[str] | None, typer.Option("--path", metavar="PATH", help="Only in this file.")]
+DirsOption = Annotated[list[str] | None, typer.Option("--dir", metavar="DIR", help="Only below this directory.")]
+GlobsOption = Annotated[list[str] | None, typer.Option("--glob", metavar="GLOB", help="Only in matching files.")]
+ExtsOption = Annotated[list[str] | None, typer.Option("--ext", metavar="EXT", help="Only in files with this ending.")]
+EntitiesOption = Annotated[
+    list[str] | None,
+    typer.Option("--entity", metavar="PATH", help="Only this source, or the sources below org:acme/project:alpha."),
+]
+NamedOption = Annotated[
+    str | None, typer.Option("--in", metavar="NAME", help="Only in this named workspace of driftline.toml.")
+]
+ModeOption = Annotated[
+    Literal["hybrid", "vector", "text"],
+    typer.Option(help="Rank by words and meaning, by meaning alone, or by words alone."),
+]
+StrategyOption = Annotated[
+    Literal["auto", "prefilter", "postfilter", "hybrid"],
+    typer.Option(help="When filters apply; all values but auto are for comparison."),
+]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Show what the search did and how long it took.")]
+
 
 @app.command()
 def search(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for, in words or code.")],
+    query: QueryArgument,
     workspace: WorkspaceOption = None,
-    top_k: Annotated[int, typer.Option(min=0, help="At most so many results.")] = 10,
-    max_distance: Annotated[
-        float | None, typer.Option(min=0.0, max=2.0, help="Drop results that are farther (1 - cosine).")
-    ] = None,
-    n_lines: Annotated[int, typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.")] = 3,
-    paths: Annotated[list[str] | None, typer.Option("--path", metavar="PATH", help="Only in this file.")] = None,
-    dirs: Annotated[list[str] | None, typer.Option("--dir", metavar="DIR", help="Only below this directory.")] = None,
-    globs: Annotated[list[str] | None, typer.Option("--glob", metavar="GLOB", help="Only files like this.")] = None,
-    exts: Annotated[list[str] | None, typer.Option("--ext", metavar="EXT", help="Only files with this ending.")] = None,
-    entities: Annotated[
-        list[str] | None,
-        typer.Option("--entity", metavar="PATH", help="Only this source, or the sources below org:acme/project:alpha."),
-    ] = None,
-    named: Annotated[
-        str | None, typer.Option("--in", metavar="NAME", help="Only in this named workspace of driftline.toml.")
-    ] = None,
-    mode: Annotated[
-        Literal["hybrid", "vector", "text"], typer.Option(help="By words and meaning, by meaning, or by words.")
-    ] = "hybrid",
-    strategy: Annotated[
-        Literal["auto", "prefilter", "postfilter", "hybrid"],
-        typer.Option(help="When filters are applied; all but auto are for comparison."),
-    ] = "auto",
-    explain: Annotated[bool, typer.Option("--explain", help="Say what the search did, and how long it took.")] = False,
+    top_k: TopKOption = DEFAULT_TOP_K,
+    max_distance: MaxDistanceOption = None,
+    n_lines: NLinesOption = DEFAULT_N_LINES,
+    paths: PathsOption = None,
+    dirs: DirsOption = None,
+    globs: GlobsOption = None,
+    exts: ExtsOption = None,
+    entities: EntitiesOption = None,
+    named: NamedOption = None,
+    mode: ModeOption = "hybrid",
+    strategy: StrategyOption = "auto",
+    explain: ExplainOption = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Find the lines that answer QUERY. Exit code 1 when there are none."""
     within: LineFilter | None = None
     if named is not None:
-        from driftline.flows.config.toml_file import named_workspace_filter, open_config
-
-        configuration = open_config(config)
-        within = named_workspace_filter(configuration, named)
-        workspace = workspace or configuration.workspace
+        within, default_workspace = _named(config, named)
+        workspace = workspace or default_workspace
     target = workspace_for_reading(workspace)
-    from driftline.flows.output.terminal import print_explanation, print_json, print_search
     from driftline.storage.entities import Entity
     from driftline.storage.lines.filters import LineFilter
     from driftline.tasks.search.query import search as search_lines
@@ -71,7 +87,7 @@ def search(
         exts=tuple(exts) if exts else None,
         any_of=(within,) if within else None,
     )
-    result = search_lines(
+    report = search_lines(
         opened,
         query,
         top_k=top_k,
@@ -81,18 +97,29 @@ def search(
         mode=mode,
         strategy=strategy,
         explain=explain,
-    ).to_dict()
-    if as_json:
-        print_json(result)
-    else:
-        if explain:
-            print_explanation(result["explanation"])
-        print_search(result, _local_folders(target, result["results"]) if sys.stdout.isatty() else None)
-    return DONE if result["results"] else NOTHING_FOUND
+    )
+    show(report.to_dict(), as_json, partial(_print_hits, target))
+    return DONE if report.results else NOTHING_FOUND
+
+
+def _named(config: str | None, name: str) -> tuple[LineFilter, str]:
+    """The filter of a named workspace of ``driftline.toml``, and the workspace that the file names."""
+    from driftline.flows.config.toml_file import named_workspace_filter, open_config
+
+    configuration = open_config(config)
+    return named_workspace_filter(configuration, name), configuration.workspace
+
+
+def _print_hits(workspace: str, result: dict[str, Any]) -> None:
+    from driftline.flows.output.terminal import print_explanation, print_search
+
+    if "explanation" in result:
+        print_explanation(result["explanation"])
+    print_search(result, _local_folders(workspace, result["results"]) if sys.stdout.isatty() else None)
 
 
 def _open(workspace: str) -> Workspace:
-    """The workspace, with the storage options of ``driftline.toml`` if it is the one named there."""
+    """Open a workspace, with the storage options of ``driftline.toml`` if that file names it."""
     from driftline.flows.config.toml_file import options_for
     from driftline.storage.workspace.workspace import Workspace
 
@@ -117,13 +144,9 @@ def _local_folders(workspace: str, hits: Sequence[Mapping[str, Any]]) -> dict[st
 def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """Show what the workspace holds."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.output.terminal import print_json, print_status
+    from driftline.flows.output.terminal import print_status
 
-    result = asdict(_open(target).stats())
-    if as_json:
-        print_json(result)
-    else:
-        print_status(result)
+    show(asdict(_open(target).stats()), as_json, print_status)
     return DONE
 
 
@@ -131,12 +154,8 @@ def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> in
 def sources(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """List the sources of the workspace."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.output.terminal import print_json, print_sources
+    from driftline.flows.output.terminal import print_sources
 
     stats = _open(target).stats()
-    result = {"workspace": stats.workspace, "sources": list(stats.sources)}
-    if as_json:
-        print_json(result)
-    else:
-        print_sources(result)
+    show({"workspace": stats.workspace, "sources": list(stats.sources)}, as_json, print_sources)
     return DONE

@@ -1,4 +1,4 @@
-"""``driftline mcp``: a workspace for programs that speak the Model Context Protocol."""
+"""``driftline mcp``: a workspace as tools for clients of the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from driftline.flows.commands.app import DONE, WorkspaceOption, app
+from driftline.flows.commands.app import DONE, app
+from driftline.flows.commands.options import WorkspaceOption
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.storage.errors import MissingExtra
 
@@ -17,7 +18,9 @@ def mcp(
     workspace: WorkspaceOption = None,
     transport: Annotated[Literal["stdio", "http"], typer.Option(help="How clients connect.")] = "stdio",
     host: Annotated[str, typer.Option(help="Loopback address of the http transport.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0 chooses a free one.")] = 8765,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the http transport; 0 chooses a free one.")
+    ] = 8765,
 ) -> int:
     """Serve the workspace to MCP clients: search_lines, read_context, index_status, search_memory."""
     target = workspace_for_reading(workspace)
@@ -42,5 +45,5 @@ def mcp(
             ready = "driftline: serving {}".format
             serve_http(opened, host, port, lambda url: print(ready(url), file=sys.stderr, flush=True), memory)
     except KeyboardInterrupt:
-        pass  # the way to end it
+        pass  # the usual way to stop it
     return DONE

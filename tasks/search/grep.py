@@ -13,8 +13,9 @@ from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError,
 from driftline.storage.model import Embedder, SkipReason
 from driftline.tasks.embedding.context import PLAN_AFTER_LINES
 from driftline.tasks.scanning.selection import STDIN, files_named
+from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.query import DEFAULT_N_LINES, DEFAULT_TOP_K, SearchReport
+from driftline.tasks.search.query import SearchReport
 from driftline.tasks.search.windows import merge_windows
 from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, split_documents, split_lines
 

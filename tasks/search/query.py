@@ -21,13 +21,12 @@ from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef, load_embedder
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
+from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.hits import Hit, hits
 from driftline.tasks.search.terms import as_indexed, telling_words
 from driftline.tasks.search.windows import Window, merge_windows
 
-DEFAULT_TOP_K = 10
-DEFAULT_N_LINES = 3
 FETCH_FACTOR = 3
 """Lines fetched for each result wanted, because neighbouring ones merge; more are fetched if that is not enough."""
 CANDIDATE_BLOCKS = 100

@@ -30,6 +30,7 @@ USED = ("editable", "wheel")
 PACKAGE_DATA = (
     "py.typed",
     "deployments/prefect.yaml",
+    "flows/output/report.html.j2",
     "storage/memory/catalog/migrations/versions/v0001_first_catalog.py",
 )
 

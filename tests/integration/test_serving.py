@@ -62,7 +62,7 @@ def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_tw
         again = subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
         )
-        assert (again.returncode, again.stdout) == (0, "This machine serves them already.\n")
+        assert (again.returncode, again.stdout) == (0, "This machine already serves them.\n")
         (tmp_path / "web" / "b.txt").write_text(f"{WORDS[2]}\n")
         until(in_step, "a run that sees the change")
         assert all(run["auto_scheduled"] for run in runs())

@@ -64,10 +64,15 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         getattr(driftline, "serach")  # noqa: B009  # a type checker refuses it otherwise
 
 
-def test_an_import_loads_no_room() -> None:
-    code = "import sys, driftline; print([name for name in sys.modules if name.startswith('driftline.')])"
+def test_an_import_loads_nothing_but_defaults() -> None:
+    code = "import sys; before = set(sys.modules); import driftline; print(*sorted(set(sys.modules) - before))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert loaded.stdout.strip() == "[]"
+    modules = {
+        name for name in loaded.stdout.split() if not name.startswith("driftline.") or name.endswith(".defaults")
+    }
+    packages = set(loaded.stdout.split()) - modules
+    assert packages == {"driftline.flows", "driftline.flows.config", "driftline.tasks", "driftline.tasks.search"}
+    assert {name.partition(".")[0] for name in modules} - sys.stdlib_module_names == {"driftline"}
 
 
 def test_keywords_have_the_defaults_of_the_functions_behind_them() -> None:
