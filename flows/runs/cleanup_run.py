@@ -24,8 +24,9 @@ from driftline.storage.ids import new_ulid
 from driftline.storage.layout import Kind, parse_name
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.clean import Deletion, Fence, free, store_time
 from driftline.tasks.maintenance.clean_memory import drop_expired, forget_deleted, open_catalog
+from driftline.tasks.maintenance.delete_orphans import Deletion, store_time
+from driftline.tasks.maintenance.fence import Fence, unleased
 
 _OF_TABLES = {Reason.UNCOMMITTED, Reason.SUPERSEDED}
 
@@ -148,7 +149,7 @@ class _Cleanup:
         if not tenants and not sources:
             return first.orphans
         if self._request.dry_run:
-            idle = free(surveyed, tenants | {source.tenant for source in sources}, self._skip)
+            idle = unleased(surveyed, tenants | {source.tenant for source in sources}, self._skip)
             return within(first.orphans, *idle)
         for tenant in sorted(tenants):
             fence.take_tenant(tenant, surveyed.sources_of(tenant.directory))

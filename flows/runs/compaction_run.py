@@ -29,8 +29,8 @@ from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef, TaskContext
-from driftline.tasks.maintenance.clean import Fence
 from driftline.tasks.maintenance.compact import Figures, RewriteSpec, fold_deltas, rewrite_fragments, take_stock
+from driftline.tasks.maintenance.fence import Fence
 
 RECALL_FLOOR = 0.95
 """Minimum recall@10 against exact search: below it, the compaction fails and keeps old versions."""

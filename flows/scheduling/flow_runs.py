@@ -166,7 +166,7 @@ def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
 
     It touches only leases whose holder is provably dead: live holders release theirs, and those of other hosts expire.
     """
-    from driftline.tasks.maintenance.clean import release_abandoned  # loads SQLAlchemy, which flow runs do not need
+    from driftline.tasks.maintenance.fence import release_abandoned  # loads SQLAlchemy, which flow runs do not need
 
     parameters = flow_run.parameters
     workspace, options = parameters["workspace"], options_of(parameters.get("storage_options"))

@@ -97,14 +97,9 @@ def search(
     config = workspace.config
     if top_k == 0 or not query.strip() or config.fingerprint is None or config.model is None or config.dim is None:
         return nothing
-    with explanation.timed("open"), ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(load_embedder, ModelRef(config.model, config.fingerprint, config.dim))
-        where = relative_to_sources(workspace, where) if where else None
-        tables = [table for tenant in workspace.tenants() if (table := workspace.lines(tenant)).exists()]
-        queries = [LineQuery(table, where, strategy, fallback_threshold) for table in tables]
-        for query_of_table in queries:
-            query_of_table.open()
-        embedder = loading.result()
+    with explanation.timed("open"):
+        model = ModelRef(config.model, config.fingerprint, config.dim)
+        queries, embedder = _open(workspace, model, where, strategy, fallback_threshold)
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
         return nothing
@@ -118,6 +113,20 @@ def search(
     if explain:
         _count(explanation, queries)
     return SearchReport(query, results, explanation if explain else None)
+
+
+def _open(
+    workspace: Workspace, model: ModelRef, where: LineFilter | None, strategy: Strategy, fallback_threshold: float
+) -> tuple[list[LineQuery], Embedder]:
+    """A query over the table of each tenant that has one, opened, and the embedder, which loads meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load_embedder, model)
+        where = relative_to_sources(workspace, where) if where else None
+        tables = [table for tenant in workspace.tenants() if (table := workspace.lines(tenant)).exists()]
+        queries = [LineQuery(table, where, strategy, fallback_threshold) for table in tables]
+        for query in queries:
+            query.open()
+        return queries, loading.result()
 
 
 def _check(top_k: int, n_lines: int, mode: str) -> None:

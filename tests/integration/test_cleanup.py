@@ -322,7 +322,7 @@ def test_a_table_that_died_before_its_first_version_goes(corner: Corner) -> None
 def test_a_crash_after_any_deletion_leaves_the_rest_for_the_next_time(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.tasks.maintenance.clean.DELETE_BATCH", 1)
+    monkeypatch.setattr("driftline.tasks.maintenance.delete_orphans.DELETE_BATCH", 1)
     original = make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
     planted = original.plant()
     step = 0

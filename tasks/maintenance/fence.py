@@ -1,50 +1,18 @@
-"""The steps of a cleanup: tell the store's time, fence off writers, delete (DESIGN, "Cleanup")."""
+"""Keep writers out while files are judged and deleted (DESIGN, "Cleanup", step 3)."""
 
 from __future__ import annotations
 
-import json
-import logging
-import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CleanupAborted, LeaseHeld, StorageError
-from driftline.storage.garbage.orphans import Orphan
+from driftline.storage.errors import LeaseHeld
 from driftline.storage.garbage.survey import Survey
-from driftline.storage.layout import CONFIG, lease_path
+from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import Lease, acquire, look
-from driftline.storage.objects.store import TEMPORARY_PREFIX, ObjectInfo, ObjectStore
-from driftline.storage.workspace.records import WorkspaceConfig, read_record
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.committer import finish_staged
-
-DELETE_BATCH = 1_000
-"""Objects per deletion: what one bulk request of S3 takes."""
-DELETE_ATTEMPTS = 5
-
-_audit = logging.getLogger("driftline.audit")
-
-
-def store_time(objects: ObjectStore, listing: Iterable[ObjectInfo], *, may_write: bool) -> datetime:
-    """The time by the store's own clock: that of a small object, written for this and removed again.
-
-    Without leave to write it is this host's time or that of the newest object, whichever is later: good enough to
-    report by, not to delete by.
-    """
-    if not may_write:
-        return max([datetime.now(UTC), *(info.modified for info in listing)])
-    path = f"{TEMPORARY_PREFIX}clock-{uuid.uuid4().hex}"
-    objects.create(path, b"")
-    try:
-        info = objects.head(path)
-    finally:
-        objects.delete([path])
-    if info is None:
-        raise StorageError("The store does not show what was written to it", f"{objects.uri}/{path}")
-    return info.modified
 
 
 @dataclass(slots=True)
@@ -137,7 +105,7 @@ def release_abandoned(workspace: Workspace, run_id: str) -> int:
     return released
 
 
-def free(found: Survey, tenants: Iterable[Entity], tell: Callable[[str], None]) -> tuple[set[str], set[str]]:
+def unleased(found: Survey, tenants: Iterable[Entity], tell: Callable[[str], None]) -> tuple[set[str], set[str]]:
     """The tenants and the sources, as directories, that a fence could be put around; takes no lease."""
     idle, open_sources = set(), set()
     for tenant in tenants:
@@ -157,62 +125,3 @@ def free(found: Survey, tenants: Iterable[Entity], tell: Callable[[str], None]) 
             if lease_path(source) not in found.leases or found.leases[lease_path(source)].is_free
         }
     return idle, open_sources
-
-
-@dataclass(slots=True)
-class Deletion:
-    """Deletes orphans in their order, in bounded batches; ``deleted`` grows as it goes and is right after a failure."""
-
-    workspace: Workspace
-    run_id: str
-    check: Callable[[], None]
-    deleted: list[Orphan] = field(default_factory=list)
-
-    def run(self, orphans: Sequence[Orphan]) -> None:
-        """Delete ``orphans``, each with a line in the log ``driftline.audit``.
-
-        Before each batch ``check`` is called and the identity of the workspace looked up once more. Raises
-        CleanupAborted when another workspace has taken its place, LeaseLost, StorageError.
-        """
-        for start in range(0, len(orphans), DELETE_BATCH):
-            batch = orphans[start : start + DELETE_BATCH]
-            self._check_identity()
-            self.check()
-            for orphan in batch:
-                _audit.info("%s", json.dumps(self._line(orphan)))
-            self._delete(batch)
-
-    def _delete(self, batch: Sequence[Orphan]) -> None:
-        objects, left = self.workspace.objects, list(batch)
-        for _ in range(DELETE_ATTEMPTS):
-            try:
-                objects.delete([orphan.path for orphan in left])
-            except StorageError as error:
-                remaining = [orphan for orphan in left if objects.head(orphan.path) is not None]
-                gone = set(left) - set(remaining)
-                self.deleted += [orphan for orphan in left if orphan in gone]
-                if not gone:
-                    raise
-                left, failure = remaining, error
-            else:
-                self.deleted += left
-                return
-        raise failure
-
-    def _check_identity(self) -> None:
-        objects, known = self.workspace.objects, self.workspace.config.workspace_id
-        found = read_record(objects, CONFIG, WorkspaceConfig)
-        if found is None or found.workspace_id != known:
-            raise CleanupAborted("Another workspace has taken the place of this one", objects.uri, "Run it again.")
-
-    def _line(self, orphan: Orphan) -> dict[str, object]:
-        return {
-            "time": datetime.now(UTC).isoformat(),
-            "run_id": self.run_id,
-            "workspace": self.workspace.objects.uri,
-            "action": "delete",
-            "path": orphan.path,
-            "size_bytes": orphan.size_bytes,
-            "reason": orphan.reason,
-            "age_seconds": round(orphan.age_seconds, 3),
-        }
