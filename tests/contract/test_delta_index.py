@@ -101,7 +101,7 @@ def test_a_state_before_the_last_compaction_is_refused(index: DeltaIndex) -> Non
         index.read(as_of=1)
 
 
-def test_a_removal_that_is_forgotten_still_tells_how_far_back_one_can_look(index: DeltaIndex) -> None:
+def test_a_forgotten_removal_still_bounds_the_oldest_readable_state(index: DeltaIndex) -> None:
     change(index, 1, {"a": 1, "b": 1})
     change(index, 2, None, "a")
     index.compact(now=LATER)
@@ -256,7 +256,7 @@ def _dying_after(method: Any, steps: Iterator[int], at: int) -> Any:
 # -- files that vanish and files that are damaged --------------------------------------------
 
 
-def test_a_file_that_vanishes_is_read_for_again(index: DeltaIndex, monkeypatch: Any) -> None:
+def test_a_read_starts_over_when_a_file_vanishes(index: DeltaIndex, monkeypatch: Any) -> None:
     change(index, 1, {"a": 1})
     change(index, 2, {"b": 2})
     original = ObjectStore.open_input
@@ -276,7 +276,7 @@ def test_a_file_that_vanishes_is_read_for_again(index: DeltaIndex, monkeypatch: 
     assert index.log().deltas == ()
 
 
-def test_a_bucket_is_asked_for_a_delta_once_and_for_the_base_each_time(s3_bucket: str) -> None:
+def test_a_delta_is_fetched_once_from_a_bucket_and_the_base_each_time(s3_bucket: str) -> None:
     index = DeltaIndex(ObjectStore.open(s3_bucket), "org:a/source:b", "test", FIELDS)
     change(index, 1, {"a": 1})
     index.compact(now=NOON)
@@ -305,7 +305,7 @@ def test_an_index_whose_files_keep_vanishing_is_an_error(disk: DeltaIndex, monke
         disk.read()
 
 
-def test_a_large_base_that_is_replaced_while_it_is_read_is_read_again(s3_bucket: str, monkeypatch: Any) -> None:
+def test_a_read_of_a_large_base_starts_over_when_it_is_replaced(s3_bucket: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(buckets, "WHOLE_OBJECT_BYTES", 100)
     index = DeltaIndex(ObjectStore.open(s3_bucket), "org:a/source:b", "test", FIELDS)
     old, new = ({f"k{i:06}": value + i for i in range(50_000)} for value in (0, 1))
@@ -372,7 +372,7 @@ def test_a_file_of_a_newer_format_asks_for_a_newer_driftline(disk: DeltaIndex) -
         disk.read()
 
 
-def test_a_store_that_fails_is_not_taken_for_a_damaged_file(disk: DeltaIndex, monkeypatch: Any) -> None:
+def test_a_failing_store_is_not_mistaken_for_a_damaged_file(disk: DeltaIndex, monkeypatch: Any) -> None:
     change(disk, 1, {"a": 1})
     monkeypatch.setattr(pq, "ParquetFile", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(DriftlineError) as raised:

@@ -81,7 +81,7 @@ def assert_same(actual: NDArray[np.floating], expected: NDArray[np.floating], li
     assert not len(wrong), [lines[i][:80] for i in wrong[:10]]
 
 
-def test_it_is_an_embedder(embedder: WordTableEmbedder, model_directory: Path) -> None:
+def test_it_implements_the_embedder_protocol(embedder: WordTableEmbedder, model_directory: Path) -> None:
     files = resolve_model(str(model_directory))
     typed: Embedder = embedder
     assert typed.dim == dimension(files)
@@ -117,7 +117,7 @@ def test_no_lines_have_no_rows(embedder: WordTableEmbedder) -> None:
     assert embedder.embed([]).shape == (0, embedder.dim)
 
 
-def test_arrow_arrays_are_read_as_they_come(embedder: WordTableEmbedder, expected: NDArray[np.float32]) -> None:
+def test_arrow_arrays_are_accepted(embedder: WordTableEmbedder, expected: NDArray[np.float32]) -> None:
     whole = pa.array(["before", *LINES, "after"])
     chunked = pa.chunked_array([LINES[:100], LINES[100:]])
     for lines in (whole[1:-1], whole.cast(pa.large_string())[1:-1], chunked):
@@ -129,7 +129,7 @@ def test_float16_rows_are_rounded_float32_rows(embedder: WordTableEmbedder) -> N
     np.testing.assert_array_equal(rows, embedder.embed(LINES).astype(np.float16))
 
 
-def test_blocks_do_not_show(
+def test_block_boundaries_do_not_change_vectors(
     embedder: WordTableEmbedder, expected: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding, "_BLOCK_LINES", 100)
@@ -144,7 +144,7 @@ def test_a_tiny_table_gives_the_same_vectors(model_directory: Path, expected: ND
         assert_same(embedder.embed(LINES), expected, LINES)
 
 
-def test_a_plan_made_on_the_way_does_not_show(
+def test_a_plan_made_midway_does_not_change_vectors(
     model_directory: Path, expected: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding, "_BLOCK_LINES", 100)

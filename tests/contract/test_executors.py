@@ -352,7 +352,7 @@ def _kill_always(spec: int, context: TaskContext) -> int:
     return spec
 
 
-def test_a_worker_that_is_killed_is_made_good(local: Executor, tmp_path: Path) -> None:
+def test_the_tasks_of_a_killed_worker_are_run_again(local: Executor, tmp_path: Path) -> None:
     specs = [(number, str(tmp_path / "killed")) for number in range(30)]
     assert sorted(local.map(_kill_once, specs)) == list(range(30))
     assert (tmp_path / "killed").exists()
@@ -366,7 +366,7 @@ def test_a_task_that_kills_every_worker_ends_in_one_clear_error(context: TaskCon
             list(executor.map(_kill_always, [1]))
 
 
-def test_tasks_do_not_wait_for_workers_that_never_come(context: TaskContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_do_not_wait_forever_for_workers(context: TaskContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("driftline.flows.runs.executors.NO_WORKERS_TIMEOUT_SECONDS", 1)
     with DaskExecutor(None, 1) as executor:
         executor.start(context, [])
@@ -421,7 +421,7 @@ def test_an_unknown_executor_is_refused_before_anything_is_written(runner: Runne
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "nonsense"])
-def test_an_address_where_nobody_answers_is_wrong_use_within_seconds(
+def test_an_address_without_a_scheduler_is_a_usage_error_within_seconds(
     runner: Runner, driftline: Callable[..., Any], scheme: str
 ) -> None:
     address = f"{scheme}://127.0.0.1:{free_port()}"
@@ -448,7 +448,7 @@ def test_workers_without_driftline_are_named(runner: Runner, tmp_path: Path) -> 
         runner.index(Choice(started.address, None))
 
 
-def test_a_worker_that_does_not_reach_the_source_is_found_before_the_run(
+def test_a_worker_that_cannot_reach_the_source_is_detected_before_the_run(
     runner: Runner, context: TaskContext, tmp_path: Path, scheduler: str
 ) -> None:
     from driftline.storage.sources.source import known_source
@@ -458,7 +458,7 @@ def test_a_worker_that_does_not_reach_the_source_is_found_before_the_run(
     assert "only-here" in str(caught.value)
 
 
-def test_a_worker_that_finds_another_workspace_is_found_before_the_run(
+def test_a_worker_that_sees_another_workspace_is_detected_before_the_run(
     context: TaskContext, runner: Runner, scheduler: str
 ) -> None:
     config = runner.workspace / "_workspace.json"

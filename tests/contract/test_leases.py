@@ -181,7 +181,7 @@ def test_a_killed_holder_on_this_host_is_taken_over_at_once(disk: ObjectStore) -
             assert (lease.token, lease.taken_over) == (2, True)
 
 
-def test_a_pid_that_was_given_to_another_process_does_not_hold_a_lease(disk: ObjectStore) -> None:
+def test_a_reused_pid_does_not_hold_a_lease(disk: ObjectStore) -> None:
     acquire(disk, PATH, "run-1").abandon()
     rewrite(disk, start_time="1")
     assert acquire(disk, PATH, "run-2").taken_over
@@ -195,7 +195,7 @@ def test_a_pid_of_another_boot_or_container_proves_nothing(disk: ObjectStore) ->
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pid namespaces are a matter of Linux")
-def test_a_process_is_known_by_its_boot_and_its_pid_namespace(disk: ObjectStore) -> None:
+def test_a_process_is_identified_by_boot_and_pid_namespace(disk: ObjectStore) -> None:
     with acquire(disk, PATH, "run-1"):
         boot_id = lease_file(disk)["owner"]["boot_id"]
     assert (
@@ -203,7 +203,7 @@ def test_a_process_is_known_by_its_boot_and_its_pid_namespace(disk: ObjectStore)
     )
 
 
-def test_without_proc_a_missing_pid_is_dead_and_a_living_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_only_a_missing_pid_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_start_time", lambda _: "")
     mine = processes.ProcessIdentity.current()
     assert not mine.is_provably_dead()
@@ -212,7 +212,7 @@ def test_without_proc_a_missing_pid_is_dead_and_a_living_one_is_not(monkeypatch:
     assert processes.ProcessIdentity(mine.host, mine.boot_id, gone.pid, "").is_provably_dead()
 
 
-def test_a_paused_holder_that_wakes_up_sees_that_it_lost(disk: ObjectStore) -> None:
+def test_a_paused_holder_that_wakes_up_loses_the_lease(disk: ObjectStore) -> None:
     with Child(HOLDER, disk.uri, "0.6") as holder:
         assert holder.answer() == "1"
         holder.tell()
@@ -249,7 +249,7 @@ def test_an_abandoned_lease_stays_held_and_its_next_holder_is_warned(disk: Objec
         assert (lease.token, lease.taken_over) == (2, True)
 
 
-def test_check_and_release_after_a_take_over_leave_the_new_holder_alone(store: ObjectStore) -> None:
+def test_check_and_release_after_a_take_over_do_not_touch_the_new_lease(store: ObjectStore) -> None:
     first = acquire(store, PATH, "run-1")
     rewrite(store, boot_id="another boot")
     data, version = store.get_versioned(PATH)
@@ -333,7 +333,7 @@ def test_a_damaged_lease_file_is_named_and_never_overwritten(disk: ObjectStore, 
     assert disk.get(PATH) == content
 
 
-def test_a_lease_of_a_newer_format_is_left_alone(disk: ObjectStore) -> None:
+def test_a_lease_of_a_newer_format_is_not_touched(disk: ObjectStore) -> None:
     acquire(disk, PATH, "run-1").release()
     data, version = disk.get_versioned(PATH)
     disk.replace(PATH, data.replace(b'"format_version": 1', b'"format_version": 2'), version)

@@ -135,7 +135,7 @@ def test_a_key_that_was_never_stored_is_none_and_deleting_it_says_so(store: Memo
 
 
 @everywhere
-def test_a_batch_gives_what_is_there(store: MemoryStore) -> None:
+def test_a_batch_returns_the_entries_that_exist(store: MemoryStore) -> None:
     store.store_many(MemoryItem(f"key {n}", LARGE + str(n), S1) for n in range(40))
     found = store.retrieve_batch([f"key {n}" for n in range(0, 80, 2)], ACME)
     assert {key: entry.value for key, entry in found.items()} == {f"key {n}": LARGE + str(n) for n in range(0, 40, 2)}
@@ -244,7 +244,7 @@ def test_pages_by_cursor_and_by_offset_hold_each_entry_once_in_the_same_order(fi
     assert by_cursor == by_offset == everything
 
 
-def test_an_entity_shows_its_own_entries_alone_if_asked(filled: MemoryStore) -> None:
+def test_an_entity_can_be_listed_without_its_descendants(filled: MemoryStore) -> None:
     page = filled.retrieve_by_entity("user", "alice", within="org:acme/project:alpha", include_descendants=False)
     assert keys(page.entries) == [f"{ALICE} {n}" for n in range(3)]
     assert page.total_count == 3
@@ -325,7 +325,7 @@ def test_a_moved_subtree_takes_its_entries_along(filled: MemoryStore) -> None:
     assert len(indexed(filled, ACME)) == 18
 
 
-def test_what_cannot_be_moved_is_refused_and_nothing_changes(filled: MemoryStore) -> None:
+def test_an_invalid_move_is_refused_and_changes_nothing(filled: MemoryStore) -> None:
     before = filled.descendants(ACME)
     for entity, parent in [
         ("org:acme/project:alpha/user:nobody", "org:acme/project:beta"),
@@ -341,7 +341,7 @@ def test_what_cannot_be_moved_is_refused_and_nothing_changes(filled: MemoryStore
     assert filled.get_entity("org:other") is None
 
 
-def test_deleting_an_entity_with_content_needs_to_be_said(filled: MemoryStore) -> None:
+def test_deleting_an_entity_with_content_requires_cascade(filled: MemoryStore) -> None:
     with pytest.raises(BadEntity, match="cascade"):
         filled.delete_entity(ALICE)
     assert filled.delete_entity(ALICE, cascade=True) == 9
@@ -354,7 +354,7 @@ def test_deleting_an_entity_with_content_needs_to_be_said(filled: MemoryStore) -
     filled.delete_entity("org:acme/project:alpha")
 
 
-def test_a_tenant_that_was_deleted_can_begin_anew(filled: MemoryStore) -> None:
+def test_a_deleted_tenant_can_be_created_again(filled: MemoryStore) -> None:
     filled.delete_entity(ACME, cascade=True)
     filled.store("key", 1, S1)
     assert list(indexed(filled, ACME)) == ["key"]
@@ -422,7 +422,7 @@ def test_a_catalog_serves_one_workspace(store: MemoryStore, place: tuple[str, st
 
 
 @everywhere
-def test_an_index_is_made_anew_from_the_catalog(filled: MemoryStore) -> None:
+def test_an_index_is_rebuilt_from_the_catalog(filled: MemoryStore) -> None:
     want = {directory: indexed(filled, directory) for directory in (ACME, ALICE, S1)}
     objects = filled.workspace.objects
     damaged = MemoryIndex(objects, S1).log().deltas[0]

@@ -60,7 +60,7 @@ def race(writers: list[Callable[[], str]]) -> list[str | DriftlineError]:
         return list(pool.map(run, writers))
 
 
-def test_what_is_created_can_be_read_and_looked_up(store: ObjectStore) -> None:
+def test_a_created_object_can_be_read_and_looked_up(store: ObjectStore) -> None:
     version = store.create("org:acme/_index.parquet", b"some bytes")
     assert store.get("org:acme/_index.parquet") == b"some bytes"
     assert store.get_versioned("org:acme/_index.parquet") == (b"some bytes", version)
@@ -76,7 +76,7 @@ def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
     assert names(store) == ["empty"]
 
 
-def test_what_is_missing_is_not_found(store: ObjectStore) -> None:
+def test_a_missing_object_is_not_found(store: ObjectStore) -> None:
     store.create("a/b", b"1")
     for path in ("nope", "a", "a/b/c", "x/y/z"):
         assert store.head(path) is None
@@ -84,7 +84,7 @@ def test_what_is_missing_is_not_found(store: ObjectStore) -> None:
             store.get(path)
 
 
-def test_create_refuses_an_existing_object_and_leaves_it_alone(store: ObjectStore) -> None:
+def test_create_refuses_an_existing_object_and_does_not_change_it(store: ObjectStore) -> None:
     store.create("a", b"first")
     with pytest.raises(AlreadyExists, match="/a"):
         store.create("a", b"other")
@@ -165,7 +165,7 @@ def test_processes_that_increment_a_counter_lose_no_increment(store: ObjectStore
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_odd_names_are_kept_as_they_are(store: ObjectStore, name: str) -> None:
+def test_unusual_names_are_kept_verbatim(store: ObjectStore, name: str) -> None:
     store.create(f"odd/{name}/x", b"1")
     assert store.get(f"odd/{name}/x") == b"1"
     assert names(store, f"odd/{name}") == [f"odd/{name}/x"]
@@ -264,7 +264,7 @@ def test_a_replacement_whose_acknowledgement_is_lost_succeeds(store: ObjectStore
     assert forgetful.replace("a", b"2", first) == store.get_versioned("a")[1]
 
 
-def test_a_write_that_did_not_happen_raises_what_the_store_said(store: ObjectStore) -> None:
+def test_a_failed_write_raises_the_error_of_the_store(store: ObjectStore) -> None:
     failing = ObjectStore(store.uri, Forgetful(store._backend, StorageError("reset"), write=False), {})
     with pytest.raises(StorageError, match="reset"):
         failing.create("a", b"1")
@@ -301,7 +301,7 @@ def test_a_local_path_may_be_given_in_several_ways(tmp_path: Path, monkeypatch: 
         assert store.lance_uri("org:acme/t.lance") == f"{root}/org:acme/t.lance"
 
 
-def test_memory_is_private_and_gone_at_exit() -> None:
+def test_a_memory_store_is_private_and_removed_at_exit() -> None:
     code = (
         "from driftline.storage.objects.store import ObjectStore\n"
         "store = ObjectStore.open('memory://')\n"
@@ -314,9 +314,7 @@ def test_memory_is_private_and_gone_at_exit() -> None:
     assert not os.path.exists(root)
 
 
-def test_replacements_never_bring_a_version_back_though_the_clock_stands_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_never_repeat_even_if_the_clock_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standing_still = 1_700_000_000_000_000_000
     monkeypatch.setattr(os, "fsync", lambda file: os.utime(file, ns=(standing_still, standing_still)))
     store = ObjectStore.open(str(tmp_path))
@@ -328,7 +326,7 @@ def test_replacements_never_bring_a_version_back_though_the_clock_stands_still(
     assert mtimes == sorted(set(mtimes))
 
 
-def test_delete_removes_the_directories_that_it_empties(tmp_path: Path) -> None:
+def test_delete_removes_emptied_directories(tmp_path: Path) -> None:
     store = ObjectStore.open(str(tmp_path))
     store.create("a/b/c/1", b"1")
     store.create("a/2", b"2")
@@ -336,7 +334,7 @@ def test_delete_removes_the_directories_that_it_empties(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "a")) == ["2"]
 
 
-def test_a_directory_that_a_concurrent_delete_removes_is_made_again(
+def test_a_directory_removed_by_a_concurrent_delete_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ObjectStore.open(str(tmp_path))
@@ -380,7 +378,7 @@ def test_a_file_system_without_hard_links_still_creates_only(tmp_path: Path, mon
         store.create("a", b"other")
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -458,7 +456,7 @@ def test_azure_and_google_uris_open(monkeypatch: pytest.MonkeyPatch) -> None:
         ("s3://bucket", {"connect_timeout": "soon"}),
     ],
 )
-def test_bad_uris_and_options_are_wrong_use(uri: str, options: dict[str, str]) -> None:
+def test_invalid_uris_and_options_are_usage_errors(uri: str, options: dict[str, str]) -> None:
     with pytest.raises(UsageError) as caught:
         ObjectStore.open(uri, options)
     assert "hunter22" not in str(caught.value)

@@ -183,7 +183,7 @@ def test_an_archive_is_a_source(tmp_path: Path) -> None:
     assert source.read_many(["folder/a b.txt", "c.txt"]) == [b"1", b"22"]
 
 
-def test_etags_of_s3_tell_content_apart(s3_bucket: str, s3_environment: Any) -> None:
+def test_s3_etags_identify_content(s3_bucket: str, s3_environment: Any) -> None:
     client = s3_environment.client()
     prefix = s3_bucket.removeprefix(f"s3://{s3_environment.bucket}/")
     client.put_object(Bucket=s3_environment.bucket, Key=f"{prefix}/a", Body=b"1")
@@ -201,7 +201,7 @@ def test_etags_of_s3_tell_content_apart(s3_bucket: str, s3_environment: Any) -> 
     assert next(iter(source.list())).etag == first.etag
 
 
-def test_wrong_keys_and_missing_buckets_are_told_in_one_line(
+def test_wrong_keys_and_missing_buckets_are_one_line_errors(
     s3_bucket: str, s3_environment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SourceNotFound, match="no files"):
@@ -219,7 +219,7 @@ def test_wrong_keys_and_missing_buckets_are_told_in_one_line(
         open_source(s3_bucket)
 
 
-def test_no_server_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "k", "secret": "hidden", "retries": 0}
@@ -229,7 +229,7 @@ def test_no_server_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hidden" not in str(caught.value)
 
 
-def test_keys_that_are_no_paths_are_reported(s3_bucket: str, s3_environment: Any) -> None:
+def test_keys_that_are_not_paths_are_reported(s3_bucket: str, s3_environment: Any) -> None:
     client = s3_environment.client()
     prefix = s3_bucket.removeprefix(f"s3://{s3_environment.bucket}/")
     for key in ("a.py", "folder/", "folder/b.py"):
@@ -264,7 +264,7 @@ def test_a_key_that_would_not_read_back_is_left_out_with_its_reason(
         (__file__, SourceNotFound, "not a file"),
     ],
 )
-def test_bad_sources_are_refused_in_one_line(uri: str, error: type[Exception], text: str) -> None:
+def test_invalid_sources_are_one_line_errors(uri: str, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text) as caught:
         open_source(uri)
     assert "\n" not in str(caught.value)

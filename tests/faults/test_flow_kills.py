@@ -113,7 +113,7 @@ def assert_completed(site: Site, run: str) -> None:
     assert_nothing_staged(site.workspace)
 
 
-def test_a_killed_flow_process_is_noticed_and_its_lease_released(site: Site, worker: Workers) -> None:
+def test_a_killed_flow_process_is_detected_and_its_lease_is_released(site: Site, worker: Workers) -> None:
     with paused_run(site, worker()) as (run, flow):
         flow.kill()
     assert site.end_of(run) == ["CRASHED"]
@@ -121,7 +121,7 @@ def test_a_killed_flow_process_is_noticed_and_its_lease_released(site: Site, wor
     assert_completed(site, site.trigger(INDEX))
 
 
-def test_a_flow_whose_worker_was_killed_ends_and_the_next_run_goes_on(site: Site, worker: Workers) -> None:
+def test_a_flow_whose_worker_was_killed_ends_and_the_next_run_resumes(site: Site, worker: Workers) -> None:
     with paused_run(site, worker()) as (run, _):
         kill(worker())
     worker()
@@ -130,7 +130,7 @@ def test_a_flow_whose_worker_was_killed_ends_and_the_next_run_goes_on(site: Site
     assert_completed(site, site.trigger(INDEX))
 
 
-def test_a_killed_worker_and_its_flow_are_noticed_by_their_silence(site: Site, worker: Workers) -> None:
+def test_missing_heartbeats_reveal_a_killed_worker_and_its_flow(site: Site, worker: Workers) -> None:
     with impatience(site):
         with paused_run(site, worker()) as (run, flow):
             kill(worker())

@@ -114,7 +114,7 @@ def test_a_run_that_is_interrupted_anywhere_is_made_good_by_the_next(
 
 @pytest.mark.parametrize("mode", [Mode.CRASH_AFTER, Mode.FAIL])
 @pytest.mark.usefixtures("small_batches")
-def test_a_first_run_that_is_interrupted_anywhere_is_made_good_by_the_next(
+def test_a_first_run_that_is_interrupted_anywhere_is_completed_by_the_next(
     tmp_path: Path, tiny_model: Path, mode: Mode
 ) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"
@@ -131,7 +131,7 @@ def test_a_first_run_that_is_interrupted_anywhere_is_made_good_by_the_next(
     ("mode", "operations"), [(Mode.CRASH_AFTER, "_transact|_index_delta_"), (Mode.LOST_ACKNOWLEDGEMENT, "_transact")]
 )
 @pytest.mark.usefixtures("small_batches")
-def test_a_run_into_a_bucket_that_is_interrupted_is_made_good_by_the_next(
+def test_an_interrupted_run_into_a_bucket_is_completed_by_the_next(
     tmp_path: Path, tiny_model: Path, s3_bucket: str, mode: Mode, operations: str
 ) -> None:
     """One bucket for all interruptions, each of them on top of what the last one left."""

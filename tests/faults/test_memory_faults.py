@@ -125,7 +125,7 @@ def test_a_connection_that_drops_in_a_transaction_is_made_again(
     assert shared_store.retrieve_by_entity("org", "acme", within=ACME).total_count == number
 
 
-def test_a_bulk_that_the_catalog_refuses_is_told_and_leaves_nothing(
+def test_a_bulk_that_the_catalog_refuses_is_an_error_and_leaves_nothing(
     store: MemoryStore, shared_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entry_drafts, "check_metadata", lambda metadata: None)  # a column that must not be null
@@ -135,7 +135,7 @@ def test_a_bulk_that_the_catalog_refuses_is_told_and_leaves_nothing(
         assert each.get_entity(ACME) is None
 
 
-def test_a_catalog_that_stays_away_is_a_connection_error_without_a_password(
+def test_an_unreachable_catalog_is_a_connection_error_without_the_password(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts: list[float] = []
@@ -190,7 +190,7 @@ def test_a_reader_whose_blob_was_replaced_reads_the_catalog_again(
     assert value(store, "key") == LARGE + "new"
 
 
-def test_a_blob_that_is_gone_or_damaged_is_told(store: MemoryStore) -> None:
+def test_a_missing_or_damaged_blob_is_an_error(store: MemoryStore) -> None:
     store.store("key", LARGE, S1)
     (path,) = blobs(store)
     store.workspace.objects.delete([path])
@@ -203,7 +203,7 @@ def test_a_blob_that_is_gone_or_damaged_is_told(store: MemoryStore) -> None:
         store.workspace.objects.get(path + "x")
 
 
-def test_what_another_process_is_flushing_is_tried_again(store: MemoryStore) -> None:
+def test_a_flush_retries_what_another_process_holds(store: MemoryStore) -> None:
     store.store("key", 1, S1)
     tenant, now = store.hierarchy.entity(ACME), datetime.now(UTC)
     until = now + timedelta(minutes=1)
@@ -215,9 +215,7 @@ def test_what_another_process_is_flushing_is_tried_again(store: MemoryStore) -> 
     assert store.flush() == 0
 
 
-def test_a_flush_that_fails_is_made_good_on_close(
-    tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_completes_a_failed_flush(tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> str:
         raise StorageError("The disk is full", "delta")
 

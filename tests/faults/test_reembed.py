@@ -94,7 +94,7 @@ def mover(tmp_path: Path, models: tuple[Path, Path], monkeypatch: pytest.MonkeyP
     return Mover(tmp_path, models)
 
 
-def test_another_model_is_refused_and_then_taken_with_reembed(mover: Mover) -> None:
+def test_another_model_is_refused_without_reembed_and_accepted_with_it(mover: Mover) -> None:
     with pytest.raises(FingerprintMismatch):
         mover.run(mover.new)
     mover.assert_in_step(mover.old)
@@ -106,7 +106,7 @@ def test_another_model_is_refused_and_then_taken_with_reembed(mover: Mover) -> N
         mover.run(mover.old)
 
 
-def test_a_move_that_is_interrupted_anywhere_serves_the_old_table_and_is_finished_by_the_next(
+def test_an_interrupted_reembedding_serves_the_old_table_and_is_finished_by_the_next_run(
     mover: Mover, tmp_path: Path
 ) -> None:
     template = tmp_path / "template"
@@ -134,7 +134,7 @@ def test_a_move_that_is_interrupted_anywhere_serves_the_old_table_and_is_finishe
             raise AssertionError(f"after {mode} operation {at}, {operation}") from error
 
 
-def test_what_is_deleted_after_a_move_was_given_up_does_not_come_back_with_the_next_one(mover: Mover) -> None:
+def test_documents_deleted_after_an_abandoned_reembedding_stay_deleted_in_the_next(mover: Mover) -> None:
     mover.give_up_half_way()
     (mover.tree / "f0.txt").unlink()
     (mover.tree / "f1.txt").write_bytes(b"\0")
@@ -147,7 +147,7 @@ def test_what_is_deleted_after_a_move_was_given_up_does_not_come_back_with_the_n
     mover.assert_in_step(mover.new)
 
 
-def test_what_a_given_up_move_deleted_does_not_stay_in_the_old_table(mover: Mover) -> None:
+def test_documents_deleted_by_an_abandoned_reembedding_leave_the_old_table(mover: Mover) -> None:
     mover.give_up_half_way()
     (mover.tree / "f0.txt").unlink()
     (mover.tree / "f6.txt").unlink()
@@ -171,7 +171,7 @@ def test_the_old_table_serves_until_every_source_has_moved(mover: Mover, tmp_pat
     assert_in_step(mover.opened(), Entity.parse("source:other"), files_below(other))
 
 
-def test_a_source_that_was_removed_after_half_a_move_is_in_no_table(mover: Mover, tmp_path: Path) -> None:
+def test_a_source_removed_during_a_reembedding_is_in_no_table(mover: Mover, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "o.txt").write_text("word70")
@@ -185,7 +185,7 @@ def test_a_source_that_was_removed_after_half_a_move_is_in_no_table(mover: Mover
     assert indexed_rows(mover.opened(), ENTITY) == []
 
 
-def test_a_source_that_was_removed_can_be_indexed_again(mover: Mover) -> None:
+def test_a_removed_source_can_be_indexed_again(mover: Mover) -> None:
     report = remove_source(str(mover.folder), str(ENTITY))
     assert (report.documents, report.lines) == (7, 7)
     assert list(mover.opened().sources()) == []

@@ -52,7 +52,7 @@ def test_writers_compactors_and_readers_at_once_lose_nothing_and_bring_nothing_b
 # -- the judges themselves: each wrong is told ------------------------------------------------
 
 
-def test_a_lost_a_resurrected_and_a_changed_row_are_told() -> None:
+def test_lost_resurrected_and_changed_rows_are_detected() -> None:
     done = [20, 0]
     seen = {key: value for key, value in model(done).items() if key.startswith("own/")}
     assert sorted(seen) == [f"own/0/{number:07}" for number in range(21 - LIFE, 21)]
@@ -63,7 +63,7 @@ def test_a_lost_a_resurrected_and_a_changed_row_are_told() -> None:
     assert contradictions(seen | {"own/0/0000020": 7}, done, done) == ["own/0/0000020 has value 7"]
 
 
-def test_two_compactors_at_once_and_a_base_that_was_not_replaced_are_told() -> None:
+def test_concurrent_compactors_and_an_unreplaced_base_are_detected() -> None:
     first = Publication(1, "", "a", 0.0, 1.0)
     assert chain_problems([Publication(2, "a", "b", 1.5, 2.0), first]) == []
     assert "same time" in chain_problems([first, Publication(2, "a", "b", 0.5, 2.0)])[0]

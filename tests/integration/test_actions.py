@@ -115,7 +115,7 @@ def test_exactly_the_documented_names_are_registered(registry: Registry) -> None
     assert all(f"\n## {name}\n" in reference for name in NAMES)
 
 
-def test_a_name_that_the_registry_has_stays() -> None:
+def test_existing_names_of_the_registry_are_kept() -> None:
     def mine(state: Any, **_: Any) -> dict[str, Any]:
         return {"mine": True}
 
@@ -226,7 +226,7 @@ def test_nodes_that_run_in_parallel_wait_for_each_other(notes: Registry) -> None
     assert sum(result["indexed"] for result in results) == 3
 
 
-def test_names_that_look_like_patterns_are_data(notes: Registry, tree: Path) -> None:
+def test_names_that_look_like_patterns_are_taken_literally(notes: Registry, tree: Path) -> None:
     names = [
         "a b",
         " lead",
@@ -265,7 +265,7 @@ def test_a_bucket_is_a_workspace_and_a_source(tree: Path, registry: Registry, s3
     assert missing["error_type"] in ("workspace_not_found", "storage_error")
 
 
-def test_a_search_is_limited_to_the_paths_that_were_named(notes: Registry, tree: Path) -> None:
+def test_a_search_is_limited_to_the_given_paths(notes: Registry, tree: Path) -> None:
     notes["search.workspace_index"]({}, workspace="notes", paths=["docs", "src"])
 
     def paths(**options: Any) -> set[str]:
@@ -337,7 +337,7 @@ def test_every_failure_is_a_dictionary_with_its_type(registry: Registry, tree: P
     assert Workspace.open(str(tree / "home/notes")).stats().total_documents == 0  # nothing was written
 
 
-def test_what_lance_raises_is_told_as_such(notes: Registry, tree: Path) -> None:
+def test_errors_of_lance_are_reported_as_lancedb_errors(notes: Registry, tree: Path) -> None:
     notes["search.workspace_index"]({}, workspace="notes", paths="docs")
     for file in (tree / "home/notes").rglob("*.lance/data/*"):
         file.write_bytes(b"no data")

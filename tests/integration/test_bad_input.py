@@ -116,7 +116,7 @@ WRONG_USE = {
 
 
 @pytest.mark.parametrize(("kind", "arguments", "says"), WRONG_USE.values(), ids=WRONG_USE.keys())
-def test_wrong_use_is_told_in_one_line_and_creates_no_workspace(
+def test_a_usage_error_is_one_line_and_creates_no_workspace(
     tmp_path: Path, tree: Path, driftline: Cli, monkeypatch: pytest.MonkeyPatch, kind: str, arguments: list[str],
     says: str,
 ) -> None:  # fmt: skip
@@ -140,7 +140,7 @@ def test_wrong_use_is_told_in_one_line_and_creates_no_workspace(
     ],
     ids=lambda value: value if isinstance(value, str) else "_".join(value[:1]),
 )
-def test_wrong_use_of_a_workspace_leaves_it_as_it_was(
+def test_a_usage_error_does_not_change_the_workspace(
     tree: Path, workspace: Path, tiny_model: Path, driftline: Cli, kind: str, arguments: list[str], says: str
 ) -> None:
     given = [text.format(tree=tree, model=tiny_model) for text in arguments]
@@ -157,7 +157,7 @@ def test_a_missing_extra_is_named(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else: run the tests as root")
-def test_what_may_not_be_read_is_refused(
+def test_unreadable_sources_and_workspaces_are_refused(
     tmp_path: Path, tree: Path, workspace: Path, tiny_model: Path, driftline: Cli
 ) -> None:
     index = ["index", tree, "--workspace", workspace, "--model", tiny_model]
@@ -178,7 +178,7 @@ def test_what_may_not_be_read_is_refused(
     assert listing(workspace) == before
 
 
-def test_wrong_s3_credentials_are_told(
+def test_wrong_s3_credentials_are_an_access_error(
     tmp_path: Path, tree: Path, driftline: Cli, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -285,7 +285,7 @@ def test_files_of_any_name_are_indexed_and_found_by_it(tmp_path: Path, tiny_mode
     assert (again["unchanged"], again["lines_embedded"]) == (len(paths), 0)
 
 
-def test_a_name_that_is_not_utf8_stands_in_the_ledger(
+def test_a_name_that_is_not_utf8_is_in_the_run_history(
     tmp_path: Path, tree: Path, tiny_model: Path, driftline: Cli
 ) -> None:
     Path(os.fsdecode(bytes(tree) + b"/bad\xff.txt")).write_text("word5\n")
@@ -300,7 +300,7 @@ def test_a_name_that_is_not_utf8_stands_in_the_ledger(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else: run the tests as root")
-def test_files_without_permission_stand_in_the_ledger_and_lose_nothing(
+def test_files_without_permission_are_in_the_run_history_and_stay_indexed(
     tmp_path: Path, tree: Path, workspace: Path, tiny_model: Path, driftline: Cli
 ) -> None:
     write(tree, {"locked.txt": "word5\n", "closed/c.txt": "word6\n"})
@@ -342,7 +342,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Callable[[Pat
     events.clear()
 
 
-def test_a_file_that_vanishes_while_it_is_read_stands_in_the_ledger(
+def test_a_file_that_vanishes_during_the_read_is_in_the_run_history(
     tree: Path, workspace: Path, driftline: Cli, reading: dict[str, Callable[[Path], None]]
 ) -> None:
     write(tree, {"gone.txt": "word5\n", "a.txt": "word6 word7 word8\n"})
@@ -372,7 +372,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     assert (source["changed"], source["lines_embedded"], source["skipped"]) == (1, 2, [])
 
 
-def test_a_file_that_never_rests_is_left_for_the_next_run(
+def test_a_file_that_keeps_changing_is_left_for_the_next_run(
     tree: Path, workspace: Path, driftline: Cli, reading: dict[str, Callable[[Path], None]]
 ) -> None:
     reading["a.txt"] = lambda path: path.write_text(path.read_text() + "word9\n")  # type: ignore[assignment]
@@ -388,9 +388,7 @@ def test_a_file_that_never_rests_is_left_for_the_next_run(
 # -- deletions that look like a mistake ------------------------------------------------------
 
 
-def test_suspiciously_many_deletions_are_refused_until_they_are_confirmed(
-    tmp_path: Path, tiny_model: Path, driftline: Cli
-) -> None:
+def test_a_mass_deletion_is_refused_until_it_is_confirmed(tmp_path: Path, tiny_model: Path, driftline: Cli) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"
     write(tree, {f"old/{number}.txt": WORDS[number] for number in range(150)} | {"kept.txt": "word200"})
     command = ["index", tree, "--workspace", workspace, "--model", tiny_model, "--json"]

@@ -78,7 +78,7 @@ def assert_exact(repository: Path, tmp_path: Path) -> None:
 # What it looks at.
 
 
-def test_only_changed_paths_are_looked_at_and_the_index_is_as_after_a_full_scan(
+def test_only_changed_paths_are_scanned_and_the_index_equals_a_full_scan(
     ci: Driftline, repository: Path, tmp_path: Path
 ) -> None:
     first = source_of(ci("--json"))
@@ -95,7 +95,7 @@ def test_only_changed_paths_are_looked_at_and_the_index_is_as_after_a_full_scan(
     assert_exact(repository, tmp_path)
 
 
-def test_an_index_run_may_look_only_at_changed_paths_too(
+def test_an_index_run_can_scan_only_changed_paths(
     ci: Driftline, driftline: Driftline, repository: Path, tmp_path: Path
 ) -> None:
     first = source_of(ci("--json"))
@@ -129,7 +129,9 @@ def test_many_deletions_of_one_commit_are_judged_by_the_whole_source(
 
 
 @pytest.mark.parametrize("event", ["force-push", "branch"])
-def test_another_history_is_compared_by_its_files(event: str, ci: Driftline, repository: Path, tmp_path: Path) -> None:
+def test_a_force_push_and_a_branch_are_compared_by_their_files(
+    event: str, ci: Driftline, repository: Path, tmp_path: Path
+) -> None:
     (repository / "src" / "a.py").write_text("alpha = 'pushed'\n")
     commit(repository)
     pushed = source_of(ci("--json"))
@@ -156,7 +158,7 @@ def test_a_shallow_clone_is_scanned_and_embeds_nothing_twice(ci: Driftline, repo
     assert_exact(tmp_path / "checkout" / "web", tmp_path)
 
 
-def test_a_run_of_anybody_else_makes_the_next_one_look_at_everything(
+def test_a_run_in_between_forces_a_full_scan(
     ci: Driftline, driftline: Driftline, repository: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     source_of(ci("--json"))
@@ -168,7 +170,7 @@ def test_a_run_of_anybody_else_makes_the_next_one_look_at_everything(
     assert_exact(repository, tmp_path)
 
 
-def test_what_a_repair_took_out_is_found_though_the_commit_is_the_same(
+def test_documents_removed_by_a_repair_are_indexed_again_at_the_same_commit(
     ci: Driftline, repository: Path, tmp_path: Path
 ) -> None:
     source_of(ci("--json"))
@@ -217,7 +219,7 @@ def test_the_sources_of_the_file_that_lie_in_the_work_tree_are_indexed(
 # What it tells.
 
 
-def test_people_get_lines_and_a_job_summary(
+def test_text_output_has_lines_and_a_job_summary(
     ci: Driftline, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
@@ -241,14 +243,16 @@ def test_people_get_lines_and_a_job_summary(
     assert (unwritable.code, "the summary was not written" in unwritable.err) == (0, True)
 
 
-def test_programs_get_one_object(ci: Driftline, repository: Path) -> None:
+def test_json_output_is_one_object(ci: Driftline, repository: Path) -> None:
     report = ci("--json").json
     assert set(report) == {"action", "commit", "branch", "system", "run", "flow_runs", "staleness", "seconds"}
     assert (report["action"], report["branch"], report["system"]) == ("indexed", "main", "")
     assert report["commit"] == git(repository, "rev-parse", "HEAD")
 
 
-def test_a_build_of_another_commit_than_is_checked_out_is_told(ci: Driftline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_of_a_commit_that_is_not_checked_out_is_reported(
+    ci: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CI", "true")
     monkeypatch.setenv("CI_COMMIT_SHA", "f" * 40)
     done = ci()
@@ -256,7 +260,7 @@ def test_a_build_of_another_commit_than_is_checked_out_is_told(ci: Driftline, mo
     assert "is checked out and indexed" in done.err
 
 
-def test_builds_of_other_branches_are_left_alone(ci: Driftline, repository: Path, tmp_path: Path) -> None:
+def test_builds_of_other_branches_are_skipped(ci: Driftline, repository: Path, tmp_path: Path) -> None:
     skipped = ci("--json", "--branch", "release")
     assert (skipped.code, skipped.json["action"]) == (0, "skipped")
     assert not (tmp_path / "index").exists()
@@ -303,5 +307,5 @@ def test_a_source_that_was_never_indexed_fails_the_gate(
     "arguments",
     [("--deployment", "web", "src"), ("--deployment", "web", "--max-staleness", "1"), ("src", "--config", "x.toml")],
 )
-def test_options_that_contradict_each_other_are_wrong_use(ci: Driftline, arguments: tuple[str, ...]) -> None:
+def test_contradictory_options_are_a_usage_error(ci: Driftline, arguments: tuple[str, ...]) -> None:
     assert ci(*arguments).code == 2

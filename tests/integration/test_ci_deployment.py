@@ -103,7 +103,7 @@ def test_one_commit_makes_one_run_of_each_deployment(
     assert all(f"commit:{COMMIT}" in found["tags"] for found in both)
 
 
-def test_a_failed_run_fails_the_build_and_is_started_anew_by_the_next(
+def test_a_failed_run_fails_the_build_and_the_next_build_starts_another(
     ci: Driftline, worker: Worker, deployments: dict[str, str]
 ) -> None:
     web, _ = deployments
@@ -118,7 +118,7 @@ def test_a_failed_run_fails_the_build_and_is_started_anew_by_the_next(
     assert ci("--deployment", web).json["flow_runs"][0]["id"] == completed.json["flow_runs"][0]["id"]
 
 
-def test_a_run_that_takes_too_long_fails_the_build_and_goes_on(
+def test_a_run_that_takes_too_long_fails_the_build_and_continues(
     ci: Driftline, worker: Worker, deployments: dict[str, str]
 ) -> None:
     web, _ = deployments
@@ -146,12 +146,12 @@ def test_the_example_starts_a_deployment_and_waits(
     assert run["state_type"] == "COMPLETED"
 
 
-def test_an_unknown_deployment_is_wrong_use(ci: Driftline) -> None:
+def test_an_unknown_deployment_is_a_usage_error(ci: Driftline) -> None:
     unknown = ci("--deployment", "nowhere")
     assert (unknown.code, "driftline deploy" in unknown.json["message"]) == (2, True)
 
 
-def test_without_a_server_or_a_commit_it_is_wrong_use(
+def test_a_missing_server_or_commit_is_a_usage_error(
     driftline: Driftline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from prefect.settings import PREFECT_API_URL, temporary_settings

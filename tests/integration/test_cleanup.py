@@ -73,7 +73,7 @@ def test_a_workspace_without_leftovers_has_no_orphans(corner: Corner) -> None:
     corner.assert_alive()
 
 
-def test_a_dry_run_tells_each_orphan_and_writes_nothing(corner: Corner) -> None:
+def test_a_dry_run_reports_each_orphan_and_writes_nothing(corner: Corner) -> None:
     planted = corner.plant()
     before = sorted((info.path, info.version) for info in corner.workspace.objects.list(temporary=True))
     report = clean(corner.uri, dry_run=True)
@@ -83,7 +83,7 @@ def test_a_dry_run_tells_each_orphan_and_writes_nothing(corner: Corner) -> None:
     assert after == before
 
 
-def test_orphans_go_and_all_that_lives_stays(corner: Corner) -> None:
+def test_orphans_are_deleted_and_live_files_stay(corner: Corner) -> None:
     planted = corner.plant()
     corner.workspace.objects.create("notes.txt", b"mine")
     corner.workspace.objects.create(f"{ENTITY.directory}/copy of _index.parquet", b"mine")
@@ -109,7 +109,7 @@ def test_a_staged_delta_whose_batch_was_committed_is_published(corner: Corner) -
     assert corner.table.count("path = 'extra.txt'") == 3
 
 
-def test_only_what_is_old_by_the_clock_of_the_store_goes(local: Corner) -> None:
+def test_age_is_judged_by_the_clock_of_the_store(local: Corner) -> None:
     planted = local.plant()
     assert clean(local.uri, 3_600).orphans == ()
     old = next(path for path, reason in planted.items() if reason is Reason.UNCOMMITTED)
@@ -118,7 +118,7 @@ def test_only_what_is_old_by_the_clock_of_the_store_goes(local: Corner) -> None:
     local.assert_alive()
 
 
-def test_run_ledgers_go_after_their_retention(local: Corner) -> None:
+def test_run_records_are_deleted_after_their_retention(local: Corner) -> None:
     ledgers = sorted(path for path in local.paths() if "/_runs/" in path)
     for path in ledgers:
         make_old(f"{local.uri}/{path}", (RETENTION_DAYS + 1) * 86_400)
@@ -155,7 +155,7 @@ def test_live_files_survive_however_a_local_workspace_is_spelled(
 
 
 @pytest.mark.parametrize("name", ["with space", "per%41cent", "ü", "colon:name", "org:nested"])
-def test_live_files_survive_in_a_workspace_of_an_odd_name(tmp_path: Path, tiny_model: Path, name: str) -> None:
+def test_live_files_survive_in_a_workspace_with_an_unusual_name(tmp_path: Path, tiny_model: Path, name: str) -> None:
     odd = make_corner(tmp_path, str(tmp_path / name), tiny_model)
     assert found(clean(odd.uri)) == {}
     odd.assert_alive()
@@ -181,9 +181,7 @@ def test_live_files_survive_in_a_bucket_of_another_kind(
     bucket.assert_alive()
 
 
-def test_a_workspace_that_does_not_see_its_own_files_is_left_alone(
-    local: Corner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workspace_whose_files_are_not_listed_is_not_cleaned(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = local.plant()
     spelled = {f"./{path}" for path in local.table.tracked_files()}
     monkeypatch.setattr("driftline.storage.lines.table.LineTable.tracked_files", lambda table: frozenset(spelled))
@@ -214,7 +212,7 @@ def test_tables_stay_while_another_run_maintains_them(corner: Corner) -> None:
     assert found(clean(corner.uri)) == {uncommitted: Reason.UNCOMMITTED}
 
 
-def test_the_leases_are_free_again_afterwards(corner: Corner) -> None:
+def test_a_cleanup_releases_its_leases(corner: Corner) -> None:
     corner.plant()
     clean(corner.uri)
     for path in (lease_path(ENTITY), lease_path(ENTITY.tenant, "maintenance")):
@@ -270,7 +268,7 @@ def test_a_holder_that_was_taken_over_cannot_commit_fragments_that_are_gone(
 # -- superseded embeddings -----------------------------------------------------------------------
 
 
-def test_a_table_goes_when_every_document_has_moved_to_another_embedding(
+def test_a_table_is_deleted_once_every_document_has_another_embedding(
     local: Corner, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     old = local.table.path
@@ -282,7 +280,7 @@ def test_a_table_goes_when_every_document_has_moved_to_another_embedding(
     local.assert_alive()
 
 
-def test_both_tables_stay_until_every_source_has_moved(
+def test_both_tables_stay_until_every_source_is_reembedded(
     local: Corner, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     second = tmp_path / "second"
@@ -297,7 +295,7 @@ def test_both_tables_stay_until_every_source_has_moved(
     assert before <= local.paths()
 
 
-def test_a_superseded_table_that_the_fence_has_written_to_stays_whole_until_the_next_time(corner: Corner) -> None:
+def test_a_superseded_table_written_by_the_fence_stays_whole_until_the_next_cleanup(corner: Corner) -> None:
     table = corner.superseded_table()
     planted = corner.plant()
     assert set(found(clean(corner.uri, dry_run=True))) == {*planted, *table}
@@ -308,7 +306,7 @@ def test_a_superseded_table_that_the_fence_has_written_to_stays_whole_until_the_
     corner.assert_alive()
 
 
-def test_a_table_that_died_before_its_first_version_goes(corner: Corner) -> None:
+def test_a_table_without_a_first_version_is_deleted(corner: Corner) -> None:
     before = corner.paths()
     corner.workspace.lines(ENTITY, SUPERSEDED).write_fragments(corner.rows())
     planted = corner.paths() - before
@@ -319,7 +317,7 @@ def test_a_table_that_died_before_its_first_version_goes(corner: Corner) -> None
 # -- deletion ------------------------------------------------------------------------------------
 
 
-def test_a_crash_after_any_deletion_leaves_the_rest_for_the_next_time(
+def test_a_crash_after_any_deletion_leaves_the_rest_for_the_next_cleanup(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("driftline.tasks.maintenance.delete_orphans.DELETE_BATCH", 1)
@@ -343,7 +341,7 @@ def test_a_crash_after_any_deletion_leaves_the_rest_for_the_next_time(
     assert step > len(planted)
 
 
-def test_each_deletion_is_in_the_audit_log_and_in_the_ledger_of_its_tenant(
+def test_each_deletion_is_in_the_audit_log_and_in_the_run_history_of_its_tenant(
     local: Corner, caplog: pytest.LogCaptureFixture
 ) -> None:
     planted = local.plant()
@@ -359,7 +357,7 @@ def test_each_deletion_is_in_the_audit_log_and_in_the_ledger_of_its_tenant(
     assert {entry["path"] for entry in ledger.report["deleted"]} == {path for path in planted if "/" in path}
 
 
-def test_another_workspace_in_its_place_aborts(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_workspace_aborts_the_cleanup(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = local.plant()
     original = "driftline.flows.runs.cleanup_run.find_orphans"
     from driftline.storage.garbage.orphans import find_orphans
@@ -375,9 +373,7 @@ def test_another_workspace_in_its_place_aborts(local: Corner, monkeypatch: pytes
     assert set(planted) <= local.paths()
 
 
-def test_deletions_that_fail_are_tried_again_only_while_they_get_on(
-    local: Corner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_deletions_are_retried_only_while_they_progress(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = local.plant()
     original, calls = LocalDisk.delete, []
 
@@ -419,7 +415,7 @@ def test_the_command_is_a_dry_run_unless_told_otherwise(local: Corner, capsys: p
     assert "orphans: 0" in capsys.readouterr().out
 
 
-def test_a_workspace_that_is_not_there_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_workspace_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cleanup", "--workspace", str(tmp_path / "nothing"), "--delete"]) == 2
     assert not (tmp_path / "nothing").exists()
     assert cli.main(["cleanup", "--workspace", str(tmp_path), "--max-age-seconds", "-1"]) == 2

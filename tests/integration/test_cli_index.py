@@ -120,7 +120,7 @@ def test_status_sources_and_remove_print_objects_of_the_documented_shape(tree: P
     assert states(driftline("index", tree, "--json"))["new"] == 4
 
 
-def test_text_for_people_tells_the_same(tree: Path, driftline: Driftline) -> None:
+def test_text_output_shows_the_same_figures(tree: Path, driftline: Driftline) -> None:
     assert "4 new" in driftline("index", tree).out
     at = ("--workspace", tree / ".driftline")
     assert str(tree) in driftline("status", *at).out
@@ -128,7 +128,7 @@ def test_text_for_people_tells_the_same(tree: Path, driftline: Driftline) -> Non
     assert "4 documents" in driftline("remove", "source:web", *at).out
 
 
-def test_removing_what_is_not_there_is_wrong_use(tree: Path, driftline: Driftline) -> None:
+def test_removing_an_unknown_source_is_a_usage_error(tree: Path, driftline: Driftline) -> None:
     driftline("index", tree)
     for entity in ("source:other", "org:acme/project:x/source:web", "nonsense", "source:..", "org:default"):
         outcome = driftline("remove", entity, "--workspace", tree / ".driftline")
@@ -202,7 +202,7 @@ def test_a_default_name_that_is_taken_gets_a_hash_suffix_and_keeps_it(
     assert [source["entity"] for source in both] == [names[0], names[1]]
 
 
-def test_an_entity_stays_with_its_place_unless_it_is_rebound(tree: Path, tmp_path: Path, driftline: Driftline) -> None:
+def test_an_entity_keeps_its_uri_unless_it_is_rebound(tree: Path, tmp_path: Path, driftline: Driftline) -> None:
     moved = write(tmp_path / "moved", FILES | {"more.txt": "one more line\n"})
     at = ("--workspace", tmp_path / "workspace", "--entity", "org:acme/project:alpha/source:web", "--json")
     assert states(driftline("index", tree, *at))["new"] == 4
@@ -263,9 +263,7 @@ def test_filters_are_recorded_and_used_again_until_others_are_given(tree: Path, 
     assert driftline("index", tree, "--include", "!*.md").code == 2
 
 
-def test_secrets_large_files_binaries_and_ignored_files_stay_out_and_the_ledger_says_why(
-    tree: Path, driftline: Driftline
-) -> None:
+def test_skipped_files_are_in_the_run_history_with_their_reason(tree: Path, driftline: Driftline) -> None:
     write(
         tree,
         {
@@ -357,7 +355,7 @@ def test_a_full_run_embeds_everything_again(tree: Path, driftline: Driftline) ->
     assert states(driftline("index", tree, "--json")) == {"unchanged": 4, "lines_total": 6}
 
 
-def test_odd_names_are_indexed_and_found(tmp_path: Path, driftline: Driftline) -> None:
+def test_unusual_names_are_indexed_and_found(tmp_path: Path, driftline: Driftline) -> None:
     names = ["with space.py", "quo'te\".py", "100%.py", "under_score.py", "emoji 🚀.py", "new\nline.py", "-dash.py"]
     tree = write(tmp_path / "odd 'tree' 100%", {name: f"value_{i} = {i}\n" for i, name in enumerate(names)})
     os.close(os.open(os.fsencode(tree) + b"/bad\xff.py", os.O_CREAT))
@@ -438,7 +436,7 @@ def test_the_python_api_does_what_the_command_line_does(tree: Path, tmp_path: Pa
         dl.open(str(tmp_path / "nothing"))
 
 
-def test_document_states_are_told_without_indexing(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_document_states_are_reported_without_indexing(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
     workspace = str(tmp_path / "workspace")
     write(tree, {"same.txt": "the same\n"})
     dl.index(str(tree), workspace=workspace, model=str(tiny_model))
@@ -459,7 +457,7 @@ def test_document_states_are_told_without_indexing(tree: Path, tmp_path: Path, t
         dl.analyze_document_states(workspace, "source:none", asked)
 
 
-def test_a_program_keeps_lines_of_its_own(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
     dl.index(str(tree), workspace=str(tmp_path / "workspace"), model=str(tiny_model))
     workspace = dl.open(str(tmp_path / "workspace"))
     store = dl.LineStore(workspace, "source:notes")

@@ -136,7 +136,7 @@ def test_few_deltas_stay_unless_their_source_is_named(tmp_path: Path, tree: Path
     assert compact_workspace(CompactRequest(workspace, entity=str(ENTITY))).tenants[0].folded == {str(ENTITY): 1}
 
 
-def test_the_ledger_row_survives_so_that_a_commit_still_counts_once(tmp_path: Path, tree: Path, model: Path) -> None:
+def test_the_commit_marker_survives_so_that_a_commit_still_counts_once(tmp_path: Path, tree: Path, model: Path) -> None:
     workspace = str(tmp_path / "workspace")
     index_often(tree, workspace, model)
     opened = Workspace.open(workspace)
@@ -215,7 +215,7 @@ def test_fragments_that_writers_change_all_the_time_are_left_with_a_message(
     assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))
 
 
-def test_what_others_hold_is_skipped_with_a_message_or_refused_where_it_was_named(
+def test_held_leases_are_skipped_and_reported_or_refused_if_named(
     tmp_path: Path, tree: Path, model: Path, driftline: Callable[..., Any]
 ) -> None:
     workspace = str(tmp_path / "workspace")
@@ -258,7 +258,7 @@ def test_an_index_that_misses_too_much_stops_the_compaction_before_anything_is_r
     assert last.outcome == RecallTooLow.kind
 
 
-def test_recall_tells_an_index_that_finds_from_one_that_does_not(
+def test_recall_separates_a_good_index_from_a_bad_one(
     tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = str(tmp_path / "workspace")
@@ -302,7 +302,7 @@ def test_recall_is_measured_in_one_version_of_a_table_that_grows(
     assert found.recall == 1.0
 
 
-def test_a_run_can_be_looked_back_at_until_its_deltas_are_folded(tmp_path: Path, tree: Path, model: Path) -> None:
+def test_earlier_runs_can_be_read_until_their_deltas_are_folded(tmp_path: Path, tree: Path, model: Path) -> None:
     workspace = str(tmp_path / "workspace")
     first = index(tree, workspace, model)["run_id"]
     opened = Workspace.open(workspace)

@@ -37,7 +37,7 @@ def test_the_dockerfile_passes_its_linter() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_dockerfile_copies_all_that_the_package_is_made_of() -> None:
+def test_the_dockerfile_copies_the_whole_package() -> None:
     copied = set(re.findall(r"^COPY (?!--)(.+) \S+$", DOCKERFILE.read_text(), re.MULTILINE))
     for name in " ".join(copied).split():
         assert (ROOT / name).exists(), name
@@ -67,7 +67,7 @@ def test_the_command_that_deploys_reads_the_example(prefect_server: PrefectServe
 
 
 @pytest.mark.xdist_group("prefect")
-def test_the_health_check_of_the_server_tells_whether_it_answers(prefect_server: PrefectServer) -> None:
+def test_the_health_check_of_the_server_reports_whether_it_answers(prefect_server: PrefectServer) -> None:
     port = prefect_server.url.split(":")[2].partition("/")[0]
     _, _, option, program = services()["prefect"]["healthcheck"]["test"]
     assert "4200" in program
@@ -75,7 +75,7 @@ def test_the_health_check_of_the_server_tells_whether_it_answers(prefect_server:
     assert run(BIN / "python", option, program.replace("4200", str(free_port()))).returncode != 0
 
 
-def test_the_store_takes_a_workspace_from_those_who_have_its_password(tmp_path: Path) -> None:
+def test_the_store_accepts_a_workspace_only_with_its_password(tmp_path: Path) -> None:
     port = free_port()
     replaced = {
         "-dir=/data": f"-dir={tmp_path}",

@@ -149,7 +149,7 @@ def test_the_schedule_fires_by_itself(site: Site, worker: object) -> None:
     site.assert_in_step("ticking")
 
 
-def test_a_source_that_is_not_in_the_file_any_more_is_paused(site: Site, worker: object) -> None:
+def test_a_source_removed_from_the_file_is_paused(site: Site, worker: object) -> None:
     file = site.folder / "driftline.toml"
     file.write_text(file.read_text().partition('[[sources]]\nuri = "ticking"')[0])
     assert site.driftline("deploy")["paused"] == ["driftline-index/ticking"]

@@ -79,7 +79,7 @@ def test_a_tilde_is_the_home_folder(tree: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("named", ["missing.py", "a.py/", "missing/*.py", "*.zip", "ignored/**/*.nope", ".e*"])
-def test_what_selects_nothing_is_an_error(tree: Path, named: str) -> None:
+def test_a_selection_without_files_is_an_error(tree: Path, named: str) -> None:
     with pytest.raises(SourceNotFound, match="No "):
         list(files_named([named]))
 
@@ -125,12 +125,12 @@ def test_two_texts_of_one_name_are_kept_apart(embedder: WordTableEmbedder) -> No
     assert [(hit.line, hit.context) for hit in found] == [(1, ("parser",)), (2, ("one", "parser"))]
 
 
-def test_python_offers_the_same(tree: Path, tiny_model: Path) -> None:
+def test_the_python_api_gives_the_same_results(tree: Path, tiny_model: Path) -> None:
     found = dl.grep("namespace", "**/*.py", "b.md", model=str(tiny_model), top_k=1, n_lines=0)
     assert [(hit.path, hit.line, hit.context) for hit in found.results] == [("deep/c.py", 1, ("namespace",))]
 
 
-def test_case_counts_unless_told_otherwise(driftline: Driftline, tree: Path) -> None:
+def test_search_is_case_sensitive_by_default(driftline: Driftline, tree: Path) -> None:
     (tree / "case.txt").write_text("SUBCOMMAND PARSER\n")
 
     def score(*options: str) -> float:
@@ -142,7 +142,7 @@ def test_case_counts_unless_told_otherwise(driftline: Driftline, tree: Path) -> 
     assert found["text"] == "SUBCOMMAND PARSER"
 
 
-def test_json_has_the_shape_of_search_and_exit_codes_tell_found_from_nothing(
+def test_json_has_the_shape_of_search_and_exit_codes_report_matches(
     driftline: Driftline, tree: Path, tiny_model: Path
 ) -> None:
     model = ("--model", tiny_model)
@@ -164,7 +164,7 @@ def test_json_has_the_shape_of_search_and_exit_codes_tell_found_from_nothing(
     assert text.out == "deep/c.py:1  1.00\n  1: namespace\n"
 
 
-def test_files_without_text_are_named_and_left_out(driftline: Driftline, tree: Path, tiny_model: Path) -> None:
+def test_files_without_text_are_reported_and_skipped(driftline: Driftline, tree: Path, tiny_model: Path) -> None:
     (tree / "image").write_bytes(b"\x89PNG\0\0")
     with (tree / "deep" / "large").open("w") as file:
         file.truncate(5 * 2**20)
@@ -202,6 +202,6 @@ def test_on_a_terminal_hits_are_links(tree: Path, tiny_model: Path) -> None:
     assert b"\x1b[1;33mnamespace" in shown
 
 
-def test_a_folder_that_cannot_be_searched_is_an_error_of_ours(tree: Path) -> None:
+def test_an_unsearchable_folder_is_a_driftline_error(tree: Path) -> None:
     with pytest.raises(DriftlineError):
         list(files_named([""]))

@@ -154,7 +154,7 @@ def test_later_runs_extend_the_indexes_and_leave_a_bounded_rest(
         assert best(text(number, 4))[0] == f"package{number % 3}/module{number}.py:5"
 
 
-def test_indexes_may_be_left_to_a_later_run(
+def test_index_maintenance_may_be_left_to_a_later_run(
     tmp_path: Path, index: Callable[..., Any], status: Callable[[], Any], best: Callable[..., list[str]]
 ) -> None:
     write(tmp_path / "tree", 0, 30)

@@ -72,7 +72,7 @@ def test_a_source_that_fails_does_not_stop_the_others(
     assert "in step after" in told.out
 
 
-def test_when_no_source_can_be_begun_nothing_is_written(team: Path, driftline: Driftline) -> None:
+def test_if_no_source_can_start_nothing_is_written(team: Path, driftline: Driftline) -> None:
     (team / "driftline.toml").write_text('[[sources]]\nuri = "gone"\n[[sources]]\nuri = "lost"\n')
     failed = driftline("index", "--all", "--json")
     assert (failed.code, failed.json["error"]) == (2, "source_not_found")
@@ -104,7 +104,7 @@ def test_without_a_file_all_says_what_is_missing(
     assert (missing.code, "driftline.toml" in missing.err) == (2, True)
 
 
-def test_the_nearest_workspace_counts_unless_the_file_is_named(
+def test_the_nearest_workspace_is_used_unless_the_file_is_named(
     team: Path, driftline: Driftline, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert driftline("index", "docs", "--model", tiny_model).code == 0  # without --all the file says nothing

@@ -163,16 +163,14 @@ def test_answers_are_bounded(place: Path) -> None:
         ("no_such_tool", {}, "no_such_tool"),
     ],
 )
-def test_what_goes_wrong_is_an_error_of_the_protocol(
-    place: Path, name: str, arguments: dict[str, Any], complaint: str
-) -> None:
+def test_failures_are_protocol_errors(place: Path, name: str, arguments: dict[str, Any], complaint: str) -> None:
     arguments = {key: str(place / "secret.txt") if value == "ABSOLUTE" else value for key, value in arguments.items()}
     (outcome,) = ask(make_server(dl.open(str(place / "ws"))), (name, arguments))
     assert outcome.is_error
     assert complaint in outcome.content[0].text
 
 
-def test_what_was_not_indexed_is_never_read(place: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_files_that_are_not_indexed_are_never_read(place: Path, tmp_path: Path, tiny_model: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "inner").mkdir(parents=True)
     for name in ("plain.txt", "inner/deep.txt"):
@@ -192,7 +190,7 @@ def test_what_was_not_indexed_is_never_read(place: Path, tmp_path: Path, tiny_mo
         assert outcome.structured_content["current"] is False
 
 
-def test_a_server_sees_what_is_indexed_after_its_start(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_server_sees_files_indexed_after_its_start(tmp_path: Path, tiny_model: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "a.txt").write_text("parser\n")
@@ -278,7 +276,7 @@ def test_answers_of_memory_are_bounded(remembered: tuple[Path, dict[str, str]]) 
         ({"query": "x", "filter": {"a": {"b": 1}}}, "filter"),
     ],
 )
-def test_wrong_use_of_memory_is_an_error_of_the_protocol(
+def test_usage_errors_of_memory_are_protocol_errors(
     remembered: tuple[Path, dict[str, str]], arguments: dict[str, Any], complaint: str
 ) -> None:
     outcome = recall(remembered, **arguments)
@@ -306,7 +304,7 @@ def test_only_loopback_is_served(place: Path, driftline: Callable[..., Any], hos
     assert complaint in outcome.err
 
 
-def test_wrong_use_ends_before_anything_is_served(
+def test_usage_errors_end_the_server_before_it_starts(
     place: Path, tmp_path: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert driftline("mcp", "--workspace", tmp_path / "nowhere").code == 2

@@ -71,7 +71,7 @@ def test_a_value_goes_in_and_out_by_the_command_line(
     assert run("delete", "plan", "--in", "org:acme").code == 1
 
 
-def test_wrong_use_of_memory_is_told_and_makes_no_workspace(driftline: Callable[..., Any], tmp_path: Path) -> None:
+def test_usage_errors_of_memory_create_no_workspace(driftline: Callable[..., Any], tmp_path: Path) -> None:
     place = tmp_path / "workspace"
     for arguments in (["get", "key"], ["list"], ["search", "x"], ["delete", "key"], ["move", OWNER, "org:acme"]):
         assert driftline("memory", *arguments, "--workspace", place).code == 2
@@ -115,7 +115,7 @@ def test_the_adapter_answers_with_dictionaries(backend: HierarchicalLTMBackend) 
     json.dumps([got, batch, page, results, cleaned])
 
 
-def test_the_adapter_tells_errors_as_dictionaries(
+def test_the_adapter_returns_errors_as_dictionaries(
     backend: HierarchicalLTMBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for failure, kind in [
@@ -137,7 +137,7 @@ def test_the_adapter_tells_errors_as_dictionaries(
     assert backend.retrieve("key")["error_type"] == "connection_error"
 
 
-def test_the_factory_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+def test_the_factory_refuses_invalid_arguments(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = [
         {"backend": "flat"},
         {},

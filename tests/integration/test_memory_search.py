@@ -141,7 +141,7 @@ def test_scopes_and_allowed_ancestors_are_pushed_down(store: MemoryStore) -> Non
     assert found(store, "cat", 10, scope="org:other") == []
 
 
-def test_the_query_is_embedded_as_one_and_nothing_is_for_no_results(store: MemoryStore, embedder: Counting) -> None:
+def test_the_query_is_embedded_as_a_query_and_not_at_all_for_no_results(store: MemoryStore, embedder: Counting) -> None:
     store.flush()
     embedder.texts.clear()
     assert found(store, "cat", 0) == []
@@ -193,7 +193,7 @@ def test_a_store_without_a_model_leaves_vectors_to_one_that_has_it(
     assert "dog" not in found(store, "dog", 10)
 
 
-def test_vectors_are_made_anew_from_the_catalog(store: MemoryStore, embedder: Counting) -> None:
+def test_vectors_are_rebuilt_from_the_catalog(store: MemoryStore, embedder: Counting) -> None:
     store.flush()
     before = found(store, "cat", 10)
     objects = store.workspace.objects

@@ -41,7 +41,9 @@ def blobs(store: MemoryStore) -> set[str]:
     return {info.path for info in store.workspace.objects.list("org:acme/project:p") if info.path.endswith(".json")}
 
 
-def test_blobs_without_an_entry_go_and_the_others_stay(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blobs_without_an_entry_are_deleted_and_the_others_stay(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.store_many(
         [MemoryItem("kept", LARGE, S1), MemoryItem("replaced", LARGE + "1", S1), MemoryItem("deleted", LARGE + "2", S1)]
     )
@@ -93,7 +95,7 @@ def test_expired_entries_are_collected(tmp_path: Path) -> None:
         assert store.retrieve_by_entity("org", "acme", within=ACME).total_count == 1
 
 
-def test_without_its_catalog_no_blob_is_judged_and_another_ones_catalog_aborts(
+def test_blobs_stay_without_their_catalog_and_a_foreign_catalog_aborts(
     tmp_path: Path, sqlite_catalog: str, s3_bucket: str
 ) -> None:
     with MemoryStore(s3_bucket, catalog_url=sqlite_catalog) as store:

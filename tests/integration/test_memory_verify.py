@@ -50,7 +50,7 @@ def found(report: VerifyReport) -> set[tuple[FindingKind, str, str]]:
     return {(finding.kind, finding.entity, finding.path) for finding in report.findings}
 
 
-def test_memory_that_is_right_is_found_right_flushed_or_not(store: MemoryStore) -> None:
+def test_consistent_memory_has_no_findings_flushed_or_not(store: MemoryStore) -> None:
     report = check(store)
     assert (list(report.findings), report.skipped, report.memory_entries) == ([], [], 4)
     store._flusher._ended = True  # nothing is flushed from here on
@@ -61,7 +61,7 @@ def test_memory_that_is_right_is_found_right_flushed_or_not(store: MemoryStore) 
     assert (list(report.findings), report.memory_entries) == ([], 4)
 
 
-def test_damage_is_found_and_indexes_are_mended(store: MemoryStore) -> None:
+def test_damage_is_detected_and_indexes_are_repaired(store: MemoryStore) -> None:
     objects = store.workspace.objects
     (blob,) = [info.path for info in objects.list("org:other") if info.path.endswith(".json") and "/_" not in info.path]
     objects.delete([blob])
@@ -95,7 +95,7 @@ def _one_row(store: MemoryStore) -> tuple[str, object]:
     return name.removeprefix("_index_delta_").removesuffix(".parquet"), index.raw([name])
 
 
-def test_memory_that_is_written_meanwhile_is_not_judged(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_written_during_the_check_is_skipped(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     compare = memory_verifying._compare
 
     def write_then_compare(*arguments: object) -> object:
@@ -119,7 +119,7 @@ def test_another_workspaces_catalog_is_refused(store: MemoryStore, tmp_path: Pat
         verify_workspace(VerifyRequest(store.workspace.objects.uri, catalog_url=catalog))
 
 
-def test_upkeep_finds_tenants_of_whatever_first_level(tmp_path: Path, tiny_model: Path) -> None:
+def test_maintenance_finds_tenants_of_any_first_level(tmp_path: Path, tiny_model: Path) -> None:
     embedder = WordTableEmbedder.open(str(tiny_model))
     with MemoryStore(
         str(tmp_path / "workspace"), hierarchy=Hierarchy(("team", "user")), embedder=lambda: embedder

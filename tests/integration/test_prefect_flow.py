@@ -144,7 +144,7 @@ def test_progress_ends_at_100_and_a_report_shows_counts_phases_and_growth(
     assert (skipped["path"], skipped["reason"]) == (".env", "secret")
 
 
-def test_the_log_of_a_run_tells_its_phases(prefect_server: PrefectServer, runs: list[dict[str, Any]]) -> None:
+def test_the_log_of_a_run_shows_its_phases(prefect_server: PrefectServer, runs: list[dict[str, Any]]) -> None:
     logs = prefect_server.post(
         "logs/filter", {"logs": {"flow_run_id": {"any_": [runs[0]["id"]]}}, "sort": "TIMESTAMP_ASC"}
     )
@@ -170,9 +170,7 @@ def test_bad_parameters_are_refused(told: dict[str, Any]) -> None:
     assert "max_delete_fraction" in told["bad"][2]
 
 
-def test_a_run_that_fails_ends_as_failed_with_the_clear_message(
-    told: dict[str, Any], runs: list[dict[str, Any]]
-) -> None:
+def test_a_failing_run_ends_as_failed_with_a_clear_message(told: dict[str, Any], runs: list[dict[str, Any]]) -> None:
     ours, kind, message = told["missing"]
     assert (ours, kind) == (True, "SourceNotFound")
     assert "nowhere" in message
@@ -180,7 +178,7 @@ def test_a_run_that_fails_ends_as_failed_with_the_clear_message(
     assert message in failed["state"]["message"]
 
 
-def test_only_errors_of_the_store_are_tried_again(told: dict[str, Any]) -> None:
+def test_only_storage_errors_are_retried(told: dict[str, Any]) -> None:
     assert told["retried"]["sources"][0]["unchanged"] == 1
     assert told["not_retried"] == "LeaseHeld"
 
@@ -229,7 +227,7 @@ def test_the_command_line_indexes_and_searches_without_prefect_and_dask(tmp_path
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["index", "--help"], ["search", "x", "--top-k", "-1"], ["--version"]]
 )
-def test_help_and_wrong_use_load_nothing_heavy(arguments: list[str]) -> None:
+def test_help_and_usage_errors_load_nothing_heavy(arguments: list[str]) -> None:
     loaded = modules_after(f"from driftline.flows.commands.main import main\nmain({arguments})")
     heavy = {"prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "fsspec", "obstore"}
     assert loaded & heavy == set()

@@ -180,7 +180,7 @@ def test_counts_are_kept_by_phase_and_add_up() -> None:
     assert by_kind(both) == {"list": 4, "get": 1, "put": 1}
 
 
-def test_requests_are_told_with_their_price_where_it_is_known() -> None:
+def test_requests_are_shown_with_their_price_if_it_is_known() -> None:
     requests = {"list": 2000, "get": 5}
     assert price(requests, {}) is None
     assert price(requests, {"list": 0.005, "put": 9}) == pytest.approx(0.01)

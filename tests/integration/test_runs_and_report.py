@@ -118,7 +118,7 @@ def test_a_run_over_several_tenants_is_one_run(tmp_path: Path) -> None:
 # What the plots show.
 
 
-def test_growth_adds_sources_up_and_knows_those_that_were_there_before() -> None:
+def test_growth_sums_sources_including_earlier_ones() -> None:
     history = History(
         [
             run("index", 1, {"sources": [source("web", 100, new=4)]}),

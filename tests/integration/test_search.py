@@ -175,7 +175,7 @@ def test_top_k_zero_finds_nothing_and_loads_no_model(corpus: Path, monkeypatch: 
     assert hits(corpus, "  ", top_k=5) == ()
 
 
-def test_exit_codes_tell_found_from_nothing_and_from_wrong_use(
+def test_exit_codes_distinguish_matches_no_matches_and_usage_errors(
     corpus: Path, tmp_path: Path, driftline: Driftline
 ) -> None:
     at = ("--workspace", corpus)
@@ -209,7 +209,7 @@ def test_more_results_than_lines_are_all_lines(corpus: Path) -> None:
     assert [hit.distance for hit in found] == sorted(hit.distance for hit in found)
 
 
-def test_max_distance_drops_what_is_farther(corpus: Path) -> None:
+def test_max_distance_drops_lines_that_are_farther(corpus: Path) -> None:
     everything = hits(corpus, "subcommand", top_k=1000, n_lines=0, mode="vector")
     limit = everything[3].distance
     assert [
@@ -298,7 +298,7 @@ def test_tenants_are_searched_together_or_one_by_one(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "vector", "text"])
-def test_a_table_in_the_place_of_a_deleted_one_is_read_anew(tmp_path: Path, tiny_model: Path, mode: str) -> None:
+def test_a_table_that_replaces_a_deleted_one_is_opened_again(tmp_path: Path, tiny_model: Path, mode: str) -> None:
     workspace = tmp_path / "ws"
     for source in ("web", "api"):
         (tmp_path / source).mkdir()
@@ -309,7 +309,7 @@ def test_a_table_in_the_place_of_a_deleted_one_is_read_anew(tmp_path: Path, tiny
         assert hit.source == f"org:default/project:default/source:{source}"
 
 
-def test_ledger_rows_are_neither_found_nor_counted(corpus: Path) -> None:
+def test_commit_markers_are_neither_returned_nor_counted(corpus: Path) -> None:
     opened = dl.open(str(corpus))
     table = opened.lines(opened.tenants()[0])
     dataset = table.open()
@@ -345,7 +345,7 @@ def test_context_comes_from_the_index_when_the_file_has_changed_or_is_gone(own: 
     assert (hit.line, hit.context) == (12, ("six", "namespace"))
 
 
-def test_searching_and_asking_need_read_access_only(own: Path) -> None:
+def test_search_status_and_sources_need_read_access_only(own: Path) -> None:
     for path in (own, *own.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     code = (

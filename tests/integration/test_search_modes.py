@@ -104,7 +104,7 @@ def test_an_identifier_is_found_however_it_is_written(corpus: Path, query: str) 
 
 
 @pytest.mark.parametrize("query", ["__init__", "_cache", "cache", "init", "class", "class_"])
-def test_an_underscore_at_the_end_of_a_name_hides_it_from_no_one(tmp_path: Path, tiny_model: Path, query: str) -> None:
+def test_a_trailing_underscore_does_not_hide_a_name(tmp_path: Path, tiny_model: Path, query: str) -> None:
     write(tmp_path / "tree", {"x.py": "def __init__(self):\n    self._cache = class_\n", "y.py": "nothing = here\n"})
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     assert [hit.path for hit in found(tmp_path / "ws", query, mode="text")] == ["x.py"]
@@ -124,7 +124,7 @@ def test_a_definition_comes_before_its_uses(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_only_what_is_near_enough_is_found_in_each_mode(corpus: Path, mode: Mode) -> None:
+def test_max_distance_holds_in_each_mode(corpus: Path, mode: Mode) -> None:
     everything = found(corpus, "get http response", top_k=100, n_lines=0, mode=mode)
     distances = sorted(hit.distance for hit in everything)
     limit = sum(distances[len(distances) // 2 - 1 :][:2]) / 2
@@ -138,13 +138,13 @@ def test_only_what_is_near_enough_is_found_in_each_mode(corpus: Path, mode: Mode
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_results_wanted_are_none(corpus: Path, mode: Mode) -> None:
+def test_top_k_zero_returns_nothing(corpus: Path, mode: Mode) -> None:
     assert found(corpus, "get http response", mode=mode, top_k=0) == ()
     assert found(corpus, "\n ", mode=mode) == ()
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "vector"])
-def test_every_line_is_found_when_enough_are_wanted(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
+def test_a_large_top_k_returns_every_line(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
     """Also one that stands beyond the reach of the words of its own block."""
     write(tmp_path / "tree", {"a.txt": "parser" + 15 * "\n" + "namespace\n", "b.txt": "subcommand\n"})
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
@@ -273,7 +273,7 @@ def test_an_unknown_name_and_an_invalid_directory_are_refused(
 
 
 @pytest.mark.parametrize("strategy", ["auto", "prefilter", "postfilter", "hybrid"])
-def test_figures_of_a_search_are_those_of_its_filter(corpus: Path, driftline: Driftline, strategy: str) -> None:
+def test_the_explanation_counts_what_the_filter_matches(corpus: Path, driftline: Driftline, strategy: str) -> None:
     at = ("--workspace", corpus, "--explain", "--strategy", strategy)
     total = dl.open(str(corpus)).stats().total_lines
     counts = {"--dir": ("food", 2), "--ext": ("md", 5), "--glob": ("**/s*", 4), "--entity": ("org:other", 1)}
@@ -302,7 +302,7 @@ def test_a_search_that_finds_nothing_explains_itself_too(corpus: Path, driftline
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_results_tell_what_has_become_of_their_lines(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
+def test_results_show_the_freshness_of_their_lines(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "ws"
     before = "argument\nparser\nnamespace\n"
     write(tree, {f"{name}.txt": before for name in ("same", "moved", "stale", "gone", "binary")})
@@ -328,7 +328,7 @@ def test_results_tell_what_has_become_of_their_lines(tmp_path: Path, tiny_model:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_lines_that_the_text_index_does_not_hold_yet_are_found(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
+def test_lines_not_yet_in_the_text_index_are_found(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "ws"
     write(tree, {"old.txt": "argument\nparser\n"})
     dl.index(str(tree), workspace=str(workspace), model=str(tiny_model))

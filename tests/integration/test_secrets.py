@@ -26,7 +26,7 @@ def files_of(server: S3Server, prefix: str) -> dict[str, bytes]:
     return {one["Key"]: client.get_object(Bucket=server.bucket, Key=one["Key"])["Body"].read() for one in listed}
 
 
-def test_options_by_reference_are_used_and_never_told(
+def test_options_by_reference_are_used_and_never_shown(
     driftline: Driftline, s3_bucket: str, s3_server: S3Server, tiny_model: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -109,7 +109,7 @@ def test_the_answer_of_version_3_is_counted_from_one(program: Program) -> None:
     assert search(n_results=1)["matches"] == [best]
 
 
-def test_the_list_of_an_older_version_is_understood(program: Program) -> None:
+def test_the_list_format_of_an_older_version_is_accepted(program: Program) -> None:
     program.answers(OLD)
     found = search()
     assert found["best_match"] == {**OLD[0], "context": ["before", "the match", "after"]}
@@ -178,7 +178,7 @@ def test_a_program_that_fails_is_quoted(program: Program) -> None:
     "answer",
     ["oops", "{}", '{"results": 7}', "[1]", '[{"file": "a"}]', [{**NEW["results"][0], "match_line_number": 9}]],
 )
-def test_an_answer_that_is_not_understood_is_a_parse_error(program: Program, answer: Any) -> None:
+def test_an_unexpected_answer_is_a_parse_error(program: Program, answer: Any) -> None:
     program.answers(answer)
     found = search()
     assert found == {**FAILED, "error": found["error"], "error_type": "parse_error"}
@@ -197,7 +197,7 @@ def test_a_program_that_hangs_is_stopped_with_its_children(program: Program) -> 
         time.sleep(0.05)
 
 
-def test_bad_arguments_and_missing_files_are_told_before_it_is_called(program: Program) -> None:
+def test_bad_arguments_and_missing_files_are_errors_before_the_call(program: Program) -> None:
     for options, error_type in (
         ({"files": "missing.md"}, "file_not_found"),
         ({"files": "*.zip"}, "file_not_found"),

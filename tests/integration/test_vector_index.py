@@ -55,7 +55,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, vectors: NDArray[np.float32]
 
 
 @pytest.mark.parametrize("where", [None, LineFilter(dirs=("odd",))], ids=["everywhere", "in a directory"])
-def test_an_answer_by_the_index_is_nearly_the_exact_one(
+def test_indexed_search_is_nearly_exact(
     table: LineTable, vectors: NDArray[np.float32], where: LineFilter | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
@@ -80,7 +80,7 @@ def test_an_answer_by_the_index_is_nearly_the_exact_one(
     assert common >= 85  # of 100: the index turns vectors at random before it rounds them to a bit per dimension
 
 
-def test_lines_that_the_index_does_not_hold_yet_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_not_yet_in_the_index_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
     monkeypatch.setattr(queries, "EXACT_SEARCH_SHARE", 0)
     late = np.zeros((1, DIM), np.float32)

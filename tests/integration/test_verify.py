@@ -142,7 +142,7 @@ def test_verification_writes_nothing(corner: Corner) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_found_and_mended(local: Corner, damage: str) -> None:
+def test_damage_is_detected_and_repaired(local: Corner, damage: str) -> None:
     make, expected = DAMAGES[damage]
     make(local)
     report = check(local)
@@ -154,7 +154,7 @@ def test_damage_is_found_and_mended(local: Corner, damage: str) -> None:
     local.assert_alive()
 
 
-def test_damage_in_a_bucket_is_found_and_mended(tmp_path: Path, s3_bucket: str, tiny_model: Path) -> None:
+def test_damage_in_a_bucket_is_detected_and_repaired(tmp_path: Path, s3_bucket: str, tiny_model: Path) -> None:
     corner = make_corner(tmp_path, s3_bucket, tiny_model)
     commit(corner, ("file3.txt",), corner.rows("stranger.txt"))
     expected = {(FindingKind.MISSING_LINES, "file3.txt"), (FindingKind.NO_DOCUMENT, "stranger.txt")}
@@ -163,7 +163,7 @@ def test_damage_in_a_bucket_is_found_and_mended(tmp_path: Path, s3_bucket: str, 
     corner.assert_alive()
 
 
-def test_staged_deltas_of_dead_runs_are_found_and_settled(corner: Corner) -> None:
+def test_staged_deltas_of_dead_runs_are_detected_and_settled(corner: Corner) -> None:
     corner.commit_and_crash()
     assert FindingKind.STAGED in {kind for kind, _ in found(check(corner))}
     mended = check(corner, repair=True)
@@ -173,7 +173,7 @@ def test_staged_deltas_of_dead_runs_are_found_and_settled(corner: Corner) -> Non
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 somebody else's archive"])
 @pytest.mark.parametrize("name", ["base", "delta"])
-def test_a_damaged_manifest_is_named_set_aside_and_indexed_anew(local: Corner, name: str, damage: bytes) -> None:
+def test_a_damaged_manifest_is_named_set_aside_and_indexed_again(local: Corner, name: str, damage: bytes) -> None:
     manifest = local.workspace.manifest(ENTITY)
     if name == "base":
         manifest.compact()
@@ -204,14 +204,14 @@ def test_a_damaged_lease_is_found(local: Corner) -> None:
     assert found(check(local)) == {(FindingKind.UNREADABLE, lease_path(ENTITY))}
 
 
-def test_a_newer_format_is_no_damage(local: Corner) -> None:
+def test_a_newer_format_is_not_damage(local: Corner) -> None:
     path = Path(local.uri, ENTITY.directory, "_source.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99}))
     with pytest.raises(WorkspaceTooNew):
         check(local, repair=True)
 
 
-def test_an_index_that_misses_lines_is_found_and_built_anew(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_misses_lines_is_detected_and_rebuilt(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("driftline.storage.lines.indexes.MAX_UNINDEXED_ROWS", 0)
     (local.tree / "more.txt").write_text("".join(f"word{i} word{i + 1}\n" for i in range(300)))
     local.index(full=True)
@@ -235,7 +235,7 @@ def test_an_index_that_misses_lines_is_found_and_built_anew(local: Corner, monke
     assert {index.name for index in local.table.open().describe_indices()} == names
 
 
-def test_a_busy_source_is_not_judged(corner: Corner) -> None:
+def test_a_busy_source_is_skipped(corner: Corner) -> None:
     commit(corner, ("file3.txt",))
     with acquire(corner.workspace.objects, lease_path(ENTITY), "a-long-run"):
         report = check(corner, repair=True)
@@ -255,7 +255,7 @@ def test_a_source_that_cannot_be_reached_is_named(local: Corner) -> None:
     local.assert_alive()
 
 
-def test_a_reembedding_under_way_is_no_damage(
+def test_a_reembedding_in_progress_is_not_damage(
     local: Corner, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     from driftline.flows.runs.index_run import IndexRequest, index_sources
@@ -270,7 +270,7 @@ def test_a_reembedding_under_way_is_no_damage(
     assert check(local).findings == []
 
 
-def test_the_command_tells_findings_by_its_exit_code(local: Corner, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_reports_findings(local: Corner, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["verify", "--workspace", local.uri]
     assert cli.main(arguments) == 0
     assert "findings: 0" in capsys.readouterr().out

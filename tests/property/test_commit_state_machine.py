@@ -149,7 +149,7 @@ class CommitMachine(RuleBasedStateMachine):
         assert again.bytes_read == 0
 
 
-def test_looking_at_changes_only_keeps_the_index_in_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexing_only_changed_paths_keeps_the_index_in_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     CommitMachine.model = save_tiny_model(tmp_path / "model")
     CommitMachine.TestCase.settings = settings(

@@ -42,7 +42,7 @@ def fate(now: dict[str, Any] | None, old: dict[str, Any] | None, full: bool) -> 
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(PATHS, LISTED), st.dictionaries(PATHS, KNOWN), st.booleans(), st.randoms(use_true_random=False))
-def test_each_path_has_the_fate_that_the_rules_give_it(
+def test_each_path_is_classified_by_the_rules(
     listed: dict[str, dict[str, Any]], known: dict[str, dict[str, Any]], full: bool, random: Any
 ) -> None:
     def table(rows: dict[str, dict[str, Any]], schema: pa.Schema) -> pa.Table:

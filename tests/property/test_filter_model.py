@@ -211,7 +211,7 @@ vectors = st.integers(0, 2**32 - 1).map(
 @example(LineFilter(globs=("a[--b]b/*",)))
 @example(LineFilter(any_of=()))
 @example(LineFilter(any_of=(LineFilter(), LineFilter(paths=()))))
-def test_a_filter_lets_through_what_its_model_does(table: LineTable, rows: list[Row], where: LineFilter) -> None:
+def test_a_filter_matches_what_its_model_matches(table: LineTable, rows: list[Row], where: LineFilter) -> None:
     batches = table.rows(("id",), where.to_sql())
     found = sorted(row_id for batch in batches for row_id in batch.column("id").to_pylist())
     assert found == sorted(row["id"] for row in rows if allowed(where, row))
@@ -241,7 +241,7 @@ def nearest_ids(rows: list[Row], vector: NDArray[np.float32], where: LineFilter)
 )
 @example(LineFilter(paths=("a.py",)), np.ones(DIM, np.float32), 12, 0.5)
 @example(LineFilter(exts=("PY",)), np.ones(DIM, np.float32), 10, 0.0)
-def test_every_strategy_finds_the_nearest_and_always_enough(
+def test_every_strategy_finds_the_nearest_lines_and_enough_of_them(
     table: LineTable, rows: list[Row], where: LineFilter, vector: NDArray[np.float32], top_k: int, threshold: float
 ) -> None:
     expected = nearest_ids(rows, vector, where)

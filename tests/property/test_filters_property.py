@@ -161,7 +161,7 @@ def test_recall_through_the_index_is_at_least_95_percent(indexed: LineTable, row
 
 @settings(max_examples=30, deadline=None)
 @given(query=vectors, where=filters, limit=st.floats(0, 2))
-def test_max_distance_keeps_what_is_near_enough(
+def test_max_distance_keeps_the_lines_within_it(
     table: LineTable, rows: list[Row], query: NDArray[np.float32], where: LineFilter, limit: float
 ) -> None:
     found = nearest_lines(table, query, 10_000, where, limit)

@@ -25,7 +25,7 @@ def test_prefixes_select_exactly_what_starts_with_one_of_them(words: list[str], 
 
 
 @given(TABLES, st.lists(WORDS, max_size=4))
-def test_keys_select_themselves_only(words: list[str], wanted: list[str]) -> None:
+def test_keys_select_only_themselves(words: list[str], wanted: list[str]) -> None:
     assert select(Keys.exactly(wanted), words) == [word for word in words if word in wanted]
 
 
@@ -36,7 +36,7 @@ def test_a_range_is_half_open(words: list[str], low: str, high: str | None) -> N
 
 
 @given(TABLES.filter(bool), st.lists(WORDS, max_size=4), st.integers(0, 5), st.integers(0, 5))
-def test_a_row_group_that_holds_a_wanted_key_is_never_left_out(
+def test_a_row_group_with_a_requested_key_is_always_read(
     words: list[str], prefixes: list[str], kept: int, low_kept: int
 ) -> None:
     first, last = words[0], words[-1]
@@ -49,7 +49,7 @@ def test_a_row_group_that_holds_a_wanted_key_is_never_left_out(
 
 
 @given(TABLES.filter(bool), WORDS)
-def test_a_row_group_beside_the_prefix_is_left_out(words: list[str], prefix: str) -> None:
+def test_a_row_group_outside_the_prefix_is_skipped(words: list[str], prefix: str) -> None:
     before, after = words[-1] < prefix, words[0] > prefix and not words[0].startswith(prefix)
     if before or after:
         assert not Keys.starting_with([prefix]).may_lie_between(words[0], words[-1])

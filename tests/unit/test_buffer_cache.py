@@ -7,7 +7,7 @@ import pyarrow as pa
 from driftline.storage.objects.buffer_cache import BufferCache
 
 
-def test_what_was_used_longest_ago_makes_room() -> None:
+def test_the_least_recently_used_entry_is_evicted() -> None:
     cache = BufferCache(10)
     for name in ("a", "b"):
         cache.put(name, pa.py_buffer(name.encode() * 5))
@@ -16,7 +16,7 @@ def test_what_was_used_longest_ago_makes_room() -> None:
     assert [cache.get(name) is not None for name in "abc"] == [True, False, True]
 
 
-def test_what_is_too_large_is_not_kept_and_displaces_nothing() -> None:
+def test_an_oversized_entry_is_not_cached_and_evicts_nothing() -> None:
     cache = BufferCache(3)
     cache.put("a", pa.py_buffer(b"aaa"))
     cache.put("b", pa.py_buffer(b"bbbb"))
@@ -24,7 +24,7 @@ def test_what_is_too_large_is_not_kept_and_displaces_nothing() -> None:
     assert cache.get("b") is None
 
 
-def test_a_name_is_kept_once() -> None:
+def test_a_name_is_cached_once() -> None:
     cache = BufferCache(4)
     cache.put("a", pa.py_buffer(b"aa"))
     cache.put("a", pa.py_buffer(b"aa"))

@@ -43,7 +43,7 @@ COMMIT = "a" * 40
         ({}, ("", None, None, None)),
     ],
 )
-def test_ci_systems_are_understood(
+def test_builds_of_known_ci_systems_are_recognized(
     environ: dict[str, str], expected: tuple[str, str | None, str | None, str | None], tmp_path: Path
 ) -> None:
     build = Build.detect(environ, str(tmp_path))
@@ -51,7 +51,7 @@ def test_ci_systems_are_understood(
     assert build.checked_out is None
 
 
-def test_git_tells_what_ci_does_not(tmp_path: Path) -> None:
+def test_git_fills_in_what_ci_leaves_out(tmp_path: Path) -> None:
     who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
     for command in (["init", "-q", "-b", "topic"], [*who, "commit", "-q", "--allow-empty", "-m", "one"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
@@ -63,7 +63,7 @@ def test_git_tells_what_ci_does_not(tmp_path: Path) -> None:
     assert (other.commit, other.checked_out, other.committed) == (COMMIT, build.commit, None)
 
 
-def test_a_time_that_ci_tells_is_used() -> None:
+def test_the_commit_time_of_the_ci_system_is_used() -> None:
     told = {"GITLAB_CI": "1", "CI_COMMIT_SHA": COMMIT, "CI_COMMIT_TIMESTAMP": "2026-11-22T03:04:05+01:00"}
     committed = Build.detect(told, "/").committed
     assert committed is not None
@@ -71,6 +71,6 @@ def test_a_time_that_ci_tells_is_used() -> None:
     assert Build.detect(told | {"CI_COMMIT_TIMESTAMP": "yesterday"}, "/").committed is None
 
 
-def test_a_build_of_no_known_commit_says_what_to_do(tmp_path: Path) -> None:
+def test_a_build_without_a_known_commit_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="CI_COMMIT_SHA"):
         Build.detect({}, str(tmp_path)).required_commit()

@@ -55,7 +55,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         (["no-such-command"], "no-such-command"),
     ],
 )
-def test_wrong_use_is_one_line_on_standard_error_and_exit_code_2(
+def test_a_usage_error_is_one_line_on_standard_error_and_exit_code_2(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2
@@ -81,7 +81,7 @@ def test_json_after_a_double_dash_is_not_an_option(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
 
 
-def test_no_command_shows_the_help_and_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_shows_the_help_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "Usage: driftline" in capsys.readouterr().err
 
@@ -99,7 +99,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("driftline 0.")
 
 
-def test_an_error_of_the_tree_sets_its_own_exit_code(
+def test_each_error_class_sets_its_own_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_with(monkeypatch, DeletionRefused("Too many deletions", "source:web", "Confirm with 1."))

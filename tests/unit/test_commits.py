@@ -69,7 +69,7 @@ def test_edits_additions_deletions_and_both_ends_of_a_rename_differ(repository: 
     assert changes_between(tree_at(repository), base, base).paths == ()
 
 
-def test_a_history_that_was_rewritten_is_compared_by_its_files(repository: Path) -> None:
+def test_a_rewritten_history_is_compared_by_its_files(repository: Path) -> None:
     (repository / "a.py").write_text("pushed\n")
     pushed = commit(repository)
     git(repository, "reset", "-q", "--hard", "HEAD~1")
@@ -78,13 +78,13 @@ def test_a_history_that_was_rewritten_is_compared_by_its_files(repository: Path)
 
 
 @pytest.mark.parametrize("base", ["f" * 40, "--output=x", "", "HEAD"])
-def test_a_base_that_the_clone_does_not_hold_means_all(repository: Path, base: str) -> None:
+def test_a_base_missing_from_the_clone_requires_a_full_scan(repository: Path, base: str) -> None:
     changes = changes_between(tree_at(repository), base, git(repository, "rev-parse", "HEAD"))
     assert changes.paths is None
     assert "indexed last" in changes.why
 
 
-def test_a_shallow_clone_that_lacks_the_base_means_all(repository: Path, tmp_path: Path) -> None:
+def test_a_shallow_clone_without_the_base_requires_a_full_scan(repository: Path, tmp_path: Path) -> None:
     base = git(repository, "rev-parse", "HEAD")
     (repository / "a.py").write_text("edited\n")
     now = commit(repository)
@@ -95,7 +95,7 @@ def test_a_shallow_clone_that_lacks_the_base_means_all(repository: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", [".gitignore", "sub/.driftlineignore", ".gitattributes"])
-def test_a_file_that_decides_about_others_means_all(repository: Path, name: str) -> None:
+def test_a_changed_ignore_or_attributes_file_requires_a_full_scan(repository: Path, name: str) -> None:
     base = git(repository, "rev-parse", "HEAD")
     (repository / name).write_text("*.log\n")
     assert changes_on_disk(tree_at(repository / "sub")).paths is None
@@ -105,7 +105,7 @@ def test_a_file_that_decides_about_others_means_all(repository: Path, name: str)
     assert name in changes.why
 
 
-def test_a_submodule_means_all(repository: Path, tmp_path: Path) -> None:
+def test_a_submodule_requires_a_full_scan(repository: Path, tmp_path: Path) -> None:
     git(tmp_path, "clone", "-q", str(repository), "inner")
     base = git(repository, "rev-parse", "HEAD")
     git(repository, "submodule", "add", "-q", str(tmp_path / "inner"), "inner")
@@ -114,7 +114,7 @@ def test_a_submodule_means_all(repository: Path, tmp_path: Path) -> None:
     assert changes_on_disk(tree_at(repository)).paths is None
 
 
-def test_what_is_edited_deleted_or_untracked_differs_from_the_commit(repository: Path) -> None:
+def test_edited_deleted_and_untracked_files_differ_from_the_commit(repository: Path) -> None:
     tree = tree_at(repository)
     assert changes_on_disk(tree).paths == ()
     (repository / "a.py").write_text("edited\n")
@@ -127,7 +127,7 @@ def test_what_is_edited_deleted_or_untracked_differs_from_the_commit(repository:
     assert changes_on_disk(tree_at(repository / "sub")).paths == ()
 
 
-def test_what_only_this_machine_ignores_is_seen(repository: Path, tmp_path: Path) -> None:
+def test_files_that_only_this_machine_ignores_are_seen(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "global-ignore").write_text("*.log\n")
     git(repository, "config", "core.excludesFile", str(tmp_path / "global-ignore"))
     (repository / "x.log").write_text("indexed all the same\n")
@@ -135,26 +135,26 @@ def test_what_only_this_machine_ignores_is_seen(repository: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
-def test_files_that_git_is_told_not_to_look_at_mean_all(repository: Path, flag: str) -> None:
+def test_files_with_assume_unchanged_or_skip_worktree_require_a_full_scan(repository: Path, flag: str) -> None:
     git(repository, "update-index", flag, "a.py")
     assert changes_on_disk(tree_at(repository)).paths is None
 
 
-def test_a_repository_inside_that_git_does_not_look_into_means_all(repository: Path) -> None:
+def test_a_nested_repository_requires_a_full_scan(repository: Path) -> None:
     (repository / "inner").mkdir()
     git(repository / "inner", "init", "-q")
     (repository / "inner" / "x.py").write_text("x\n")
     assert changes_on_disk(tree_at(repository)).paths is None
 
 
-def test_names_that_are_no_text_are_left_out_as_the_scan_does(repository: Path) -> None:
+def test_undecodable_names_are_left_out_as_in_a_scan(repository: Path) -> None:
     base = git(repository, "rev-parse", "HEAD")
     Path(os.fsdecode(os.fsencode(repository) + b"/bad\xff.py")).write_text("x\n")
     assert changes_on_disk(tree_at(repository)).paths == ()
     assert changes_between(tree_at(repository), base, commit(repository)).paths == ()
 
 
-def test_the_head_knows_its_time_and_branch(repository: Path) -> None:
+def test_the_head_has_a_time_and_a_branch(repository: Path) -> None:
     found = head(str(repository))
     assert found is not None
     assert (found.id, found.branch) == (git(repository, "rev-parse", "HEAD"), "main")
@@ -172,7 +172,7 @@ def test_without_git_or_a_first_commit_there_is_no_head(tmp_path: Path) -> None:
     assert head(str(tmp_path)) is None
 
 
-def test_a_commit_holds_those_before_it(repository: Path) -> None:
+def test_a_commit_descends_from_earlier_ones(repository: Path) -> None:
     first = git(repository, "rev-parse", "HEAD")
     (repository / "a.py").write_text("edited\n")
     second = commit(repository)
@@ -198,20 +198,20 @@ def last(repository: Path) -> IndexedCommit:
     return reached
 
 
-def test_a_recorded_commit_counts_only_if_nobody_had_the_lease_since(repository: Path, last: IndexedCommit) -> None:
+def test_a_recorded_commit_is_void_once_another_run_held_the_lease(repository: Path, last: IndexedCommit) -> None:
     (repository / "a.py").write_text("edited\n")
     assert look(repository).changes_since(last, 5).paths == ("a.py",)
     assert look(repository).changes_since(last, 6).paths is None
     assert look(repository).changes_since(None, 5).paths is None
 
 
-def test_other_settings_mean_all(repository: Path, last: IndexedCommit) -> None:
+def test_changed_settings_require_a_full_scan(repository: Path, last: IndexedCommit) -> None:
     assert look(repository, ("*.py",)).changes_since(last, 5).paths is None
     (repository / ".git" / "info" / "exclude").write_text("*.py\n")
     assert look(repository).changes_since(last, 5).paths is None
 
 
-def test_nothing_is_recorded_of_a_tree_that_is_not_at_its_commit(repository: Path) -> None:
+def test_a_commit_is_recorded_only_if_the_disk_is_at_it(repository: Path) -> None:
     began = look(repository)
     (repository / "a.py").write_text("edited\n")
     assert began.reached(1) is None

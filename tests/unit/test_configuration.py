@@ -128,7 +128,7 @@ def test_the_workspace_is_beside_the_file_by_default(write: Write) -> None:
         ("[[sources]", "not valid TOML"),
     ],
 )
-def test_a_mistake_is_told_with_its_key_and_table(write: Write, text: str, complaint: str) -> None:
+def test_an_error_names_its_key_and_table(write: Write, text: str, complaint: str) -> None:
     path = write(text)
     with pytest.raises(UsageError, match=complaint) as caught:
         load_config(path)
@@ -136,7 +136,7 @@ def test_a_mistake_is_told_with_its_key_and_table(write: Write, text: str, compl
     assert caught.value.exit_code == 2
 
 
-def test_what_is_no_text_is_told(write: Write) -> None:
+def test_a_file_that_is_not_text_is_an_error(write: Write) -> None:
     path = write("")
     path.write_bytes(b'workspace = "\xff"')
     with pytest.raises(UsageError, match="not UTF-8"):
@@ -221,7 +221,7 @@ def test_an_entity_names_all_sources_below_it(team: Configuration) -> None:
     assert named_workspace_filter(team, "everything") == LineFilter(entities=tuple(sorted((WEB, SHARED, HANDBOOK))))
 
 
-def test_a_directory_of_a_source_that_is_wholly_in_adds_nothing(team: Configuration) -> None:
+def test_a_directory_inside_an_included_source_adds_nothing(team: Configuration) -> None:
     assert named_workspace_filter(team, "overlapping") == LineFilter(entities=(WEB,))
 
 
@@ -249,17 +249,17 @@ def test_a_directory_in_two_sources_means_both(write: Write) -> None:
 
 
 @pytest.mark.parametrize(("name", "complaint"), [("web/gone", "does not exist"), ("web/README.md", "is a file")])
-def test_a_directory_that_is_not_there_is_told(write: Write, name: str, complaint: str) -> None:
+def test_a_missing_directory_is_an_error(write: Write, name: str, complaint: str) -> None:
     config = load_config(write(f'[[sources]]\nuri = "web"\n[workspaces.a]\ndirs = ["{name}"]'))
     with pytest.raises(UsageError, match=rf"{name.rpartition('/')[2]}.*{complaint}.*\[workspaces.a\]"):
         named_workspace_filter(config, "a")
 
 
-def test_without_its_source_a_directory_is_taken_at_its_word(write: Write) -> None:
+def test_a_directory_of_a_missing_source_is_not_checked(write: Write) -> None:
     config = load_config(write('[[sources]]\nuri = "elsewhere"\n[workspaces.a]\ndirs = ["elsewhere/x"]'))
     assert named_workspace_filter(config, "a") == LineFilter(entities=(Entity.parse("source:elsewhere"),), dirs=("x",))
 
 
-def test_an_unknown_name_is_told_with_the_known_ones(team: Configuration) -> None:
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(team: Configuration) -> None:
     with pytest.raises(UsageError, match=r"'backen'.*Known names: backend, everything, overlapping, empty"):
         named_workspace_filter(team, "backen")

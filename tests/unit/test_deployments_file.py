@@ -43,7 +43,7 @@ def test_each_source_has_a_deployment_with_its_own_schedule(tmp_path: Path) -> N
     assert {spec["parameters"]["workspace"] for spec in found.values()} == {str(tmp_path / ".driftline")}
 
 
-def test_nothing_is_left_of_the_placeholders(tmp_path: Path) -> None:
+def test_no_placeholder_remains(tmp_path: Path) -> None:
     wanted = deployments_of(configuration(tmp_path, '[[sources]]\nuri = "web"\n'))
     assert "$DRIFTLINE" not in yaml.safe_dump(list(wanted.deployments))
     (trigger,) = next(spec for spec in wanted.deployments if spec["name"] == "compact")["triggers"]
@@ -56,7 +56,7 @@ def test_secrets_stay_references(tmp_path: Path) -> None:
         assert spec["parameters"]["storage_options"] == {"secret": "${STORE_SECRET}"}
 
 
-def test_a_prefix_and_an_executor_reach_what_they_should(tmp_path: Path) -> None:
+def test_prefix_and_executor_reach_their_deployments(tmp_path: Path) -> None:
     text = '[[sources]]\nuri = "web"\n'
     found = by_name(tmp_path, text, prefix="team:", executor="tcp://dask:8786")
     with_executor = [name for name, spec in found.items() if spec["parameters"].get("executor") == "tcp://dask:8786"]
@@ -77,11 +77,11 @@ def test_a_file_without_sources_is_refused(tmp_path: Path) -> None:
         ("source:a:b", "a~3Ab"),
     ],
 )
-def test_names_are_short_and_tell_sources_apart(entity: str, name: str) -> None:
+def test_names_are_short_and_unique(entity: str, name: str) -> None:
     assert deployment_name(Entity.parse(entity)) == name
 
 
-def test_the_file_is_one_that_prefect_reads_by_itself() -> None:
+def test_prefect_reads_the_file_without_driftline() -> None:
     spec = yaml.safe_load(FILE.read_text())
     assert spec["pull"] == []
     assert {one["concurrency_limit"]["collision_strategy"] for one in spec["deployments"][1:]} == {"CANCEL_NEW"}

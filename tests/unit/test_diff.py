@@ -69,7 +69,7 @@ def test_a_full_run_reads_everything() -> None:
     assert outcome({"etag": "x", "mtime_ns": OLD + 1}, {"etag": "x"}, full=True) == "candidate"
 
 
-def test_new_and_deleted_files_are_told_apart_in_any_order() -> None:
+def test_new_and_deleted_files_are_recognized_in_any_order() -> None:
     now = listing({"path": "c"}, {"path": "a"}, {"path": "new"})
     before = manifest({"path": "gone", "reason": "binary"}, {"path": "a"}, {"path": "c"})
     found = diff(now, before, "fp", now_ns=NOW)
@@ -109,7 +109,7 @@ def test_a_retouched_file_that_is_not_indexed_is_still_reported() -> None:
     ("age_ns", "etag", "racy"),
     [(0, "", True), (-(10**12), "", True), (10**9, "git:1", True), (3 * 10**9, "", False), (0, "s3-etag", False)],
 )
-def test_a_file_changed_about_now_is_racy_unless_its_store_tells(age_ns: int, etag: str, racy: bool) -> None:
+def test_a_file_changed_just_now_is_racy_unless_its_store_has_etags(age_ns: int, etag: str, racy: bool) -> None:
     now = listing({"path": "a", "etag": etag, "mtime_ns": NOW - age_ns})
     assert diff(now, MANIFEST_SCHEMA.empty_table(), "fp", now_ns=NOW).new["racy"].to_pylist() == [racy]
 

@@ -99,7 +99,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-def test_quiet_progress_tells_a_figure_only_now_and_then() -> None:
+def test_quiet_progress_reports_a_figure_rarely() -> None:
     now = 0.0
     stream = io.StringIO()
     progress = QuietProgress(stream, interval=5.0, clock=lambda: now)
@@ -130,7 +130,7 @@ def test_on_a_terminal_the_best_line_stands_out_and_a_local_file_is_a_link(
     assert "\x1b[2mnine" in out
 
 
-def test_a_line_that_has_moved_or_gone_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_moved_or_deleted_line_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     moved = hit(context=[], freshness="moved", line_now=12)
     others = [hit(context=[], freshness=state) for state in ("gone", "fresh", None)]
     print_search({"query": "q", "results": [moved, *others]})

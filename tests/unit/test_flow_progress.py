@@ -29,7 +29,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
     return updates
 
 
-def test_a_slow_server_is_told_rarely_and_the_pipeline_does_not_wait_for_it(told: list[tuple[float, str]]) -> None:
+def test_a_slow_server_gets_few_updates_and_does_not_delay_the_run(told: list[tuple[float, str]]) -> None:
     with PrefectProgress(logging.getLogger("tests")) as progress:
         progress.phase("embedding", 100_000)
         busy = 0.0
@@ -46,7 +46,7 @@ def test_a_slow_server_is_told_rarely_and_the_pipeline_does_not_wait_for_it(told
     assert "documents" in told[0][1]
 
 
-def test_a_server_that_is_away_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch, told: list[Any]) -> None:
+def test_an_unreachable_server_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch, told: list[Any]) -> None:
     calls: list[float] = []
 
     def fail(_: object, progress: float, description: str) -> None:

@@ -35,7 +35,7 @@ def test_a_line_is_fresh_moved_or_stale(current: list[str], expected: Freshness)
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.sampled_from("abc"), st.integers(1, 15))
-def test_the_place_told_holds_the_line_and_no_nearer_one_does(current: Sequence[str], text: str, line: int) -> None:
+def test_the_reported_place_is_the_nearest_that_holds_the_line(current: Sequence[str], text: str, line: int) -> None:
     found = judge(text, line, current)
     places = [number for number, content in enumerate(current, 1) if content == text]
     assert (found.state is State.STALE) == (not places)
@@ -45,12 +45,12 @@ def test_the_place_told_holds_the_line_and_no_nearer_one_does(current: Sequence[
         assert (found.state is State.FRESH) == (found.line == line)
 
 
-def test_a_line_that_the_index_cut_is_compared_as_far_as_it_was_kept() -> None:
+def test_a_truncated_line_is_compared_by_its_indexed_part() -> None:
     long = "x" * (MAX_LINE_CHARACTERS + 9)
     assert judge(long[:MAX_LINE_CHARACTERS], 1, [long]) == Freshness(State.FRESH, 1)
 
 
-def test_what_reading_came_to_decides() -> None:
+def test_the_outcome_of_the_read_decides() -> None:
     data = b"one\ntwo\n"
 
     def judged(read: Read | None) -> Freshness | None:

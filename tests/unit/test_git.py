@@ -69,7 +69,7 @@ def test_a_staged_change_has_the_id_of_what_is_staged(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
-def test_files_that_git_is_told_not_to_look_at_have_no_id(repository: Path, flag: str) -> None:
+def test_files_with_assume_unchanged_or_skip_worktree_have_no_id(repository: Path, flag: str) -> None:
     git(repository, "update-index", flag, "a.py")
     (repository / "a.py").write_text("changed behind git's back")
     assert "a.py" not in etags(repository)
@@ -116,7 +116,7 @@ def test_an_empty_repository_has_no_ids(tmp_path: Path) -> None:
     assert etags(tmp_path) == {}
 
 
-def test_a_monitor_that_the_repository_names_is_not_run(repository: Path, tmp_path: Path) -> None:
+def test_a_file_system_monitor_of_the_repository_is_not_run(repository: Path, tmp_path: Path) -> None:
     hook = tmp_path / "hook"
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
@@ -125,7 +125,7 @@ def test_a_monitor_that_the_repository_names_is_not_run(repository: Path, tmp_pa
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_variables_that_git_sets_for_hooks_do_not_lead_astray(
+def test_the_variables_that_git_sets_for_hooks_are_ignored(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     git(tmp_path, "init", "-q", "other")
@@ -176,14 +176,14 @@ def test_a_source_that_the_repository_around_it_ignores_is_a_plain_tree(reposito
         ("ssh://git@example.org/a@b.git", "ssh://example.org/a@b.git"),
     ],
 )
-def test_the_origin_is_told_without_credentials(repository: Path, url: str, shown: str) -> None:
+def test_the_origin_has_no_credentials(repository: Path, url: str, shown: str) -> None:
     git(repository, "remote", "add", "origin", url)
     origin = git_origin(str(repository / "sub"))
     assert origin is not None
     assert (origin.url, origin.subpath, origin.commit) == (shown, "sub/", git(repository, "rev-parse", "HEAD"))
 
 
-def test_ids_are_not_given_while_another_process_writes_the_index(
+def test_no_ids_are_returned_while_another_process_writes_the_index(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = find_work_tree(str(repository))

@@ -119,7 +119,7 @@ def test_driftlineignore_has_the_last_word_in_its_folder_and_folders_are_reporte
     assert set(listing.skipped_reasons) == {"excluded"}
 
 
-def test_include_means_only_these_and_exclude_wins(tmp_path: Path) -> None:
+def test_include_limits_the_files_and_exclude_wins(tmp_path: Path) -> None:
     write(tmp_path, {"a.py": "", "b.md": "", "src/c.py": "", "src/d.md": "", "src/gen/e.py": ""})
     assert files_kept(tmp_path, Rules(include=("*.py",))) == ["a.py", "src/c.py", "src/gen/e.py"]
     assert files_kept(tmp_path, Rules(include=("src/",), exclude=("gen/", "*.md"))) == ["src/c.py"]
@@ -132,7 +132,7 @@ def test_keys_of_an_object_store_match_by_the_folders_above_them() -> None:
     assert matcher.excluded(pa.array(keys)).tolist() == [False, True, False, True, True, False]
 
 
-def test_files_that_hold_secrets_by_their_names_are_found() -> None:
+def test_files_named_like_secrets_are_recognized() -> None:
     secret = [".env", "a/.env.local", "x/server.PEM", "id_rsa", "home/.aws/credentials", "svc/service-account-1.json"]
     plain = [".env.example", "a/.env.template", "id_rsa.pub", "environment.py", "credentials/readme.md", "monkey"]
     assert Matcher(Rules()).secret(pa.array(secret)).all()
@@ -147,7 +147,7 @@ def test_many_patterns_are_split_without_losing_their_order() -> None:
 
 
 @pytest.mark.parametrize("glob", ["", "# x", "!a", "[", "a\\"])
-def test_a_glob_that_cannot_be_used_is_refused(glob: str) -> None:
+def test_an_invalid_glob_is_refused(glob: str) -> None:
     with pytest.raises(UsageError, match="glob"):
         Rules(exclude=(glob,)).check()
     Rules(include=("*.py", "src/**", "[ab]?")).check()

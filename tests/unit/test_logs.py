@@ -26,7 +26,7 @@ def record(logger: str, level: int, message: str) -> logging.LogRecord:
         ("driftlines", logging.ERROR, ""),
     ],
 )
-def test_only_warnings_of_our_own_are_shown_and_in_one_line(
+def test_only_warnings_of_driftline_are_shown_in_one_line_each(
     logger: str, level: int, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = logging.Logger("root")
@@ -35,7 +35,7 @@ def test_only_warnings_of_our_own_are_shown_and_in_one_line(
     assert capsys.readouterr().err == shown
 
 
-def test_json_lines_hold_what_happened_and_nothing_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_hold_events_of_driftline_and_none_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
     with json_lines():
         assert writes_json()
         logging.getLogger("driftline.flows.runs.index_run").info(
@@ -63,11 +63,11 @@ def test_json_lines_hold_what_happened_and_nothing_of_libraries(capsys: pytest.C
 @pytest.mark.parametrize(
     ("asked", "value", "wanted"), [(False, "", False), (True, "", True), (False, "json", True), (False, "text", False)]
 )
-def test_json_is_written_when_option_or_variable_ask_for_it(asked: bool, value: str, wanted: bool) -> None:
+def test_json_is_written_if_the_option_or_the_variable_says_so(asked: bool, value: str, wanted: bool) -> None:
     assert wants_json(asked, {"DRIFTLINE_LOG": value}) is wanted
 
 
-def test_another_value_of_the_variable_is_wrong_use(
+def test_an_unknown_value_of_the_variable_is_a_usage_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRIFTLINE_LOG", "yaml")

@@ -70,7 +70,7 @@ def test_the_environment_wins_and_its_numbers_are_numbers(tmp_path: Path) -> Non
     assert found.index.compaction_threshold == 12
 
 
-def test_a_root_of_which_only_the_id_is_named_is_of_the_first_level() -> None:
+def test_a_root_given_by_id_alone_is_of_the_first_level() -> None:
     found = load_memory_configuration(environ={"LTM_ROOT_ENTITY_ID": "acme"}, hierarchy={"levels": ["team", "agent"]})
     assert found.hierarchy.root_entity is not None
     assert found.hierarchy.root_entity.type == "team"
@@ -90,20 +90,20 @@ def test_a_root_of_which_only_the_id_is_named_is_of_the_first_level() -> None:
         ("[org, team, agent]", "[org, ", "no YAML"),
     ],
 )
-def test_what_is_wrong_is_told_by_name_and_without_secrets(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_an_error_names_the_key_and_shows_no_secret(tmp_path: Path, old: str, new: str, told: str) -> None:
     with pytest.raises(UsageError) as refusal:
         load(tmp_path, FULL.replace(old, new), {"PASSWORD": "secret", "THREADS": "8"})
     assert told in str(refusal.value)
     assert "secret" not in str(refusal.value)
 
 
-def test_a_file_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_memory_configuration(environ={"LTM_CONFIG": str(tmp_path / "missing.yaml")})
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_cache_and_the_threads_are_those_of_duckdb(tmp_path: Path, enabled: bool) -> None:
+def test_cache_size_and_threads_reach_duckdb(tmp_path: Path, enabled: bool) -> None:
     performance = {"metadata_cache": {"enabled": enabled}, "parallel_reads": {"threads": 3}}
     configuration = load_memory_configuration(environ={}, performance=performance)
     with open_listing(configuration, ObjectStore.open(str(tmp_path)))._cursor() as cursor:

@@ -36,14 +36,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryStore]:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a\x00b", "x" * 2_000, "\ud800", "😀" * 100], ids=ascii)
-def test_an_id_that_no_directory_can_have_is_refused(store: MemoryStore, name: str) -> None:
+def test_an_id_that_cannot_be_a_directory_name_is_refused(store: MemoryStore, name: str) -> None:
     with pytest.raises(BadEntity):
         store.store("key", LARGE, Entity((("org", "acme"), ("project", name))))
     with pytest.raises(BadEntity):
         store.register_entity_with_defaults("user", name)
 
 
-def test_a_path_that_no_bucket_can_have_is_refused(store: MemoryStore) -> None:
+def test_a_path_too_long_for_a_bucket_is_refused(store: MemoryStore) -> None:
     parts = tuple((level, "ü" * 40) for level in store.hierarchy.levels)
     with pytest.raises(BadEntity, match="path"):
         store.store("key", LARGE, Entity(parts))
@@ -76,7 +76,7 @@ def test_a_key_that_no_database_can_hold_is_refused(store: MemoryStore, key: Any
     ],
     ids=range(9),
 )
-def test_what_cannot_be_stored_is_refused_before_anything_is_written(
+def test_an_invalid_entry_is_refused_before_anything_is_written(
     store: MemoryStore, value: Any, metadata: Any, expires: datetime | None
 ) -> None:
     with pytest.raises(BadEntry):
@@ -85,7 +85,7 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(
         )
 
 
-def test_json_is_the_same_whichever_encoder_has_written_it() -> None:
+def test_both_json_encoders_agree() -> None:
     for value in ({"a": Colour.RED, "b": UUID(int=1)}, [1.5, -0.0, True, "ü\x00\u2028"], {"large": 2**63}):
         with_null = decode(encode([value, None]))  # which goes another way
         assert json.dumps(decode(encode(value))) == json.dumps(with_null[0])
@@ -96,7 +96,7 @@ def test_json_is_the_same_whichever_encoder_has_written_it() -> None:
             encode(unfit)
 
 
-def test_metadata_may_speak_of_nul_without_holding_it(store: MemoryStore) -> None:
+def test_metadata_may_hold_an_escaped_nul_but_not_a_nul(store: MemoryStore) -> None:
     assert json.loads(check_metadata({"a": "\\u0000"})) == {"a": "\\u0000"}
     with pytest.raises(BadEntry, match="NUL"):
         check_metadata({"a": "\\\x00"})
@@ -117,7 +117,7 @@ def test_metadata_may_speak_of_nul_without_holding_it(store: MemoryStore) -> Non
         ":x",
     ],
 )
-def test_what_names_no_entity_is_refused(store: MemoryStore, entity: str) -> None:
+def test_an_invalid_entity_is_refused(store: MemoryStore, entity: str) -> None:
     with pytest.raises(BadEntity):
         store.store("key", LARGE, entity)
     with pytest.raises(BadEntity):
@@ -125,13 +125,13 @@ def test_what_names_no_entity_is_refused(store: MemoryStore, entity: str) -> Non
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "WzFd", "WyJhIiwgMV0=", "\x00", "é"])
-def test_what_is_no_cursor_is_refused(store: MemoryStore, cursor: str) -> None:
+def test_an_invalid_cursor_is_refused(store: MemoryStore, cursor: str) -> None:
     with pytest.raises(UsageError, match="cursor is not valid"):
         store.retrieve_by_entity("org", "acme", cursor=cursor)
 
 
 @pytest.mark.parametrize("fields", [{"a": {}}, {"a": [[]]}, {"a": object()}])
-def test_a_filter_of_anything_but_scalars_is_refused(store: MemoryStore, fields: dict[str, Any]) -> None:
+def test_a_filter_value_must_be_a_scalar(store: MemoryStore, fields: dict[str, Any]) -> None:
     with pytest.raises(BadEntry):
         store.search("", fields)
 
@@ -155,7 +155,7 @@ def test_a_search_by_meaning_needs_a_model(store: MemoryStore) -> None:
         ("org:~7E2F", ["~2F"]),
     ],
 )
-def test_text_names_an_entity_plainly_or_as_its_directory(text: str, ids: list[str]) -> None:
+def test_an_entity_is_parsed_from_its_path_or_its_directory(text: str, ids: list[str]) -> None:
     entity = Hierarchy().entity(text)
     assert [name for _, name in entity.parts] == ids
     assert Hierarchy().entity(entity.directory) == entity
@@ -174,18 +174,18 @@ def test_text_names_an_entity_plainly_or_as_its_directory(text: str, ids: list[s
         {"root": ("team", "x")},
     ],
 )
-def test_a_hierarchy_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+def test_an_invalid_hierarchy_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Hierarchy(**options)
 
 
-def test_a_level_below_is_no_parent() -> None:
+def test_a_lower_level_cannot_be_a_parent() -> None:
     with pytest.raises(BadEntity, match="below"):
         Hierarchy().named("project", "p", {"user": "u"})
 
 
 @pytest.mark.parametrize("url", ["", "x", "mysql://u:secret@h/d", "sqlite://", "sqlite:///:memory:"])
-def test_what_is_no_catalog_is_refused_without_its_password(url: str) -> None:
+def test_an_invalid_catalog_url_is_refused_without_showing_its_password(url: str) -> None:
     with pytest.raises(UsageError) as refusal:
         parse_url(url)
     assert "secret" not in str(refusal.value)
@@ -201,7 +201,7 @@ def test_a_workspace_in_a_bucket_needs_a_catalog_of_its_own(s3_bucket: str) -> N
         MemoryStore(s3_bucket)
 
 
-def test_a_catalog_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+def test_an_unusable_catalog_is_an_error(tmp_path: Path) -> None:
     from driftline.storage.errors import CatalogError
 
     with pytest.raises(CatalogError, match="unable to open"):

@@ -33,7 +33,7 @@ def directory(saved_default: Path, tmp_path: Path) -> Path:
     return shutil.copytree(saved_default, tmp_path / "copy")
 
 
-def test_the_default_model_is_found_by_name_and_by_none() -> None:
+def test_the_default_model_is_found_with_and_without_its_name() -> None:
     assert resolve_model() == resolve_model(DEFAULT_MODEL)
     assert dimension(resolve_model()) == 256
 

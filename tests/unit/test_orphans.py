@@ -174,7 +174,7 @@ def test_an_object_from_the_future_is_young() -> None:
     assert paths(info(f"{SOURCE}/.tmp-{'0' * 32}", -HOUR), max_age=timedelta(0)) == []
 
 
-def test_ledgers_beyond_their_retention_go_but_a_tenant_keeps_its_newest() -> None:
+def test_expired_run_records_are_orphans_except_the_newest_of_a_tenant() -> None:
     old, newest = f"org:acme/_runs/{ULID}.json", f"org:acme/_runs/{LATER_ULID}.json"
     other = f"org:other/_runs/{ULID}.json"
     listing = [info(old, timedelta(days=91)), info(newest, timedelta(days=91)), info(other, timedelta(days=91))]

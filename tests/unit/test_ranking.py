@@ -65,7 +65,7 @@ def test_weights_of_words_are_recovered_from_scores_of_an_index() -> None:
     assert found[4] == 0
 
 
-def test_without_blocks_or_words_nothing_weighs_anything() -> None:
+def test_without_blocks_or_words_all_weights_are_zero() -> None:
     assert (
         word_weights(np.zeros((0, 3), np.float32), np.zeros(0, np.float32), np.zeros(0, np.float32)).tolist() == [0] * 3
     )
@@ -134,7 +134,7 @@ def test_words_are_counted_as_terms_however_they_are_written() -> None:
     ),
     st.lists(st.sampled_from(["get", "respons", "http", "die", "a", "ab", "e", "b"]), unique=True),
 )
-def test_words_are_counted_as_they_are_one_by_one(texts: list[str], words: list[str]) -> None:
+def test_counting_in_bulk_equals_counting_one_by_one(texts: list[str], words: list[str]) -> None:
     counts, lengths = count_words(texts, words)
     assert counts.tolist() == [[terms(text).count(word) for word in words] for text in texts]
     assert lengths.tolist() == [len(text.strip()) for text in texts]
@@ -190,7 +190,7 @@ def test_stemming_changes_the_last_letter_at_most() -> None:
         "\tfunc main() {",
     ],
 )
-def test_lines_that_begin_a_definition_are_told(line: str) -> None:
+def test_lines_that_begin_a_definition_are_recognized(line: str) -> None:
     assert definitions([line]).tolist() == [True]
 
 

@@ -116,7 +116,7 @@ def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
     assert skipped(result) == {"bad\\xff.py": "undecodable name", "bad\\xfe\\xff/": "undecodable name"}
 
 
-def test_links_are_not_followed_and_those_that_lead_astray_are_reported(tmp_path: Path) -> None:
+def test_links_are_not_followed_and_escaping_or_circular_ones_are_reported(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     write(root, "a/file.py")
     write(outside, "secret.py")
@@ -236,7 +236,7 @@ def test_a_root_that_is_gone_fails_and_deletes_nothing(tmp_path: Path) -> None:
             scan(ScanSpec(spec.source, "fp", subtrees), before, now_ns=NOW)
 
 
-def test_what_cannot_be_read_is_reported_and_not_deleted() -> None:
+def test_unreadable_folders_are_reported_and_their_files_are_not_deleted() -> None:
     """As an ordinary user, and outside tmp_path, which only its owner may enter: permissions do not hold back root."""
     program = textwrap.dedent(
         """
@@ -286,7 +286,7 @@ def test_a_folder_too_deep_to_open_is_reported_and_nothing_of_it_is_deleted(tmp_
     assert set(skipped(result).values()) == {"unreadable"}
 
 
-def test_some_paths_are_scanned_as_in_a_whole_scan(tmp_path: Path) -> None:
+def test_scanning_single_paths_equals_a_whole_scan(tmp_path: Path) -> None:
     write(tmp_path, "a.py", "b/c.py", "b/d.log", "build/e.py", "b/other.py", ".gitignore", "b/key.pem")
     (tmp_path / ".gitignore").write_text("build/\n*.log\n")
     before = indexed(scan(spec_of(tmp_path), nothing, now_ns=NOW))

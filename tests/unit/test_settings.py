@@ -108,5 +108,5 @@ def test_a_bare_workspace_becomes_absolute_and_a_uri_stays_as_it_is(project: Pat
         ("nosuch+scheme://x", None),
     ],
 )
-def test_local_path_knows_paths_from_uris(uri: str, path: Path | None) -> None:
+def test_local_path_distinguishes_paths_from_uris(uri: str, path: Path | None) -> None:
     assert local_path(uri) == path

@@ -74,7 +74,7 @@ def test_the_index_finds_every_text_by_each_of_its_words(tmp_path_factory: pytes
             assert set(found["row"].to_pylist()) >= rows_of[terms(word)[0]], word
 
 
-def test_a_query_is_told_by_its_telling_words() -> None:
+def test_stop_words_are_dropped_from_a_query() -> None:
     assert telling_words("How do you parse a getHTTPResponse, and parse it?") == ["parse", "get", "http", "response"]
     assert telling_words("to be or not") == ["not"]
     assert telling_words("is it") == ["is", "it"]

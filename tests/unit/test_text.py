@@ -37,7 +37,7 @@ def test_a_legacy_encoding_is_detected(encoding: str) -> None:
     assert decode(RUSSIAN.encode(encoding)) == (RUSSIAN, None)
 
 
-def test_detection_looks_at_the_beginning_of_a_large_file_and_is_not_confused_by_its_cut() -> None:
+def test_detection_reads_the_beginning_of_a_large_file_and_tolerates_a_split_character() -> None:
     text = "日本語の文章をここに書きます。\n" * 10_000
     assert decode(text.encode("shift_jis")) == (text, None)
 

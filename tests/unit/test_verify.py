@@ -23,11 +23,11 @@ def found(
     return [(kind, path) for kind, path, _ in compare(manifest, counts, OURS, serves=serves)]
 
 
-def test_documents_and_lines_in_step_are_no_finding() -> None:
+def test_consistent_documents_and_lines_have_no_findings() -> None:
     assert found([("a", "h", 2, OURS), ("empty", "h", 0, OURS)], [("a", "h", 2)]) == []
 
 
-def test_nothing_at_all_is_no_finding() -> None:
+def test_an_empty_workspace_has_no_findings() -> None:
     assert found([], []) == []
     assert found(None, []) == []
 
@@ -51,11 +51,11 @@ def test_lines_beside_an_empty_manifest_have_no_document() -> None:
     assert found([], [("a", "h", 2)]) == found(None, [("a", "h", 2)]) == [(FindingKind.NO_DOCUMENT, "a")]
 
 
-def test_lines_of_a_document_that_was_not_indexed_are_of_another_content() -> None:
+def test_lines_of_a_document_that_was_not_indexed_are_stale() -> None:
     assert found([("a", "binary", 0, OURS)], [("a", "h", 2)]) == [(FindingKind.OTHER_CONTENT, "a")]
 
 
-def test_while_documents_move_to_another_table_the_one_that_serves_may_lag_behind() -> None:
+def test_the_serving_table_may_lag_behind_during_a_reembedding() -> None:
     documents = [("moved", "new", 2, OTHER), ("here", "h", 1, OURS)]
     rows = [("moved", "old", 2), ("gone", "h", 1), ("here", "h", 1)]
     assert found(documents, rows) == []

@@ -39,7 +39,7 @@ def test_spaces_stay_with_other_white_space_before_them(default: WordPlan) -> No
         assert chunks(default, f"a{blank} b") == [[f" a{blank} b"]]
 
 
-def test_lines_are_cut_behind_letters_of_any_script(default: WordPlan) -> None:
+def test_lines_are_cut_after_letters_of_any_script(default: WordPlan) -> None:
     assert chunks(default, "été лиса 漢 👍 x") == [[" été", " лиса", " 漢", " 👍", " x"]]
 
 
@@ -69,7 +69,7 @@ def test_whole_line_tokens_that_no_vocabulary_shows_are_found_by_probes() -> Non
     assert plan_words(tokenizer, unknown_token=0) is not None
 
 
-def test_planning_leaves_the_tokenizer_alone() -> None:
+def test_planning_does_not_change_the_tokenizer() -> None:
     tokenizer = load(resolve_model()).tokenizer
     before = tokenizer.to_str()
     plan_words(tokenizer)

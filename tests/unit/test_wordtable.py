@@ -13,7 +13,7 @@ def put(table: WordTable, *words: str) -> None:
     table.insert(words, np.stack([values, -values], axis=1), values)
 
 
-def test_what_was_put_in_is_found_and_the_rest_is_reported() -> None:
+def test_inserted_words_are_found_and_the_others_are_reported() -> None:
     table = WordTable(10, 2)
     put(table, "1", "2")
     vectors, tokens, unknown = table.lookup(["2", "3", "1"])
@@ -22,7 +22,7 @@ def test_what_was_put_in_is_found_and_the_rest_is_reported() -> None:
     assert tokens[[0, 2]].tolist() == [2, 1]
 
 
-def test_the_least_recently_used_words_go_first() -> None:
+def test_the_least_recently_used_words_are_evicted_first() -> None:
     table = WordTable(4, 2)
     for word in "1234":
         table.lookup([word])
@@ -32,14 +32,14 @@ def test_the_least_recently_used_words_go_first() -> None:
     assert [word for word in "123456" if word in table] == ["1", "4", "5", "6"]
 
 
-def test_eviction_clears_a_block_at_a_time() -> None:
+def test_eviction_frees_a_block_of_slots() -> None:
     table = WordTable(80, 2)
     put(table, *map(str, range(80)))
     put(table, "99")
     assert len(table) == 71
 
 
-def test_a_table_never_outgrows_its_capacity_and_stays_right() -> None:
+def test_a_table_stays_within_its_capacity_and_correct() -> None:
     table = WordTable(7, 2)
     rng = np.random.default_rng(3)
     for _ in range(200):
@@ -52,14 +52,14 @@ def test_a_table_never_outgrows_its_capacity_and_stays_right() -> None:
         assert len(table) <= 7
 
 
-def test_words_that_are_here_already_are_not_doubled() -> None:
+def test_known_words_are_not_inserted_twice() -> None:
     table = WordTable(4, 2)
     put(table, "1", "2")
     put(table, "2", "3")
     assert len(table) == 3
 
 
-def test_overlong_words_are_not_kept() -> None:
+def test_overlong_words_are_not_cached() -> None:
     table = WordTable(4, 2)
     put(table, "0" * (MAX_WORD_CHARACTERS + 1), "0" * MAX_WORD_CHARACTERS)
     assert len(table) == 1
