@@ -21,14 +21,14 @@ pytest_plugins = ("tests.servers.emulators", "tests.servers.postgres_server", "t
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """SeaweedFS with one administrator; ready in about 4 s."""
+    """A SeaweedFS server with one administrator, ready in about 4 s."""
     with running_s3(tmp_path_factory.mktemp("seaweedfs")) as server:
         yield server
 
 
 @pytest.fixture
 def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The server, with the variables set that a user would set, and no others."""
+    """The server, with the environment variables that a user would set."""
     for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_ALLOW_HTTP"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.access_key)
@@ -46,7 +46,7 @@ def s3_bucket(s3_environment: S3Server) -> str:
 
 @pytest.fixture
 def proxy(s3_server: S3Server, request: pytest.FixtureRequest) -> Iterator[Proxy]:
-    """Such a proxy, indirectly parametrized by its keyword arguments, if any."""
+    """A proxy in front of the server; indirect parameters are its keyword arguments."""
     server = Proxy(s3_server, **getattr(request, "param", {}))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
@@ -70,7 +70,7 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["local", "memory", "s3", "gs", "az"])
 def every_store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """As ``store_uri``, in every kind of store that there is: for what a store itself must do."""
+    """As ``store_uri``, in every supported store, for tests of the stores themselves."""
     match request.param:
         case "local":
             return str(tmp_path / "workspace")
@@ -99,14 +99,14 @@ def model_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
     """A model2vec directory of each tokenizer family."""
     families = runpy.run_path(
         str(Path(__file__).with_name("support") / "families.py")
-    )  # loads model2vec: not for every test run
+    )  # loads model2vec, so only where it is used
     folder: Path = families["save_family"](request.param, tmp_path_factory.mktemp(request.param))
     return folder
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model2vec directory of 24 dimensions with random vectors: loads at once, and equal lines are equal vectors."""
+    """A model2vec directory with random vectors of 24 dimensions. It loads at once; equal lines have equal vectors."""
     families = runpy.run_path(str(Path(__file__).with_name("support") / "families.py"))
     folder: Path = families["save_family"]("wordpiece", tmp_path_factory.mktemp("tiny-model"))
     return folder
@@ -114,7 +114,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one command printed, and its exit code."""
+    """The output of a command and its exit code."""
 
     code: int
     out: str
@@ -127,7 +127,7 @@ class Outcome:
 
 @pytest.fixture
 def driftline(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """The command line, in this process: ``driftline("index", tree, "--json").json``."""
+    """Runs the command line in this process: ``driftline("index", tree, "--json").json``."""
     from driftline.flows.commands.main import main
 
     monkeypatch.delenv("DRIFTLINE_WORKSPACE", raising=False)

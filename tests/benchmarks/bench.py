@@ -1,10 +1,10 @@
-"""Run all benchmarks one after another, and write what they find into RESULTS.md beside this file.
+"""Run all benchmarks one after another, and write their results into RESULTS.md beside this file.
 
     make bench                                          # all of them; an hour and a half on 2 cores
-    .venv/bin/python tests/benchmarks/bench.py --small  # to see that they run; writes nothing
-    .venv/bin/python tests/benchmarks/bench.py searching quality   # some of them; the results of the others stay
+    .venv/bin/python tests/benchmarks/bench.py --small  # to check that they run; writes nothing
+    .venv/bin/python tests/benchmarks/bench.py searching quality   # some of them; keeps the results of the others
 
-The results of each are kept in results/NAME.json, so that runs of some of them add up.
+The results of each benchmark are kept in results/NAME.json, so that they can be run one by one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "state_detection": (),
     "cleanup": (),
 }
-"""Every benchmark of a promise, with its arguments; ``index_kinds`` belongs to a decision record."""
+"""The benchmarks and their arguments; ``index_kinds`` belongs to a decision record."""
 
 WIDTH, BAR, LEFT = 640, 22, 210
 COLOUR, OTHERS = "#2563eb", "#94a3b8"
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def run(name: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run one benchmark, showing what it prints; returns that and what it has recorded."""
+    """Run one benchmark and show its output; returns its output and its records."""
     print(f"\n=== {name} {' '.join(arguments)}", flush=True)
     started = time.perf_counter()
     lines: list[str] = []
@@ -104,7 +104,7 @@ def run(name: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def write_results() -> None:
-    """RESULTS.md and its plots from the results of all benchmarks that have some."""
+    """Write RESULTS.md and its plots from all available results."""
     found = {name: json.loads(file.read_text()) for name in BENCHMARKS if (file := FOLDER / f"{name}.json").exists()}
     lines = [
         "# Results of the benchmarks",
@@ -140,7 +140,7 @@ def plots(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def bar_plot(title: str, unit: str, values: Mapping[str, float]) -> str:
-    """An ``<svg>`` with a bar for each value, from 0 to the greatest; Driftline's own stand out."""
+    """An ``<svg>`` with a bar for each value, from 0 to the greatest; those of Driftline are highlighted."""
     height, top = 34 + BAR * len(values), max([*values.values(), 1e-9])
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '

@@ -1,11 +1,11 @@
-"""From a commit to searchable lines through a deployment, and what Prefect costs a run.
+"""The time from a commit to searchable lines through a deployment, and the cost of Prefect per run.
 
     .venv/bin/python tests/benchmarks/ci_latency.py
 
-``driftline serve`` runs a deployment of a git work tree, with a Prefect server of its own. A few files are changed and
-committed, and ``driftline ci --deployment`` starts the run of that commit and waits for it; polling is the time for
-which the run was only scheduled. Then, with that server up, the flow against the same run without it, and what
-updates of its progress take; and without Prefect, what its modules cost ``driftline index``.
+``driftline serve`` runs a deployment of a git work tree, with its own Prefect server. The benchmark changes and commits
+a few files; ``driftline ci --deployment`` starts the run of that commit and waits for it. Polling is the time for
+which the run is only scheduled. Then it compares the flow with the same run without Prefect while the server is up,
+and measures progress updates and the time that Prefect's modules cost ``driftline index``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def main() -> int:
 
 @contextmanager
 def _serving(folder: Path) -> Iterator[dict[str, str]]:
-    """``driftline serve`` in ``folder``, ready; the environment in which others find its server."""
+    """``driftline serve`` in ``folder``, ready; yields the environment that leads to its server."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "DRIFTLINE_"))}
@@ -126,7 +126,7 @@ def _serving(folder: Path) -> Iterator[dict[str, str]]:
 def _commits(clone: Path, folder: Path, environment: Mapping[str, str], rounds: int, verdict: measure.Verdict) -> None:
     paths = sorted(clone.rglob("*.py"))[:: max(1, len(list(clone.rglob("*.py"))) // CHANGED)][:CHANGED]
     seconds, polling = list[float](), list[float]()
-    for turn in range(rounds + 1):  # the first one indexes everything
+    for turn in range(rounds + 1):  # the first run indexes everything
         word = f"searchable{turn}"
         for path in paths:
             with path.open("a") as file:
@@ -151,7 +151,7 @@ def _commits(clone: Path, folder: Path, environment: Mapping[str, str], rounds: 
 
 
 def _scheduled_seconds(url: str, run: str) -> float:
-    """From the creation of a flow run to its take-over by a runner."""
+    """Seconds from the creation of a flow run until a runner picks it up."""
     with urllib.request.urlopen(f"{url}/flow_run_states/?flow_run_id={run}", timeout=30) as answer:
         states: list[dict[str, Any]] = json.load(answer)
     moments = {state["type"]: datetime.fromisoformat(state["timestamp"]) for state in reversed(states)}
@@ -159,7 +159,7 @@ def _scheduled_seconds(url: str, run: str) -> float:
 
 
 def _flow(clone: Path, folder: Path, environment: Mapping[str, str], rounds: int, verdict: measure.Verdict) -> None:
-    """The best of some processes: a busy host only adds to what imports take."""
+    """The best of several processes, because a busy host only adds to the time of imports."""
     program = folder / "flow.py"
     program.write_text(FLOW)
     command = [sys.executable, str(program), str(clone), str(folder / "index"), str(rounds)]
@@ -182,7 +182,7 @@ def _flow(clone: Path, folder: Path, environment: Mapping[str, str], rounds: int
 
 
 def _without(clone: Path, folder: Path, rounds: int, verdict: measure.Verdict) -> None:
-    """Plain ``driftline index``: the time it spends in modules that are there for Prefect only."""
+    """The seconds that plain ``driftline index`` spends in modules that exist for Prefect only."""
     arguments = ["index", str(clone), "--workspace", str(folder / "index"), "--entity", "source:web"]
     code = f"from driftline.flows.commands.main import main; main({arguments!r})"
     seconds = []
@@ -195,7 +195,7 @@ def _without(clone: Path, folder: Path, rounds: int, verdict: measure.Verdict) -
 
 
 def _import_seconds(line: str) -> float:
-    """The seconds that one line of ``-X importtime`` tells, if it is of Prefect or of a module that imports it."""
+    """The seconds in a line of ``-X importtime``, if the module is Prefect or imports it."""
     own, _, name = line.removeprefix("import time:").partition("|")
     name = name.rpartition("|")[2].strip()
     flows = (

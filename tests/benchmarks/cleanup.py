@@ -1,8 +1,8 @@
-"""How long a cleanup takes to scan a workspace of 100,000 objects on a local disk (target: under 5 s).
+"""The time of a cleanup to scan a workspace of 100,000 objects on a local disk (target: under 5 s).
 
     python tests/benchmarks/cleanup.py [--objects 100000] [--workspace DIR]
 
-Most are memory blobs; there are 2,000 deltas, whose footers are read, and 10,000 files that nothing refers to.
+Most objects are memory blobs; there are 2,000 deltas, whose footers are read, and 10,000 orphans.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUNDS = 3
 
 
 def build(uri: str, objects: int) -> Workspace:
-    """A workspace of about so many objects; one in ten belongs to no version of its table."""
+    """Create a workspace of about ``objects`` objects; one in ten belongs to no version of its table."""
     workspace = Workspace.open_for_writing(uri).bind_model("benchmark", "be9c", 4)
     store = workspace.objects
     tenant = Entity.parse("org:acme")
@@ -59,7 +59,7 @@ def build(uri: str, objects: int) -> Workspace:
 
 
 def _put(store: ObjectStore, path: str, data: bytes) -> None:
-    target = Path(store.uri, path)  # not through the store, which syncs each file
+    target = Path(store.uri, path)  # bypasses the store, which syncs each file
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)
 

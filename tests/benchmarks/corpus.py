@@ -1,7 +1,7 @@
-"""The trees that the benchmarks index, made once and kept in a cache outside the repository.
+"""The trees that the benchmarks index, created once and cached outside the repository.
 
-Source code comes from the packages installed in this environment, so nothing is downloaded; the figures
-of two hosts compare as far as their packages do.
+Source code comes from the packages installed in this environment, so nothing is downloaded. Figures of two hosts
+are comparable if the hosts have the same packages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CACHE = Path(tempfile.gettempdir()) / "driftline-bench"
 
 FILES_PER_FOLDER = 100
 MAX_FILE_BYTES = 1_000_000
-"""semble leaves larger files out, so the comparison does."""
+"""semble skips larger files, so the comparison does, too."""
 _NEVER = {"__pycache__", "node_modules", "dist", "build", "venv", "site-packages"}
 """Folders that semble never enters."""
 _SEED = 20261101
@@ -31,7 +31,7 @@ _WORDS = ("read", "write", "open", "close", "table", "row", "batch", "commit", "
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A tree and how much it holds; ``lines`` counts newlines, blank lines too."""
+    """A tree and its size; ``lines`` counts newlines, including blank lines."""
 
     path: Path
     files: int
@@ -43,9 +43,9 @@ class Corpus:
 
 
 def packages(lines: int) -> Corpus:
-    """At least ``lines`` lines of Python: the installed packages in the order of their names, until it is enough.
+    """At least ``lines`` lines of Python: installed packages in the order of their names.
 
-    Beyond what is installed, copies follow: times and sizes are as of new lines, which repeat themselves, too.
+    Copies follow if the packages are not enough; times and sizes are as for new lines, which also repeat.
     """
 
     def make(root: Path) -> tuple[int, int, int]:
@@ -102,7 +102,7 @@ def git_tree(files: int) -> Corpus:
 
 
 def fresh_clone(tree: Corpus, parent: Path) -> Path:
-    """A new clone of ``tree`` below ``parent``, of the same origin and under the same name."""
+    """A new clone of ``tree`` below ``parent``, with the same origin and name."""
     clone = parent / tree.path.name
     shutil.rmtree(clone, ignore_errors=True)
     git(parent, "clone", "-q", "--shared", str(tree.path), str(clone))
@@ -124,7 +124,7 @@ def model() -> Path:
 
 
 def cached(name: str, make: Callable[[Path], tuple[int, int, int]]) -> Corpus:
-    """The tree ``name``, made now unless it was made completely before."""
+    """The tree ``name``, created unless it is already complete."""
     root, record = CACHE / name / "tree", CACHE / name / "corpus.json"
     if not record.is_file():
         shutil.rmtree(CACHE / name, ignore_errors=True)
@@ -152,6 +152,6 @@ def _origin(files: int) -> str:
 
 
 def git(folder: Path, *arguments: str) -> None:
-    """Run git in ``folder``, as somebody."""
+    """Run git in ``folder`` with a fixed identity."""
     identity = ("-c", "user.name=bench", "-c", "user.email=bench@localhost")
     subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)

@@ -1,9 +1,9 @@
-"""What Dask adds: two workers against one on work for processors, and thousands of tiny batches.
+"""The overhead of Dask: two workers against one on CPU-bound work, and thousands of tiny batches.
 
     .venv/bin/python tests/benchmarks/dask_scale.py
 
-Both through the executor that index runs use. The tiny batches do nothing, so that their time is the scheduler's;
-it is compared with what a batch takes of a whole run over source files, which also shows the memory of a worker.
+Both use the executor of index runs. The tiny batches do nothing, so their time is that of the scheduler. It is
+compared with the time of a batch in a whole run over source files, which also shows the memory of a worker.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ MIN_EFFICIENCY = 0.85
 MAX_SHARE = 0.05
 MAX_WORKER_BYTES = 1_000_000_000
 TASK_ROUNDS = 150
-"""Some 0.1 s of work in one thread."""
+"""About 0.1 s of work in one thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A task's input; ``rounds`` of it keep a processor busy."""
+    """The input of a task that computes for ``rounds`` rounds."""
 
     number: int
     rounds: int
 
 
 def busy(work: Work, context: TaskContext) -> int:
-    """Add up squares, and return the number of the task."""
+    """Add up squares; returns the number of the task."""
     for _ in range(work.rounds):
         sum(number * number for number in range(10_000))
     return work.number
@@ -80,10 +80,10 @@ def _context(workspace: Path) -> TaskContext:
 
 
 def _seconds(context: TaskContext, slots: int, work: list[Work]) -> float:
-    """From the first task to the last result; starting the workers is not part of it."""
+    """Seconds from the first task to the last result, without the start of the workers."""
     with DaskExecutor(None, slots) as executor:
         executor.start(context, [])
-        list(executor.map(busy, work[:slots]))  # imports this module there
+        list(executor.map(busy, work[:slots]))  # imports this module on the workers
         started = time.perf_counter()
         results = list(executor.map(busy, work))
         seconds = time.perf_counter() - started

@@ -1,8 +1,8 @@
-"""Embedding alone, in one process: StaticModel.encode against a cold and a warm word table, on real source files.
+"""Embedding in one process: StaticModel.encode against a cold and a warm word table, on real source files.
 
 Run: python tests/benchmarks/embedding.py
-Exits 1 if the table is less than 3 times as fast cold, or 6 times warm, or if the vectors differ. The ratios are
-those of CPU seconds: all contenders run in one thread, and other work on the machine would distort the clock.
+Exits with 1 if the table is less than 3 times as fast cold or 6 times as fast warm, or if the vectors differ. Ratios
+are of CPU seconds, because all contenders run in one thread and other work on the machine distorts the clock.
 """
 
 from __future__ import annotations

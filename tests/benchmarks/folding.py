@@ -3,8 +3,8 @@
     .venv/bin/python tests/benchmarks/folding.py
     .venv/bin/python tests/benchmarks/folding.py --rows 10000000
 
-Plain pyarrow reads all files, sorts the rows by path and writes them with the same compression, without
-any merging, removals, conditions or care for a crash. Bytes read are those asked of the file system.
+Plain pyarrow reads all files, sorts the rows by path and writes them with the same compression, without merging,
+removals, conditional writes or crash safety. Bytes read are those requested from the file system.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 class _CountedFile(io.RawIOBase):
-    """A file that adds up what is asked of it."""
+    """A file that counts the bytes read from it."""
 
     total = 0
 

@@ -1,9 +1,9 @@
-"""Keeping an index in step: first run, unchanged run and a run after some changes, against an incremental indexer.
+"""Keeping an index up to date: a first run, an unchanged run and a run after changes, against an incremental indexer.
 
     .venv/bin/python tests/benchmarks/incremental.py
 
-LlamaIndex's ingestion pipeline with upserts, with the same model; ``make bench`` sets it up, and without it Driftline
-is measured alone. ``find`` and ``git status`` over the same tree tell how long it takes to see that nothing changed.
+The peer is LlamaIndex's ingestion pipeline with upserts and the same model. ``make bench`` installs it; without it
+Driftline is measured alone. ``find`` and ``git status`` over the same tree show the minimum time to detect no change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PEERS = Path(__file__).parent / "peers"
 PEERS_PYTHON = Path(sys.prefix) / "peers" / "bin" / "python"
 CHANGED_FILES = 5
 Index = Callable[[], tuple[measure.Measured, int]]
-"""One run, and how many files it embedded."""
+"""A run and the number of files that it embedded."""
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _measure(name: str, tree: corpus.Corpus, index: Index) -> dict[str, float]:
-    """Seconds of each kind of run; the tree is put back."""
+    """Seconds of each kind of run; restores the tree."""
     first, embedded = index()
     _expect(name, embedded, tree.files)
     unchanged, embedded = index()

@@ -1,10 +1,10 @@
-"""Evidence for decision 0002, 0003 and 0008: the type of the vector column, and the kind of vector index.
+"""Measurements for decisions 0002, 0003 and 0008: the type of the vector column and the kind of vector index.
 
     .venv/bin/python tests/benchmarks/index_kinds.py
 
-The vectors of one tree are written as float16 and as float32, each with every kind of index. Recall is that of the
-answer's lines among the ten best by exact float32 cosine. Builds are quoted in CPU seconds, since other work on the
-host moves the clock. Searches probe all partitions unless a kind says less, and those of RQ and PQ refine more.
+The vectors of one tree are written as float16 and as float32, each with every kind of index. Recall is the share of the
+ten best lines by exact float32 cosine. Builds are in CPU seconds, because other work on the host distorts the clock.
+Searches probe all partitions unless a kind sets fewer; those of RQ and PQ also refine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROWS_PER_FILE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way to index: how it is built and how it is asked."""
+    """A kind of index: how it is built and queried."""
 
     name: str
     metric: str = "l2"
@@ -89,7 +89,7 @@ def main() -> int:
         filters = [chosen.names for chosen in choose_directories(lines, SHARES)]
         rows = pa.Table.from_batches(lines.rows(["text", "parent_dirs"]))
         vectors = embedder.embed(rows["text"])
-        # A line of which no token is known has no direction, and no vector in the index.
+        # A line without a known token has no direction and no vector in the index.
         rows = rows.filter(pa.array(vectors.any(axis=1)))
         exact = Exact(rows["parent_dirs"].to_pylist(), vectors[vectors.any(axis=1)], queries)
         print(f"{len(rows):,} lines; filters hold {', '.join(f'{len(exact.matching(names)):,}' for names in filters)}")
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 class Exact:
-    """The truth: every cosine of every query, in float32."""
+    """The ground truth: all cosines of each query in float32."""
 
     def __init__(
         self, dirs: Sequence[Sequence[str]], vectors: NDArray[np.float32], queries: NDArray[np.float32]
@@ -109,7 +109,7 @@ class Exact:
         self._cosines = queries @ vectors.T
 
     def matching(self, names: tuple[str, ...]) -> NDArray[np.intp]:
-        """The rows below any of these directories; all rows if none are named."""
+        """The rows below any of these directories; all rows if there are none."""
         wanted = set(names)
         return np.array(
             [row for row, dirs in enumerate(self._dirs) if not wanted or wanted.intersection(dirs)], np.intp
@@ -125,7 +125,7 @@ class Exact:
 def _column(
     folder: Path, rows: pa.Table, dtype: type[np.floating[Any]], exact: Exact, filters: list[tuple[str, ...]]
 ) -> None:
-    """Print what one column type costs, without an index and with each kind."""
+    """Print the cost of a column type, without an index and with each kind."""
     name, dim = np.dtype(dtype).name, exact.vectors.shape[1]
     flat = pa.array(exact.vectors.astype(dtype).reshape(-1))
     table = rows.select(["parent_dirs"]).append_column("vector", pa.FixedSizeListArray.from_arrays(flat, dim))

@@ -1,10 +1,10 @@
-"""Whole runs of ``driftline index`` against semble and against a plain pipeline, as processes, over one tree.
+"""Whole runs of ``driftline index`` against semble and a plain pipeline, as processes over one tree.
 
     .venv/bin/python tests/benchmarks/indexing.py
 
-All load the same model directory, index the same files and leave their index on the disk; they take
-turns, each run in a fresh folder. "text" is searchable by exact vector search and full-text search;
-"all" also has the vector index. Lines are those of the tree, blank ones too, for all contenders.
+All load the same model directory, index the same files and write their index to disk. They take turns, each run in a
+fresh folder. "text" supports exact vector search and full-text search; "all" also has the vector index. Lines are those
+of the tree, including blank ones, for all contenders.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def _driftline(tree: corpus.Corpus, model: Path, target: Path, indexes: str) -> 
 
 
 def _peer(script: str, tree: corpus.Corpus, model: Path, target: Path) -> measure.Measured:
-    # semble keeps a cache of its own: a fresh place for it, or a second run would find the index of the first.
+    # semble has a cache; without a fresh one a second run finds the index of the first.
     env = {"SEMBLE_INDEX_WORKERS": "2", "SEMBLE_CACHE_LOCATION": str(target / "cache"), "HF_HUB_OFFLINE": "1"}
     result = measure.run([sys.executable, str(PEERS / script), str(tree.path), str(model), str(target)], env)
     indexed = int(result.output)
-    if indexed < 0.99 * tree.files:  # semble leaves out files without any text
+    if indexed < 0.99 * tree.files:  # semble skips files without text
         raise SystemExit(f"{script} indexed {indexed} of {tree.files} files")
     return result
 

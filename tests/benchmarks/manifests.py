@@ -26,9 +26,9 @@ def folder(number: int) -> str:
 
 
 def documents(ids: NDArray[np.int64], changed: Sequence[int] = ()) -> pa.Table:
-    """Manifest rows of the documents numbered ``ids``, of 64 characters of path and 32 of hash and etag each.
+    """Manifest rows of the documents ``ids``, with 64 characters of path and 32 of hash and etag each.
 
-    Those in ``changed`` have another etag and size than they would have otherwise.
+    Those in ``changed`` have another etag and size.
     """
     other = np.isin(ids, np.asarray(changed, np.int64))
     names = zip((ids // FOLDER_DOCUMENTS).tolist(), (ids // 50 % 2_000).tolist(), ids.tolist(), strict=True)
@@ -48,7 +48,7 @@ def documents(ids: NDArray[np.int64], changed: Sequence[int] = ()) -> pa.Table:
 
 
 def fill(manifest: Manifest, count: int) -> None:
-    """Give ``manifest`` a base of the first ``count`` documents."""
+    """Write a base of the first ``count`` documents into ``manifest``."""
     for start in range(0, count, _APPENDED_AT_ONCE):
         ids = np.arange(start, min(count, start + _APPENDED_AT_ONCE))
         append(manifest, 0, ids)
@@ -56,12 +56,12 @@ def fill(manifest: Manifest, count: int) -> None:
 
 
 def append(manifest: Manifest, token: int, ids: NDArray[np.int64]) -> None:
-    """One delta that adds the documents ``ids``."""
+    """Write a delta that adds the documents ``ids``."""
     manifest.append(new_ulid(), manifest.changes(ADD, revision(token, 0), documents(ids), now=datetime.now(UTC)))
 
 
 def _digits(ids: NDArray[np.int64], salt: NDArray[np.int64]) -> pa.Array:
-    """32 digits each that do not compress better than a hash would."""
+    """32 hexadecimal digits for each id, which compress no better than hashes."""
     mixed = (
         (ids.astype(np.uint64) + np.uint64(1))
         * np.uint64(0x9E3779B97F4A7C15)

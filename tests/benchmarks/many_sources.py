@@ -1,4 +1,4 @@
-"""What a source costs by itself: one run over many tiny ones, at first and unchanged.
+"""The cost per source: one run over many tiny sources, first and unchanged.
 
 .venv/bin/python tests/benchmarks/many_sources.py
 """

@@ -1,4 +1,4 @@
-"""Run processes and measure them; say what the figures were measured on, and whether they are good enough."""
+"""Run processes and measure them; report the machine, and check figures against targets."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ import psutil
 
 _POLL_SECONDS = 0.02
 RECORDS = "DRIFTLINE_BENCH_RECORDS"
-"""Variable that names the file in which ``bench.py`` collects what the benchmarks find."""
+"""The environment variable that names the file in which ``bench.py`` collects records."""
 DRIFTLINE = (
     sys.executable,
     "-c",
     "import sys; from driftline.flows.commands.main import command_line; sys.exit(command_line())",
 )
-"""The command ``driftline`` as its console script runs it, whether or not that is installed on the PATH."""
+"""The command ``driftline`` as its console script runs it, even if that is not on the PATH."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run of a process.
+    """A run of a process.
 
-    ``own_peak`` is its resident memory in bytes, ``children_peak`` that of its largest child.
+    ``own_peak`` is its peak resident memory in bytes, ``children_peak`` that of its largest child.
     """
 
     seconds: float
@@ -46,12 +46,12 @@ class Measured:
 
     @property
     def largest_peak(self) -> int:
-        """That of the process or of any child."""
+        """The peak of the process or of any child, in bytes."""
         return max(self.own_peak, self.children_peak)
 
 
 def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> Measured:
-    """Run ``command`` to its end. Raises CalledProcessError, with its errors, if that is not 0."""
+    """Run ``command`` to its end. Raises CalledProcessError, with its error output, if it fails."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         started = time.perf_counter()
         process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, **(env or {})})
@@ -104,15 +104,15 @@ def _resident(process: psutil.Process) -> int:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median of some runs: what others do on the host moves it least."""
+    """The median of several runs, which other work on the host affects least."""
     return statistics.median(values)
 
 
 @dataclass(slots=True)
 class Verdict:
-    """The targets of one benchmark; ``exit_code`` is 1 if any was missed. Small runs prove nothing and miss none.
+    """The targets of a benchmark; ``exit_code`` is 1 if one is missed. Small runs prove nothing and miss none.
 
-    ``obstacle`` is told where a target is missed: what stands in the way.
+    ``obstacle`` is printed if a target is missed: the reason.
     """
 
     small: bool
@@ -141,12 +141,12 @@ class Verdict:
 
 
 def bars(title: str, unit: str, values: Mapping[str, float]) -> None:
-    """Hand a plot of some contenders to ``bench.py``, which runs all benchmarks; alone, nothing is drawn."""
+    """Record a plot of contenders for ``bench.py``; a benchmark that runs alone draws nothing."""
     record("bars", title=title, unit=unit, values=dict(values))
 
 
 def record(kind: str, **told: object) -> None:
-    """Append a JSON line to the file that RECORDS names, if it names one."""
+    """Append a JSON line to the file that RECORDS names, if it is set."""
     if target := os.environ.get(RECORDS):
         with Path(target).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, **told}) + "\n")

@@ -1,8 +1,8 @@
-"""Memory of the coordinator while it indexes two million lines, with batches embedded in it and in other processes.
+"""Memory of the coordinator while it indexes two million lines, with batches embedded in it or in other processes.
 
     .venv/bin/python tests/benchmarks/memory.py
 
-The same is measured on a quarter of the lines: what the coordinator holds must not grow with their number.
+The same is measured on a quarter of the lines: memory of the coordinator must not grow with their number.
 """
 
 from __future__ import annotations

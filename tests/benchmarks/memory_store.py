@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/benchmarks/memory_store.py [--entries 5000000] [--postgres 1000000] [--small]
 
-So many entries are loaded by ``store_many`` into one tenant: 20 to a session, 200 to a user, ten projects. Nothing
-flushes meanwhile: reads by entity and by key ask the catalog, not the indexes. ``--postgres 0`` leaves it out.
+``store_many`` loads the entries into one tenant: 20 per session, 200 per user, ten projects. Nothing flushes meanwhile:
+reads by entity and by key query the catalog, not the indexes. ``--postgres 0`` skips PostgreSQL.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
         with measure.scratch() as folder:
             catalog_url = url or f"sqlite:///{folder / 'catalog.sqlite'}"
             with MemoryStore(str(folder / "workspace"), catalog_url=catalog_url) as store:
-                # Nothing runs beside the measurements.
+                # No background work during the measurements.
                 store._flusher.notify = lambda rows: None  # type: ignore[method-assign]
                 run = Run(store, name, folder, entries, 3 if options.small else 50, verdict)
                 run.load()
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def catalogs(with_postgres: bool) -> Iterator[tuple[str, str | None]]:
-    """The kinds of catalogs, with a URL if they need a server."""
+    """The kinds of catalogs, with a URL for those that need a server."""
     yield "SQLite", None
     if not with_postgres:
         return
@@ -71,7 +71,7 @@ def catalogs(with_postgres: bool) -> Iterator[tuple[str, str | None]]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One catalog under measurement. Each figure is of ``repeats`` calls, or of ten times as many."""
+    """The measurement of one catalog. Each figure is of ``repeats`` calls, or of ten times as many."""
 
     store: MemoryStore
     name: str
@@ -154,7 +154,7 @@ class Run:
             started = time.perf_counter()
             assert len(self.store.retrieve_batch(keys[:number], "org:acme")) == number
             together = (time.perf_counter() - started) / number
-            unread = iter(keys[number:])  # what was read is cached
+            unread = iter(keys[number:])  # reads are cached
             alone = quantile(timed(lambda: self.store.retrieve(next(unread), "org:acme"), self.repeats - 1), 0.5)
         finally:
             LocalDisk.get = get  # type: ignore[method-assign]
@@ -164,7 +164,7 @@ class Run:
     def flush(self) -> None:
         outbox = "SELECT count(*) FROM outbox"
         waiting = self.store.catalog.read(lambda connection: connection.exec_driver_sql(outbox).scalar_one())
-        if waiting > BATCH:  # as many files as there are entities are not what is measured here
+        if waiting > BATCH:  # a file for each entity would be measured instead
             return
         started = time.perf_counter()
         self.store.flush()
@@ -177,7 +177,7 @@ class Run:
 
 @contextmanager
 def traced_fsyncs(log: Path) -> Iterator[list[int]]:
-    """Afterwards the list holds how often this process has synced meanwhile, unless nothing here can tell."""
+    """Yields a list that holds the number of syncs of this process afterwards, or nothing if it cannot be counted."""
     counted: list[int] = []
     if not shutil.which("strace"):
         yield counted
@@ -201,7 +201,7 @@ def write_and_sync(path: Path) -> None:
 
 
 def timed(call: Callable[[], object], repeats: int) -> list[float]:
-    """The seconds that each of so many calls takes, after one that warms up."""
+    """The seconds of each call, after one to warm up."""
     call()
     seconds = []
     for _ in range(repeats):

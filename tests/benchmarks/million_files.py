@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/benchmarks/million_files.py
 
-Indexes are left out of the first run: an unchanged run looks at none. A run over one file tells what starting takes.
+The first run skips indexes, which an unchanged run does not use. A run over one file measures the start-up time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import measure
 from unchanged import FIND_FORMAT, expect, index
 
 LISTINGS = 3.0
-"""So many times ``find``, beyond what starting takes, is aimed at."""
+"""The target as a multiple of the time of ``find``, without start-up."""
 
 
 def main() -> int:

@@ -1,11 +1,11 @@
-"""Where the time of an index run goes, and how far each phase is from what the machine allows.
+"""The time of each phase of an index run, and how far each is from the limit of the machine.
 
     .venv/bin/python tests/benchmarks/phases.py
 
-The limits are taken over the same tree and the same rows: ``find`` for the scan, ``cat`` for reading, copying the text
-for splitting it, copying the vectors for embedding, Lance's own write of the rows for forming and writing them, and its
-own index builds. Phases of workers overlap, on as many cores as there are: their seconds are added up, and so compare
-with limits of one core.
+The limits are measured over the same tree and the same rows: ``find`` for the scan, ``cat`` for reading, a copy of the
+text for splitting, a copy of the vectors for embedding, Lance's own write of the rows for forming and writing them, and
+its own index builds. Phases of workers overlap on all cores; their seconds are added up, so they compare with limits of
+one core.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _limits(tree: corpus.Corpus, table: Path, folder: Path) -> tuple[dict[str, tuple[float, str]], pa.Table]:
-    """Seconds of what bounds each phase, and what that is; and the rows of the table, without its ledger."""
+    """The limit of each phase in seconds and its name, and the number of rows of the table without commit markers."""
     rows = lance.dataset(str(table)).to_table(filter="line_number >= 0")
     text, vectors = rows["text"].combine_chunks(), rows["vector"].combine_chunks().flatten().to_numpy()
     raw = str(folder / "raw.lance")

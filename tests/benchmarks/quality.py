@@ -1,10 +1,10 @@
-"""How good the answers are: queries whose answers are known, against semble, BM25 and the cosine of single lines.
+"""The quality of answers: queries with known answers, against semble, BM25 and the cosine of single lines.
 
     .venv/bin/python tests/benchmarks/quality.py
 
-All contenders index the same tree, and those that embed use the same model directory. A result is right if it is in
-the right file and shows a line of the function or the paragraph; the average length of results is in the table. The
-parameters of ranking were chosen on the tuning half, the figures are of the reporting half (--tuning 1: the other).
+All contenders index the same tree, and those that embed use the same model directory. A result is correct if it is in
+the right file and shows a line of the function or paragraph; the table has the average length of results. The ranking
+parameters were chosen on the tuning half; the figures are of the reporting half (``--tuning 1`` for the other).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Contender = Callable[[str], Sequence[Result]]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Means over the queries of a set; ``lines`` is the length of a result."""
+    """Means over the queries of a set; ``lines`` is the average length of a result."""
 
     mrr: float
     recall: float
@@ -124,7 +124,7 @@ def _bm25(tree: Path) -> Contender:
 
 
 def _score(name: str, answer: Contender, queries: Sequence[Query]) -> Score:
-    """Ask all ``queries`` and print the row of ``name``."""
+    """Run all ``queries`` and print the row of ``name``."""
     ranks: list[int] = []
     seconds: list[float] = []
     lengths: list[int] = []

@@ -1,8 +1,8 @@
-"""Queries whose answers are known, made from the packages of this environment (pinned by requirements.lock).
+"""Queries with known answers, made from the packages of this environment (pinned by requirements.lock).
 
-Code: the first sentence of a docstring looks for its function, in a tree from which all docstrings are removed.
-Prose: the first sentence of a paragraph, which is removed, looks for the rest of that paragraph, in a tree of
-the documentation that packages bring along.
+Code: the first sentence of a docstring is the query for its function, in a tree without docstrings. Prose: the first
+sentence of a paragraph, which is removed, is the query for the rest of that paragraph, in a tree of the documentation
+that packages contain.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Half = Literal["tuning", "reporting"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """``text`` looks for the lines ``first`` to ``last`` of ``path``, counted from 1, both included."""
+    """A query ``text`` for the lines ``first`` to ``last`` of ``path``, 1-based, both included."""
 
     text: str
     path: str
@@ -61,20 +61,20 @@ class Query:
     half: Half
 
     def met_by(self, path: str, start_line: int, end_line: int) -> bool:
-        """Whether a result that shows these lines is a right answer."""
+        """Whether a result that shows these lines is correct."""
         return path == self.path and start_line <= self.last and end_line >= self.first
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySet:
-    """A tree and the queries that are asked of it."""
+    """A tree and the queries for it."""
 
     kind: Kind
     tree: Corpus
     queries: tuple[Query, ...]
 
     def half(self, half: Half, count: int | None = None) -> list[Query]:
-        """The queries of one half, or the first ``count`` of them; their order is random, and fixed."""
+        """The queries of one half, or the first ``count`` of them, in a fixed random order."""
         return [query for query in self.queries if query.half == half][:count]
 
 
@@ -146,7 +146,7 @@ def without_docstrings(source: str) -> tuple[str, list[tuple[str, int, int]]]:
 
 
 def without_first_sentences(text: str) -> tuple[str, list[tuple[str, int, int]]]:
-    """``text`` without the first sentence of each paragraph of two or more, and each with the lines of the rest."""
+    """``text`` without the first sentence of each longer paragraph, and those sentences with the lines of the rest."""
     kept: list[str] = []
     paragraphs: list[tuple[str, int, int]] = []
     fenced = False
@@ -196,7 +196,7 @@ def _documentation() -> Iterator[tuple[str, str]]:
 def _write(
     kind: Kind, root: Path, trees: Sequence[tuple[str, str]], found: Sequence[tuple[str, str, int, int]], count: int
 ) -> tuple[int, int, int]:
-    """Write the tree, and beside it a random choice of the queries that are asked only once."""
+    """Write the tree, and beside it a random sample of the unique queries."""
     lines = size = 0
     for path, text in trees:
         target = root / path

@@ -1,4 +1,4 @@
-"""Queries over an indexed tree, the directories to search them in, and how good an answer is."""
+"""Queries over an indexed tree, directory filters for them, and the recall of answers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 MIN_WORDS = 4
 TOLERANCE = 1e-3
-"""Cosines that differ by less are as good as each other: many lines of a tree are the same but for a blank."""
+"""Cosines that differ by less count as equal, because many lines differ only in white space."""
 _SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """Some directories, and the share of all lines that they hold; none at all means no filter."""
+    """Directories and their share of all lines; no directories mean no filter."""
 
     names: tuple[str, ...]
     share: float
@@ -34,7 +34,7 @@ def sample_queries(table: LineTable, embedder: WordTableEmbedder, count: int) ->
 
 
 def sample_texts(table: LineTable, count: int) -> list[str]:
-    """Lines of the table without their first word, so that none is stored as such."""
+    """Lines of the table without their first word, so that no query is stored verbatim."""
     texts = pa.Table.from_batches(table.rows(["text"]))["text"]
     dice, chosen = random.Random(_SEED), list[str]()
     while len(chosen) < count:
@@ -45,7 +45,7 @@ def sample_texts(table: LineTable, count: int) -> list[str]:
 
 
 def choose_directories(table: LineTable, shares: Sequence[float]) -> list[Directories]:
-    """For each share of all lines, the one directory that comes nearest, or several together for large shares."""
+    """For each share of all lines the directory that comes closest, or several together for large shares."""
     counts: Counter[str] = Counter()
     total = 0
     for batch in table.rows(["parent_dirs"]):
@@ -66,7 +66,7 @@ def choose_directories(table: LineTable, shares: Sequence[float]) -> list[Direct
 
 
 def recall(found: Sequence[float], exact: Sequence[float]) -> float:
-    """The share of the ``k`` best that an answer has, both given as distances of the lines they name.
+    """The share of the ``k`` best lines in an answer; both are given as distances.
 
     A line counts if it is as near as the ``k``-th of the exact answer.
     """

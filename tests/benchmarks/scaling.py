@@ -3,7 +3,7 @@
     .venv/bin/python tests/benchmarks/scaling.py
     .venv/bin/python tests/benchmarks/scaling.py --lines 16000000
 
-Each size is four times the last. The plain pipeline and semble are measured by ``indexing.py``.
+Each size is four times the previous one. ``indexing.py`` measures the plain pipeline and semble.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OBSTACLE = "the lines that a directory allows are compared one by one, and read 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What one tree came to; ``rows`` are its lines with a word."""
+    """The figures of a tree; ``rows`` is the number of its lines with a word."""
 
     lines: int
     rows: int
@@ -111,7 +111,7 @@ def _measure(tree: corpus.Corpus, workspace: Path, queries: int) -> Size:
 
 
 def _change(tree: Path, workspace: Path) -> float:
-    """Seconds from a change of some files until a cold process finds it; the tree is put back."""
+    """Seconds from a change of some files until a cold process finds it; restores the tree."""
     every = sorted(path for path in tree.rglob("*.py"))
     edited = {path: path.read_bytes() for path in every[:: max(1, len(every) // CHANGED_FILES)][:CHANGED_FILES]}
     try:

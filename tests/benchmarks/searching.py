@@ -1,10 +1,10 @@
-"""How long searches take and how right they are, with and without directory filters, warm and as a command.
+"""Latency and recall of searches, with and without directory filters, warm and as a command.
 
     .venv/bin/python tests/benchmarks/searching.py
 
-``search`` is what ``driftline search`` does by default, with results and their context. Recall@10 compares the lines
-that the vector index finds with those of exact search, by the distances of stored vectors. "Compared" is how many
-vectors a search looks at; beside it what filtering afterwards looks at.
+``search`` is the default of ``driftline search``, with results and their context. Recall@10 compares the lines that the
+vector index finds with those of exact search, by the distances of stored vectors. "Compared" is the number of vectors
+that a search reads, beside the number for filtering after the search.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEAD = f"{'share':>8} {'p50 ms':>7} {'p95 ms':>7} {'recall':>7} {'compared':>10}
 
 
 class Row(NamedTuple):
-    """Of one filter: milliseconds of a search, and the recall of the vector index."""
+    """The figures of a filter: milliseconds of a search, and the recall of the vector index."""
 
     p50: float
     p95: float
@@ -63,7 +63,7 @@ def main() -> int:
         filters += [LineFilter(dirs=chosen.names) for chosen in choose_directories(table, SHARES)]
         print(f"{table.count():,} lines with a word; {count} queries, {TOP_K} results each")
         print(HEAD)
-        for text in others:  # a process is warm when it has answered some queries, not when it has answered these
+        for text in others:  # warm up with other queries than the measured ones
             search(workspace, text)
         rows = [measured(workspace, texts, where) for where in filters]
         cold = [

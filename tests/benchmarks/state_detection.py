@@ -1,9 +1,9 @@
-"""What has changed among ten million documents: read the manifest and compare it with a simulated listing.
+"""Change detection among ten million documents: read the manifest and compare it with a simulated listing.
 
     .venv/bin/python tests/benchmarks/state_detection.py
 
-In partitions of five top folders each, two at a time, as a run on two workers does it. One document in a hundred
-has changed, one in a thousand is gone, one in a thousand is new. Listings are made beforehand and held on disk.
+It works on partitions of five top folders each, two at a time, as a run on two workers does. One document in a hundred
+has changed, one in a thousand is deleted, one in a thousand is new. Listings are created in advance and read from disk.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What runs over a bucket ask of it: one over new objects, one over the same objects unchanged.
+"""The requests of runs over a bucket: one over new objects, one over the same objects unchanged.
 
     .venv/bin/python tests/benchmarks/store_requests.py
 
-On an S3 server of this host, source and workspace in one bucket. The unchanged run goes through a proxy that writes
-down each request: the run's own count must be the proxy's, apart from what Lance asks for by itself.
+Source and workspace are in one bucket of an S3 server on this host. The unchanged run goes through a proxy that records
+each request: the run's own count must equal that of the proxy, apart from the requests of Lance.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.servers.s3_server import S3Server, running_s3
 PAGE = 1000
 UPLOADS_AT_ONCE = 128
 PRICES = {"list": 0.005, "put": 0.005, "get": 0.0004, "head": 0.0004}
-"""Of 1,000 requests to Amazon S3 Standard in us-east-1, in dollars, in November 2026; deleting costs nothing."""
+"""Dollars per 1,000 requests to Amazon S3 Standard in us-east-1, in November 2026; deletions are free."""
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""Runs that find little or nothing to do: an unchanged tree, one changed file, a fresh clone, a commit.
+"""Runs with little or no work: an unchanged tree, one changed file, a fresh clone, a commit.
 
     .venv/bin/python tests/benchmarks/unchanged.py
 
-On a tree of small files, against ``find`` over the same tree in the same minute: the best of some runs that take
-turns, since 1.5 s is a time that a quiet host takes. CPU seconds are shown for hosts that are not quiet.
+The tree has small files; the peer is ``find`` over the same tree in the same minute. Figures are the best of several
+alternating runs, since the target of 1.5 s is for a quiet host. CPU seconds are shown for busy hosts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _plain_tree(tree: corpus.Corpus, workspace: Path, rounds: int, verdict: meas
             one_changed.append(run)
             expect(report, "changed", 1)
             edited.write_text(before)
-            os.utime(edited, (1, 1))  # long ago: a file of this very second is looked at twice
+            os.utime(edited, (1, 1))  # an old mtime, because files of the current second are read again
             index(tree.path, workspace)
     finally:
         edited.write_text(before)
@@ -74,7 +74,7 @@ def _git_tree(tree: corpus.Corpus, folder: Path, rounds: int, verdict: measure.V
     unchanged, cloned = list[measure.Measured](), list[measure.Measured]()
     embedded = 0
     for _ in range(rounds):
-        index(tree.path, workspace)  # the previous clone, if any, had newer times
+        index(tree.path, workspace)  # a previous clone had newer mtimes
         run, report = index(tree.path, workspace)
         unchanged.append(run)
         expect(report, "unchanged", tree.files)
@@ -92,7 +92,7 @@ def _git_tree(tree: corpus.Corpus, folder: Path, rounds: int, verdict: measure.V
 
 
 def _commit(clone: Path, workspace: Path, rounds: int) -> list[measure.Measured]:
-    """Runs after commits, from a cold process; what they bring is searchable when they end."""
+    """Runs after commits, from a cold process; their changes are searchable when they end."""
     index(clone, workspace, "--ci")
     runs: list[measure.Measured] = []
     files = sorted(clone.rglob("*.py"))
@@ -127,7 +127,7 @@ def expect(report: dict[str, Any], state: str, count: int) -> None:
 
 
 def _wait_past_the_clock() -> None:
-    """A clone that is indexed within two seconds has files whose times prove nothing: that is another benchmark."""
+    """Wait until the files of a clone are not racy, which would be another benchmark."""
     time.sleep(2.5)
 
 

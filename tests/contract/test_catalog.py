@@ -1,4 +1,4 @@
-"""The memory catalog over SQLite and PostgreSQL: its migrations, its versions, and many who open it at once."""
+"""The memory catalog over SQLite and PostgreSQL: migrations, versions, and concurrent opening."""
 
 from __future__ import annotations
 

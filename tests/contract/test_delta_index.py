@@ -52,7 +52,7 @@ def disk(tmp_path: Path) -> DeltaIndex:
 def change(
     index: DeltaIndex, rev: int, added: Mapping[str, int] | None = None, *removed: str, ulid: str | None = None
 ) -> str:
-    """Publish one delta; its name."""
+    """Publish one delta; returns its name."""
     values = pa.table({"key": list(added or ()), "value": list((added or {}).values())}, schema=index.schema)
     keys = pa.table({"key": pa.array(removed, pa.string())})
     rows = [index.changes(ADD, rev, values, now=NOON), index.changes(REMOVE, rev, keys, now=NOON)]
@@ -166,7 +166,7 @@ def test_what_one_compaction_could_not_delete_is_never_folded_again(disk: DeltaI
     change(disk, 2, None, "a", ulid=removal)
     with monkeypatch.context() as patch:
         patch.setattr(ObjectStore, "delete", lambda store, paths: None)
-        disk.compact(now=LATER)  # the removal is folded and forgotten, but both deltas are still there
+        disk.compact(now=LATER)  # the removal is folded and forgotten, but both deltas still exist
     assert rows(disk.read()) == {}
     monkeypatch.setattr(delta, "MAX_FOLD_BYTES", 1)
     disk.compact(now=LATER)
@@ -208,7 +208,7 @@ def test_of_two_compactors_one_publishes_and_the_other_deletes_nothing(
 
 
 class Died(BaseException):
-    """The process is gone."""
+    """The process died."""
 
 
 def test_a_crash_at_any_step_leaves_a_readable_index_and_the_next_compaction_finishes(
@@ -253,7 +253,7 @@ def _dying_after(method: Any, steps: Iterator[int], at: int) -> Any:
     return wrapped
 
 
-# -- files that vanish and files that are damaged --------------------------------------------
+# -- vanishing and damaged files -------------------------------------------------------------
 
 
 def test_a_read_starts_over_when_a_file_vanishes(index: DeltaIndex, monkeypatch: Any) -> None:
@@ -289,7 +289,7 @@ def test_a_delta_is_fetched_once_from_a_bucket_and_the_base_each_time(s3_bucket:
             assert rows(index.read()) == {"a": 2, "b": 3}
         asked.append(by_kind(requests.counts)["get"])
     assert asked == [4, 2, 2]
-    with tally() as requests:  # by another process, say
+    with tally() as requests:  # for example by another process
         assert rows(DeltaIndex(ObjectStore.open(s3_bucket), "org:a/source:b", "test", FIELDS).read())
     assert by_kind(requests.counts)["get"] == 3
 
@@ -412,7 +412,7 @@ def test_a_prefix_reads_only_the_row_groups_that_hold_it(disk: DeltaIndex, monke
 
 
 def _count_reads(monkeypatch: Any) -> list[int]:
-    """What is read from now on, file by file, in bytes."""
+    """Records the bytes read from now on, by file."""
     counted: list[int] = []
     original = LocalDisk.open_input
 

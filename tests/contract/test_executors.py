@@ -1,4 +1,4 @@
-"""What every executor must do: the same specs, the same results, and a worker that dies is made good."""
+"""The contract of executors: same specs, same results, and recovery from the death of a worker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Cluster:
 
 @contextmanager
 def cluster(directory: Path, workers: int, worker: str = WORKER) -> Iterator[Cluster]:
-    """A scheduler with workers, each a process of its own, as somebody would start them by hand."""
+    """A scheduler with workers, each in its own process, as started by hand."""
     from distributed import Client
 
     address = f"tcp://127.0.0.1:{free_port()}"
@@ -72,7 +72,7 @@ def cluster(directory: Path, workers: int, worker: str = WORKER) -> Iterator[Clu
                 client.wait_for_workers(workers, timeout=START_SECONDS)
         yield Cluster(address, processes[0])
     finally:
-        for process in reversed(processes):  # workers first; there is nothing to save
+        for process in reversed(processes):  # workers first, because a graceful stop is not needed
             process.kill()
             process.wait()
 
@@ -85,7 +85,7 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """An executor as a person names it."""
+    """An executor by the name that users give."""
 
     executor: str
     workers: int | None
@@ -106,7 +106,7 @@ def choice(request: pytest.FixtureRequest) -> Choice:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several batches and several commits, although the trees are small."""
+    """Split the small trees into several batches and commits."""
     monkeypatch.setattr(source_run, "BATCH_DOCUMENTS", 10)
     monkeypatch.setattr(source_run, "BATCHES_PER_COMMIT", 3)
 
@@ -119,7 +119,7 @@ def make_tree(root: Path) -> Path:
             path.write_text("".join(f"def option_{folder}_{i}(parser): return {number} * {i}\n\n" for i in range(12)))
     (root / "logo.bin").write_bytes(b"\0\1\2")
     (root / "package1" / ".env").write_text("TOKEN=1\n")
-    for path in root.rglob("*.*"):  # old enough for a run to trust their times
+    for path in root.rglob("*.*"):  # old enough that no file is racy
         os.utime(path, (1_000_000_000, 1_000_000_000))
     return root
 
@@ -135,7 +135,7 @@ def change_tree(root: Path) -> None:
 
 
 def rows(workspace: Path) -> list[dict[str, Any]]:
-    """All lines, in one order, with everything that is stored of them."""
+    """All lines with all columns, in a fixed order."""
     opened = Workspace.open(str(workspace))
     table = opened.lines(opened.tenants()[0])
     found = [row for batch in table.rows(COLUMNS) for row in batch.to_pylist()]
@@ -143,7 +143,7 @@ def rows(workspace: Path) -> list[dict[str, Any]]:
 
 
 def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    """Equal rows; of vectors, whose sums depend on the order in which a process met their words, but the last bit."""
+    """Assert equal rows; vectors may differ in the last bit, since their sums depend on the order of words."""
     vectors, wanted = ([row["vector"] for row in table] for table in (found, expected))
     assert np.allclose(vectors, wanted, rtol=0, atol=2**-10)
     assert [row | {"vector": None} for row in found] == [row | {"vector": None} for row in expected]
@@ -154,7 +154,7 @@ OF_ONE_RUN = {"phases", "worker_phases", "uri", "revision", "deltas", "documents
 
 def counts(report: IndexReport) -> dict[str, Any]:
     (source,) = report.to_dict()["sources"]
-    # How many deltas there are depends on how batches come together; a dry run does not know the total.
+    # The number of deltas depends on how batches are grouped; a dry run does not know the total.
     return {name: value for name, value in source.items() if name not in OF_ONE_RUN}
 
 
@@ -185,7 +185,7 @@ def runner(tmp_path: Path, tiny_model: Path) -> Runner:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> list[tuple[Any, Any]]:
-    """What one thread makes of the tree, and of the changed tree: ``(counts, rows)`` each."""
+    """The ``(counts, rows)`` of one thread for the tree and for the changed tree."""
     place = tmp_path_factory.mktemp("expected")
     runner = Runner(make_tree(place / "tree"), place / "workspace", tiny_model)
     first = counts(runner.index(Choice("inline", 1))), rows(runner.workspace)
@@ -281,11 +281,11 @@ def make_context(workspace: Path) -> TaskContext:
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int | None], Executor]]:
-    """Opens an executor once and keeps it to the end; workers can import this file."""
+    """Opens each executor once; its workers can import this file."""
     context = make_context(tmp_path_factory.mktemp("shared") / "workspace")
     opened: dict[str, Executor] = {}
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.syspath_prepend(ROOT)  # local workers get this process's path
+        patch.syspath_prepend(ROOT)  # local workers inherit this process's path
 
         def start(name: str, workers: int | None) -> Executor:
             if f"{name} {workers}" not in opened:
@@ -359,7 +359,7 @@ def test_the_tasks_of_a_killed_worker_are_run_again(local: Executor, tmp_path: P
 
 
 def test_a_task_that_kills_every_worker_ends_in_one_clear_error(context: TaskContext) -> None:
-    # Of its own: what dies while it starts is not started anew.
+    # With its own cluster: Dask does not restart a worker that dies during its start.
     with DaskExecutor(None, 2) as executor:
         executor.start(context, [])
         with pytest.raises(ExecutorError, match="killed several workers"):
@@ -389,7 +389,7 @@ def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
         workers.extend(executor._client.run(os.getpid).values())
 
     def kill_both() -> None:
-        """One worker when there is a first version of the table, the other one when there is a second."""
+        """Kill one worker at the first version of the table and the other one at the second."""
         tables = runner.workspace / "org:default" / "_tables"
         while not over.wait(0.002) and len(killed) < 2:
             if len(list(tables.glob("*.lance/_versions/*.manifest"))) > len(killed) < len(workers):
@@ -410,7 +410,7 @@ def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
     assert counts(report) == first
 
 
-# What can't work says so.
+# Unusable clusters are refused with a clear error.
 
 
 @pytest.mark.parametrize("name", ["many", "", "local:2", "//127.0.0.1"])

@@ -1,4 +1,4 @@
-"""One holder at a time, tokens that grow, and take-over of the dead, over every kind of store."""
+"""One holder at a time, growing tokens, and take-over from dead holders, over every kind of store."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def disk(tmp_path: Path) -> ObjectStore:
 
 
 class Child:
-    """A Python process that is told to go on by a line, and answers by a line."""
+    """A Python process that waits for a line on its input to continue, and answers with a line."""
 
     def __init__(self, code: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -91,7 +91,7 @@ class Child:
 
 
 class Clock:
-    """A clock that moves only when somebody sleeps; ``each_second`` happens meanwhile."""
+    """A clock that advances only during sleeps; ``each_second`` is called for every second."""
 
     def __init__(self, each_second: Callable[[], None] = lambda: None) -> None:
         self.now = 1000.0
@@ -176,7 +176,7 @@ def test_a_killed_holder_on_this_host_is_taken_over_at_once(disk: ObjectStore) -
         with pytest.raises(LeaseHeld, match="run-child"):
             acquire(disk, PATH, "run-2")
         holder.process.send_signal(signal.SIGKILL)
-        os.waitid(os.P_PID, holder.process.pid, os.WEXITED | os.WNOWAIT)  # dead, though not reaped
+        os.waitid(os.P_PID, holder.process.pid, os.WEXITED | os.WNOWAIT)  # dead, but not reaped
         with acquire(disk, PATH, "run-2") as lease:
             assert (lease.token, lease.taken_over) == (2, True)
 
@@ -223,7 +223,7 @@ def test_a_paused_holder_that_wakes_up_loses_the_lease(disk: ObjectStore) -> Non
             holder.process.send_signal(signal.SIGCONT)
             holder.tell()
             assert holder.answer() == "LeaseLost"
-            time.sleep(0.5)  # it would have renewed by now
+            time.sleep(0.5)  # a renewal was due
             lease.check()
             assert lease_file(disk)["token"] == 2
 
@@ -262,7 +262,7 @@ def test_check_and_release_after_a_take_over_do_not_touch_the_new_lease(store: O
 
 def test_a_renewal_whose_acknowledgement_is_lost_does_not_lose_the_lease(disk: ObjectStore) -> None:
     with acquire(disk, PATH, "run-1", ttl_seconds=0.9) as lease:
-        rewrite(disk, run_id="run-1")  # the same lease under a version that the holder does not know
+        rewrite(disk, run_id="run-1")  # the same lease with a version that the holder does not know
         time.sleep(0.7)
         lease.check()
     assert lease_file(disk)["state"] == "released"

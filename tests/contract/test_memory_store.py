@@ -1,4 +1,4 @@
-"""What a memory store promises, over SQLite and PostgreSQL, on a local disk and in a bucket."""
+"""The contract of memory stores, over SQLite and PostgreSQL, on a local disk and in a bucket."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def clock() -> Clock:
 
 @pytest.fixture(params=["sqlite, disk", "postgres, bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """The URIs of a fresh workspace and of a fresh catalog: two pairs, in which each kind comes once."""
+    """The URIs of a fresh workspace and a fresh catalog: two pairs that cover each kind once."""
     catalog, kind = request.param.split(", ")
     workspace = str(tmp_path / "workspace") if kind == "disk" else request.getfixturevalue("s3_bucket")
     return workspace, request.getfixturevalue(f"{catalog}_catalog")
@@ -50,12 +50,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 everywhere = pytest.mark.parametrize(
     "place", ["sqlite, disk", "sqlite, bucket", "postgres, disk", "postgres, bucket"], indirect=True
 )
-"""For what concerns catalog and workspace at once: all four pairs."""
+"""All four pairs, for tests that involve both catalog and workspace."""
 
 
 @pytest.fixture
 def opened(place: tuple[str, str], clock: Clock) -> Iterator[Callable[..., MemoryStore]]:
-    """Opens stores over the same workspace and catalog, and closes them."""
+    """Opens stores over the same workspace and catalog and closes them."""
     stores: list[MemoryStore] = []
 
     def open_store(**options: Any) -> MemoryStore:
@@ -77,7 +77,7 @@ def keys(entries: Any) -> list[str]:
 
 
 def indexed(store: MemoryStore, directory: str) -> dict[str, str]:
-    """What the index of an entity holds: the owner of each key."""
+    """The owner of each key in the index of an entity."""
     store.flush()
     rows = MemoryIndex(store.workspace.objects, directory).read(columns=["key", "entity"]).to_pylist()
     return {row["key"]: row["entity"] for row in rows}
@@ -160,7 +160,7 @@ def test_a_bulk_larger_than_one_statement_is_stored_whole(store: MemoryStore) ->
     )
 
     def known(connection: Connection) -> int | None:
-        """How many entries PostgreSQL's planner has heard of."""
+        """The number of entries that PostgreSQL's planner assumes."""
         if connection.dialect.name != "postgresql":
             return None
         found = connection.exec_driver_sql("SELECT reltuples FROM pg_class WHERE oid = to_regclass('entries')")
@@ -361,7 +361,7 @@ def test_a_deleted_tenant_can_be_created_again(filled: MemoryStore) -> None:
     assert filled.retrieve_by_entity("org", "acme", within=ACME).total_count == 1
 
 
-# -- many at once ----------------------------------------------------------------------------
+# -- concurrency -----------------------------------------------------------------------------
 
 
 @everywhere

@@ -1,4 +1,4 @@
-"""What every store of a workspace must do: a local disk, memory, a real S3 server, Google Cloud Storage, Azure."""
+"""The contract of object stores: a local disk, memory, a real S3 server, Google Cloud Storage, Azure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def names(store: ObjectStore, prefix: str = "", *, recursive: bool = True) -> li
 
 
 def race(writers: list[Callable[[], str]]) -> list[str | DriftlineError]:
-    """What each of the writers got, all started at the same moment."""
+    """The result of each writer; all start at the same moment."""
     barrier = threading.Barrier(len(writers))
 
     def run(writer: Callable[[], str]) -> str | DriftlineError:
@@ -114,7 +114,7 @@ def test_replace_refuses_a_missing_object(store: ObjectStore) -> None:
 
 
 def test_of_eight_racing_creators_exactly_one_wins(store: ObjectStore) -> None:
-    for attempt in range(10 if store.is_local else 2):  # the S3 server lets some contenders wait for seconds
+    for attempt in range(10 if store.is_local else 2):  # the S3 server makes some contenders wait for seconds
         path = f"race/{attempt}"
         results = race([lambda i=i, path=path: store.create(path, f"{i}".encode()) for i in range(8)])  # type: ignore[misc]
         winners = [i for i, result in enumerate(results) if isinstance(result, str)]
@@ -125,7 +125,7 @@ def test_of_eight_racing_creators_exactly_one_wins(store: ObjectStore) -> None:
 
 def test_of_eight_racing_replacements_exactly_one_wins(store: ObjectStore) -> None:
     version = store.create("race", b"start")
-    for attempt in range(10 if store.is_local else 2):  # the S3 server lets some contenders wait for seconds
+    for attempt in range(10 if store.is_local else 2):  # the S3 server makes some contenders wait for seconds
         results = race(
             [lambda i=i, v=version, a=attempt: store.replace("race", f"{a}-{i}".encode(), v) for i in range(8)]  # type: ignore[misc]
         )
@@ -232,7 +232,7 @@ def test_a_listing_does_not_show_temporary_files(store: ObjectStore) -> None:
 
 
 class Forgetful:
-    """A backend whose writes happen, but whose acknowledgement is lost: the caller gets ``error`` instead."""
+    """A backend that writes but loses the acknowledgement: the caller gets ``error`` instead."""
 
     def __init__(self, backend: Any, error: DriftlineError, *, write: bool = True) -> None:
         self._backend, self._error, self._write = backend, error, write
@@ -416,7 +416,7 @@ def test_a_directory_without_permission_is_access_denied(tmp_path: Path, monkeyp
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(os, "mkdir", refuse)  # for root, a mode would not do
+    monkeypatch.setattr(os, "mkdir", refuse)  # permissions do not bind root
     with pytest.raises(AccessDenied, match=r"Permission denied.*a/b"):
         ObjectStore.open(str(tmp_path)).create("a/b", b"1")
 

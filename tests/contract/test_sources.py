@@ -1,4 +1,4 @@
-"""One contract for every kind of source."""
+"""The contract of sources of every kind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ODD_NAMES = ["with space", "per%20cent", "a%2Fb", "quote'\"", "new\nline", "🙂
 
 @pytest.fixture(params=["local", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Put]]:
-    """A URI, and another client that puts files there."""
+    """A URI, and an independent client that writes files there."""
     if request.param == "local":
         root = tmp_path / "tree"
         root.mkdir()

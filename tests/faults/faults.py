@@ -1,4 +1,4 @@
-"""Make the Nth mutating operation of a run go wrong, and pretend that the process died of it."""
+"""Make the Nth mutating operation of a run fail, and pretend that the process died of it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from driftline.storage.objects.local_disk import LocalDisk
 
 _Result = TypeVar("_Result")
 
-_FIRST_DEAD_PID = 1 << 23  # above every pid that Linux gives
+_FIRST_DEAD_PID = 1 << 23  # above every pid that Linux assigns
 _dead_pids = count(_FIRST_DEAD_PID)
 
 
 class Crash(BaseException):
-    """The process is gone: nothing may catch this and go on, and nothing more is written."""
+    """The process died: no handler may catch this and continue, and no more writes happen."""
 
 
 class Mode(enum.StrEnum):
-    """How an operation goes wrong. A crash before it is the same as a crash after the one before."""
+    """How an operation fails. A crash before it equals a crash after the previous one."""
 
     CRASH_AFTER = "a crash after"
     LOST_ACKNOWLEDGEMENT = "a lost acknowledgement of"
@@ -38,7 +38,7 @@ class Mode(enum.StrEnum):
 
 @dataclass
 class Faults:
-    """Counts the mutating operations of a run in ``log``; the one numbered ``at`` goes wrong as ``mode`` says."""
+    """Records the mutating operations of a run in ``log``; number ``at`` fails as ``mode`` says."""
 
     mode: Mode = Mode.FAIL
     at: int | None = None
@@ -63,7 +63,7 @@ class Faults:
 def injected(faults: Faults) -> Iterator[Faults]:
     """Route every write of this process through ``faults``: objects, leases, fragments, and commits of tables.
 
-    The process counts as dead from its end on, so that the next run takes its leases over.
+    Afterwards the process counts as dead, so that the next run takes over its leases.
     """
     with pytest.MonkeyPatch.context() as patch:
         for backend in (LocalDisk, Bucket):

@@ -1,4 +1,4 @@
-"""A run that falls asleep right before or after one of its transactions, and clocks that are wrong."""
+"""A run that pauses right before or after one of its transactions, and clocks that are wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 60
 class Sleeper:
     """Runs ``run`` in a thread that sleeps at its ``at``-th transaction, from 1, until ``wake`` is called.
 
-    ``error`` is what the run ended with. ``allow_sleepers`` has to be called first.
+    ``error`` is the exception that ended the run. Call ``allow_sleepers`` first.
     """
 
     _of_threads: dict[int, Sleeper] = {}  # noqa: RUF012
@@ -42,7 +42,7 @@ class Sleeper:
         return self._thread.is_alive() and not self._woken.is_set()
 
     def wake(self) -> Exception | None:
-        """Let the run go on to its end; what it ended with."""
+        """Let the run continue to its end; returns the exception that ended it."""
         self._woken.set()
         self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive(), "the run does not end"
@@ -65,7 +65,7 @@ class Sleeper:
 
 
 def allow_sleepers(patch: pytest.MonkeyPatch) -> None:
-    """Let the transactions of tables look for a Sleeper that runs them."""
+    """Patch the transactions of tables to pause in the thread of a Sleeper."""
     original = LineTable._transact
 
     def transact(*arguments: Any) -> None:
@@ -84,7 +84,7 @@ def allow_sleepers(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def clock_wrong_by(seconds: float) -> Iterator[None]:
-    """The time of day, as names of deltas, removals and leases have it, is off by so much; monotonic clocks are not."""
+    """Shift the wall clock that deltas, removals and leases see; monotonic clocks stay correct."""
 
     class Skewed(datetime):
         @classmethod

@@ -1,4 +1,4 @@
-"""The index flow with the small batches and the pause of ``small_run``, for runs that are to be killed."""
+"""The index flow with the small batches and the pause of ``small_run``, for tests that kill a run."""
 
 import runpy
 from pathlib import Path
@@ -14,7 +14,7 @@ transact = LineTable._transact
 
 
 def told_first(*arguments: object) -> None:
-    """Before it can be stopped, the run has told the server that it lives."""
+    """Send a heartbeat to the server before the run can be stopped."""
     EventsWorker.instance().wait_until_empty()
     transact(*arguments)  # type: ignore[arg-type]
 

@@ -1,6 +1,6 @@
-"""``driftline`` with batches so small that a small tree takes many commits: a program for tests that kill or pause it.
+"""``driftline`` with batches so small that a small tree takes many commits, for tests that kill or pause it.
 
-DELAY_SECONDS slows every transaction of a table down, LEASE_SECONDS shortens leases, and PAUSE ("before 2", "after 3")
+DELAY_SECONDS slows down every transaction of a table, LEASE_SECONDS shortens leases, and PAUSE ("before 2", "after 3")
 stops the process (SIGSTOP) right before or after its nth transaction.
 """
 

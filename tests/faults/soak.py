@@ -1,8 +1,8 @@
-"""Writers, compactors and readers of one delta index, each a process, for some seconds: a program.
+"""A program that runs writers, compactors and readers of one delta index, each in a process, for some seconds.
 
-``soak.py URI SECONDS`` prints one JSON object: what was done, and ``problems``, a list that has to be empty.
+``soak.py URI SECONDS`` prints one JSON object: counts, and the list ``problems``, which must be empty.
 
-What the index must hold follows from how many changes each writer has published, so that no journal can be lost:
+The expected content follows from the number of changes that each writer has published, without a journal:
 change ``n`` of a writer adds the key of ``n``, removes the key of ``n - LIFE``, and adds or removes a key that all
 writers share, who come to it at different times. Within a block changes are published in any order, and some are
 published twice, the second time when a compaction has folded the first and the removal of its keys. ``rev`` decides.
@@ -41,14 +41,14 @@ BLOCK = 4
 LIFE = 10
 CHANGES_PER_SHARED_KEY = 2
 REST_SECONDS = 0.02
-"""Between two attempts to compact, and two changes: 13 processes share the processors."""
+"""Pauses between two compactions and between two changes, because 13 processes share the cores."""
 
-_fork = multiprocessing.get_context("fork")  # nothing but imports has happened by then
+_fork = multiprocessing.get_context("fork")  # only imports happen before
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a writer has got, for all to see: changes up to ``started`` may, those up to ``done`` must be visible."""
+    """The shared progress of a writer: changes up to ``started`` may be visible, those up to ``done`` must be."""
 
     started: Synchronized[int]
     done: Synchronized[int]
@@ -56,9 +56,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One base that a compactor wrote under the lease of ``token``: the version it replaced, and the one it made.
+    """One base that a compactor wrote under the lease of ``token``: the version it replaced and the new one.
 
-    From ``since`` to ``until``, on the clock that all processes of a host share, the compactor was at work.
+    The compactor worked from ``since`` to ``until``, on the monotonic clock of the host.
     """
 
     token: int
@@ -80,13 +80,13 @@ def own_key(writer: int, number: int) -> str:
 
 
 def shared_change(writer: int, number: int) -> tuple[str, bool]:
-    """The shared key that a change touches, and whether it adds it."""
+    """The shared key that a change adds or removes, and whether it adds it."""
     key = number // CHANGES_PER_SHARED_KEY
     return f"shared/{key:07}", (key + writer) % 3 != 0
 
 
 def model(done: Sequence[int]) -> dict[str, int]:
-    """What the index holds when each writer has published so many changes."""
+    """The content of the index after each writer has published a number of changes."""
     newest: dict[str, int] = defaultdict(int)
     expected: dict[str, int] = {}
     for writer, last in enumerate(done):
@@ -101,7 +101,7 @@ def model(done: Sequence[int]) -> dict[str, int]:
 
 
 def contradictions(seen: dict[str, int], done: Sequence[int], started: Sequence[int]) -> list[str]:
-    """What a reader cannot have seen who began when ``done`` was published and ended when ``started`` was begun."""
+    """Problems of a read that began after the changes ``done`` and ended before those beyond ``started``."""
     told = []
     for writer, (known, begun) in enumerate(zip(done, started, strict=True)):
         own = {key: value for key, value in seen.items() if key.startswith(f"own/{writer}/")}
@@ -114,7 +114,7 @@ def contradictions(seen: dict[str, int], done: Sequence[int], started: Sequence[
 
 
 def chain_problems(publications: Sequence[Publication]) -> list[str]:
-    """Whether each base replaced the one before it, and no two compactors were at work at once."""
+    """Check that each base replaced its predecessor and that no two compactors worked at once."""
     told = []
     order = sorted(publications, key=lambda publication: publication.since)
     for before, after in pairwise(order):
@@ -188,7 +188,7 @@ def compact(uri: str, deadline: float, number: int) -> dict[str, Any]:
 
 
 class Publications:
-    """The bases that one compactor writes."""
+    """Records the bases that one compactor writes."""
 
     def __init__(self) -> None:
         self.token = 0
@@ -207,7 +207,7 @@ class Publications:
         return write_and_note
 
     def ended(self) -> None:
-        """Deleting what was folded is part of the work."""
+        """Count the deletion of folded deltas as part of the work."""
         for publication in self.published:
             publication["until"] = publication["until"] or time.monotonic()
 
@@ -235,7 +235,7 @@ def _run(results: Any, role: Callable[..., dict[str, Any]], *arguments: Any) -> 
 
 
 def soak(uri: str, seconds: float) -> dict[str, Any]:
-    """Let all of them loose, then compare what is there with the model, before and after a last compaction."""
+    """Run all processes, then compare the index with the model, before and after a last compaction."""
     progress = [Progress(_fork.Value("q", 0), _fork.Value("q", 0)) for _ in range(WRITERS)]
     results = _fork.SimpleQueue()
     deadline = time.monotonic() + seconds

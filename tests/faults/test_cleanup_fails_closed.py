@@ -1,4 +1,4 @@
-"""A cleanup that cannot read or list everything deletes nothing, and says which file stood in its way."""
+"""A cleanup that cannot read or list everything deletes nothing and names the file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def clean(corner: Corner) -> CleanupReport:
 
 
 def listed(root: str) -> set[str]:
-    """Every file below ``root``, but for those in which leases and the time are written down."""
+    """Every file below ``root``, except leases and the file that reads the store's clock."""
     found = {os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names}
     return {path for path in found if "/_leases/" not in path and ".tmp-clock-" not in path}
 
@@ -169,7 +169,7 @@ def test_whichever_read_fails_nothing_is_deleted(corner: Corner, monkeypatch: py
         if len(reads.log) <= failing:
             break
         if cleaned:
-            # All the same to whether a table exists, and to a lease that is released: it would expire.
+            # Irrelevant to whether a table exists, and to a released lease, which would expire.
             assert "_versions" in reads.log[failing] or "_leases" in reads.log[failing], reads.log[failing]
             planted = {corner.stage(), corner.write_and_crash(), corner.temporary()}
         assert planted <= corner.paths(), f"read {failing}, {reads.log[failing]}"

@@ -1,4 +1,4 @@
-"""Every step at which a compaction can be interrupted, and what readers and the next compaction make of it."""
+"""A compaction interrupted at each of its steps: readers see all rows, and the next compaction finishes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_compaction_that_is_interrupted_anywhere_is_finished_by_the_next(
     uri, files = str(tmp_path / "workspace"), files_below(template / "tree")
 
     def attempt(faults: Faults) -> bool:
-        """Compact a fresh copy; whether it came to its end."""
+        """Compact a fresh copy; returns whether the compaction completed."""
         shutil.rmtree(uri, ignore_errors=True)
         shutil.copytree(template / "workspace", uri)
         return compacted(uri, faults)
@@ -73,7 +73,7 @@ def test_a_compaction_that_is_interrupted_anywhere_is_finished_by_the_next(
 def test_a_compaction_in_a_bucket_that_is_interrupted_is_finished_by_the_next(
     s3_bucket: str, template: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The steps that make a compaction up; under ``make soak`` every one."""
+    """A sample of the steps of a compaction; all of them under ``make soak``."""
     monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
     attempts = count()
     uri = ""
@@ -93,7 +93,7 @@ def test_a_compaction_in_a_bucket_that_is_interrupted_is_finished_by_the_next(
 
 
 def compacted(uri: str, faults: Faults) -> bool:
-    """Whether a compaction came to its end."""
+    """Run a compaction; returns whether it completed."""
     with injected(faults), pytest.MonkeyPatch.context() as patch:
         for module, name in STEPS_OF_TABLES:
             patch.setattr(module, name, _disturbed(faults, name, getattr(module, name)))
@@ -107,7 +107,7 @@ def compacted(uri: str, faults: Faults) -> bool:
 def interrupt_everywhere(
     attempt: Callable[[Faults], bool], where: Callable[[], str], mode: Mode, files: dict[str, bytes], *, only: str = ""
 ) -> None:
-    """Let each operation of a compaction go wrong in turn, and look at what is left, and at what the next one makes."""
+    """Fail each operation of a compaction in turn; check what it leaves and what the next compaction does."""
     undisturbed = Faults()
     assert attempt(undisturbed)
     assert {name for _, name in STEPS_OF_TABLES} <= set(undisturbed.log)

@@ -1,4 +1,4 @@
-"""An old holder commits while a new one fences it off: every order in which their looks and transactions can fall."""
+"""An old holder commits while a new one fences it off, in every interleaving of their reads and transactions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DIM = 4
 OLD, NEW = 1, 2
 OLD_BATCH, NEW_BATCH = BatchId("0" * 25 + "A", 1), BatchId("0" * 25 + "B", 1)
 OLD_STEPS, NEW_STEPS = 4, 5
-"""Looks and transactions of each holder that are put in order; what either does beyond comes last."""
+"""Reads and transactions of each holder that are interleaved; later ones run at the end."""
 PATIENCE_SECONDS = 30
 
 
 class Stage:
-    """Lets two threads take their steps in a given order: each waits for its turn before every step."""
+    """Interleaves the steps of two threads in a given order: each waits for its turn before every step."""
 
     def __init__(self, turns: list[int]) -> None:
         self.turns = turns
@@ -52,7 +52,7 @@ class Stage:
 
 
 class StagedTable(LineTable):
-    """A table whose every look at the newest version and every transaction waits for its turn."""
+    """A table that waits for its turn before it reads the newest version and before each transaction."""
 
     stage: Stage
     actor: int

@@ -1,4 +1,4 @@
-"""kill -9 of the processes around a flow run, in the middle of it: what the runs after it make of it."""
+"""kill -9 of the processes around a flow run: the next runs complete its work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INDEX = "driftline-index/kills:web"
 FILES = 24
 PAUSE = "after 3"
-"""Of the six commits of a run: it stops itself there, so that what is killed is killed in the middle of it."""
+"""The commit, of six, at which a run stops itself, so that the kill hits in its middle."""
 SECONDS_UNHEARD = 12
 ENTITY = Entity.parse("source:web")
 Workers = Callable[[], psutil.Process]
@@ -49,7 +49,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, prefect_server: PrefectServer
 
 @pytest.fixture(scope="module")
 def worker(site: Site) -> Iterator[Workers]:
-    """Gives the worker of the pool, a new one if there is none or it was killed."""
+    """Returns the worker of the pool, and starts one if there is none or it was killed."""
     running: list[psutil.Process] = []
     with ExitStack() as stack:
 
@@ -63,7 +63,7 @@ def worker(site: Site) -> Iterator[Workers]:
 
 @contextmanager
 def impatience(site: Site) -> Iterator[None]:
-    """The automation for runs without a heartbeat does not wait for as long as it does for people."""
+    """Shorten the interval after which a run without heartbeats counts as crashed."""
     (automation,) = [one for one in site.server.post("automations/filter", {}) if "heartbeat" in one["name"]]
     body = {name: automation[name] for name in ("name", "trigger", "actions")}
     path = f"automations/{automation['id']}"
@@ -74,7 +74,7 @@ def impatience(site: Site) -> Iterator[None]:
 
 @contextmanager
 def paused_run(site: Site, worker: psutil.Process, executor: str = "inline") -> Iterator[tuple[str, psutil.Process]]:
-    """Change every file and start a run, which stands still in the middle of its commits until the block ends."""
+    """Change every file and start a run, which pauses in the middle of its commits until the block ends."""
     first_word = 10 * len(site.runs_of(INDEX))
     site.change("web", FILES, first_word)
     folder = site.folder / ".driftline" / ENTITY.directory
@@ -107,7 +107,7 @@ def lease_state(site: Site) -> str:
 
 
 def assert_completed(site: Site, run: str) -> None:
-    """The run took over from the one before it, and the index ended right."""
+    """Assert that the run took over from the one before it and that the index is correct."""
     site.assert_completed(run)
     site.assert_in_step("web")
     assert_nothing_staged(site.workspace)
@@ -125,7 +125,7 @@ def test_a_flow_whose_worker_was_killed_ends_and_the_next_run_resumes(site: Site
     with paused_run(site, worker()) as (run, _):
         kill(worker())
     worker()
-    assert site.end_of(run) == ["CRASHED"]  # at its next word, which nobody hears
+    assert site.end_of(run) == ["CRASHED"]  # at its next message, which nobody reads
     until(lambda: lease_state(site) == "released", "the release of the lease")
     assert_completed(site, site.trigger(INDEX))
 
@@ -143,7 +143,7 @@ def test_missing_heartbeats_reveal_a_killed_worker_and_its_flow(site: Site, work
 
 @contextmanager
 def dask_clusters(site: Site, *sizes: int) -> Iterator[list[tuple[str, psutil.Process, psutil.Process]]]:
-    """Clusters of so many workers, as compose.yaml starts them: the address, the scheduler and a worker of each."""
+    """Starts Dask clusters as compose.yaml does; yields the address, the scheduler and a worker of each."""
     log, environment = site.folder / "dask.log", site.server.environment
     with ExitStack() as stack:
         clusters = []

@@ -1,4 +1,4 @@
-"""A disk that fills up in the middle of a run: a clear error, and after room is made the next run ends right."""
+"""A disk that fills up during a run: the run ends with a clear error, and the next run with free space completes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TURNS = 3
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 8 MiB, mounted in a namespace of its own, that is gone with the process that holds it.
+    """A tmpfs of 8 MiB, mounted in its own namespace, that disappears with the process that holds it.
 
     Its path leads through that process, so it must not be resolved: workspaces on it are given as ``file://``.
     """
@@ -53,7 +53,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class Ballast:
-    """A file that takes up all of a disk but so many bytes."""
+    """A file that fills a disk except for a number of bytes."""
 
     def __init__(self, disk: Path) -> None:
         self.file = disk / "ballast"
@@ -81,7 +81,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def change(tree: Path, turn: int) -> None:
-    """Other lines in every file, and a file that comes and goes."""
+    """Change the lines of every file, and create or delete one file."""
     for number in range(12):
         words = [WORDS[(turn * 7 + number + i) % len(WORDS)] for i in range(60)]
         (tree / f"file{number}.txt").write_text("".join(f"{word} {turn}\n" for word in words))
@@ -95,7 +95,7 @@ def change(tree: Path, turn: int) -> None:
 def index(
     driftline: Callable[..., Any], tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Index the tree in small batches, so that a full disk may be met between any two steps."""
+    """Index the tree in small batches, so that the disk can fill up between any two steps."""
     monkeypatch.setattr(compact, "measure", lambda table: SearchQuality(0.001, 1.0))
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 4)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
@@ -122,7 +122,7 @@ def test_an_index_run_into_a_full_disk_is_told_and_made_good_by_the_next(
     for turn, pages in enumerate([0, 1, 3, 7, 9, 12, 20, 34], start=1):
         change(tree, turn)
         ballast.leave(pages * PAGE_BYTES)
-        with injected(Faults()):  # a process of its own: where a lease cannot be released, its end has to show that
+        with injected(Faults()):  # in its own process, whose end shows that an unreleased lease is abandoned
             outcome = index(workspace)
         if outcome.code != 0:
             assert_told(outcome)

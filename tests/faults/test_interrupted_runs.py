@@ -1,4 +1,4 @@
-"""Every step at which a run can be interrupted, and what the next run makes of it."""
+"""A run interrupted at each of its steps: the next run completes the index."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LATER = {
 
 
 def write_tree(root: Path, files: dict[str, str], mtime_ns: int) -> None:
-    """Make ``root`` hold exactly ``files``; a file of another content or of another round has another mtime."""
+    """Make ``root`` hold exactly ``files``; callers give each version of the tree another mtime."""
     shutil.rmtree(root, ignore_errors=True)
     for path, text in files.items():
         write_file(root / path, text, mtime_ns)
@@ -59,7 +59,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several commits in a small run; and no fsync, which protects from loss of power alone."""
+    """Split a small run into several commits; skip fsync, which only protects against power loss."""
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 5)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
@@ -72,16 +72,16 @@ def index(tree: Path, workspace: str, model: Path, **options: Any) -> None:
 
 
 def again(tree: Path) -> None:
-    """The next run finds the tree as the interrupted one did."""
+    """Leave the tree as the interrupted run saw it."""
 
 
 def back_to_old(tree: Path) -> None:
-    """Before the next run everything is as it was before the interrupted one, down to the mtimes."""
+    """Restore the tree from before the interrupted run, mtimes included."""
     write_tree(tree, FIRST, OLD_NS)
 
 
 def vanished(tree: Path) -> None:
-    """Before the next run the files that the interrupted one had to write are gone."""
+    """Delete the files that the interrupted run had to index."""
     for name in ("changed.txt", "new.txt", "sub/moved.txt"):
         (tree / name).unlink()
 
@@ -134,7 +134,7 @@ def test_a_first_run_that_is_interrupted_anywhere_is_completed_by_the_next(
 def test_an_interrupted_run_into_a_bucket_is_completed_by_the_next(
     tmp_path: Path, tiny_model: Path, s3_bucket: str, mode: Mode, operations: str
 ) -> None:
-    """One bucket for all interruptions, each of them on top of what the last one left."""
+    """One bucket for all interruptions; each run continues from what the last one left."""
     tree, flips = tmp_path / "tree", count()
 
     def prepare() -> str:
@@ -156,7 +156,7 @@ def interrupt_everywhere(
     *,
     only: str = "",
 ) -> None:
-    """Let each operation of a run go wrong in turn; what ``then`` does to the tree takes turns, too."""
+    """Fail each operation of a run in turn; ``then`` changes the tree in turn, too."""
 
     def attempt(faults: Faults) -> str:
         uri = prepare()

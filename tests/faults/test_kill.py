@@ -1,4 +1,4 @@
-"""kill -9 at any moment: what the runs after it make of it."""
+"""kill -9 at any moment: the next runs complete the index."""
 
 from __future__ import annotations
 

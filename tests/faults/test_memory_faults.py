@@ -150,7 +150,7 @@ def test_an_unreachable_catalog_is_a_connection_error_without_the_password(
     assert (str(copy), copy.fix, copy.kind) == (str(failure.value), failure.value.fix, "connection_error")
 
 
-@pytest.mark.filterwarnings("ignore:transaction already deassociated")  # which is what is simulated
+@pytest.mark.filterwarnings("ignore:transaction already deassociated")  # the simulated fault
 def test_a_commit_whose_acknowledgement_is_lost_is_repeated_without_harm(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""A workspace that moves to another model: interrupted anywhere, given up, and mixed with ordinary runs."""
+"""Re-embedding with another model: interrupted anywhere, abandoned, and mixed with ordinary runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Mover:
         self.run(self.new, reembed=True, **options)
 
     def give_up_half_way(self) -> None:
-        """Move, and crash in the transaction after the first one that committed lines."""
+        """Re-embed, and crash in the transaction after the first commit of lines."""
         with injected(CrashAtTransaction(3)), pytest.raises(Crash):
             self.move()
         assert self.opened().config.model == self.old

@@ -1,4 +1,4 @@
-"""Eight writers, three compactors and two readers at once; ``make soak`` lets them go on for a minute."""
+"""Eight writers, three compactors and two readers at once, for a minute under ``make soak``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_writers_compactors_and_readers_at_once_lose_nothing_and_bring_nothing_b
     assert sum(report["publications"]) >= 2
 
 
-# -- the judges themselves: each wrong is told ------------------------------------------------
+# -- the checks themselves detect each fault ---------------------------------------------------
 
 
 def test_lost_resurrected_and_changed_rows_are_detected() -> None:

@@ -41,7 +41,7 @@ Registry = dict[str, Callable[..., dict[str, Any]]]
 
 
 class Engine:
-    """A host that closes what it was told to close."""
+    """A host that closes the objects registered with it."""
 
     def __init__(self) -> None:
         self.to_close: list[Callable[[], None]] = []
@@ -78,14 +78,14 @@ def registry(tree: Path, engine: Engine) -> Registry:
 
 @pytest.fixture
 def notes(registry: Registry, tree: Path, tiny_model: Path) -> Registry:
-    """The registry, with a workspace called notes whose model loads at once."""
+    """The registry, with a workspace called notes whose model loads quickly."""
     (tree / "empty").mkdir()
     dl.index(str(tree / "empty"), workspace=str(tree / "home" / "notes"), model=str(tiny_model))
     return registry
 
 
 def run(registry: Registry, workflow: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """A tiny engine: the names of the nodes visited. It passes keyword arguments of its own, as engines do."""
+    """A tiny engine that returns the names of the visited nodes; like real ones it passes extra keyword arguments."""
     render = NativeEnvironment()
 
     def value(template: Any) -> Any:
@@ -204,7 +204,7 @@ def test_indexing_counts_new_changed_and_unchanged_documents(notes: Registry, tr
     assert index("docs/leases.md") == (1, 0, 0, 3)
     assert index(["src/a.py", "docs/leases.md"]) == (1, 0, 1, 5)
     assert index("docs/**/*.md") == (2, 0, 0, 9)
-    assert index(["src/a.py", "docs"]) == (2, 0, 1, 6)  # takes over from the file and the glob inside it
+    assert index(["src/a.py", "docs"]) == (2, 0, 1, 6)  # replaces the file and the glob inside it
     assert index(["src/a.py", "src"]) == (1, 0, 0, 6)
     (tree / "docs/leases.md").write_text("A lease.\n")
     assert index(["docs/leases.md", "docs/*.md"]) == (0, 1, 1, 4)  # left to the folder
@@ -290,7 +290,9 @@ def test_a_search_is_limited_to_the_given_paths(notes: Registry, tree: Path) -> 
         assert paths(paths=named) == expected, named
     assert paths(max_distance=0) == set()
     notes["search.workspace_index"]({}, workspace="notes", paths=".", extensions="none")
-    assert paths(paths="leases.md") == {"leases.md"}  # although it would lie in the current folder, a source by now
+    assert paths(paths="leases.md") == {
+        "leases.md"
+    }  # although it would be in the current folder, which is a source now
 
 
 def test_semantic_search_needs_no_workspace_and_uses_one_that_is_named(registry: Registry, tree: Path) -> None:

@@ -1,4 +1,4 @@
-"""Wrong input and odd files: one clear line and exit code 2 before anything is written, or a line in the ledger."""
+"""Invalid input and unusual files: one clear line and exit code 2 before any write, or an entry in the run history."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 @contextmanager
 def as_nobody(tmp_path: Path, tiny_model: Path, workspace: Path) -> Iterator[None]:
-    """Become a user who owns the workspace and reads whatever others may read."""
+    """Become a user who owns the workspace and reads what others may read."""
     above = takewhile(lambda path: path != Path(tempfile.gettempdir()), tmp_path.parents)
     for path in (*above, tmp_path, tiny_model, *tiny_model.iterdir()):
         path.chmod(0o755)
@@ -70,12 +70,12 @@ def as_nobody(tmp_path: Path, tiny_model: Path, workspace: Path) -> Iterator[Non
 
 
 def listing(root: Path) -> dict[str, bytes | None]:
-    """Everything below ``root``, with its content."""
+    """Every file below ``root`` with its content."""
     return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(root.rglob("*"))}
 
 
 def assert_refused(driftline: Cli, kind: str, watched: Path, *arguments: object, says: str = "", code: int = 2) -> None:
-    """The command fails with ``kind`` in one line that holds ``says``, and leaves ``watched`` as it was."""
+    """Assert that the command fails with ``kind`` in one line containing ``says``, and does not change ``watched``."""
     before = listing(watched)
     told = driftline(*arguments)
     assert told.code == code, told
@@ -92,7 +92,7 @@ def assert_refused(driftline: Cli, kind: str, watched: Path, *arguments: object,
     assert listing(watched) == before
 
 
-# -- what the caller gives -------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------
 
 WRONG_USE = {
     "a missing source": ("source_not_found", ["index", "{tmp}/missing"], "missing"),
@@ -163,7 +163,7 @@ def test_unreadable_sources_and_workspaces_are_refused(
     index = ["index", tree, "--workspace", workspace, "--model", tiny_model]
     own = ["index", tree, "--model", tiny_model]
     for command in (index, own, ["search", "word1", "--workspace", workspace]):
-        assert driftline(*command).code == 0  # and everything is imported, before we become somebody else
+        assert driftline(*command).code == 0  # and everything is imported before the user changes
     tree.chmod(0o700)
     before = listing(workspace)
     with as_nobody(tmp_path, tiny_model, workspace):
@@ -190,7 +190,7 @@ def test_wrong_s3_credentials_are_an_access_error(
     assert_refused(driftline, "access_denied", tmp_path, "search", "x", "--workspace", s3_bucket, says="AWS_")
 
 
-# -- what lies in the workspace --------------------------------------------------------------
+# -- damaged workspaces ----------------------------------------------------------------------
 
 
 def truncate(path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_damaged_table_is_named(tree: Path, workspace: Path, tiny_model: Path,
         assert_refused(driftline, "corrupt_file", workspace, *command, "--workspace", workspace, says=".lance")
 
 
-# -- odd files -------------------------------------------------------------------------------
+# -- unusual files -----------------------------------------------------------------------------
 
 ODD_NAMES = (
     "with space.txt", " edges ", "quote's.txt", 'double".txt', "new\nline.txt", "tab\t.txt", "100%.txt", "%41.txt",
@@ -327,7 +327,7 @@ def test_files_without_permission_are_in_the_run_history_and_stay_indexed(
 
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Callable[[Path], None]]]:
-    """What happens to a file, by its path in the source, right after it is read."""
+    """Callbacks by path in the source, called right after that file is read."""
     events: dict[str, Callable[[Path], None]] = {}
     read = Source.read
 
@@ -385,7 +385,7 @@ def test_a_file_that_keeps_changing_is_left_for_the_next_run(
     assert (source["changed"], source["skipped"]) == (1, [])
 
 
-# -- deletions that look like a mistake ------------------------------------------------------
+# -- mass deletions --------------------------------------------------------------------------
 
 
 def test_a_mass_deletion_is_refused_until_it_is_confirmed(tmp_path: Path, tiny_model: Path, driftline: Cli) -> None:

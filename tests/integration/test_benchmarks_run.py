@@ -1,4 +1,4 @@
-"""The benchmarks are programs: on a tiny corpus each of them runs to its end. What they measure then means nothing."""
+"""Each benchmark runs to its end on a tiny corpus. The figures are meaningless there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the benchmarks keep their corpora during these tests."""
+    """The cache of corpora during these tests."""
     return tmp_path_factory.mktemp("corpora")
 
 

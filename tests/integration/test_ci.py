@@ -1,4 +1,4 @@
-"""``driftline ci`` in a repository: what it looks at, what it tells people and programs, and when it fails."""
+"""``driftline ci`` in a repository: the paths it scans, its output as text and JSON, and when it fails."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def repository(tmp_path: Path) -> Path:
 def ci(
     driftline: Driftline, repository: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Driftline:
-    """``driftline ci`` in the repository, outside of any CI system, into a workspace beside it."""
+    """Runs ``driftline ci`` in the repository, outside any CI system, into a workspace beside it."""
     for name in list(os.environ):
         if name == "CI" or name.startswith(("CI_", "GITHUB_", "GITLAB_", "DRIFTLINE_")):
             monkeypatch.delenv(name)
@@ -75,7 +75,7 @@ def assert_exact(repository: Path, tmp_path: Path) -> None:
     assert_in_step(Workspace.open(str(tmp_path / "index")), ENTITY, files)
 
 
-# What it looks at.
+# Scanned paths.
 
 
 def test_only_changed_paths_are_scanned_and_the_index_equals_a_full_scan(
@@ -114,7 +114,7 @@ def test_many_deletions_of_one_commit_are_judged_by_the_whole_source(
     source_of(ci("--json"))
     (repository / "src" / "a.py").unlink()
     commit(repository)
-    assert source_of(ci("--json"))["deleted"] == 1  # a third of the source, though all of what was looked at
+    assert source_of(ci("--json"))["deleted"] == 1  # a third of the source, but all of the scanned paths
     (repository / "src" / "b.py").unlink()
     (repository / "docs" / "c.md").write_text("# Other\n")
     commit(repository)
@@ -125,7 +125,7 @@ def test_many_deletions_of_one_commit_are_judged_by_the_whole_source(
     refused = ci("--json")
     assert (refused.code, refused.json["error"]) == (3, "deletion_refused")
     confirmed = source_of(ci("--json", "--max-delete-fraction", 1))
-    assert (confirmed["deleted"], confirmed["base"]) == (1, None)  # what was refused has to be looked for
+    assert (confirmed["deleted"], confirmed["base"]) == (1, None)  # refused deletions require a full scan
 
 
 @pytest.mark.parametrize("event", ["force-push", "branch"])
@@ -190,7 +190,7 @@ def test_a_folder_without_git_is_scanned(ci: Driftline, repository: Path, tmp_pa
     assert_exact(repository, tmp_path)
 
 
-# The file of sources.
+# Sources from driftline.toml.
 
 
 def test_the_sources_of_the_file_that_lie_in_the_work_tree_are_indexed(
@@ -216,7 +216,7 @@ def test_the_sources_of_the_file_that_lie_in_the_work_tree_are_indexed(
     assert [s["entity"].rpartition(":")[2] for s in failing.json["run"]["sources"]] == ["code"]
 
 
-# What it tells.
+# Output.
 
 
 def test_text_output_has_lines_and_a_job_summary(

@@ -16,14 +16,14 @@ import pytest
 from tests.servers.prefect_server import PrefectServer
 from tests.support.ci_examples import github_jobs, gitlab_jobs
 
-# a server, on a machine that may be busy
+# starts a server; the machine may be busy
 pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("prefect")]
 Driftline = Callable[..., Any]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Worker:
-    """Ends every run of the deployments ``mine`` as ``outcomes`` say, the last of which holds from then on."""
+    """Ends each run of the deployments ``mine`` with the next of ``outcomes``; the last one repeats."""
 
     def __init__(self, server: PrefectServer, mine: dict[str, str]) -> None:
         self.outcomes = ["COMPLETED"]
@@ -53,7 +53,7 @@ class Worker:
 
 @pytest.fixture
 def deployments(prefect_server: PrefectServer) -> dict[str, str]:
-    """Two deployments of the index flow that nobody else has, ``{name: id}``."""
+    """Two deployments of the index flow for this test alone, ``{name: id}``."""
     flow = prefect_server.post("flows/", {"name": "driftline-index"})["id"]
     names = [f"{name}-{uuid.uuid4().hex[:8]}" for name in ("web", "docs")]
     return {

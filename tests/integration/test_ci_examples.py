@@ -88,7 +88,7 @@ def test_the_jobs_for_github_index_a_push_and_check_a_pull_request(
     assert fresh.returncode == 0, fresh.stderr
     run(jobs["index"], checkout, runner)
     report = json.loads((tmp_path / "driftline-ci.json").read_text())
-    assert report["run"]["sources"][0]["base"] == runner["GITHUB_SHA"]  # the jobs leave the checkout as it is
+    assert report["run"]["sources"][0]["base"] == runner["GITHUB_SHA"]  # the jobs do not change the checkout
 
 
 def test_the_jobs_for_gitlab_index_the_default_branch(checkout: Path, s3_server: S3Server, s3_bucket: str) -> None:
@@ -106,7 +106,7 @@ def test_the_jobs_for_gitlab_index_the_default_branch(checkout: Path, s3_server:
 
 def test_a_failing_step_fails_its_job(checkout: Path) -> None:
     runner = {"DRIFTLINE_WORKSPACE": "nowhere://x", "RUNNER_TEMP": str(checkout.parent)}
-    assert run(github_jobs()["index"], checkout, runner).returncode == 2  # not that of tee
+    assert run(github_jobs()["index"], checkout, runner).returncode == 2  # not the exit code of tee
 
 
 @pytest.mark.parametrize("jobs", [github_jobs(), gitlab_jobs()])

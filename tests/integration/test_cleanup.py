@@ -396,7 +396,7 @@ def test_failing_deletions_are_retried_only_while_they_progress(local: Corner, m
     assert ledger.report["deleted_count"] <= 2
 
 
-# -- front door ----------------------------------------------------------------------------------
+# -- command line --------------------------------------------------------------------------------
 
 
 def test_the_command_is_a_dry_run_unless_told_otherwise(local: Corner, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from driftline.storage.errors import BadEntity, UsageError
 
 Driftline = Callable[..., Any]
 _AFTERWARDS = {"phases", "worker_phases", "documents_total", "lines_total", "revision", "deltas"}
-"""What a dry run cannot tell."""
+"""Figures that a dry run does not know."""
 
 FILES = {
     "src/parser.py": "import argparse\n\nparser = argparse.ArgumentParser()\n",
@@ -29,7 +29,7 @@ FILES = {
 
 
 def write(root: Path, files: Mapping[str, str]) -> Path:
-    """The files, a minute old, so that a run trusts their times."""
+    """A tree of files that are a minute old, so that none is racy."""
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
@@ -64,7 +64,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-# Shapes.
+# Output.
 
 
 def test_index_prints_one_object_of_the_documented_shape(tree: Path, driftline: Driftline) -> None:
@@ -137,7 +137,7 @@ def test_removing_an_unknown_source_is_a_usage_error(tree: Path, driftline: Drif
     assert driftline("status", "--workspace", tree / ".driftline", "--json").json["total_documents"] == 4
 
 
-# Where the workspace lies.
+# Location of the workspace.
 
 
 def test_the_default_workspace_lies_at_the_root_of_the_source_and_ignores_itself(
@@ -247,7 +247,7 @@ def test_a_clone_of_the_same_origin_elsewhere_is_the_same_source_and_nothing_is_
     assert (below["entity"].endswith("source:src"), below["new"]) == (True, 2)
 
 
-# What is indexed.
+# Filters.
 
 
 def test_filters_are_recorded_and_used_again_until_others_are_given(tree: Path, driftline: Driftline) -> None:
@@ -417,7 +417,7 @@ def test_a_wrong_model_is_refused_before_anything_is_written(
     assert not (tree / ".driftline").exists()
 
 
-# From Python.
+# Python API.
 
 
 def test_the_python_api_does_what_the_command_line_does(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
@@ -473,7 +473,7 @@ def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: 
     assert set(store.search_line_embeddings(vectors[2], paths=["note0"])["path"].to_pylist()) == {"note0"}
     assert len(store.search_line_embeddings(vectors[2], paths=[])) == 0
     assert len(store.search_line_embeddings(vectors[2], max_distance=0.5)) == 1
-    assert dl.search(workspace, "parser").results  # the files' lines are still there
+    assert dl.search(workspace, "parser").results  # the lines of the files still exist
     assert store.upsert_line_embeddings([dl.LineEmbedding("note1", 7, "replaced", vectors[3])]) == 1
     assert sorted(store.search_line_embeddings(vectors[3])["text"].to_pylist()) == ["replaced", "text 0", "text 1"]
     assert workspace.stats().total_lines == 6 + 3

@@ -1,6 +1,6 @@
 """The container files, as far as they can be tested without a container: schema, lint, commands, health checks.
 
-The commands of server, worker and Dask are those that the tests of deployments and of kills run.
+The tests of deployments and of kills run the commands of server, worker and Dask.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_the_dockerfile_copies_the_whole_package() -> None:
         assert (ROOT / name).exists(), name
     rooms = {"deployments/prefect.yaml", "flows", "tasks", "storage", "requirements.lock", "pyproject.toml"}
     assert rooms <= set(" ".join(copied).split())
-    # Not root, and a number, which Kubernetes can check.
+    # Not root, and numeric, so that Kubernetes can check it.
     assert re.findall(r"^USER (.+)$", DOCKERFILE.read_text(), re.MULTILINE) == ["1000"]
 
 

@@ -1,4 +1,4 @@
-"""``driftline deploy`` against a real Prefect server and a real worker: what is registered, and what runs by itself."""
+"""``driftline deploy`` against a real Prefect server and worker: what is registered, and what runs automatically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.servers.prefect_server import PrefectServer
 from tests.support.deployed import Site, until
 from tests.support.oracle import WORDS, save_tiny_model
 
-# a server, a worker and a dozen runs, on a machine that may be busy
+# a server, a worker and a dozen runs; the machine may be busy
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("prefect")]
 
 NEVER = "0 0 29 2 *"
@@ -21,7 +21,7 @@ NEVER = "0 0 29 2 *"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, prefect_server: PrefectServer) -> Site:
-    """Two sources that nothing indexes by itself, and one that is indexed every minute."""
+    """Two sources without a schedule, and one that is indexed every minute."""
     folder = tmp_path_factory.mktemp("site")
     for tree in ("web", "docs", "ticking"):
         (folder / tree).mkdir()
@@ -34,9 +34,9 @@ def site(tmp_path_factory: pytest.TempPathFactory, prefect_server: PrefectServer
 
 
 def registered(site: Site) -> dict[str, Any]:
-    """What the server holds, but for the times of changes."""
+    """The registered objects of the server, without modification times."""
     tagged = site.server.post("deployments/filter", {"deployments": {"tags": {"all_": ["driftline"]}}})
-    deployments = [one for one in tagged if ":" not in one["name"]]  # others of this server have a prefix
+    deployments = [one for one in tagged if ":" not in one["name"]]  # other tests register with a prefix
     automations = [
         one for one in site.server.post("automations/filter", {}) if ":" not in one["name"].partition(": ")[2]
     ]
@@ -50,7 +50,7 @@ def registered(site: Site) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def deployed(site: Site) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """What ``driftline deploy`` printed, and what was registered after the first and the second time."""
+    """The output of ``driftline deploy``, and what is registered after the first and the second call."""
     told = site.driftline("deploy")
     once = registered(site)
     site.driftline("deploy")
@@ -74,7 +74,7 @@ def test_deploying_twice_registers_everything_once(deployed: tuple[Any, Any, Any
     ]
     assert len(once["deployments"]) == len(told["deployments"])
     assert set(once["schedules"]) == {1}
-    assert len(once["automations"]) == 2  # the trigger of compactions, and runs without a heartbeat
+    assert len(once["automations"]) == 2  # the trigger of compactions, and the automation for runs without heartbeats
     assert "driftline" in once["pools"]
     assert twice == once
 
@@ -92,7 +92,7 @@ def test_limits_and_parameters_are_registered(site: Site, deployed: object) -> N
 
 @pytest.fixture(scope="module")
 def docs_runs(site: Site, worker: object) -> list[str]:
-    """Two runs of one source for three triggers, the first two of which name one commit; both have completed."""
+    """Two completed runs of one source for three triggers; the first two name the same commit."""
     triggered = [site.trigger("driftline-index/docs", key="4f0bdaf") for _ in range(2)]
     triggered.append(site.trigger("driftline-index/docs", key="b65ff4b", max_deltas=0))
     site.assert_completed(*triggered)
@@ -128,9 +128,7 @@ def test_a_second_compaction_is_cancelled_and_the_rest_completes(site: Site, wor
     others = [site.trigger(f"driftline-{name}/{name}") for name in ("cleanup", "verify")]
     compactions: list[str] = []
     cancelled: list[str] = []
-    for _ in range(
-        5
-    ):  # the server frees the place of a compaction that has ended a little later: then both are refused
+    for _ in range(5):  # the server frees the slot of a finished compaction a little later: then both are refused
         compactions = [site.trigger("driftline-compact/compact") for _ in range(2)]
         states = zip(compactions, site.end_of(*compactions), strict=True)
         cancelled = [run for run, state in states if state == "CANCELLED"]
@@ -154,12 +152,12 @@ def test_a_source_removed_from_the_file_is_paused(site: Site, worker: object) ->
     file.write_text(file.read_text().partition('[[sources]]\nuri = "ticking"')[0])
     assert site.driftline("deploy")["paused"] == ["driftline-index/ticking"]
     assert site.deployment("driftline-index/ticking")["paused"] is True
-    for run in site.runs_of("driftline-index/ticking"):  # on a busy machine some may have queued up
+    for run in site.runs_of("driftline-index/ticking"):  # on a busy machine some runs may be queued
         if run["state_type"] == "SCHEDULED":
             site.server.call("DELETE", f"flow_runs/{run['id']}")
 
 
-# What people see.
+# User interface.
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +170,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def shown_run(site: Site, worker: object) -> str:
-    """A run after others, with a file that is left out."""
+    """A run after others, with a skipped file."""
     site.change("web", 30, 5)
     (site.folder / "web" / ".env").write_text("TOKEN=1\n")
     run = site.trigger("driftline-index/web", max_deltas=1000)

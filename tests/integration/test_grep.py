@@ -1,4 +1,4 @@
-"""``driftline grep``: which files it searches, what it finds in them, and how it is used."""
+"""``driftline grep``: which files it searches, what it finds, and its command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LanceDB, another reader of the same directory, sees what Driftline wrote; and indexes grow with later runs."""
+"""LanceDB, another reader of the same directory, sees what Driftline wrote; later runs extend the indexes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = sorted(set(re.findall(r"[a-z]{5,}", inspect.getsource(argparse))))
 
 
 def text(number: int, line: int) -> str:
-    """A line of file ``number``; no two have the same words, since to a static model their order is nothing."""
+    """A line of file ``number``. No two have the same words, because a static model ignores their order."""
     return f"{WORDS[number // 16]} {WORDS[20 + number % 16]} {WORDS[40 + line]}"
 
 
@@ -41,7 +41,7 @@ def write(tree: Path, first: int, files: int) -> None:
 
 @pytest.fixture
 def index(tmp_path: Path, driftline: Driftline, tiny_model: Path) -> Callable[..., Any]:
-    """Indexes the tree, and returns the indexes that the run built or extended."""
+    """Index the tree; returns the indexes that the run built or extended."""
 
     def run(*options: str) -> Any:
         at = ("--workspace", tmp_path / "ws", "--model", tiny_model, "--json")
@@ -85,7 +85,7 @@ def test_lancedb_opens_reads_and_searches_the_same_table(tmp_path: Path, index: 
     theirs = lancedb.connect(Path(ours.uri).parent).open_table(Path(ours.uri).stem)
     lines = "line_number >= 0"  # the commit marker of the source has none
     assert theirs.count_rows(lines) == ours.count() == 300
-    # It is older inside, and overlooks BTREE indexes of tables with stable row ids.
+    # It contains an older Lance, which ignores BTREE indexes of tables with stable row ids.
     assert {found.name for found in theirs.list_indices()} | {PATH} == {PATH, PARENT_DIRS, TEXT, VECTOR}
     stats = theirs.index_stats(VECTOR)
     assert stats is not None
@@ -96,12 +96,12 @@ def test_lancedb_opens_reads_and_searches_the_same_table(tmp_path: Path, index: 
     row = theirs.search().where("path = 'package1/module1.py' AND line_number = 3").limit(1).to_list()[0]
     assert row["text"] == text(1, 3)
     assert row["parent_dirs"] == ["package1/"]
-    nearest = theirs.search(np.asarray(row["vector"], np.float32)).limit(10).to_list()  # by rounded vectors
+    nearest = theirs.search(np.asarray(row["vector"], np.float32)).limit(10).to_list()  # quantized vectors
     assert ("package1/module1.py", 3) in {(found["path"], found["line_number"]) for found in nearest}
     within = theirs.search(np.asarray(row["vector"], np.float32)).where("path LIKE 'package2/%'", prefilter=True)
     assert {found["path"].partition("/")[0] for found in within.limit(20).to_list()} == {"package2"}
     words = theirs.search(WORDS[43], query_type="fts").limit(1000).to_list()
-    assert "package1/module1.py" in {found["path"] for found in words}  # by blocks of lines
+    assert "package1/module1.py" in {found["path"] for found in words}  # full text, by blocks of lines
     assert min(found["line_number"] for found in words) >= 0
 
 

@@ -1,4 +1,4 @@
-"""``driftline index --all``: the sources of one file, in one run, each for itself."""
+"""``driftline index --all``: one run over the sources of a file, each independent of the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Driftline = Callable[..., Any]
 
 @pytest.fixture
 def team(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a file of three sources, one of which is not there; the current directory."""
+    """The current directory, with a file of three sources, one of which is missing."""
     for name, text in {"web/a.py": "alpha = 1\n", "web/b.js": "let beta\n", "docs/guide/c.md": "gamma\n"}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -59,14 +59,14 @@ def test_a_source_that_fails_does_not_stop_the_others(
     assert (failure["uri"], failure["error"]) == (str(team / "gone"), "source_not_found")
     (run,) = driftline("runs", "--json", "--limit", 1).json["runs"]
     assert (run["outcome"], run["failed"]) == ("source_not_found", [failure["uri"]])
-    # The file is the truth: what it no longer says is forgotten.
+    # The file is authoritative: settings removed from it no longer apply.
     text = (team / "driftline.toml").read_text()
     (team / "driftline.toml").write_text(text.replace('include = ["*.py"]\n', "").replace('"gone"', '"docs/guide"'))
     monkeypatch.chdir(team / "web")
     mended = driftline("index", "--all", "--json")
     assert (mended.code, mended.json["failed"]) == (0, [])
     assert documents(mended) == {"web": 2, "guide": 1, "handbook": 1}
-    # Commands that read find the workspace of the file.
+    # Reading commands find the workspace of the file.
     assert driftline("status", "--json").json["total_documents"] == 4
     told = driftline("index", "--all")
     assert "in step after" in told.out
@@ -107,11 +107,11 @@ def test_without_a_file_all_says_what_is_missing(
 def test_the_nearest_workspace_is_used_unless_the_file_is_named(
     team: Path, driftline: Driftline, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert driftline("index", "docs", "--model", tiny_model).code == 0  # without --all the file says nothing
+    assert driftline("index", "docs", "--model", tiny_model).code == 0  # without --all the file is ignored
     monkeypatch.chdir(team / "docs" / "guide")
     assert driftline("sources", "--json").json["workspace"] == str(team / "docs" / ".driftline")
     monkeypatch.setenv("DRIFTLINE_CONFIG", str(team / "driftline.toml"))
-    assert driftline("sources").code == 2  # the workspace of the file is not there yet
+    assert driftline("sources").code == 2  # the workspace of the file does not exist yet
 
 
 def test_fifty_sources_are_indexed_beside_each_other_whatever_happens_to_two_of_them(

@@ -1,4 +1,4 @@
-"""The MCP server, asked by the SDK's own client: over stdio, over HTTP, and in this process."""
+"""The MCP server with the SDK's own client: over stdio, over HTTP, and in this process."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_client_finds_a_line_over_stdio(place: Path) -> None:
 
 
 def status_for_host(url: str, host: str) -> int:
-    """What the server answers to a request for a name that a web page has made to lead to it."""
+    """The server's answer to a request with a foreign host name, as after DNS rebinding."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=START_SECONDS)
     headers = {"Host": host, "Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
     connection.request("POST", "/mcp", '{"jsonrpc": "2.0", "id": 1, "method": "ping"}', headers)

@@ -1,4 +1,4 @@
-"""Memory by its meaning: real vectors in Lance, filters pushed down, every hit confirmed by the catalog."""
+"""Semantic search in memory: real vectors in Lance, pushed-down filters, hits confirmed by the catalog."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGE = "notes on the release of the search engine " * 60
 
 
 class Counting:
-    """The real embedder, which counts what is asked of it."""
+    """The real embedder, which records its calls."""
 
     def __init__(self) -> None:
         self.inner = WordTableEmbedder.open()
@@ -159,7 +159,7 @@ def test_hits_are_confirmed_by_the_catalog(
 ) -> None:
     store.store("short", "a cat for an hour", S1, expires_at=clock[0] + timedelta(hours=1))
     assert set(found(store, "cat", 3)) == {"cat", "short", "field"}
-    monkeypatch.setattr(store, "_flusher", _Nothing())  # the vectors stay behind
+    monkeypatch.setattr(store, "_flusher", _Nothing())  # the vectors stay
     store.delete("cat", ACME)
     clock[0] += timedelta(hours=2)
     assert vectors(store, embedder) == 7
@@ -221,7 +221,7 @@ def test_a_large_table_gets_a_vector_index_that_finds_the_same(
     store: MemoryStore, embedder: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["cat", "dog", "sofa", "tax", "law", "park", "kitten", "song", "river", "glass", "sea", "ice", "tea"]
-    texts = [" ".join(three) for three in combinations(words, 3)]  # other orders would be as near
+    texts = [" ".join(three) for three in combinations(words, 3)]  # other orders are as near
     store.store_many(MemoryItem(f"{n}", text, S1 if n % 2 else S2, {"phase": n % 3}) for n, text in enumerate(texts))
     store.flush()
 
@@ -236,12 +236,14 @@ def test_a_large_table_gets_a_vector_index_that_finds_the_same(
     objects = store.workspace.objects
     for name in ("MIN_INDEXED_ROWS", "MIN_VECTOR_INDEX_ROWS", "EXACT_SEARCH_ROWS"):
         monkeypatch.setattr(memory_vectors, name, 100)
-    monkeypatch.setattr(vector_index, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
+    monkeypatch.setattr(
+        vector_index, "REFINED_ROWS", 10_000
+    )  # refine all of them, because the index stores quantized vectors
     compact_vectors(store.workspace, store.hierarchy.entity(ACME), timedelta(0))
     table = VectorTable(objects, store.hierarchy.entity(ACME), embedder.fingerprint)
     assert is_indexed(table.open())
     assert answers() == exact
-    store.store("late", "kitten on a sofa", S1)  # which the index does not hold yet
+    store.store("late", "kitten on a sofa", S1)  # which is not in the index yet
     assert found(store, "kitten on a sofa", 1) == ["late"]
     compact_vectors(store.workspace, store.hierarchy.entity(ACME), timedelta(0))
     assert found(store, "kitten on a sofa", 1) == ["late"]

@@ -1,4 +1,4 @@
-"""``compact`` and ``cleanup`` cover memory: deltas are folded, expired entries and blobs without an entry go."""
+"""``compact`` and ``cleanup`` cover memory: they fold deltas and delete expired entries and blobs without an entry."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_retired_blob_ages_from_the_moment_it_was_retired(tmp_path: Path) -> N
     with MemoryStore(str(tmp_path / "workspace"), now=lambda: now[0]) as store:
         store.store("key", LARGE, S1)
         store.delete("key", ACME)
-        assert len(clean(store, 7200).deleted) == 0  # the object itself is seconds old
+        assert len(clean(store, 7200).deleted) == 0  # the object itself is only seconds old
         now[0] += timedelta(hours=3)
         store.store("key", LARGE, S1)
         store.delete("key", ACME)
@@ -167,7 +167,7 @@ def test_listings_come_from_the_indexes(
         assert sum(totals.size_bytes for totals in owners.values()) == listing.totals(S1).size_bytes + (
             listing.totals(S2).size_bytes
         )
-        for key in ("k002", "k003"):  # each time a new base takes the name of one whose footer has been cached
+        for key in ("k002", "k003"):  # each new base takes the name of one whose footer is cached
             store.delete(key, ACME)
             store.flush()
             MemoryIndex(store.workspace.objects, ACME).compact()

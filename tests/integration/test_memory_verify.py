@@ -1,4 +1,4 @@
-"""Each kind of damage to memory, made by hand, is found by a verification; indexes are mended from the catalog."""
+"""A verification detects each kind of damage to memory; a repair rebuilds indexes from the catalog."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LARGE = "a value that is not inlined " * 100
 
 @pytest.fixture
 def store(tmp_path: Path, tiny_model: Path) -> Iterator[MemoryStore]:
-    """Two tenants; one entry has expired, one was moved, one replaced, one deleted."""
+    """A store of two tenants in which one entry has expired, one was moved, one replaced and one deleted."""
     embedder = WordTableEmbedder.open(str(tiny_model))
     with MemoryStore(str(tmp_path / "workspace"), embedder=lambda: embedder) as opened:
         opened.store_many(MemoryItem(f"key {n}", LARGE + str(n), S1) for n in range(4))
@@ -53,7 +53,7 @@ def found(report: VerifyReport) -> set[tuple[FindingKind, str, str]]:
 def test_consistent_memory_has_no_findings_flushed_or_not(store: MemoryStore) -> None:
     report = check(store)
     assert (list(report.findings), report.skipped, report.memory_entries) == ([], [], 4)
-    store._flusher._ended = True  # nothing is flushed from here on
+    store._flusher._ended = True  # no flush from here on
     store.store("key 3", "new", BESIDE)
     store.store("key 9", LARGE, S1)
     store.delete("key 1", ACME)

@@ -1,4 +1,4 @@
-"""The Prefect flow against a real server: the same run as the command line's, with form, progress, result and logs."""
+"""The Prefect flow against a real server: the same run as on the command line, with form, progress, result and logs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ OPTIONS = {
 def told(
     prefect_server: PrefectServer, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> dict[str, Any]:
-    """What the program above told, run once for all tests, on a workspace that only its storage options open."""
+    """The output of the program above, run once for all tests, on a workspace that only its storage options open."""
     place = tmp_path_factory.mktemp("flow")
     tree = place / "web"
     tree.mkdir()
@@ -110,7 +110,7 @@ def runs(prefect_server: PrefectServer, told: dict[str, Any]) -> list[dict[str, 
     return found
 
 
-# a server and five flow runs, on a machine that may be busy
+# a server and five flow runs; the machine may be busy
 pytestmark = [pytest.mark.timeout(450), pytest.mark.xdist_group("prefect")]
 
 
@@ -194,7 +194,7 @@ def test_all_flows_open_a_store_by_references_that_the_server_keeps_unread(
     assert s3_server.secret_key not in json.dumps([runs, told["report"]])
 
 
-# What flows, and what the command line, must not pay for.
+# Imports that flows and the command line must not load.
 
 
 def test_the_index_flow_loads_no_catalog_and_no_cluster(told: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a run asks of object stores: its own count is the one that a proxy before the store keeps."""
+"""The requests of a run to object stores: its own count equals that of a proxy in front of the store."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.servers.proxies import Proxy
 Driftline = Callable[..., Any]
 
 MOST_OTHERS = 50
-"""Requests of an unchanged run beside the listing of its source."""
+"""Requests of an unchanged run, apart from the listing of its source."""
 
 
 class SmallPages(Proxy):
-    """A store whose listings of sources come in pages of 10."""
+    """A store that lists sources in pages of 10."""
 
     size = 10
 
@@ -41,12 +41,12 @@ SOURCE = "many-objects"
 
 
 def lists_source(path: str) -> bool:
-    """Whether a request lists the source ``SOURCE``, and not what the workspace keeps of it."""
+    """Whether a request lists the source ``SOURCE``, not its part of the workspace."""
     return parse_qs(urlsplit(path).query).get("prefix", [""])[0].endswith(f"/{SOURCE}/")
 
 
 def seen(proxy: Any) -> Counter[str]:
-    """Requests as a store prices them, without what Lance sends by itself for the files of tables."""
+    """Requests by price class, without those that Lance sends for the files of tables."""
     found = Counter[str]()
     for (method, path), agent in zip(proxy.requests, proxy.agents, strict=True):
         query = parse_qs(urlsplit(path).query, keep_blank_values=True)
@@ -130,7 +130,7 @@ def test_an_unchanged_run_costs_its_pages_and_a_few_requests_more(
     assert run["sources"][0]["unchanged"] == objects
     pages = -(-objects // SmallPages.size)
     listed = sum(lists_source(path) for _, path in proxy.requests)
-    assert pages <= listed <= pages + 2  # one look at the source before, and one at its folders
+    assert pages <= listed <= pages + 2  # one request for the source and one for its folders
     assert len(proxy.requests) < listed + MOST_OTHERS, "\n".join(map(str, proxy.requests))
     assert run["requests"] == seen(proxy)
 
@@ -148,7 +148,7 @@ def test_requests_to_azure_are_counted_as_well(azure_container: str, azure_endpo
 
 
 def test_requests_to_google_are_counted_as_well() -> None:
-    class Client:  # no emulator here speaks its JSON interface
+    class Client:  # no emulator speaks its JSON API
         async def _request(self, method: str, path: str, *names: str) -> str:
             return path.format(*names)
 
@@ -166,7 +166,7 @@ def test_requests_to_google_are_counted_as_well() -> None:
 
 
 def test_counts_are_kept_by_phase_and_add_up() -> None:
-    count("get")  # nobody counts
+    count("get")  # nothing counts here
     with tally() as sent:
         count("list")
         with phase("scan"):

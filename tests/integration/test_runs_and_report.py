@@ -1,4 +1,4 @@
-"""``driftline runs`` and ``report``: the ledgers of real runs, as a list and as a page that needs nothing else."""
+"""``driftline runs`` and ``report``: the history of real runs as a list and as a self-contained page."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_workspace_without_runs_has_an_empty_list_and_a_page(driftline: Driftl
 
 
 def assert_needs_nothing_else(html: str) -> None:
-    """No link, script, style sheet or image from anywhere, and the browser is told to load none."""
+    """Assert that the page has no external link, script, style sheet or image, and that its policy forbids them."""
 
     class Page(HTMLParser):
         tags: list[str]
@@ -115,7 +115,7 @@ def test_a_run_over_several_tenants_is_one_run(tmp_path: Path) -> None:
     assert len(newest_runs(workspace, 1)) == 1
 
 
-# What the plots show.
+# Plots.
 
 
 def test_growth_sums_sources_including_earlier_ones() -> None:

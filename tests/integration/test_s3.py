@@ -1,4 +1,4 @@
-"""Sources and workspaces on a real S3 server, through the command line, with nothing set but the environment."""
+"""Sources and workspaces on a real S3 server, through the command line, configured by the environment alone."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_source_and_its_index_are_kept_in_step_wherever_they_lie(
 def test_processes_work_with_the_environment_alone(
     s3_environment: Any, fresh_prefix: Callable[[], str], tiny_model: Path
 ) -> None:
-    """Coordinator and workers in new processes, whose environment holds what a user would set and no more."""
+    """Coordinator and workers in new processes, with the environment that a user would set."""
     tree, workspace = Tree(fresh_prefix(), s3_environment).write(FILES), fresh_prefix()
     kept = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION", "PATH", "HOME")
     environment = {name: os.environ[name] for name in kept if name in os.environ} | {"DRIFTLINE_WORKSPACE": workspace}

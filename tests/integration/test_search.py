@@ -1,4 +1,4 @@
-"""Searching: what is found, which lines are shown around it, and what a filter lets through."""
+"""Search: its hits, their context, and its filters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A workspace over two sources of one tenant and one of another; beside it their trees."""
+    """A workspace with two sources of one tenant and one of another; their trees are beside it."""
     place = tmp_path_factory.mktemp("corpus")
     files = {"numbered.txt": NUMBERED} | {name: f"argument number {i}\n" for i, name in enumerate(NAMES)}
     for source, content in {
@@ -163,7 +163,7 @@ def test_windows_of_one_file_never_overlap(corpus: Path) -> None:
         assert len(seen) == len(set(seen))
 
 
-# How many.
+# Number of results.
 
 
 def test_top_k_zero_finds_nothing_and_loads_no_model(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ def test_tenants_are_searched_together_or_one_by_one(corpus: Path) -> None:
     }
 
 
-# What is never found.
+# Rows that are never returned.
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "vector", "text"])
@@ -327,7 +327,7 @@ def test_commit_markers_are_neither_returned_nor_counted(corpus: Path) -> None:
     assert totals.total_lines == sum(source["lines"] for source in totals.sources)
 
 
-# Where the context comes from.
+# Context.
 
 
 def test_context_comes_from_the_index_when_the_file_has_changed_or_is_gone(own: Path) -> None:
@@ -338,7 +338,7 @@ def test_context_comes_from_the_index_when_the_file_has_changed_or_is_gone(own: 
     for _ in range(2):
         (hit,) = hits(own, "subcommand", top_k=1, n_lines=2)
         assert (hit.line, hit.start_line, hit.end_line) == (6, 4, 8)
-        assert hit.context == ("two", "", "subcommand", "three", "four")  # punctuation alone has no row
+        assert hit.context == ("two", "", "subcommand", "three", "four")  # a line of punctuation has no row
         file.unlink(missing_ok=True)
     shutil.rmtree(own.parent / "web")
     (hit,) = hits(own, "namespace", top_k=1, n_lines=1)
@@ -356,7 +356,7 @@ def test_search_status_and_sources_need_read_access_only(own: Path) -> None:
         "for command in (by_words, ['search', 'subcommand'], ['status'], ['sources']):\n"
         "    assert main([*command, '--workspace', sys.argv[1]]) == 0, command\n"
     )
-    # Root without this capability is bound by the permissions of files as anybody else is.
+    # Without these capabilities, permissions bind root, too.
     command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     if command and not shutil.which(command[0]):
         pytest.skip("root may write everywhere, and setpriv is missing")

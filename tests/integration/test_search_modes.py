@@ -1,4 +1,4 @@
-"""Searching by words, by meaning and by both: what each finds, within which filters, and what it tells of itself."""
+"""Search by words, by meaning and by both: hits, filters and explanations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with the default model over ``web``, ``docs`` beside it, and the same names in another tenant."""
+    """A workspace with the default model over ``web`` and ``docs``, and the same names in another tenant."""
     place = tmp_path_factory.mktemp("modes")
     write(place / "web", FILES)
     write(place / "docs", {"net/cars.md": "Bicycles have two wheels.\n", "guide.md": "Read the manual first.\n"})
@@ -84,7 +84,7 @@ def found(workspace: Path, query: str, **options: Any) -> tuple[Hit, ...]:
 WEB = LineFilter(entities=(Entity.parse("source:web"),))
 
 
-# What each mode finds.
+# Modes.
 
 
 def test_a_query_without_a_word_in_common_is_found_by_its_meaning(corpus: Path) -> None:
@@ -145,7 +145,7 @@ def test_top_k_zero_returns_nothing(corpus: Path, mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", ["hybrid", "vector"])
 def test_a_large_top_k_returns_every_line(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
-    """Also one that stands beyond the reach of the words of its own block."""
+    """Each line is found, also one out of reach of the words of its own block."""
     write(tmp_path / "tree", {"a.txt": "parser" + 15 * "\n" + "namespace\n", "b.txt": "subcommand\n"})
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     lines = {(hit.path, hit.line) for hit in found(tmp_path / "ws", "parser", mode=mode, top_k=50)}
@@ -269,7 +269,7 @@ def test_an_unknown_name_and_an_invalid_directory_are_refused(
     assert (outcome.code, outcome.out) == (2, "")
 
 
-# What a search tells of itself.
+# Explanations.
 
 
 @pytest.mark.parametrize("strategy", ["auto", "prefilter", "postfilter", "hybrid"])
@@ -298,7 +298,7 @@ def test_a_search_that_finds_nothing_explains_itself_too(corpus: Path, driftline
     assert driftline("search", "bread", "--top-k", 0, *at).json["explanation"]["seconds"] == {}
 
 
-# What has become of it since.
+# Freshness.
 
 
 @pytest.mark.parametrize("mode", MODES)

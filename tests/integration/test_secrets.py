@@ -1,4 +1,4 @@
-"""Credentials, wherever they are given, are in no ledger, report, log, error or answer."""
+"""Credentials never appear in the run history, reports, logs, errors or answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``semtools.search`` with the external program, of which a stand-in records how it was called."""
+"""``semtools.search`` with the external program, replaced by a stand-in that records its calls."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Search = Callable[..., dict[str, Any]]
 
 
 class Program:
-    """The stand-in, first on the path."""
+    """The stand-in, first on the PATH."""
 
     def __init__(self, place: Path) -> None:
         self.place = place

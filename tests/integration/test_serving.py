@@ -1,4 +1,4 @@
-"""``driftline serve``: one machine, no worker, no pool, and a Prefect server of its own."""
+"""``driftline serve``: one machine with its own Prefect server, without worker and pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.servers.prefect_server import answers, free_port, started
 from tests.support.deployed import BIN, until
 from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
 
-# a server and its runs, on a machine that may be busy
+# a server and its runs; the machine may be busy
 pytestmark = pytest.mark.timeout(300)
 
 SECONDS = 10
@@ -67,8 +67,8 @@ def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_tw
         until(in_step, "a run that sees the change")
         assert all(run["auto_scheduled"] for run in runs())
         times = [run["expected_start_time"] for run in runs()]
-        assert len(times) == len(set(times))  # no moment of the schedule ran twice
+        assert len(times) == len(set(times))  # no scheduled time ran twice
         assert len(post(f"{url}/automations/filter", {})) == 2
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
-    assert not answers(f"{url}/health")  # its server went with it
+    assert not answers(f"{url}/health")  # its server has stopped, too

@@ -1,4 +1,4 @@
-"""Searches by the vector index answer as exact searches do, with the same distances."""
+"""Searches by the vector index agree with exact searches, with the same distances."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_indexed_search_is_nearly_exact(
         )
         rows = [int(Path(path).stem) for path in wanted]
         np.testing.assert_allclose(list(wanted.values()), 1 - vectors[rows] @ query, atol=2e-3)
-    assert common >= 85  # of 100: the index turns vectors at random before it rounds them to a bit per dimension
+    assert common >= 85  # of 100: the index rotates vectors at random before it quantizes them to a bit per dimension
 
 
 def test_lines_not_yet_in_the_index_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:

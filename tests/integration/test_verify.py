@@ -1,4 +1,4 @@
-"""Each kind of damage, made by hand, is found; and what can be mended is mended."""
+"""A verification detects each kind of damage, and a repair fixes what can be repaired."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def found(report: VerifyReport) -> set[tuple[FindingKind, str]]:
 
 
 def commit(corner: Corner, replaced: tuple[str, ...] = (), rows: pa.Table | None = None) -> None:
-    """Change the table behind the back of the manifest."""
+    """Change the table without the manifest."""
     table = corner.table
     fragments = table.write_fragments(rows) if rows is not None else []
     table.commit(ENTITY, table.commit_marker(ENTITY).token, BatchId(new_ulid(), 1), replaced, fragments)
 
 
 def record(corner: Corner, **fields: Any) -> None:
-    """Change the manifest behind the back of the table."""
+    """Change the manifest without the table."""
     meta = DocMeta(**{"size_bytes": 1, "mtime_ns": 1, "fingerprint": corner.workspace.config.fingerprint, **fields})
     manifest = corner.workspace.manifest(ENTITY)
     manifest.append(
@@ -219,7 +219,7 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(local: Corner, monke
     names = {index.name for index in dataset.describe_indices()}
     assert names == {"path_idx", "parent_dirs_idx", "text_idx", "vector_idx"}
     assert check(local).findings == []
-    # An index of the wrong rows: that of a table in which every path was another one.
+    # An index of the wrong rows, from a table in which every path differs.
     with monkeypatch.context() as patch:
         from driftline.storage.lines import inventory
 

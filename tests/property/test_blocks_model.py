@@ -1,4 +1,4 @@
-"""Blocks of lines, and windows of hits, against models of them in plain Python."""
+"""Blocks of lines and windows of hits against models in plain Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Documents = dict[str, dict[int, str]]
 
 
 def as_rows(given_documents: Documents) -> tuple[list[str], list[tuple[int, int, str]]]:
-    """Paths in no order, and rows as (index of the path, line, text) in that of documents and lines."""
+    """Unordered paths, and rows (index of the path, line, text) in the order of documents and lines."""
     paths = list(given_documents)
     return paths, [
         (at, number, text) for at, path in enumerate(paths) for number, text in sorted(given_documents[path].items())
@@ -34,7 +34,7 @@ def as_rows(given_documents: Documents) -> tuple[list[str], list[tuple[int, int,
 
 
 def blocks_by_hand(given_documents: Documents) -> dict[tuple[str, int], str]:
-    """What stands in each block, by its path and the first of its lines that has a row."""
+    """The expected text of each block, by its path and the first of its lines that has a row."""
     found: dict[tuple[str, int], str] = {}
     for path, lines in given_documents.items():
         for first in range(0, 6 * LINES_PER_BLOCK, LINES_PER_BLOCK):
@@ -125,7 +125,7 @@ def test_windows_hold_what_is_near_and_never_touch(rows: list[dict[str, Any]], r
         assert window.text == f"{window.path} {window.best}"
         for other in windows[:at]:
             assert other.path != window.path or other.last + reach < window.first or window.last + reach < other.first
-    if len(windows) < top_k:  # then all hits were read: each is in a window, or would have made one too long
+    if len(windows) < top_k:  # then all hits were read: each is in a window or would make one too long
         for row in rows:
             near = [
                 w for w in windows if w.path == row["path"] and w.first - reach <= row["line_number"] <= w.last + reach

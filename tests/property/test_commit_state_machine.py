@@ -1,5 +1,5 @@
-"""A repository that is edited, committed, reset and switched at random: looking only at what git says has changed
-leaves the index as a look at everything would."""
+"""A repository that is edited, committed, reset and switched at random: indexing only the paths that git reports
+gives the same index as a full scan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, f
 
 ENTITY = Entity.parse("source:tree")
 KEPT = "kept.txt"
-"""Git removes a folder with its last file, and a source that is gone is an error."""
+"""Keeps the source: git removes a folder with its last file, and a missing source is an error."""
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgSign=false")
 
 paths = st.sampled_from(["a.txt", "b.txt", "x.log", "sub/a.txt", "sub/d d.txt", "sub/deep/%_'é.txt"])
@@ -38,7 +38,7 @@ class CommitMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="driftline-commits-"))
         self.top = self.folder / "repository"
-        self.tree = self.top / "tree"  # the source is a folder within its repository
+        self.tree = self.top / "tree"  # the source is a folder of its repository
         self.tree.mkdir(parents=True)
         self.workspace = str(self.folder / "workspace")
         self.git("init", "-q", "-b", "main")
@@ -61,7 +61,7 @@ class CommitMachine(RuleBasedStateMachine):
     def files(self) -> list[Path]:
         return sorted(path for path in self.tree.rglob("*") if path.is_file() and path.name != KEPT)
 
-    # -- what people do ----------------------------------------------------------------------
+    # -- edits -----------------------------------------------------------------------------
 
     @rule(path=paths, text=texts)
     def write(self, path: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The delta index against a dict that remembers, for each key, every change ever made."""
+"""The delta index against a dict that keeps the whole history of each key."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DeltaIndexMachine(RuleBasedStateMachine):
         assert keys == sorted(set(keys)), "keys are unique and sorted"
         return dict(zip(keys, table["value"].to_pylist(), strict=True))
 
-    # -- what happens ------------------------------------------------------------------------
+    # -- operations ---------------------------------------------------------------------------
 
     def encode(self, added: dict[str, int], removed: set[str]) -> tuple[bytes, dict[tuple[str, int], int | None]]:
         self.rev += 1
@@ -127,7 +127,7 @@ class DeltaIndexMachine(RuleBasedStateMachine):
     def wait(self, days: int) -> None:
         self.now += timedelta(days=days)
 
-    # -- what holds --------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------
 
     @invariant()
     def it_holds_what_the_model_holds(self) -> None:

@@ -1,4 +1,4 @@
-"""Any text has the vector that StaticModel.encode gives it, with every tokenizer family."""
+"""Any text gets the vector of StaticModel.encode, with every tokenizer family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters let through what a model of them in plain Python does, whatever the names; strategies only differ in cost."""
+"""Filters match what a model in plain Python matches, for any names; strategies differ only in cost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> LineTable:
-    """Three lines of each path in each source, with all indexes."""
+    """A table with three lines of each path in each source, and all indexes."""
     workspace = Workspace.open_for_writing(str(tmp_path_factory.mktemp("workspace")))
     workspace = workspace.bind_model("none", "0" * 20, DIM)
     rng = np.random.default_rng(1)
@@ -89,7 +89,9 @@ def through_the_index() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "EXACT_SEARCH_ROWS", -1)
         patch.setattr(queries, "EXACT_SEARCH_SHARE", -1)
-        patch.setattr(vector_index, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
+        patch.setattr(
+            vector_index, "REFINED_ROWS", 10_000
+        )  # refine all of them, because the index stores quantized vectors
         yield
 
 
@@ -97,7 +99,7 @@ def through_the_index() -> Iterator[None]:
 
 
 def glob_matches(glob: str, path: str) -> bool:
-    """As LineFilter tells of globs, name by name."""
+    """Match a glob name by name, as LineFilter documents it."""
     glob = glob.removeprefix("./").strip("/")
     if "/" not in glob and glob != "**":
         return fnmatch.fnmatchcase(path.rpartition("/")[2], glob)
@@ -129,7 +131,7 @@ def allowed(where: LineFilter, row: Row) -> bool:
     )
 
 
-# What is drawn.
+# Strategies.
 
 
 def spelled(names: tuple[str, ...]) -> st.SearchStrategy[str]:
@@ -158,7 +160,7 @@ names = names.filter(lambda name: "**" not in name)
 
 @st.composite
 def loosened(draw: st.DrawFn) -> str:
-    """The path of a document with some of its characters and names made wild."""
+    """The path of a document with some characters and names replaced by wildcards."""
     parts = draw(st.sampled_from(PATHS)).split("/")
     for at, part in enumerate(parts):
         match draw(st.integers(0, 5)):
@@ -226,7 +228,7 @@ def test_a_name_without_wildcards_is_a_glob_of_itself(table: LineTable, path: st
 
 
 def nearest_ids(rows: list[Row], vector: NDArray[np.float32], where: LineFilter) -> list[int]:
-    """By brute force."""
+    """The distances by brute force."""
     found = [row for row in rows if allowed(where, row)]
     if not found:
         return []
@@ -269,4 +271,4 @@ def test_every_strategy_finds_the_nearest_lines_and_enough_of_them(
         @ (vector / np.linalg.norm(vector)),
         atol=2e-3,
     )
-    assert len(set(truth["id"].to_pylist()) ^ set(expected[:wanted])) <= 2  # vectors are stored with 11 bits
+    assert len(set(truth["id"].to_pylist()) ^ set(expected[:wanted])) <= 2  # float16 vectors have 11 significant bits

@@ -1,4 +1,4 @@
-"""Searches under random filters find what brute force finds, with and without an index."""
+"""Searches with random filters find what brute force finds, with and without an index."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_lines(rng: np.random.Generator) -> dict[str, list[LineEmbedding]]:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> LineTable:
-    """Some 800 lines of three sources, one of which was written twice, and their commit markers."""
+    """About 800 lines of three sources, one of which was written twice, and their commit markers."""
     workspace = Workspace.open_for_writing(str(tmp_path_factory.mktemp("workspace")))
     workspace = workspace.bind_model("none", "0" * 20, DIM)
     for source, lines in make_lines(np.random.default_rng(1)).items():
@@ -63,12 +63,14 @@ def rows(table: LineTable) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def indexed(table: LineTable, rows: list[Row]) -> Iterator[LineTable]:
-    """The same table with all its indexes, used however few lines match."""
+    """The same table with all indexes, which are used however few lines match."""
     assert "vector_idx" in maintain(table)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "EXACT_SEARCH_ROWS", 0)
         patch.setattr(queries, "EXACT_SEARCH_SHARE", 0)
-        patch.setattr(vector_index, "REFINED_ROWS", 10_000)  # all of them: the index knows vectors only roughly
+        patch.setattr(
+            vector_index, "REFINED_ROWS", 10_000
+        )  # refine all of them, because the index stores quantized vectors
         yield table
 
 
@@ -90,7 +92,7 @@ vectors = st.integers(0, 2**32 - 1).map(
 
 
 def allowed(where: LineFilter, row: Row) -> bool:
-    """What LineFilter promises, told in other words than it is built."""
+    """The documented behaviour of LineFilter, implemented independently."""
     path: str = row["path"]
     name = path.rpartition("/")[2]
     extension = name.rpartition(".")[2].lower() if "." in name.lstrip(".") else ""
@@ -124,11 +126,11 @@ def check(table: LineTable, rows: list[Row], query: NDArray[np.float32], where: 
     distance_of = {row_id: distance for distance, row_id in expected}
     ids = found["id"].to_pylist()
     assert len(ids) == len(set(ids)) == min(top_k, len(expected))
-    assert set(ids) <= set(distance_of)  # nothing that the filter forbids, and no commit marker
+    assert set(ids) <= set(distance_of)  # no filtered line and no commit marker
     assert np.allclose(found["distance"], [distance_of[row_id] for row_id in ids], atol=2e-3)
     if not ids:
         return 1.0
-    limit = expected[len(ids) - 1][0] + 2e-3  # vectors are stored with 11 bits
+    limit = expected[len(ids) - 1][0] + 2e-3  # float16 vectors have 11 significant bits
     return sum(distance_of[row_id] <= limit for row_id in ids) / len(ids)
 
 

@@ -1,4 +1,4 @@
-"""A tree that changes in every way a tree can, indexed now and then, against a plain dictionary."""
+"""A tree that changes in every possible way and is indexed in between, against a plain dictionary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ texts = st.lists(st.one_of(lines, st.just("--"), st.just("")), max_size=5).map("
 
 @dataclass(frozen=True)
 class Known:
-    """What the last index run saw of a file: its content, and whether it became rows."""
+    """A file as the last index run saw it: its content, and whether it was indexed."""
 
     data: bytes
     mtime_ns: int
@@ -44,7 +44,7 @@ class Known:
 
 
 def is_ignored(path: str, patterns: tuple[str, ...]) -> bool:
-    """What git makes of the few PATTERNS, spelt out; the last that matches decides."""
+    """The meaning of PATTERNS to git, spelt out; the last match decides."""
     name = path.rpartition("/")[2]
     if "sub/" in patterns and path.startswith("sub/"):
         return True
@@ -83,7 +83,7 @@ class IndexMachine(RuleBasedStateMachine):
     # -- the tree ----------------------------------------------------------------------------
 
     def put(self, path: str, data: bytes, *, fresh: bool = False) -> None:
-        """Write a file, with an mtime of its own in the past or, if ``fresh``, the one that the clock gives."""
+        """Write a file with a unique mtime in the past or, if ``fresh``, the current one."""
         target = self.tree / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
@@ -113,13 +113,13 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(data=st.data(), line=lines)
     @precondition(lambda self: self.files)
     def rewrite_within_the_same_tick_and_size(self, data: st.DataObject, line: str) -> None:
-        """Other content of the same size, with the same recent mtime: only reading it can tell."""
+        """Write other content of the same size and the same recent mtime, which only a read detects."""
         path = self.pick(data)
         target = self.tree / path
         if len(self.files[path]) == len(line):
             before = target.stat().st_mtime_ns
             self.put(path, line.encode(), fresh=True)
-            if before > FIRST_NS + 10**17:  # it was fresh, so the run that saw it knew it for racy
+            if before > FIRST_NS + 10**17:  # it was fresh, so the run marked it as racy
                 os.utime(target, ns=(before, before))
 
     @rule(data=st.data())
@@ -242,7 +242,7 @@ class IndexMachine(RuleBasedStateMachine):
         }
 
     def assert_found(self, workspace: Workspace, texts: dict[str, bytes]) -> None:
-        """A line that is there is found where it is; one that is nowhere is not found."""
+        """A search finds an existing line at its place, and no line that does not exist."""
         where: dict[str, set[tuple[str, int]]] = {}
         for path, data in texts.items():
             for _, number, line in rows_of_file(path, data):

@@ -1,5 +1,5 @@
-"""The tree and its index again, now with keepers and with writers that come too late: compaction, cleanup, crashes in
-both, wrong clocks, leases that expire, and holders that wake up and commit."""
+"""The tree and its index with maintenance and stale writers: compaction, cleanup, crashes in both, wrong clocks,
+expiring leases, and holders that wake up and commit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ faults = st.builds(Faults, st.sampled_from(list(Mode)), st.integers(0, 20))
 
 
 class Clock:
-    """A clock on which an hour may pass while one waits for a lease."""
+    """A clock on which an hour may pass during the wait for a lease."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -47,7 +47,7 @@ class Clock:
 
 
 class KeptIndexMachine(IndexMachine):
-    """``sleeper`` is a run that sleeps under the lease of ``token``, before or after a transaction."""
+    """``sleeper`` is a run that pauses under the lease of ``token``, before or after a transaction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class KeptIndexMachine(IndexMachine):
             elif self.files.pop(path, None) is not None:
                 (self.tree / path).unlink()
 
-    # -- keepers -----------------------------------------------------------------------------
+    # -- maintenance -----------------------------------------------------------------------------
 
     def keep(self, action: Literal["compact", "cleanup"]) -> None:
         if action == "compact":
@@ -115,7 +115,7 @@ class KeptIndexMachine(IndexMachine):
                 note(f"{error!r}")
         self.assert_as_known()
 
-    # -- writers that come late --------------------------------------------------------------
+    # -- stale writers ----------------------------------------------------------------
 
     @rule(skew=skews, full=st.booleans())
     def index_by_a_wrong_clock(self, skew: float, full: bool) -> None:
@@ -167,12 +167,12 @@ class KeptIndexMachine(IndexMachine):
         replaced = self.newest_token() > self.token
         error, self.sleeper = self.sleeper.wake(), None
         if replaced:
-            # It may have slept through nothing but the end: after its last transaction.
+            # It may have paused after its last transaction.
             assert isinstance(error, LeaseLost) or (error is None and self.moment == "after"), error
             self.assert_as_known()
         else:
             assert error is None
-            self.unsure = True  # it has seen the tree as it was
+            self.unsure = True  # it saw the tree as it was
 
 
 @pytest.mark.timeout(examples(300))

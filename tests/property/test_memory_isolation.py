@@ -1,4 +1,4 @@
-"""Three tenants with the same keys, users and sessions: no call of one ever sees, counts or touches another's bytes."""
+"""Three tenants with the same keys, users and sessions: no call of one sees, counts or changes another's data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ tenants, keys, owners = st.sampled_from(TENANTS), st.sampled_from(KEYS), st.samp
 
 @dataclass
 class Held:
-    """What one tenant should hold: the owner, below the tenant, and the value of each key."""
+    """The expected entries of a tenant: the owner, relative to the tenant, and the value of each key."""
 
     entries: dict[str, tuple[str, Any]] = field(default_factory=dict)
     entities: set[str] = field(default_factory=set)
@@ -122,7 +122,7 @@ class IsolationMachine(RuleBasedStateMachine):
         above = [str(record.entity) for record in self.store.ancestors(place)]
         assert all(place.startswith(f"{name}/") for name in above)
         if foreign != tenant:
-            # A scope is all that a call sees, whatever else it names.
+            # A scope limits what a call sees, whatever else it names.
             found = [str(record.entity) for record in self.store.list_entities(place, after=foreign)]
             assert all(name.startswith(f"{tenant}/") for name in found)
             hidden = self.store.retrieve_by_entity("project", "p", within=place, allowed_ancestors=[foreign + owner])
@@ -152,7 +152,7 @@ class IsolationMachine(RuleBasedStateMachine):
         assert self.store.retrieve_by_entity("org", name, within=tenant).total_count == 0
         assert self.store.retrieve_by_entity("user", "alice", within=tenant, allowed_ancestors=[foreign]).entries == ()
         assert self.store.search("", None, tenant, allowed_ancestors=[foreign + owner]) == []
-        # A cursor that was made for another tenant leads nowhere else.
+        # A cursor of another tenant does not leave the scope.
         cursor = self.store.retrieve_by_entity("org", name, within=foreign, limit=1).cursor
         seen = self.store.retrieve_by_entity("org", tenant.partition(":")[2], within=tenant, cursor=cursor)
         assert all(e.value["owner"] == tenant for e in seen.entries)

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "docs" / "images"
 SCREENSHOT_VARIABLE = "DRIFTLINE_SCREENSHOTS"
-"""Set it to 1 to renew the pictures that the README shows."""
+"""Set it to 1 to update the pictures of the README."""
 WAIT_MILLISECONDS = 120_000
 PACKAGED = Path(sys.prefix) / "browser"
 """Where ``make browser`` unpacks Chromium with its libraries and fonts."""

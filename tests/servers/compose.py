@@ -1,4 +1,4 @@
-"""The commands of deployments/compose.yaml, so that tests start what the containers start."""
+"""The commands of deployments/compose.yaml, so that tests run the same commands as the containers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def services() -> dict[str, Any]:
 
 
 def compose_command(service: str, replaced: Mapping[str, str], program: str = "") -> list[str]:
-    """The command of a service with some of its words replaced, each of which it must have; ``program`` goes before it.
+    """The command of a service after ``program``, with some words replaced, each of which must occur.
 
-    The program is that of the virtual environment.
+    The program of the virtual environment is used.
     """
     words = [program] if program else []
     words += services()[service]["command"]

@@ -1,4 +1,4 @@
-"""Fixtures of Google Cloud Storage and of Azure on loopback: a proxy before the S3 server, and Azurite from npm."""
+"""Fixtures of Google Cloud Storage and Azure on loopback: a proxy in front of the S3 server, and Azurite from npm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import pytest
 from tests.servers.proxies import GoogleProxy
 
 AZURITE = Path(sys.prefix) / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
-"""Where ``make azurite`` puts it."""
+"""Where ``make azurite`` installs it."""
 AZURE_START_SECONDS = 60
 AZURE_ACCOUNT, CONTAINER = "devstoreaccount1", "driftline-tests"
 AZURE_KEY = "ZHJpZnRsaW5lLXRlc3RzLWFjY291bnQta2V5LTAwMDE="
@@ -33,7 +33,7 @@ AZURE_KEY = "ZHJpZnRsaW5lLXRlc3RzLWFjY291bnQta2V5LTAwMDE="
 
 @pytest.fixture(scope="session")
 def google_server(s3_server: Any) -> Iterator[GoogleProxy]:
-    """The S3 server in the guise of Google Cloud Storage."""
+    """The S3 server behind the API of Google Cloud Storage."""
     server = GoogleProxy(s3_server)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
@@ -45,7 +45,7 @@ def google_server(s3_server: Any) -> Iterator[GoogleProxy]:
 
 @pytest.fixture
 def google_bucket(google_server: GoogleProxy, s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URI of a fresh, empty prefix, with the variables set that an emulator needs."""
+    """The URI of a fresh, empty prefix, with the environment variables that an emulator needs."""
     account = {"gcs_base_url": google_server.endpoint, "disable_oauth": True}
     account |= {"client_email": "", "private_key": "", "private_key_id": ""}
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
@@ -57,7 +57,7 @@ def google_bucket(google_server: GoogleProxy, s3_server: Any, monkeypatch: pytes
 
 @pytest.fixture(scope="session")
 def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Azurite with an empty container, in memory; ready in 2 s. Skips where it is not installed."""
+    """Azurite with an empty container, in memory, ready in 2 s. Skips the test if it is not installed."""
     node = shutil.which("node")
     if node is None or not AZURITE.exists():
         pytest.skip("Azurite is not installed: make azurite (needs npm)")
@@ -65,7 +65,7 @@ def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     endpoint = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
-    # Where it can, the server dies with a test run that is killed.
+    # On Linux the server dies with a killed test run.
     command = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     command += [node, str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     command += ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableProductStyleUrl"]
@@ -88,7 +88,7 @@ def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def azure_container(azure_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URI of a fresh, empty prefix, with the variables set that a user would set."""
+    """The URI of a fresh, empty prefix, with the environment variables that a user would set."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", AZURE_ACCOUNT)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", AZURE_KEY)
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azure_endpoint)

@@ -1,4 +1,4 @@
-"""A real PostgreSQL on loopback, from the binaries on PATH, and catalogs of both kinds."""
+"""A real PostgreSQL server on loopback, from the binaries on PATH, and catalogs of both databases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HINT = "PostgreSQL is not installed: put initdb and postgres on PATH (Debian: ap
 
 @dataclass
 class PostgresServer:
-    """A running server; ``database`` makes a new, empty one."""
+    """A running server; ``database`` creates an empty database."""
 
     port: int
     directory: Path
@@ -40,7 +40,7 @@ class PostgresServer:
         return f"postgresql://driftline@127.0.0.1:{self.port}/{database}"
 
     def drop_connections(self) -> int:
-        """Cut every other connection, as a server does that restarts; returns how many there were."""
+        """Close every other connection, as a restart does; returns their number."""
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             cut = connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname <> ''"
@@ -50,10 +50,10 @@ class PostgresServer:
 
 @contextmanager
 def postgres() -> Iterator[PostgresServer]:
-    """Start a server, without fsync; skips the test where there is none."""
+    """Start a server without fsync; skips the test if PostgreSQL is not installed."""
     if not shutil.which("initdb") or not shutil.which("postgres"):
         pytest.skip(HINT)
-    # Another user than root cannot enter a TMPDIR that pytest has made for itself.
+    # Only root can enter the TMPDIR of a pytest that runs as root.
     directory = Path(tempfile.mkdtemp(prefix="driftline-postgres-", dir="/tmp" if os.geteuid() == 0 else None))
     prefix: list[str] = []
     if os.geteuid() == 0:  # the server refuses to run as root
@@ -96,14 +96,14 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """The server; ready in about 2 s."""
+    """The server, ready in about 2 s."""
     with postgres() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def migrated_database(postgres_server: PostgresServer) -> str:
-    """The name of a database that has the tables of a catalog, to be copied."""
+    """The name of a template database with the tables of a catalog."""
     url = postgres_server.database()
     _migrate(url)
     return url.rpartition("/")[2]
@@ -111,13 +111,13 @@ def migrated_database(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture
 def postgres_catalog(postgres_server: PostgresServer, migrated_database: str) -> str:
-    """The URL of a fresh catalog of PostgreSQL."""
+    """The URL of a fresh catalog in PostgreSQL."""
     return postgres_server.database(migrated_database)
 
 
 @pytest.fixture(scope="session")
 def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file that has the tables of a catalog, to be copied."""
+    """A template SQLite file with the tables of a catalog."""
     path = tmp_path_factory.mktemp("catalog") / "catalog.sqlite"
     _migrate(f"sqlite:///{path}")
     return path
@@ -125,13 +125,13 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sqlite_catalog(migrated_file: Path, tmp_path: Path) -> str:
-    """The URL of a fresh catalog of SQLite."""
+    """The URL of a fresh catalog in SQLite."""
     return f"sqlite:///{shutil.copy(migrated_file, tmp_path / 'catalog.sqlite')}"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def catalog_url(request: pytest.FixtureRequest) -> str:
-    """The URL of a fresh catalog of each kind."""
+    """The URL of a fresh catalog in each database."""
     return str(request.getfixturevalue(f"{request.param}_catalog"))
 
 

@@ -1,4 +1,4 @@
-"""A real Prefect server on loopback that phones nobody, on PostgreSQL where its programs are found, else on SQLite."""
+"""A real Prefect server on loopback without telemetry, on PostgreSQL if it is installed, else on SQLite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNPRIVILEGED = 65534  # nobody: PostgreSQL refuses to run as root
 
 @dataclass(frozen=True)
 class PrefectServer:
-    """Its address, and the environment in which programs and workers use it."""
+    """The address of a server, and the environment for programs and workers that use it."""
 
     url: str
     environment: dict[str, str]
@@ -49,14 +49,14 @@ class PrefectServer:
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[PrefectServer]:
-    """One server for all tests that need one."""
+    """One server for all tests."""
     with running_server() as server:
         yield server
 
 
 @contextmanager
 def running_server() -> Iterator[PrefectServer]:
-    """Ready in 6 to 13 s; ends with the block."""
+    """A server that is ready in 6 to 13 s and ends with the block."""
     with tempfile.TemporaryDirectory(prefix="driftline-prefect-") as name:
         home = Path(name)
         home.chmod(0o711)
@@ -68,7 +68,7 @@ def running_server() -> Iterator[PrefectServer]:
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.2",
             "DO_NOT_TRACK": "1",
-            # Quicker than for people, so that tests need not wait.
+            # Shorter intervals than in production, so that tests need not wait.
             "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
             "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
             "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT1S",
@@ -84,7 +84,7 @@ def running_server() -> Iterator[PrefectServer]:
 
 @contextmanager
 def _postgresql(home: Path) -> Iterator[Mapping[str, str]]:
-    """The variables that make Prefect use a database of its own, or none where PostgreSQL is not installed."""
+    """The environment that gives Prefect its own PostgreSQL database; empty if PostgreSQL is not installed."""
     if not shutil.which("initdb") or not shutil.which("postgres"):
         yield {}
         return
@@ -109,7 +109,7 @@ def _postgresql(home: Path) -> Iterator[Mapping[str, str]]:
 def started(
     command: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the block, and where it can with a test run that is killed."""
+    """A process that ends with the block and, on Linux, with a killed test run."""
     guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") and command[0] != "setpriv" else []
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -149,7 +149,7 @@ def free_port() -> int:
 
 
 def _accepts(port: int) -> bool:
-    """PostgreSQL takes connections before it serves; ``pg_isready`` can tell, where it is installed."""
+    """Wait for the database, which accepts connections before it serves them; ``pg_isready`` checks for that."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:

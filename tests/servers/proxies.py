@@ -1,4 +1,4 @@
-"""Proxies before the S3 server: one that drops a header or some answers, one that speaks like Google Cloud Storage."""
+"""Proxies in front of the S3 server: one drops a header or some answers, one speaks the API of Google Cloud Storage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_A_TRANSFER = ("transfer-encoding", "connection")
 
 
 Answer = tuple[http.client.HTTPResponse, bytes]
-"""Head and body."""
+"""The head and body of a message."""
 
 
 class Upstream(Protocol):
@@ -35,7 +35,7 @@ class Upstream(Protocol):
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes requests on, signed anew, without the header ``strip``; loses some answers; keeps a list of requests."""
+    """Forwards requests, signed again, without the header ``strip``; drops some answers; records requests."""
 
     daemon_threads = True
 
@@ -46,7 +46,7 @@ class Proxy(ThreadingHTTPServer):
         self.strip = strip.lower()
         self.answers_to_lose = lose_answers
         self.requests: list[tuple[str, str]] = []  # method, and path with its query
-        self.agents: list[str] = []  # who sent each of them
+        self.agents: list[str] = []  # user agent of each request
 
     @property
     def endpoint(self) -> str:
@@ -65,7 +65,7 @@ class Proxy(ThreadingHTTPServer):
     def ask(
         self, method: str, path: str, headers: dict[str, str], body: bytes
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """What the server says."""
+        """The server's answer."""
         request = AWSRequest(method, f"http://{self.upstream}{path}", headers, body)
         self.signer.add_auth(request)
         connection = http.client.HTTPConnection(self.upstream)
@@ -77,9 +77,9 @@ class Proxy(ThreadingHTTPServer):
 
 
 class GoogleProxy(Proxy):
-    """The XML API of Google Cloud Storage, as far as objects go: generations, and conditions on them.
+    """The XML API of Google Cloud Storage for objects: generations and preconditions on them.
 
-    A generation is the number that an etag's bytes make, so that it changes with the content and leads back to it.
+    A generation is the etag read as a number, so it changes with the content and maps back to the etag.
     """
 
     def path_upstream(self, path: str) -> str:
@@ -110,18 +110,18 @@ class GoogleProxy(Proxy):
         if method != "DELETE":
             return super().ask(method, path, headers, body)
         found = super().ask("GET", path, {}, b"")
-        # By a single deletion this S3 server would leave an empty directory behind, and Google knows none.
+        # A single deletion leaves an empty directory on this S3 server; Google has no directories.
         bucket, _, key = unquote(path).removeprefix("/").partition("/")
         body = f"<Delete><Object><Key>{escape(key)}</Key></Object></Delete>".encode()
         digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
         done = super().ask("POST", f"/{bucket}?delete=", {"Content-MD5": digest}, body)
-        # S3 does not mind a missing object, Google does.
+        # S3 ignores a missing object, Google does not.
         return found if found[0].status == http.client.NOT_FOUND else done
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # headers and body are two writes, and the second would wait 40 ms
+    disable_nagle_algorithm = True  # headers and body are two writes; with Nagle the second waits 40 ms
 
     def _forward(self) -> None:
         proxy = self.server

@@ -25,7 +25,7 @@ BUCKET = "driftline-tests"
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running server, and an administrator's credentials; the bucket exists, and no other is made on demand."""
+    """A running server with an administrator's credentials. The bucket exists; others are not created on demand."""
 
     endpoint: str
     access_key: str
@@ -51,7 +51,7 @@ def _free_ports(count: int) -> list[int]:
 
 @contextmanager
 def running_s3(directory: Path) -> Iterator[S3Server]:
-    """SeaweedFS with one administrator, which keeps all in ``directory``; ready in about 4 s."""
+    """SeaweedFS with one administrator and its data in ``directory``, ready in about 4 s."""
     access_key, secret_key = "test-access-key", f"test-secret-{uuid.uuid4().hex}"
     identity = {
         "name": "tests",
@@ -61,7 +61,7 @@ def running_s3(directory: Path) -> Iterator[S3Server]:
     (directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
     names = ("master", "volume", "filer", "s3")
     ports = _free_ports(2 * len(names))
-    # Where it can, the server dies with a test run that is killed.
+    # On Linux the server dies with a killed test run.
     command = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     command += [str(Path(sys.executable).parent / "weed"), "server", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
     for name, port, grpc_port in zip(names, ports[::2], ports[1::2], strict=True):
@@ -85,9 +85,9 @@ def running_s3(directory: Path) -> Iterator[S3Server]:
         _wait_until_ready(server, process, directory / "server.log")
         yield server
     finally:
-        process.kill()  # its data goes with it, and a polite stop takes 10 s
+        process.kill()  # a graceful stop takes 10 s, and the data is disposable
         process.wait()
-        for port in ports:  # it puts these beside its directory, whatever it is told
+        for port in ports:  # it ignores its directory for these files
             for leftover in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 leftover.unlink()
 

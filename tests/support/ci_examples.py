@@ -1,4 +1,4 @@
-"""The jobs of the CI examples: their shell steps without the installation, and their variables."""
+"""The jobs of the CI examples: their shell steps without the installation steps, and their variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "deployments" / "ci"
 
 @dataclass(frozen=True)
 class Job:
-    """``script`` is one shell program; ``installs`` are the lines taken out; references to secrets stay unresolved."""
+    """``script`` is one shell program; ``installs`` are the removed lines; references to secrets stay unresolved."""
 
     name: str
     script: str
@@ -22,7 +22,7 @@ class Job:
 
 
 def github_jobs() -> dict[str, Job]:
-    """Of ``github-actions.yml``."""
+    """The jobs of ``github-actions.yml``."""
     file = yaml.safe_load((EXAMPLES / "github-actions.yml").read_text())
     jobs = {}
     for name, job in file["jobs"].items():
@@ -32,7 +32,7 @@ def github_jobs() -> dict[str, Job]:
 
 
 def gitlab_jobs() -> dict[str, Job]:
-    """Of ``gitlab-ci.yml``, with what they extend."""
+    """The jobs of ``gitlab-ci.yml``, with ``extends`` resolved."""
     file = yaml.safe_load((EXAMPLES / "gitlab-ci.yml").read_text())
     jobs = {}
     for name, job in file.items():

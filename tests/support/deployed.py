@@ -1,4 +1,4 @@
-"""A site whose sources are deployed: its driftline.toml, a worker, and what the server says of its runs."""
+"""A site with deployed sources: its driftline.toml, a worker, and the server's view of its runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Site:
 
     def driftline(self, *arguments: str) -> Any:
         """The JSON that a command prints; in this process, which imports Prefect only once."""
-        from prefect.settings import PREFECT_API_URL, temporary_settings  # slow: not when tests are collected
+        from prefect.settings import PREFECT_API_URL, temporary_settings  # slow to import, so not at collection
 
         printed = io.StringIO()
         with ExitStack() as stack:
@@ -68,10 +68,10 @@ class Site:
 
     @property
     def page(self) -> str:
-        """The address that people open."""
+        """The address of the Prefect UI."""
         return self.server.url.removesuffix("/api")
 
-    # -- the server's side -----------------------------------------------------------------------
+    # -- server ----------------------------------------------------------------------------------
 
     def deployment(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.server.get(f"deployments/name/{name}")
@@ -80,7 +80,7 @@ class Site:
     def trigger(
         self, name: str, job_variables: dict[str, Any] | None = None, key: str | None = None, **parameters: Any
     ) -> str:
-        """Ask for a run; returns its id."""
+        """Start a run; returns its id."""
         body = {"parameters": parameters, "idempotency_key": key, "job_variables": job_variables}
         run: Run = self.server.post(f"deployments/{self.deployment(name)['id']}/create_flow_run", body)
         return str(run["id"])
@@ -114,7 +114,7 @@ class Site:
 
 
 def until(is_so: Callable[[], bool], what: str, seconds: float = RUN_SECONDS) -> None:
-    """Wait for something that has to happen."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"

@@ -1,4 +1,4 @@
-"""How far random tests go: by default little, many times as far under ``make soak``."""
+"""The number of examples of random tests: small by default, many times larger under ``make soak``."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _FACTOR = int(os.environ.get("DRIFTLINE_SOAK_FACTOR", "1"))
 
 
 def examples(number: int) -> int:
-    """``number``, or many times as many."""
+    """``number``, multiplied under ``make soak``."""
     return number * _FACTOR

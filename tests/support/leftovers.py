@@ -1,4 +1,4 @@
-"""A workspace with a small indexed tree, and everything that crashed runs can leave in it."""
+"""A workspace with a small indexed tree, and every kind of file that a crashed run can leave in it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SUPERSEDED = "00dead00"
 
 @dataclass
 class Corner:
-    """A tree, its workspace, and what was planted there."""
+    """A tree and its workspace, in which leftovers are planted."""
 
     tree: Path
     model: Path
@@ -44,7 +44,7 @@ class Corner:
         return self.workspace.lines(ENTITY)
 
     def copied(self, uri: Path) -> Corner:
-        """The same tree with a copy of its workspace, which must be a local one."""
+        """The same tree with a copy of its workspace, which must be local."""
         shutil.copytree(self.uri, uri)
         return Corner(self.tree, self.model, str(uri))
 
@@ -55,7 +55,7 @@ class Corner:
         index_sources(request)
 
     def assert_alive(self) -> None:
-        """The index holds exactly the tree, and can be written to."""
+        """Assert that the index holds exactly the tree and can be written to."""
         assert_in_step(self.workspace, ENTITY, files_below(self.tree))
         (self.tree / "after.txt").write_text(f"{WORDS[1]}\n")
         self.index()
@@ -68,7 +68,7 @@ class Corner:
         return {info.path for info in self.workspace.objects.list(temporary=True)}
 
     def rows(self, path: str = "extra.txt", count: int = 3) -> pa.Table:
-        """Lines of a document that the tree does not hold."""
+        """Lines of a document that is not in the tree."""
         dim = self.workspace.config.dim
         assert dim is not None
         return line_rows(
@@ -80,10 +80,10 @@ class Corner:
             np.ones((count, dim), np.float16),
         )
 
-    # -- what crashed runs leave ---------------------------------------------------------------
+    # -- leftovers of crashed runs ---------------------------------------------------------------
 
     def plant(self) -> dict[str, Reason]:
-        """One orphan of each kind that needs no waiting; ``{path: reason}``."""
+        """Plant one orphan of each kind that does not depend on age; returns ``{path: reason}``."""
         return {
             self.fold_and_crash(): Reason.FOLDED,
             self.stage(): Reason.DEAD_RUN,
@@ -93,7 +93,7 @@ class Corner:
         }
 
     def fold_and_crash(self) -> str:
-        """A compaction that published its base and died before it deleted what it had folded."""
+        """A compaction that published its base and died before it deleted the folded deltas."""
         manifest = self.workspace.manifest(ENTITY)
         name = manifest.log().deltas[0]
         path = f"{manifest.directory}/{name}"
@@ -117,7 +117,7 @@ class Corner:
         return f"{manifest.directory}/_staged_{batch.run_id}_{batch.batch:06}.parquet"
 
     def write_and_crash(self) -> str:
-        """A worker that wrote a fragment for a commit that never came."""
+        """A worker that wrote a fragment which no commit references."""
         before = self.paths()
         self.table.write_fragments(self.rows())
         (path,) = self.paths() - before
@@ -130,14 +130,14 @@ class Corner:
         return path
 
     def superseded_table(self) -> set[str]:
-        """The table of an embedding that no document is in any more."""
+        """The table of an embedding that no document uses any more."""
         before = self.paths()
         self.workspace.lines(ENTITY, SUPERSEDED).create(16)
         return self.paths() - before
 
     @property
     def next_rev(self) -> int:
-        """A revision as the newest holder of the lease would use it next."""
+        """The next revision of the newest lease holder."""
         return revision(self.table.commit_marker(ENTITY).token, 1_000)
 
     def _change(self) -> pa.Table:
@@ -161,6 +161,6 @@ def make_corner(root: Path, uri: str, model: Path) -> Corner:
 
 
 def make_old(path: str, seconds: float) -> None:
-    """Set the mtime of a local file so far back."""
+    """Set the mtime of a local file back by an age."""
     then = os.stat(path).st_mtime - seconds
     os.utime(path, (then, then))

@@ -1,4 +1,4 @@
-"""What an index has to hold, worked out naively from the files on disk; and a tiny model to index with."""
+"""The expected content of an index, computed naively from the files on disk, and a tiny model to index with."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rows_of_file(path: str, data: bytes) -> list[Row]:
 
 
 def files_below(root: Path) -> dict[str, bytes]:
-    """Every file of a tree that holds nothing to be left out."""
+    """Every file of a tree in which all files are indexed."""
     found = {}
     for folder, _, names in os.walk(root):
         for name in names:
@@ -52,7 +52,7 @@ def files_below(root: Path) -> dict[str, bytes]:
 
 
 def indexed_rows(workspace: Workspace, entity: Entity) -> list[Row]:
-    """What the table of lines holds of a source, sorted."""
+    """The rows of a source in the table of lines, sorted."""
     table = workspace.lines(entity)
     if not table.exists():
         return []
@@ -64,12 +64,14 @@ def indexed_rows(workspace: Workspace, entity: Entity) -> list[Row]:
 def manifest_of(workspace: Workspace, entity: Entity) -> dict[str, tuple[str, int]]:
     """``{path: (hash, lines)}`` of the indexed documents of a source."""
     table = workspace.manifest(entity).read(columns=["path", "hash", "lines", "reason"])
-    assert not [path for path, n in Counter(table["path"].to_pylist()).items() if n > 1], "a document stands twice"
+    assert not [path for path, n in Counter(table["path"].to_pylist()).items() if n > 1], (
+        "a document is in the manifest twice"
+    )
     return {row["path"]: (row["hash"], row["lines"]) for row in table.to_pylist() if row["reason"] is None}
 
 
 def assert_in_step(workspace: Workspace, entity: Entity, files: dict[str, bytes]) -> None:
-    """The table and the manifest hold exactly the lines of ``files`` (the text files to be indexed), each once."""
+    """Assert that table and manifest hold exactly the lines of ``files``, the text files to be indexed, each once."""
     expected = {path: rows_of_file(path, data) for path, data in files.items()}
     assert indexed_rows(workspace, entity) == sorted(row for rows in expected.values() for row in rows)
     hashes = {path: hashlib.blake2b(data, digest_size=16).hexdigest() for path, data in files.items()}
@@ -77,6 +79,6 @@ def assert_in_step(workspace: Workspace, entity: Entity, files: dict[str, bytes]
 
 
 def assert_nothing_staged(workspace: Workspace) -> None:
-    """No file of an unfinished commit lies about."""
+    """Assert that no file of an unfinished commit is left."""
     left = [info.path for info in workspace.objects.list() if "_staged_" in info.path]
     assert not left, left

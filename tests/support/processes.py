@@ -1,4 +1,4 @@
-"""Other processes, which may end while a test looks at them."""
+"""State of other processes, which may end during the check."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import psutil
 
 
 def runs(process: psutil.Process, words: str) -> bool:
-    """Whether ``words`` stand in the command line of a process that has not ended."""
+    """Whether a process that has not ended has ``words`` in its command line."""
     try:
         return words in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # also a zombie, which has ended although nobody has waited for it
+    except psutil.NoSuchProcess:  # also of a zombie
         return False
 
 
 def stands_still(process: psutil.Process) -> bool:
-    """Whether a process has been stopped, and not gone on since."""
+    """Whether a process is stopped."""
     try:
         return bool(process.status() == psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Buffers that are kept: which, and how many bytes of them."""
+"""Which buffers the cache keeps, and its limit in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commit and branch a build is of."""
+"""The commit and branch of a CI build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line without a workspace: wrong use, help, version, and how failures are told."""
+"""The command line without a workspace: usage errors, help, version, and how failures are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What git says has changed: between two commits, and on the disk; and when all has to be looked at instead."""
+"""Changed paths between two commits and on the disk, and the cases that require a full scan."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_commit_descends_from_earlier_ones(repository: Path) -> None:
     assert not is_ancestor(str(repository), "f" * 40, second)
 
 
-# What is recorded of a run, and when it counts.
+# The recorded commit of a run, and when it is valid.
 
 
 def look(repository: Path, rules: object = ()) -> WorkTreeAtCommit:
@@ -192,7 +192,7 @@ def look(repository: Path, rules: object = ()) -> WorkTreeAtCommit:
 
 @pytest.fixture
 def last(repository: Path) -> IndexedCommit:
-    """What a run with token 4 recorded."""
+    """The record of a run with token 4."""
     reached = look(repository).reached(4)
     assert reached is not None
     return reached

@@ -1,4 +1,4 @@
-"""``driftline.toml``: what it may say, how a mistake is told, and what its named workspaces allow."""
+"""``driftline.toml``: its keys, how errors are reported, and what its named workspaces allow."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_file_that_is_not_text_is_an_error(write: Write) -> None:
         load_config(path)
 
 
-# Where it is found.
+# Location.
 
 
 def test_the_nearest_file_from_here_upward_is_found(write: Write, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated(write: Write, text: st
     with pytest.raises(UsageError) as caught:
         load_config(write(text))
     assert SECRET not in str(caught.value)
-    assert caught.value.__context__ is None  # pydantic's own error would repeat the value in a traceback
+    assert caught.value.__context__ is None  # pydantic's own error repeats the value in a traceback
     assert SECRET not in repr(caught.value.to_dict())
 
 

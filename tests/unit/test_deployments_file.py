@@ -1,4 +1,4 @@
-"""What ``driftline.toml`` makes of deployments/prefect.yaml, without a server."""
+"""The deployments that ``driftline.toml`` and deployments/prefect.yaml define, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the design page promises is shown by tests that are there."""
+"""Every promise of the design page names tests that exist."""
 
 from __future__ import annotations
 

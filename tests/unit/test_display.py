@@ -1,4 +1,4 @@
-"""What people see."""
+"""Text output."""
 
 from __future__ import annotations
 

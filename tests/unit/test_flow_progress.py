@@ -1,4 +1,4 @@
-"""The progress artifact of a flow run never holds the pipeline up."""
+"""The progress artifact of a flow run never delays the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from driftline.storage.errors import UsageError
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
-    """What a server that takes 0.1 s for each update was told."""
+    """The updates that reach a server which takes 0.1 s for each."""
     updates: list[tuple[float, str]] = []
 
     def update(_: object, progress: float, description: str) -> None:
@@ -39,7 +39,7 @@ def test_a_slow_server_gets_few_updates_and_does_not_delay_the_run(told: list[tu
                 progress.advance(10, 20)
             busy += time.thread_time() - started
             time.sleep(0.06)
-        assert len(told) == 1  # the next one may come after 10 s: 1 % of the time
+        assert len(told) == 1  # the next one may follow after 10 s: updates take 1 % of the time
         assert busy < 0.05
         progress.finish("done")
     assert told[-1] == (100.0, "done")

@@ -1,4 +1,4 @@
-"""Whether a hit is still where the index says."""
+"""The freshness of a hit: whether its line is still where the index says."""
 
 from __future__ import annotations
 

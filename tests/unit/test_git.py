@@ -202,5 +202,5 @@ def test_a_large_index_is_read_quickly(tmp_path: Path) -> None:
     tree = find_work_tree(str(tmp_path))
     assert tree is not None
     started = time.perf_counter()
-    assert len(clean_blobs(tree)) == 0  # none is on disk
+    assert len(clean_blobs(tree)) == 0  # no file is on disk
     assert time.perf_counter() - started < 5

@@ -53,7 +53,7 @@ PATTERN = st.builds(
     st.booleans(),
     st.lists(SEGMENT, min_size=1, max_size=3),
     st.booleans(),
-).filter(lambda pattern: "**/" not in pattern[-3:])  # pathspec takes "a/**/" for "a/", git for every folder in a
+).filter(lambda pattern: "**/" not in pattern[-3:])  # pathspec reads "a/**/" as "a/", git as every folder in a
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,4 +1,4 @@
-"""What of the logs reaches a person."""
+"""Which log records reach the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration of the memory store: YAML, references, the environment, and what is refused."""
+"""The configuration of the memory store: YAML, references, the environment, and invalid settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input to a memory store is refused with a clear error, before anything is written."""
+"""A memory store refuses invalid input with a clear error before it writes anything."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Colour(Enum):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryStore]:
-    """One store for all tests here: nothing is ever written to it."""
+    """One store for all tests, to which nothing is written."""
     with MemoryStore(str(tmp_path_factory.mktemp("memory") / "workspace")) as opened:
         yield opened
         assert not [info for info in opened.workspace.objects.list() if ":" in info.path]
@@ -87,7 +87,7 @@ def test_an_invalid_entry_is_refused_before_anything_is_written(
 
 def test_both_json_encoders_agree() -> None:
     for value in ({"a": Colour.RED, "b": UUID(int=1)}, [1.5, -0.0, True, "ü\x00\u2028"], {"large": 2**63}):
-        with_null = decode(encode([value, None]))  # which goes another way
+        with_null = decode(encode([value, None]))  # which takes the other encoder
         assert json.dumps(decode(encode(value))) == json.dumps(with_null[0])
     assert decode(encode({1: 2**70, "a": (1, None)})) == {"1": 2**70, "a": [1, None]}
     moment = datetime(2026, 1, 1, tzinfo=UTC)

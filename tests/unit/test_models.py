@@ -1,4 +1,4 @@
-"""Finding models, fingerprinting them without loading them, loading them."""
+"""Finding models, fingerprinting them without loading, and loading."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_dimension_of_damaged_weights_is_a_clear_error(directory: Path) -> N
 
 
 def run_resolve(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a new process: the hub's client reads its settings on import."""
+    """Runs in a new process, because the hub's client reads its settings on import."""
     code = (
         "import sys\nfrom driftline.tasks.embedding.models import *\n"
         "from driftline.storage.errors import ModelNotFound\n"

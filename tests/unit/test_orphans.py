@@ -1,4 +1,4 @@
-"""What of a listing may be deleted: a pure decision."""
+"""The pure decision which files of a listing are orphans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of ranking, against its definition told line by line."""
+"""The arithmetic of ranking against its definition, line by line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Floats = NDArray[np.float32]
 
 
 def saturated(count: float, length: float, mean: float) -> float:
-    """The part of BM25 that a count and a length make."""
+    """The saturated count of BM25 for a count and a length."""
     return count * (K1 + 1) / (count + K1 * (1 - B + B * length / mean))
 
 
@@ -39,7 +39,7 @@ def some_lines(rng: np.random.Generator, n: int) -> CandidateLines:
 
 
 def around(lines: CandidateLines, values: Floats, reach: int, decay: float) -> NDArray[np.float64]:
-    """Each line and its neighbours in its document, the farther the less."""
+    """Weighted sums over each line and its neighbours in its document."""
     total = np.zeros(values.shape)
     for i in range(len(values)):
         for j in range(len(values)):
@@ -52,7 +52,7 @@ def around(lines: CandidateLines, values: Floats, reach: int, decay: float) -> N
 def test_weights_of_words_are_recovered_from_scores_of_an_index() -> None:
     rng = np.random.default_rng(1)
     counts = rng.poisson(0.8, (80, 5)).astype(np.float32)
-    counts[:, 4] = 0  # no block holds it
+    counts[:, 4] = 0  # in no block
     lengths = rng.integers(20, 300, 80).astype(np.float32)
     idf = np.array([math.log(1 + (1000 - df + 0.5) / (df + 0.5)) for df in (3, 40, 400, 900, 1)])
     mean = lengths.mean()

@@ -22,7 +22,7 @@ from driftline.tasks.scanning.scan import ReadManifest, ScanResult, ScanSpec, pl
 from driftline.tasks.scanning.walk import Subtree
 
 NOW = 4 * 10**18
-"""Long after every file of these tests, so that none is racy."""
+"""A time long after the mtime of every file, so that none is racy."""
 
 ODD_NAMES = [
     "with space",
@@ -53,7 +53,7 @@ def nothing(prefixes: Sequence[str]) -> pa.Table:
 
 
 def indexed(result: ScanResult) -> ReadManifest:
-    """The manifest after a run that indexed all that ``result`` found."""
+    """The manifest after a run that indexed all files of ``result``."""
     rows = result.diff.new.select(MANIFEST_SCHEMA.names).to_pylist()
     table = pa.Table.from_pylist(
         [row | {"hash": "h", "fingerprint": "fp", "lines": 1} for row in rows], schema=MANIFEST_SCHEMA
@@ -198,7 +198,7 @@ def test_partitions_find_together_what_one_scan_finds(tmp_path: Path, n: int) ->
     shutil.rmtree(tmp_path / "gone")
     parts = plan_partitions(open_source(tmp_path), n)
     assert len(parts) <= n
-    # What changes between planning and scanning belongs to some partition, too.
+    # Changes between planning and scanning belong to a partition, too.
     write(tmp_path, "fresh/a.py", "a/fresh/b.py", "b/d/fresh/c.py")
     shutil.rmtree(tmp_path / "c")
     results = [scan(spec_of(tmp_path, subtrees=part), manifest, now_ns=NOW) for part in parts]
@@ -237,7 +237,7 @@ def test_a_root_that_is_gone_fails_and_deletes_nothing(tmp_path: Path) -> None:
 
 
 def test_unreadable_folders_are_reported_and_their_files_are_not_deleted() -> None:
-    """As an ordinary user, and outside tmp_path, which only its owner may enter: permissions do not hold back root."""
+    """Runs as an ordinary user, since permissions do not bind root, and outside tmp_path, which is private."""
     program = textwrap.dedent(
         """
         import os, sys

@@ -1,4 +1,4 @@
-"""Which workspace a command uses when none is named."""
+"""The workspace that a command uses if none is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terms are those of the full-text index, which finds each line by the words that it is made of."""
+"""Terms equal those of the full-text index, which finds each line by each of its words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents against counted lines: a pure comparison."""
+"""The pure comparison of documents with counted lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where lines may be cut, and where they must not."""
+"""Where lines may and may not be cut."""
 
 from __future__ import annotations
 

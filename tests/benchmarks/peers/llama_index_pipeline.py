@@ -1,7 +1,7 @@
-"""Index a tree incrementally with LlamaIndex: llama_index_pipeline.py TREE MODEL TARGET; prints what was embedded.
+"""Index a tree incrementally with LlamaIndex: llama_index_pipeline.py TREE MODEL TARGET; prints how many it embedded.
 
-Its ingestion pipeline with document store and upserts skips documents whose text has not changed. It has an
-environment of its own (``make peers``).
+The ingestion pipeline with document store and upserts skips documents whose text has not changed. It runs in its own
+environment (``make peers``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import PrivateAttr
 
 
 class StaticEmbedding(BaseEmbedding):  # type: ignore[misc]  # untyped here
-    """A model2vec model as LlamaIndex wants it."""
+    """A model2vec model with the interface of LlamaIndex."""
 
     _model: StaticModel = PrivateAttr()
 

@@ -1,4 +1,4 @@
-"""The obvious pipeline over model2vec and LanceDB: plain_pipeline.py TREE MODEL TARGET; prints the number of files.
+"""A plain pipeline over model2vec and LanceDB: plain_pipeline.py TREE MODEL TARGET; prints the number of files.
 
 Read, split, ``StaticModel.encode``, ``table.add``, and the indexes that Driftline builds, with the same parameters.
 """
