@@ -1,4 +1,4 @@
-"""How long the phases of one piece of work take."""
+"""Measure the time of the phases of one task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class Stopwatch:
-    """``seconds`` by phase, of real time. For one thread; phases may lie within each other."""
+    """``seconds`` of wall-clock time by phase. For one thread; phases may be nested."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}
@@ -19,7 +19,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What happens in here takes the time of ``name``, whether or not it fails."""
+        """Add the time of the ``with`` block to ``name``, also if it raises."""
         started = self._clock()
         try:
             yield
@@ -27,7 +27,7 @@ class Stopwatch:
             self._add(name, started)
 
     def each(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
-        """The items; only what it takes to make them is the time of ``name``."""
+        """Yield the items; adds only the time to produce them to ``name``."""
         rest = iter(items)
         while True:
             started = self._clock()

@@ -1,4 +1,4 @@
-"""From bytes to lines: decode documents, split them, keep the lines that say something."""
+"""From bytes to lines: decode documents, split them, and keep the lines that hold a word."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from driftline.storage.model import SkipReason
 
 MAX_LINE_CHARACTERS = 4_096
-"""A stored line is cut here. A static model reads 512 tokens of about 5 characters: what is cut, it would not see."""
+"""Longer lines are truncated. A static model reads only 512 tokens of about 5 characters anyway."""
 
 _BINARY_WINDOW = 8 * 1024
 _SAMPLE_BYTES = 64 * 1024
@@ -33,11 +33,11 @@ _ODD_CHARACTERS = dict.fromkeys((*_ODD_ASCII, *range(0x80, 0xA0)))
 
 
 def decode(data: bytes) -> tuple[str, SkipReason | None]:
-    """The text of a file, or why it has none: ``(text, None)`` or ``("", reason)``.
+    """Decode a file: ``(text, None)``, or ``("", reason)`` if it has no text.
 
-    UTF-8 first, then UTF-16 and UTF-32 by their byte order mark, then what charset-normalizer makes
-    of the beginning; decoding is strict. A NUL byte in the first 8 KiB, or many control characters,
-    mean BINARY. The text never begins with a byte order mark and can always be encoded as UTF-8.
+    A byte order mark selects UTF-16 or UTF-32. Otherwise the encoding is UTF-8 or what charset-normalizer detects at
+    the beginning. Decoding is strict. A NUL byte in the first 8 KiB or many control characters mean BINARY. The text
+    never begins with a byte order mark and can always be encoded as UTF-8.
     """
     for mark, marked in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
@@ -56,10 +56,10 @@ def decode(data: bytes) -> tuple[str, SkipReason | None]:
 
 def _detect(sample: bytes) -> str | None:
     """The legacy encoding of ``sample``, as a Python codec name."""
-    from charset_normalizer import from_bytes  # its tables take 50 ms to load, and few trees need them
+    from charset_normalizer import from_bytes  # takes 50 ms to import, and few trees need it
 
     if len(sample) == _SAMPLE_BYTES:
-        # The cut may have split a multibyte character, which would rule its encoding out.
+        # The cut may split a multibyte character, which would exclude its encoding.
         sample = sample[: sample.rfind(b"\n") + 1] or sample
     best = from_bytes(sample).best()
     return best.encoding if best else None
@@ -68,7 +68,7 @@ def _detect(sample: bytes) -> str | None:
 def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
     try:
         text = data.decode(encoding).removeprefix("\ufeff")
-        text.encode()  # some legacy codecs yield lone surrogates
+        text.encode()  # some legacy codecs yield unpaired surrogates
     except UnicodeError:
         return "", SkipReason.UNDECODABLE
     sample = text[:_SAMPLE_BYTES]
@@ -79,7 +79,7 @@ def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
 
 @dataclass(frozen=True, slots=True)
 class SplitLines:
-    """The lines of some documents, in order: three arrays of one length.
+    """The lines of some documents, in order: three arrays of the same length.
 
     ``text`` is ``string``; ``doc_index`` is ``int32`` into the documents; ``line_number`` is ``int32``, 0-based.
     """
@@ -93,11 +93,11 @@ class SplitLines:
 
 
 def split_documents(texts: Sequence[str]) -> SplitLines:
-    """The lines of ``texts`` that hold a letter or a digit (Unicode categories L and N), numbered as editors do.
+    """The lines of ``texts`` that hold a letter or digit (Unicode categories L and N), numbered as in editors.
 
-    ``\\n`` ends a line and one ``\\r`` before it is dropped; in a text without any ``\\n``, ``\\r`` ends a
-    line. Other separators that ``str.splitlines`` knows do not. Text is otherwise as in the file, cut at
-    MAX_LINE_CHARACTERS. All texts together must stay below 2 GiB of UTF-8 (ArrowInvalid).
+    ``\\n`` ends a line, and one ``\\r`` before it is dropped. In a text without ``\\n``, ``\\r`` ends a line. Other
+    separators of ``str.splitlines`` do not. Lines are truncated to MAX_LINE_CHARACTERS. Raises ArrowInvalid if all
+    texts together have 2 GiB or more of UTF-8.
     """
     documents = pa.array([_unix_line_ends(text) for text in texts], pa.string())
     offsets = np.frombuffer(documents.buffers()[1], np.int32)[: len(documents) + 1]
@@ -105,7 +105,7 @@ def split_documents(texts: Sequence[str]) -> SplitLines:
 
     newlines = np.flatnonzero(data == ord("\n")).astype(np.int32)
     before = np.searchsorted(newlines, offsets).astype(np.int32)
-    # A document of k newlines has k + 1 lines: a last one that is empty is dropped with all empty lines.
+    # A document of k newlines has k + 1 lines; an empty last line is dropped with all empty lines.
     ends = np.insert(newlines, before[1:], offsets[1:])
     first_line = before[:-1] + np.arange(len(documents), dtype=np.int32)
     starts = np.empty_like(ends)
@@ -122,16 +122,16 @@ def split_documents(texts: Sequence[str]) -> SplitLines:
 
 
 def split_lines(text: str) -> list[str]:
-    """Every line of one text, uncut, numbered as by ``split_documents``."""
+    """Every line of one text, not truncated, numbered as by ``split_documents``."""
     lines = [line.removesuffix("\r") for line in _unix_line_ends(text).split("\n")]
     return lines[:-1] if lines[-1] == "" else lines
 
 
 def lines_between(text: str, first: int, last: int) -> list[str]:
-    """Lines ``first`` to ``last``, counted from 0, both included, of ``split_lines``; fewer where the text ends."""
+    """Lines ``first`` to ``last`` of ``split_lines``, 0-based and inclusive; fewer if the text ends before."""
     lines = _unix_line_ends(text).split("\n", last + 1)
     if len(lines) == last + 2 or lines[-1] in ("", "\r"):
-        del lines[-1]  # what is behind them
+        del lines[-1]  # the rest of the text
     return [line.removesuffix("\r") for line in lines[first:]]
 
 
@@ -142,20 +142,20 @@ def _unix_line_ends(text: str) -> str:
 def _has_word(
     documents: pa.StringArray, data: NDArray[np.uint8], starts: NDArray[np.int32], ends: NDArray[np.int32]
 ) -> NDArray[np.bool_]:
-    """Whether each of these lines, none of them empty, holds a letter or digit.
+    """Whether each of these non-empty lines holds a letter or digit.
 
-    ASCII is decided by arithmetic; the regular expression, far slower, sees only what that leaves open.
+    Arithmetic decides for ASCII; the regular expression, which is far slower, checks only the other lines.
     """
     if not len(starts):
         return np.empty(0, np.bool_)
-    is_digit = data - np.uint8(ord("0")) < 10  # unsigned: what lies below wraps around
+    is_digit = data - np.uint8(ord("0")) < 10  # unsigned: smaller values wrap around
     is_letter = (data | np.uint8(0x20)) - np.uint8(ord("a")) < 26
-    # Each segment also holds what lies between two of the lines: newlines, which decide nothing.
-    found = np.logical_or.reduceat(is_digit | is_letter, starts)
-    unsure = np.flatnonzero(~found)
+    # Each segment extends to the next line; the newlines in between do not matter.
+    has_word = np.logical_or.reduceat(is_digit | is_letter, starts)
+    unsure = np.flatnonzero(~has_word)
     lines = _slices(documents, starts[unsure], ends[unsure])
-    found[unsure] = pc.match_substring_regex(lines, r"\pL|\pN").to_numpy(zero_copy_only=False)
-    return found
+    has_word[unsure] = pc.match_substring_regex(lines, r"\pL|\pN").to_numpy(zero_copy_only=False)
+    return has_word
 
 
 def _slices(strings: pa.StringArray, starts: NDArray[np.int32], ends: NDArray[np.int32]) -> pa.StringArray:

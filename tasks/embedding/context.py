@@ -1,4 +1,4 @@
-"""What a task works with: the workspace and the embedder, opened once in each process."""
+"""The context of a task: the workspace and the embedder, which each process opens once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from driftline.storage.model import Embedder
 
 PLAN_AFTER_LINES = 10_000
-"""So many lines are tokenized in a fifth of the second that it takes to plan how to cut lines into words."""
+"""Tokenizing this many lines takes a fifth of the second that planning the cuts of lines into words takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """A model by name, and the fingerprint and dimension that it must have on whichever host it is loaded."""
+    """The name of a model, and the fingerprint and dimension that it must have on every host."""
 
     name: str
     fingerprint: str
@@ -29,7 +29,7 @@ class ModelRef:
 
 @dataclass(slots=True)
 class TaskContext:
-    """The second argument of every task. Pickles without the loaded model; a worker loads its own, once."""
+    """The second argument of every task. It pickles without the loaded model, which each worker loads once."""
 
     workspace: Workspace
     model: ModelRef
@@ -38,7 +38,7 @@ class TaskContext:
 
     @property
     def embedder(self) -> Embedder:
-        """The embedder, loaded at the first use. Raises ModelNotFound, FingerprintMismatch."""
+        """The embedder, loaded on first use. Raises ModelNotFound, FingerprintMismatch."""
         with self._lock:
             if self._embedder is None:
                 self._embedder = load_embedder(self.model)
@@ -50,16 +50,16 @@ class TaskContext:
 
 @lru_cache(maxsize=2)
 def load_embedder(model: ModelRef) -> Embedder:
-    """Load ``model`` from this host, once in a process. Raises ModelNotFound, FingerprintMismatch."""
+    """Load ``model`` from this host, once per process. Raises ModelNotFound, FingerprintMismatch."""
     from driftline.tasks.embedding.embedder import WordTableEmbedder
     from driftline.tasks.embedding.models import load_parts
 
     files = resolve_model(model.name)
-    found = fingerprint(files)
-    if found != model.fingerprint:
+    actual = fingerprint(files)
+    if actual != model.fingerprint:
         raise FingerprintMismatch(
-            f"The model on this host has another fingerprint ({found}, not {model.fingerprint})",
+            f"The model on this host has another fingerprint ({actual}, not {model.fingerprint})",
             model.name,
             "Install the same model and the same version of Driftline on every host.",
         )
-    return WordTableEmbedder(load_parts(files), found, plan_after=PLAN_AFTER_LINES)
+    return WordTableEmbedder(load_parts(files), actual, plan_after=PLAN_AFTER_LINES)

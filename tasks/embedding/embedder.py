@@ -1,7 +1,7 @@
-"""The vectors of ``StaticModel.encode``, several times faster: words are tokenized once and then looked up.
+"""Compute the vectors of ``StaticModel.encode`` several times faster: words are tokenized once and then looked up.
 
-A static model is a weighted sum of token vectors, scaled to unit length. So the sum over a word can
-be kept, and a block of lines is two sparse products: words to chunks, chunks to lines.
+A static model is a weighted sum of token vectors, scaled to unit length. So the sum over a word can be cached, and a
+block of lines is two sparse products: words to chunks, and chunks to lines.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 TextLines: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
 
 WORD_TABLE_SIZE = 150_000
-"""Words kept; 154 MB at 256 dimensions."""
+"""The number of cached words; 154 MB at 256 dimensions."""
 
 _BLOCK_LINES = 32_768
-_BLOCK_BYTES = 1 << 19  # of text: bounds the temporaries of a block to 200 MB even if no word comes twice
-_FINITE = 2**30  # tokens: what is above must be tokenized whole
-_FEW_TOKENS = 16_384  # are summed without scipy, which takes 0.3 s to import
-_TOKENIZED_AT_ONCE = 4_096  # texts: their Encoding objects take a kilobyte and more each
+_BLOCK_BYTES = 1 << 19  # of text: bounds the temporaries of a block to 200 MB even if no word repeats
+_FINITE = 2**30  # tokens: a line with more must be tokenized whole
+_FEW_TOKENS = 16_384  # summed without scipy, which takes 0.3 s to import
+_TOKENIZED_AT_ONCE = 4_096  # texts: each Encoding object takes a kilobyte or more
 
 
 class WordTableEmbedder:
     """An ``Embedder`` over a static model and a bounded table of word vectors.
 
     Rows equal ``model.encode(lines, normalize=True)`` to 1e-4. Threads may share it. The first ``plan_after`` lines are
-    tokenized whole: for a few changed files, finding out how to cut lines into words would take longest.
+    tokenized whole, because planning the cuts would take longest for a few changed files.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class WordTableEmbedder:
         self._token_weights: NDArray[np.float32] | None = model.weights
         self._token_rows: NDArray[np.int64] | None = model.token_mapping
         self._unknown_token: int | None = model.unk_token_id
-        # encode() cuts a text to so many characters, then to so many tokens.
+        # encode() truncates a text to a number of characters, then to a number of tokens.
         self._max_tokens = np.inf if model.max_length is None else model.max_length
         self._max_characters = None if model.max_length is None else model.max_length * model.median_token_length
         self._table = WordTable(table_size, self.dim)
@@ -67,7 +67,7 @@ class WordTableEmbedder:
 
     @cached_property
     def _plan(self) -> WordPlan | None:
-        return plan_words(self._tokenizer, self._unknown_token)  # up to a second that a search need not pay
+        return plan_words(self._tokenizer, self._unknown_token)  # takes up to a second, which a search does not need
 
     @property
     def dim(self) -> int:
@@ -80,7 +80,8 @@ class WordTableEmbedder:
     def embed(self, lines: TextLines, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
         """``(n, dim)`` unit rows of ``dtype`` (float32 or float16), in order; zero rows where no token is known.
 
-        ``lines`` holds strings without lone surrogates. Beside the result, memory does not grow with their number.
+        ``lines`` are strings without unpaired surrogates. Apart from the result, memory does not grow with their
+        number.
         """
         out = np.empty((len(lines), self.dim), dtype)
         for start in range(0, len(lines), _BLOCK_LINES):
@@ -130,7 +131,7 @@ class WordTableEmbedder:
         return sums
 
     def _sums_of_words(self, plan: WordPlan, words: pa.StringArray) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """``(n, dim)`` sums of token vectors and ``(n,)`` numbers of tokens of distinct words, by way of the table."""
+        """``(n, dim)`` sums of token vectors and ``(n,)`` numbers of tokens of distinct words, through the table."""
         texts = words.to_pylist()
         sums, tokens, unknown = self._table.lookup(texts)
         for start in range(0, len(unknown), _TOKENIZED_AT_ONCE):
@@ -165,7 +166,7 @@ class WordTableEmbedder:
         return sums, tokens.astype(np.float32)
 
     def _weights_and_rows(self, ids: NDArray[np.intp]) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
-        """What each token counts, and the row of its vector; an unknown token counts nothing."""
+        """The weight and the row of the vector of each token; an unknown token has weight 0."""
         weights = np.ones(len(ids), np.float32) if self._token_weights is None else self._token_weights[ids]
         if self._unknown_token is not None:
             weights = np.where(ids == self._unknown_token, np.float32(0), weights)
@@ -181,7 +182,7 @@ def _as_strings(lines: TextLines) -> pa.StringArray:
 
 
 def _distinct(cuts: Cuts) -> tuple[pa.StringArray, csr_matrix]:
-    """The distinct pieces, and the sparse matrix (strings, distinct pieces) that counts them."""
+    """The distinct pieces, and the sparse matrix ``(strings, distinct pieces)`` of their counts."""
     encoded = cuts.pieces.dictionary_encode()
     columns = encoded.indices.to_numpy()
     matrix = _sparse(np.ones(len(columns), np.float32), columns, cuts.bounds, len(encoded.dictionary))
@@ -189,13 +190,13 @@ def _distinct(cuts: Cuts) -> tuple[pa.StringArray, csr_matrix]:
 
 
 def _sparse(data: NDArray[np.float32], columns: NDArray[Any], bounds: NDArray[Any], width: int) -> csr_matrix:
-    from scipy.sparse import csr_matrix  # for more than a few lines
+    from scipy.sparse import csr_matrix  # slow to import, and not needed for a few lines
 
     return csr_matrix((data, columns, bounds), shape=(len(bounds) - 1, width))
 
 
 def _scale_to_unit(rows: NDArray[np.float32], out: NDArray[Any]) -> None:
-    """Write ``rows``, scaled to length 1, into ``out``; zero rows stay zero."""
+    """Write ``rows``, scaled to unit length, into ``out``; zero rows stay zero."""
     norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     norms[norms == 0] = 1
     np.divide(rows, norms[:, None], out=out, casting="same_kind")

@@ -1,4 +1,4 @@
-"""Find an embedding model, fingerprint it without loading it, load it."""
+"""Find an embedding model, fingerprint it without loading, and load it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DEFAULT_MODEL = "wordllama:l2_supercat_256"
-"""256 dimensions, 32,000 tokens, 18 MB; installed by pip, so the first run needs no download."""
+"""256 dimensions, 32,000 tokens, 18 MB. It is a pip dependency, so the first run downloads nothing."""
 
 DEFAULT_MAX_TOKENS = 512
-"""What model2vec assumes of a model whose config.json does not say."""
+"""model2vec's default for a model whose config.json has no limit."""
 
-_EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # model2vec's name of the tensor, and sentence-transformers'
+_EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # the names of the tensor in model2vec and sentence-transformers
 _MAX_HEADER_BYTES = 100 * 2**20  # safetensors' own limit
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
-# (weights, tokenizer, config) in a model's folder: model2vec's own layout and those of sentence-transformers.
+# (weights, tokenizer, config) in the folder of a model: the layout of model2vec and those of sentence-transformers.
 _LAYOUTS = (
     ("model.safetensors", "tokenizer.json", "config.json"),
     ("model.safetensors", "tokenizer.json", "config_sentence_transformers.json"),
@@ -41,7 +41,7 @@ _LAYOUTS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Where a model lies on this host. ``name`` finds it again from any directory; ``config`` may be missing."""
+    """The files of a model on this host. ``name`` resolves to them from any directory; ``config`` may be missing."""
 
     name: str
     weights: Path
@@ -50,27 +50,28 @@ class ModelFiles:
 
 
 def resolve_model(name: str | None = None) -> ModelFiles:
-    """The files of DEFAULT_MODEL, of a local model2vec directory, or of a name on the Hugging Face hub.
+    """The files of DEFAULT_MODEL, of a local model2vec directory, or of a model on the Hugging Face hub.
 
-    Only a hub name that is not in the local cache yet touches the network. Raises ModelNotFound.
+    Only a hub model that is not in the local cache uses the network. Raises ModelNotFound.
     """
     if name is None or name == DEFAULT_MODEL:
         return _default_files()
     folder = Path(name).expanduser()
-    # os.path's functions are false where pathlib's raise for want of permission.
+    # Without permission, os.path's functions return False where pathlib's raise.
     if name and os.path.isdir(folder):  # "" would be the current directory
         return _files_in(folder.absolute(), str(folder.absolute()))
     if not _HUB_NAME.fullmatch(name) or os.path.exists(folder):
         raise ModelNotFound(
-            "No such embedding model", name, "Give a model2vec directory, a hub name like owner/model, or nothing."
+            "No such embedding model", name, "Use a model2vec directory, a hub name like owner/model, or the default."
         )
     return _files_in(_hub_folder(name), name)
 
 
 def fingerprint(files: ModelFiles) -> str:
-    """20 hex digits over weights, tokenizer, text preparation and CURRENT_EMBEDDING_VERSION; loads nothing.
+    """20 hex digits over weights, tokenizer, text preparation and CURRENT_EMBEDDING_VERSION, without loading the model.
 
-    Names, paths and the config's ``normalize`` do not matter: vectors are always unit vectors.
+    Names, paths and the config's ``normalize`` do not matter, because vectors are always unit vectors. Raises
+    ModelNotFound.
     """
     digest = hashlib.sha256()
     digest.update(json.dumps([CURRENT_EMBEDDING_VERSION, _max_tokens(files)]).encode())
@@ -84,7 +85,7 @@ def fingerprint(files: ModelFiles) -> str:
 
 
 def dimension(files: ModelFiles) -> int:
-    """The length of the model's vectors, from the header of its weights."""
+    """The length of the model's vectors, from the header of its weights. Raises ModelNotFound."""
     try:
         with files.weights.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -96,10 +97,10 @@ def dimension(files: ModelFiles) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What a static model consists of, by the names of StaticModel's attributes.
+    """The parts of a static model, with the names of StaticModel's attributes.
 
-    ``embedding`` is ``(rows, dim) float32``; ``token_mapping`` gives each token its row and ``weights`` its weight, if
-    not None. ``tokenizer`` truncates to ``max_length`` tokens and does not pad.
+    ``embedding`` is ``(rows, dim) float32``; ``token_mapping`` maps tokens to rows and ``weights`` weighs tokens, if
+    they are not None. ``tokenizer`` truncates to ``max_length`` tokens and does not pad.
     """
 
     embedding: NDArray[np.float32]
@@ -112,7 +113,7 @@ class ModelParts:
 
 
 def load(files: ModelFiles) -> StaticModel:
-    """The model with ``float32`` vectors and ``normalize=True``. Raises ModelNotFound when a file is damaged."""
+    """The model with ``float32`` vectors and ``normalize=True``. Raises ModelNotFound."""
     from model2vec import StaticModel
 
     parts = load_parts(files)
@@ -127,9 +128,9 @@ def load(files: ModelFiles) -> StaticModel:
 
 
 def load_parts(files: ModelFiles) -> ModelParts:
-    """What ``load`` makes a StaticModel of, in a fifth of the time: model2vec takes a second copy of the tokenizer.
+    """The parts of a StaticModel, in a fifth of the time of ``load``, because model2vec copies the tokenizer.
 
-    Reads the three files and nothing else: ``StaticModel.from_pretrained`` may ask the hub. Raises ModelNotFound.
+    Reads only the three files, whereas ``StaticModel.from_pretrained`` may ask the hub. Raises ModelNotFound.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -167,7 +168,7 @@ def load_parts(files: ModelFiles) -> ModelParts:
 
 
 def _unknown_token(tokenizer: Tokenizer) -> int | None:
-    """The id of the token that stands for what the vocabulary lacks, as model2vec finds it."""
+    """The id of the unknown token, determined as in model2vec."""
     model = tokenizer.model
     if hasattr(model, "unk_token"):
         return None if model.unk_token is None else tokenizer.token_to_id(model.unk_token)
@@ -176,7 +177,7 @@ def _unknown_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _max_tokens(files: ModelFiles) -> int | None:
-    """How many tokens of a text the model reads; None means all."""
+    """The number of tokens of a text that the model reads; None means all."""
     if files.config is None:
         return DEFAULT_MAX_TOKENS
     try:
@@ -188,7 +189,7 @@ def _max_tokens(files: ModelFiles) -> int | None:
 
 
 def _default_files() -> ModelFiles:
-    spec = importlib.util.find_spec("wordllama")  # importing it would take a second
+    spec = importlib.util.find_spec("wordllama")  # importing it takes a second
     if spec is None or not spec.submodule_search_locations:
         raise ModelNotFound("The default embedding model is not installed", DEFAULT_MODEL, "Run: pip install wordllama")
     package = Path(spec.submodule_search_locations[0])
@@ -208,11 +209,11 @@ def _files_in(folder: Path, name: str) -> ModelFiles:
         files = ModelFiles(name, folder / weights, folder / tokenizer, folder / config)
         if all(map(os.path.isfile, (files.weights, files.tokenizer, folder / config))):
             return files
-    raise ModelNotFound("Not a model2vec model", str(folder), f"It must hold {', '.join(_LAYOUTS[0])}.")
+    raise ModelNotFound("Not a model2vec model", str(folder), f"The folder must hold {', '.join(_LAYOUTS[0])}.")
 
 
 def _hub_folder(name: str) -> Path:
-    """The cached snapshot of a hub model, downloaded if it is not there yet."""
+    """The cached snapshot of a hub model, downloaded if it is not cached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -222,12 +223,12 @@ def _hub_folder(name: str) -> Path:
     except LocalEntryNotFoundError:
         pass  # not cached yet
     except HFValidationError as error:
-        raise ModelNotFound("Not a name on the hub", name, "It is written owner/model.") from error
+        raise ModelNotFound("Not a valid name on the hub", name, "Write it as owner/model.") from error
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises errors of whichever HTTP library it uses
         raise ModelNotFound(
-            "The hub does not have this model or cannot be reached",
+            "The hub does not have this model, or cannot be reached",
             name,
             "Check the name and the network, or give a local model2vec directory.",
         ) from error
@@ -235,4 +236,6 @@ def _hub_folder(name: str) -> Path:
 
 def _unreadable(files: ModelFiles, error: BaseException) -> ModelNotFound:
     detail = str(error) or type(error).__name__
-    return ModelNotFound(f"An embedding model cannot be read ({detail})", str(files.weights.parent), "Replace it.")
+    return ModelNotFound(
+        f"The embedding model cannot be read ({detail})", str(files.weights.parent), "Install the model again."
+    )

@@ -1,4 +1,4 @@
-"""A bounded table of word vectors: least recently used words go first."""
+"""A bounded cache of word vectors that evicts the least recently used words."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_WORD_CHARACTERS = 64
-"""Longer words (hashes, base64) hardly ever come back, and would make the table's memory unbounded."""
+"""Longer words (hashes, base64) hardly ever repeat, and would make the memory of the table unbounded."""
 
-_EVICTED_SHARE = 8  # an eighth of the table at a time
-_NEVER = np.int64(2**63 - 1)  # free slots come last in the order of eviction
+_EVICTED_SHARE = 8  # evict an eighth of the table at a time
+_NEVER = np.int64(2**63 - 1)  # sorts free slots last in the order of eviction
 
 
 class WordTable:
-    """Words with their vector and number of tokens; safe to share between threads.
+    """Words with their vectors and numbers of tokens; thread-safe.
 
-    Memory is ``capacity * dim * 4`` bytes, taken as the table fills.
+    Memory is ``capacity * dim * 4`` bytes, allocated as the table fills.
     """
 
     def __init__(self, capacity: int, dim: int) -> None:
         if capacity < 1:
-            raise ValueError(f"A word table needs room for a word, not for {capacity}")
+            raise ValueError(f"The capacity of a word table must be at least 1, not {capacity}")
         self._capacity = capacity
         self._vectors = np.empty((capacity, dim), np.float32)
         self._tokens = np.empty(capacity, np.float32)
@@ -41,7 +41,7 @@ class WordTable:
         return word in self._slots
 
     def lookup(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.intp]]:
-        """``(n, dim)`` vectors, ``(n,)`` token counts, and the positions of unknown words, whose rows are undefined."""
+        """``(n, dim)`` vectors, ``(n,)`` token counts, and the positions of missing words, whose rows are undefined."""
         with self._lock:
             get = self._slots.get
             slots = np.fromiter((get(word, -1) for word in words), np.intp, len(words))
@@ -51,9 +51,9 @@ class WordTable:
             return self._vectors[slots], self._tokens[slots], np.flatnonzero(~known)
 
     def insert(self, words: Sequence[str], vectors: NDArray[np.float32], tokens: NDArray[np.float32]) -> None:
-        """Keep these distinct words, as far as they fit; those that are here already stay as they are."""
+        """Add distinct words as far as they fit; words in the table do not change."""
         with self._lock:
-            # Another thread may have been faster.
+            # Another thread may have inserted some of them.
             new = [i for i, word in enumerate(words) if len(word) <= MAX_WORD_CHARACTERS and word not in self._slots]
             new = new[: self._capacity]
             slots = self._free_slots(len(new))
@@ -65,7 +65,7 @@ class WordTable:
                 self._slots[words[i]] = slot
 
     def _free_slots(self, count: int) -> NDArray[np.intp]:
-        """``count`` slots that hold no word; evicts in blocks, so that sorting by age is rare."""
+        """``count`` free slots; evicts in blocks, so that partitioning by age is rare."""
         missing = count - len(self._free)
         if missing > 0:
             evict = min(max(missing, self._capacity // _EVICTED_SHARE), len(self._slots))

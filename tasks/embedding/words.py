@@ -1,11 +1,11 @@
-"""Cut lines into words that a tokenizer treats as it would the whole line.
+"""Cut lines into words that a tokenizer treats as it treats the whole line.
 
     line  ──before each run of spaces──>  chunks  ──between kinds of characters──>  words
 
-A cut is sound if no token can span it. Where the vocabulary holds no entry in which, say, a letter
-is followed by a digit, no merge (BPE) and no best path (Unigram) ever joins the two, so either side can
-be tokenized alone. Tokenizers that cut their input beforehand (BERT, GPT-2) are covered by a check
-on probe lines, which every plan has to pass; a tokenizer that passes none gets no plan.
+A cut is sound if no token can span it. If the vocabulary has no entry in which, for example, a digit follows a letter,
+no merge (BPE) and no best path (Unigram) joins the two, so either side can be tokenized alone. A check on probe lines,
+which every plan must pass, covers tokenizers that split their input beforehand (BERT, GPT-2). A tokenizer that passes
+no check gets no plan.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BLANKS = str.maketrans("▁ĠĊĉč", "  \n\t\r")
 # The first two bytes of U+1680, U+2000 to U+207F and U+3000 to U+303F, where most of Unicode's white space lies.
 _BLANK_BLOCKS = np.array([0xE19A, 0xE280, 0xE281, 0xE380], np.uint16)
 
-# Lines that are hard to cut: runs of blanks, all kinds of blanks, combining and invisible characters, contractions.
+# Lines that are hard to cut: runs and kinds of blanks, combining and invisible characters, contractions.
 _PROBES = (
     """
  |  |\t|x| x|x |  x  |\tx\t|x\t y|x \t y|x\t\t  y|x  \t|x\u00a0 y|x  y   z    w     v|x \u00a0y|x\u2003 y
@@ -61,7 +61,7 @@ _PROBES += ["", "a" * 150, "-" * 90 + " x", "1" * 40]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Strings cut into pieces: string ``i`` is ``pieces[bounds[i]:bounds[i + 1]]``, and empty ones have none."""
+    """Strings cut into pieces: string ``i`` is ``pieces[bounds[i]:bounds[i + 1]]``; empty strings have none."""
 
     pieces: pa.StringArray
     bounds: NDArray[np.int32]
@@ -69,12 +69,12 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class WordPlan:
-    """How to cut the lines of one tokenizer, and what tokenizes the words.
+    """How to cut lines for a tokenizer, and the tokenizer of the words.
 
-    ``tokenizer`` treats a word as the model's own treats it within a line, and truncates nothing.
-    ``prefix`` is put before each line that is not empty. ``special`` is a regular expression for chunks whose lines
-    must be tokenized whole, because they may hold a special token. The cuts are tables over
-    ``256 * byte + next byte``; ``word_cuts`` is None where chunks are the words.
+    ``tokenizer`` treats a word as the model's own does within a line, and does not truncate. ``prefix`` is put before
+    each line that is not empty. ``special`` is a regular expression for chunks whose lines must be tokenized whole,
+    because they may hold a special token. The cuts are tables over ``256 * byte + next byte``; ``word_cuts`` is None
+    where chunks are the words.
     """
 
     tokenizer: Tokenizer
@@ -84,7 +84,7 @@ class WordPlan:
     word_cuts: NDArray[np.bool_] | None
 
     def chunks(self, lines: pa.StringArray) -> Cuts:
-        """Lines cut before each run of spaces."""
+        """Cut lines before each run of spaces."""
         if self.prefix:
             empty = pc.equal(pc.binary_length(lines), 0)
             prefixed = pc.binary_join_element_wise(self.prefix, lines, "")
@@ -92,16 +92,16 @@ class WordPlan:
         return _cut(lines, self.chunk_cuts)
 
     def words(self, chunks: pa.StringArray) -> Cuts:
-        """Chunks cut into words."""
+        """Cut chunks into words."""
         if self.word_cuts is None:
             return Cuts(chunks, np.arange(len(chunks) + 1, dtype=np.int32))
         return _cut(chunks, self.word_cuts)
 
 
 def plan_words(tokenizer: Tokenizer, unknown_token: int | None = None) -> WordPlan | None:
-    """The finest sound way to cut lines for ``tokenizer``; None if each line has to be tokenized whole.
+    """The finest sound plan for ``tokenizer``; None if each line must be tokenized whole.
 
-    The unknown token does not count: a cut may double it, since tokenizers fuse runs of it.
+    The check ignores the unknown token: a cut may double it, since tokenizers fuse runs of it.
     """
     spec: dict[str, Any] = json.loads(tokenizer.to_str())
     spec["truncation"] = spec["padding"] = None
@@ -129,7 +129,7 @@ def plan_words(tokenizer: Tokenizer, unknown_token: int | None = None) -> WordPl
 
 
 def _vocabulary(spec: dict[str, Any], tokenizer: Tokenizer, added: Sequence[str]) -> list[str]:
-    """The tokens that text without special tokens can become, ordered by id, with blanks written as blanks."""
+    """The tokens of text without special tokens, ordered by id, with plain characters for blanks."""
     ids = tokenizer.get_vocab(with_added_tokens=False)
     for content in added:
         ids.pop(content, None)
@@ -140,10 +140,10 @@ def _vocabulary(spec: dict[str, Any], tokenizer: Tokenizer, added: Sequence[str]
 
 
 def _sound_cuts(vocabulary: Sequence[str], anywhere: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """The cut tables of chunks and of words: true between kinds of characters that no token holds in that order.
+    """The cut tables of chunks and words: true between kinds of characters that no token holds in that order.
 
-    Not ``anywhere`` means only beside punctuation: the tokens of a WordPiece vocabulary depend on
-    where in its word a piece stands, so letters must stay with the digits beside them.
+    Without ``anywhere``, words are cut only beside punctuation: the tokens of a WordPiece vocabulary depend on the
+    position of a piece in its word, so letters must stay with adjacent digits.
     """
     text = np.frombuffer("\n".join(vocabulary).encode(), np.uint8)
     kinds = np.where(text == ord("\n"), _END, _KIND_OF_BYTE[text]).astype(np.intp)
@@ -160,7 +160,7 @@ def _sound_cuts(vocabulary: Sequence[str], anywhere: bool) -> tuple[NDArray[np.b
 
 
 def _without_prefix(spec: dict[str, Any]) -> Tokenizer | None:
-    """The tokenizer without the normalizer that puts a space mark before each text; None if it has none."""
+    """The tokenizer without the normalizer that prepends a space mark to each text; None if it has none."""
     normalizer = spec["normalizer"] or {}
     steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
     if not steps or steps[0].get("type") != "Prepend":
@@ -169,7 +169,7 @@ def _without_prefix(spec: dict[str, Any]) -> Tokenizer | None:
 
 
 def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
-    """Lines of known tokens: a fixed probe proves nothing about a vocabulary that lacks its words."""
+    """Lines of known tokens, because fixed probes prove nothing about a vocabulary that lacks their words."""
     known = [token.strip() for token in vocabulary if token.isascii() and token.isprintable() and token.strip()]
     sample = known[:: max(1, len(known) // 96)]
     lines = [f"{a} {b}  {a}{b}" for a, b in pairwise(sample)]
@@ -178,7 +178,7 @@ def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
 
 
 def _token_ids(plan: WordPlan, lines: Sequence[str], unknown_token: int | None) -> list[list[int]]:
-    """The known tokens of each line, when it is cut as planned."""
+    """The known tokens of each line, cut by the plan."""
     chunks = plan.chunks(pa.array(lines, pa.string()))
     words = plan.words(chunks.pieces)
     encodings = plan.tokenizer.encode_batch_fast(words.pieces.to_pylist(), add_special_tokens=False)
@@ -187,7 +187,7 @@ def _token_ids(plan: WordPlan, lines: Sequence[str], unknown_token: int | None) 
 
 
 def _cut(strings: pa.StringArray, cuts: NDArray[np.bool_]) -> Cuts:
-    """``strings`` cut wherever ``cuts[256 * byte + next byte]`` is true, without copying their text."""
+    """Cut ``strings`` wherever ``cuts[256 * byte + next byte]`` is true, without copying their text."""
     _, offset_buffer, data_buffer = strings.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[strings.offset : strings.offset + len(strings) + 1]
     first, last = int(offsets[0]), int(offsets[-1])
@@ -197,24 +197,24 @@ def _cut(strings: pa.StringArray, cuts: NDArray[np.bool_]) -> Cuts:
 
     starts = np.zeros(len(text) + 1, np.bool_)
     starts[1:-1] = cuts[text[:-1].astype(np.uint16) << 8 | text[1:]]
-    found = np.flatnonzero(starts)
-    wide = found[text[found - 1] >= 0x80]
+    cut_ends = np.flatnonzero(starts)
+    wide = cut_ends[text[cut_ends - 1] >= 0x80]
     starts[wide[_ends_in_blank(text, wide)]] = False
     starts[offsets - first] = True
-    # The end of the text is a bound, but begins no piece.
-    found = np.flatnonzero(starts).astype(np.int32)
-    found[-1] = len(text)
-    piece_offsets = found + np.int32(first)
-    pieces = pa.StringArray.from_buffers(len(found) - 1, pa.py_buffer(piece_offsets), data_buffer)
+    # The end of the text is a bound, but not the start of a piece.
+    bounds = np.flatnonzero(starts).astype(np.int32)
+    bounds[-1] = len(text)
+    piece_offsets = bounds + np.int32(first)
+    pieces = pa.StringArray.from_buffers(len(bounds) - 1, pa.py_buffer(piece_offsets), data_buffer)
     return Cuts(pieces, np.searchsorted(piece_offsets, offsets).astype(np.int32))
 
 
 def _ends_in_blank(text: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Whether the non-ASCII character before each end may be white space, which must not be cut from the spaces.
+    """Whether the non-ASCII character before each end may be white space, which must stay with the spaces.
 
     True for whole blocks of characters: _BLANK_BLOCKS, and U+0080 to U+00BF for the non-breaking space.
     """
     before = text[ends - 2]
-    lead = text[ends - 3].astype(np.uint16) << 8 | before  # wraps around at the very beginning: a miss
+    lead = text[ends - 3].astype(np.uint16) << 8 | before  # wraps around at the beginning, which does no harm
     blank: NDArray[np.bool_] = (before == 0xC2) | np.isin(lead, _BLANK_BLOCKS)
     return blank

@@ -1,7 +1,7 @@
-"""What git says of commits: which one is checked out, and which paths differ between two of them or from the disk.
+"""Commits: the one checked out, and the paths that differ between two commits or between a commit and the disk.
 
-Two trees are compared, not histories: a force-push, another branch and a merge are all the same to it. Where git
-cannot tell all that differs, ``ChangedPaths.paths`` is None, which means: look at everything.
+Git compares two trees, not histories, so force-pushes, branches and merges need no special cases. If git cannot list
+all differences, ``ChangedPaths.paths`` is None, which requires a full scan.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from driftline.tasks.git.isolation import Repository, ask, find_repository, fini
 from driftline.tasks.git.work_tree import WorkTree
 
 MAX_CHANGED_PATHS = 20_000
-"""Looking at more paths one by one is no quicker than a scan."""
+"""Above this number, single paths are no faster than a full scan."""
 
 _ATTRIBUTES = ".gitattributes"
-"""Decides how git writes other files to the disk."""
+"""The file that decides how git writes other files to the disk."""
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SUBMODULE = b"160000"
 _PLAIN_ENTRY, _SUBMODULE_ENTRY = b"\0H 1", b"\0H 160000"
-"""How entries begin in a list of tracked files. Others have a flag or a conflict."""
+"""The beginnings of entries in a list of tracked files. Other entries have a flag or a conflict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The commit that is checked out. ``branch`` is None on a detached head."""
+    """The checked-out commit. ``branch`` is None on a detached head."""
 
     id: str
     committed: datetime
@@ -37,14 +37,14 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class ChangedPaths:
-    """Paths that differ, relative to the source, sorted; None means that all must be looked at, ``why`` says why."""
+    """Sorted paths that differ, relative to the source; None requires a full scan, for the reason ``why``."""
 
     paths: tuple[str, ...] | None
     why: str = ""
 
 
 def head(root: str) -> Commit | None:
-    """The commit checked out in the work tree that ``root`` lies in; None without git, or before a first commit."""
+    """The checked-out commit of the work tree that contains ``root``; None without git or before the first commit."""
     repository = find_repository(root)
     commit = _head_id(root) if repository is not None else None
     if repository is None or commit is None:
@@ -56,13 +56,13 @@ def head(root: str) -> Commit | None:
 
 
 def commit_time(root: str, commit: str) -> datetime | None:
-    """When a commit was made; None if the clone does not hold it."""
+    """The time of a commit, in UTC; None if the clone lacks it."""
     repository = find_repository(root) if _ID.fullmatch(commit) else None
     return _time_of(repository, commit) if repository is not None else None
 
 
 def is_ancestor(root: str, commit: str, later: str) -> bool:
-    """Whether ``later`` holds ``commit``, as far as the clone can tell."""
+    """Whether ``commit`` is an ancestor of ``later``; False if the clone lacks one of them."""
     repository = find_repository(root) if _ID.fullmatch(commit) and _ID.fullmatch(later) else None
     return repository is not None and run(repository, root, "merge-base", "--is-ancestor", commit, later) is not None
 
@@ -79,17 +79,17 @@ def _time_of(repository: Repository, commit: str) -> datetime | None:
 
 
 def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Collection[str]) -> ChangedPaths:
-    """What differs between the trees of two commits; a rename is a deletion and an addition.
+    """The paths that differ between the trees of two commits; a rename is a deletion and an addition.
 
-    A changed file of one of the names ``ignore_files`` decides about other files, so everything must be scanned.
+    A changed file with a name in ``ignore_files`` affects other files, so it requires a full scan.
     """
     if not _ID.fullmatch(base):
-        return ChangedPaths(None, "the commit indexed last is unknown")
+        return ChangedPaths(None, "the last indexed commit is not a commit id")
     if run(tree.repository, tree.root, "cat-file", "-e", f"{base}^{{commit}}") is None:
-        return ChangedPaths(None, f"this clone does not hold {base[:12]}, the commit indexed last")
+        return ChangedPaths(None, f"this clone lacks {base[:12]}, the last indexed commit")
     answer = run(tree.repository, tree.root, "diff-tree", "-r", "-z", "--raw", "--no-renames", base, commit)
     if answer is None:
-        return ChangedPaths(None, f"git cannot compare with {base[:12]}, the commit indexed last")
+        return ChangedPaths(None, f"git cannot compare with {base[:12]}, the last indexed commit")
     fields = answer.split(b"\0")[:-1]
     if any(_SUBMODULE in meta.split()[:2] for meta in (m.removeprefix(b":") for m in fields[::2])):
         return ChangedPaths(None, "a submodule has changed")
@@ -97,11 +97,11 @@ def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Col
 
 
 def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> ChangedPaths:
-    """What differs between the commit checked out and the disk: changed, deleted and untracked files.
+    """The paths that differ between the checked-out commit and the disk: changed, deleted and untracked files.
 
     ``ignore_files`` as for ``changes_between``.
     """
-    # Files that only this machine's own ignore file leaves out are indexed, and have to be seen here.
+    # Files that only the user's global ignore file excludes are indexed, so git must list them.
     command = ("-c", "core.excludesFile=/dev/null", "status", "--porcelain=v1", "-z", "--no-renames")
     options = ("--untracked-files=all", "--ignore-submodules=all")  # git would run a status in each submodule
     looking = start(tree.repository, tree.top, *command, *options, head=_head_id(tree.root) or "")
@@ -111,14 +111,14 @@ def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> Changed
         return ChangedPaths(None, "git cannot list the tracked files")
     listed = b"\0" + entries
     if listed.count(_PLAIN_ENTRY) < entries.count(b"\0") or _SUBMODULE_ENTRY in listed:
-        return ChangedPaths(None, "there are submodules, conflicts, or files that git is told not to look at")
+        return ChangedPaths(None, "there are submodules, conflicts, or files with assume-unchanged or skip-worktree")
     if status is None:
-        return ChangedPaths(None, "git cannot tell what has changed on the disk")
+        return ChangedPaths(None, "git cannot list the changes on the disk")
     return _within(tree, [entry[3:] for entry in status.split(b"\0")[:-1]], ignore_files)
 
 
 def union(first: ChangedPaths, second: ChangedPaths) -> ChangedPaths:
-    """What differs in either."""
+    """The paths of both."""
     if first.paths is None or second.paths is None:
         return first if first.paths is None else second
     paths = tuple(sorted({*first.paths, *second.paths}))
@@ -128,16 +128,16 @@ def union(first: ChangedPaths, second: ChangedPaths) -> ChangedPaths:
 
 
 def _within(tree: WorkTree, names: list[bytes], ignore_files: Collection[str]) -> ChangedPaths:
-    """``names``, relative to the top of the work tree, relative to the source, without those beside it."""
-    found: set[str] = set()
+    """``names``, relative to the top of the work tree, as paths in the source; names outside the source are dropped."""
+    paths: set[str] = set()
     for name in map(os.fsdecode, names):
         if name.endswith("/"):
-            return ChangedPaths(None, f"{name} is a repository of its own")
+            return ChangedPaths(None, f"{name} is a nested repository")
         if name.rpartition("/")[2] in (*ignore_files, _ATTRIBUTES):
             return ChangedPaths(None, f"{name} has changed")
-        if name.startswith(tree.prefix) and _is_unicode(name):  # others are never indexed
-            found.add(name[len(tree.prefix) :])
-    return ChangedPaths(tuple(sorted(found)))
+        if name.startswith(tree.prefix) and _is_unicode(name):  # other names are never indexed
+            paths.add(name[len(tree.prefix) :])
+    return ChangedPaths(tuple(sorted(paths)))
 
 
 def _is_unicode(name: str) -> bool:

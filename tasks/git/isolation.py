@@ -1,9 +1,9 @@
-"""Run git on a repository that is not trusted: nothing that the repository names is executed, and nothing is fetched.
+"""Run git on an untrusted repository: it executes no command that the repository names, and fetches nothing.
 
-A repository's own configuration can name commands: filters, hooks, monitors, helpers of diffs, credentials and
-transports. So commands that look at objects or files run with a git directory of their own, which is made for one
-command: it borrows objects, index and ignore rules from the repository, and holds settings that name no command. Only
-paths, names of commits and settings are asked of the repository itself, by commands that execute nothing.
+The configuration of a repository can name commands: filters, hooks, monitors, helpers for diffs, credentials and
+transports. So commands that read objects or files run with a temporary git directory: it borrows objects, index and
+ignore rules from the repository, and its settings name no command. Only commands that execute nothing read the
+repository itself, for paths, names of commits and settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SETTINGS = (
     "autocrlf|checkstat|eol|filemode|ignorecase|longpaths|precomposeunicode|protecthfs|protectntfs|safecrlf"
     "|sparsecheckout|sparsecheckoutcone|symlinks|trustctime"
 )
-"""Settings below ``core`` that decide how files and objects compare, none of which is a command or a path."""
+"""Settings below ``core`` that decide how files compare with objects. None of them is a command or a path."""
 _SETTING = re.compile(rf"core\.({_SETTINGS})\n([a-z]+)", re.IGNORECASE)
 _ASKED = (
     *("--show-toplevel", "--show-prefix", "--absolute-git-dir", "--show-object-format"),
@@ -35,7 +35,7 @@ _UNBORN = "ref: refs/heads/unborn"
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A git work tree as git itself locates it; all paths are absolute, and ``prefix`` leads from ``top`` to a folder.
+    """A git work tree as git locates it. Paths are absolute; ``prefix`` leads from ``top`` to the folder.
 
     ``settings`` are pairs of a key below ``core`` and a value.
     """
@@ -54,14 +54,14 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A git command at work, and the git directory that was made for it."""
+    """A running git command and its temporary git directory."""
 
     process: subprocess.Popen[bytes]
     git_dir: str
 
 
 def find_repository(folder: str) -> Repository | None:
-    """The repository whose work tree holds ``folder``; None without git, or if git refuses to read it."""
+    """The repository whose work tree contains ``folder``; None without git, or if git refuses to read it."""
     if not _has_git_above(folder):
         return None
     answer = ask(folder, "rev-parse", *_ASKED)
@@ -79,20 +79,20 @@ def find_repository(folder: str) -> Repository | None:
 
 
 def ask(folder: str, *arguments: str) -> bytes | None:
-    """What git prints of the paths, names and settings of the repository around ``folder``; None if it fails.
+    """Read paths, names or settings of the repository around ``folder``; None if git fails.
 
-    Only for ``rev-parse``, ``symbolic-ref`` and ``config``, which execute nothing that a repository names.
+    Use it only for ``rev-parse``, ``symbolic-ref`` and ``config``, which execute nothing that a repository names.
     """
     return _output(_start(folder, arguments, {}))
 
 
 def run(repository: Repository, folder: str, *arguments: str, head: str = "") -> bytes | None:
-    """What git prints when it runs in ``folder`` with commit ``head`` checked out; None if it fails or times out."""
+    """Run git in ``folder`` with commit ``head`` checked out; returns its output, None if it fails or times out."""
     return finish(start(repository, folder, *arguments, head=head))
 
 
 def start(repository: Repository, folder: str, *arguments: str, head: str = "") -> Running | None:
-    """As ``run``, for ``finish`` to wait for; None if git cannot be run."""
+    """As ``run``, without waiting: pass the result to ``finish``. None if git cannot run."""
     git_dir = tempfile.mkdtemp(prefix="driftline-git-")
     try:
         _fill(git_dir, repository, head)
@@ -107,7 +107,7 @@ def start(repository: Repository, folder: str, *arguments: str, head: str = "") 
         }
         process = _start(folder, arguments, environment)
     except OSError as error:
-        log.debug("git cannot be isolated: %s", error)
+        log.debug("cannot isolate git: %s", error)
         process = None
     if process is None:
         shutil.rmtree(git_dir, ignore_errors=True)
@@ -116,7 +116,7 @@ def start(repository: Repository, folder: str, *arguments: str, head: str = "") 
 
 
 def finish(running: Running | None) -> bytes | None:
-    """The output of a command that ``start`` gave; None if it failed, or took longer than ten minutes."""
+    """Wait for a command of ``start``; returns its output, None if it failed or took longer than ten minutes."""
     if running is None:
         return None
     try:
@@ -126,7 +126,7 @@ def finish(running: Running | None) -> bytes | None:
 
 
 def _fill(git_dir: str, repository: Repository, head: str) -> None:
-    """Make ``git_dir`` a git directory that borrows from ``repository`` and names no command."""
+    """Fill a git directory that borrows from ``repository`` and names no command."""
     os.mkdir(os.path.join(git_dir, "refs"))
     os.mkdir(os.path.join(git_dir, "info"))
     with open(os.path.join(git_dir, "HEAD"), "w", encoding="ascii") as file:
@@ -142,12 +142,12 @@ def _fill(git_dir: str, repository: Repository, head: str) -> None:
     os.symlink(repository.sparse_checkout, os.path.join(git_dir, "info", "sparse-checkout"))
     os.symlink(repository.shallow, os.path.join(git_dir, "shallow"))
     for name in os.listdir(repository.git_dir):
-        if name.startswith("sharedindex."):  # the larger part of an index that git keeps in two
+        if name.startswith("sharedindex."):  # the larger part of a split index
             os.symlink(os.path.join(repository.git_dir, name), os.path.join(git_dir, name))
 
 
 def _start(folder: str, arguments: tuple[str, ...], variables: dict[str, str]) -> subprocess.Popen[bytes] | None:
-    # Inside a hook git sets GIT_DIR and the like, which would point to another repository.
+    # Hooks of git set GIT_DIR and the like, which point to another repository.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     environment |= {
         "GIT_OPTIONAL_LOCKS": "0",
@@ -168,7 +168,7 @@ def _start(folder: str, arguments: tuple[str, ...], variables: dict[str, str]) -
             stderr=subprocess.DEVNULL,
         )
     except OSError as error:
-        log.debug("git cannot be run: %s", error)
+        log.debug("cannot run git: %s", error)
         return None
 
 

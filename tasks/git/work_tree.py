@@ -1,8 +1,8 @@
-"""Git work trees: which files are clean, and their blob ids, without reading them.
+"""Git work trees: find clean files and their blob ids without reading the files.
 
-A blob id stands for the bytes that git would store. Filters (line ends, LFS) may put other bytes on
-disk for the same id; sizes are compared, too, so that an LFS pointer is not taken for its file.
-Whatever goes wrong with git, the tree is scanned as a plain one.
+A blob id identifies the bytes that git stores. Filters (line endings, LFS) may write other bytes to the disk for the
+same id; the scan also compares sizes, so that an LFS pointer is not mistaken for its file. If git fails, the tree is
+scanned as a plain folder.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class WorkTree:
 
 @dataclass(frozen=True, slots=True)
 class GitOrigin:
-    """Where a work tree comes from: ``url`` has no credentials; ``subpath`` is "" or has a trailing slash."""
+    """The origin of a work tree. ``url`` has no credentials; ``subpath`` is "" or has a trailing slash."""
 
     url: str | None
     subpath: str
@@ -65,8 +65,8 @@ class GitOrigin:
 
 
 def find_work_tree(root: str) -> WorkTree | None:
-    """The work tree that ``root`` (absolute) lies in; None if there is none, if git is missing or refuses to read
-    it, or if it ignores ``root`` (a project below a home folder that is itself under git).
+    """The work tree that contains ``root`` (absolute); None if there is none, if git is missing or refuses to read it,
+    or if it ignores ``root`` (a project below a home folder that is itself under git).
     """
     repository = find_repository(root)
     if repository is None:
@@ -78,11 +78,11 @@ def find_work_tree(root: str) -> WorkTree | None:
 
 
 def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = ()) -> pa.Table:
-    """The tracked files that git reports clean now: ``path`` (binary, relative to the source), ``etag`` (``git:id``).
+    """The tracked files that are clean now: ``path`` (binary, relative to the source) and ``etag`` (``git:id``).
 
-    Call it after the files were stat'ed: a file that changes in between is then dirty, or has another id.
-    ``prefixes`` (folders with a trailing slash) narrow it down; more than asked for may come back. Files with
-    skip-worktree or assume-unchanged, in conflict, or only intended to be added are left out. Empty if git fails.
+    Call it after the files are stat'ed: a file that changes in between is dirty or has another id. ``prefixes``
+    (folders with a trailing slash) limit the result, which may hold more. Files with skip-worktree or
+    assume-unchanged, in conflict, or only intended to be added are left out. Empty if git fails.
     """
     narrowed = [] if "" in prefixes or len(prefixes) > _MAX_PATHSPECS else [f":(literal){p}" for p in prefixes]
     for _ in range(2):
@@ -93,15 +93,15 @@ def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = ()) -> pa.Table:
         dirty = finish(comparison)
         if dirty is None or tracked is None:
             break
-        # The two commands agree only if nobody wrote the index between them.
+        # The two commands agree only if the index did not change between them.
         if before == _signature(tree.index):
             return _parse(tracked, dirty)
-    log.debug("git could not say which files of %s are clean", tree.root)
+    log.debug("git cannot list the clean files of %s", tree.root)
     return BLOB_SCHEMA.empty_table()
 
 
 def git_origin(root: str) -> GitOrigin | None:
-    """Origin, subpath and commit of the work tree that ``root`` lies in, or None."""
+    """Origin, subpath and commit of the work tree that contains ``root``, or None."""
     tree = find_work_tree(root)
     if tree is None:
         return None
@@ -115,7 +115,7 @@ def git_origin(root: str) -> GitOrigin | None:
 
 
 def _parse(tracked: bytes, dirty: bytes) -> pa.Table:
-    """Entries ``H 100644 <id> 0\\t<path>``: cached, no flag, a regular file, no conflict."""
+    """Parse entries ``H 100644 <id> 0\\t<path>``: cached, without flag, a regular file, without conflict."""
     end = tracked.find(b" ", _ID_START)  # SHA-1 and SHA-256 ids differ in width
     entries = pa.array(tracked.split(b"\0")[:-1], pa.binary())
     merged = pc.equal(pc.binary_slice(entries, end, end + 3), pa.scalar(b" 0\t", pa.binary()))
@@ -134,7 +134,7 @@ def _without_credentials(url: str) -> str:
 
 def _signature(path: str) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(path)
+        info = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return info.st_ino, info.st_size, info.st_mtime_ns

@@ -22,7 +22,7 @@ from driftline.tasks.text import decode, split_documents
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """Some documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run`` only read and classified."""
+    """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run`` they are only read and classified."""
 
     source: Source
     entity: Entity
@@ -32,12 +32,12 @@ class BatchSpec:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What came of a batch; nothing of it is visible before it is committed.
+    """The result of a batch, which is invisible until it is committed.
 
-    ``rows`` (documents.SCHEMA) belong into the manifest; ``replaced`` are the paths whose old lines
-    have to go; ``fragments`` are references to what was written; ``new_hashes`` are those of new documents;
-    ``seconds`` tells what was done how long: ``read`` (hashing included), ``split`` (decoding included), ``embed``,
-    ``write`` (forming the rows included).
+    ``rows`` (manifest.SCHEMA) are the new rows of the manifest; ``replaced`` are the paths whose old lines must be
+    removed; ``fragments`` are references to the written fragments; ``new_hashes`` are those of new documents;
+    ``skipped`` are ``(path, reason)``; ``seconds`` are by phase: ``read`` (with hashing), ``split`` (with decoding),
+    ``embed`` and ``write`` (with forming the rows).
     """
 
     rows: pa.Table
@@ -53,7 +53,7 @@ class BatchResult:
 
 
 def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
-    """Read the documents of ``spec``, embed those whose content is new, and write their lines as fragments."""
+    """Read the documents of ``spec``, embed those with new content, and write their lines as fragments."""
     watch = Stopwatch()
     drafts = _Drafts(context.model.fingerprint)
     for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist())):
@@ -87,7 +87,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
 
 @dataclass(slots=True)
 class _Drafts:
-    """The documents of a batch, sorted into those whose rows are kept and those whose ``texts`` are embedded."""
+    """The documents of a batch: those whose rows are ``kept``, and those ``embedded`` with their ``texts``."""
 
     fingerprint: str
     kept: list[DocMeta] = field(default_factory=list)
@@ -100,7 +100,7 @@ class _Drafts:
     bytes_read: int = 0
 
     def add(self, change: dict[str, Any], read: ReadFile | SkipReason, watch: Stopwatch) -> None:
-        """Take in one document, a row of ``diff.CHANGE_SCHEMA``, and what reading it gave."""
+        """Add a document, a row of ``diff.CHANGE_SCHEMA``, by the outcome of its read."""
         path = change["path"]
         if isinstance(read, SkipReason):
             self.skipped.append((path, read))
@@ -134,7 +134,7 @@ class _Drafts:
         self.embedded.append(replace(meta, lines=0, reason=None))
 
     def _keep(self, meta: DocMeta, state: DocumentState) -> None:
-        """Take in a document whose content is the one indexed."""
+        """Add a document whose indexed content is current."""
         if meta.reason is None:
             self.states[state] += 1
         else:

@@ -1,4 +1,4 @@
-"""Commit batches of one source, and settle what a killed run left behind (DESIGN, "Index run", steps 1 and 5)."""
+"""Commit batches of one source, and settle the staged deltas of killed runs (DESIGN, "Index run", steps 1 and 5)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from driftline.storage.workspace.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
-    """What one commit changes: manifest ``rows`` to add, ``removed`` paths, ``replaced`` paths, new ``fragments``.
+    """The changes of one commit: manifest ``rows`` to add, ``removed`` and ``replaced`` paths, new ``fragments``.
 
-    The lines of ``replaced`` and of ``removed`` documents go.
+    The commit removes the old lines of ``replaced`` and ``removed`` documents.
     """
 
     rows: pa.Table
@@ -51,10 +51,10 @@ class Committer:
         self._documents = self.workspace.manifest(self.entity)
 
     def commit(self, changes: ChangeSet) -> None:
-        """Make ``changes`` visible, exactly once, whatever is retried or interrupted.
+        """Make ``changes`` visible exactly once, whatever is retried or interrupted.
 
-        First the manifest's delta under a staged name, then one transaction of the table, then the
-        delta: whichever step is the last one to happen, the next run can tell what to do.
+        It stages the delta of the manifest, runs one transaction of the table, and publishes the delta: after a crash
+        at any step the next run can settle it. Raises LeaseLost, CommitConflict, StorageError.
         """
         self.batch += 1
         batch = BatchId(self.run_id, self.batch)
@@ -70,7 +70,7 @@ class Committer:
         self._documents.publish_staged(batch, data)
 
     def remove_lines(self, paths: Sequence[str]) -> None:
-        """Remove the lines of documents that the manifest does not hold, and so does not lose."""
+        """Remove the lines of documents that are not in the manifest, which does not change."""
         self.batch += 1
         self.lease.check()
         self.table.commit(self.entity, self.lease.token, BatchId(self.run_id, self.batch), paths, ())
@@ -87,10 +87,10 @@ class Committer:
 
 
 def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
-    """Finish or forget the commits that earlier runs left staged, and fence those runs off; returns those finished.
+    """Publish or discard the staged deltas of earlier runs, and fence those runs off; returns the number published.
 
-    A staged delta is published if the table holds its batch, and dropped if not. A holder that
-    released its lease commits no more, so only one that was taken over has to be fenced.
+    A staged delta is published if a commit marker holds its batch, and discarded otherwise. A holder that released its
+    lease commits no more, so only one that was taken over must be fenced off. Raises CorruptFile, StorageError.
     """
     done, dead = finish_staged(workspace, entity, lease)
     workspace.manifest(entity).discard_staged(dead)
@@ -98,12 +98,12 @@ def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
 
 
 def finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
-    """As ``settle``, but drops nothing: ``(how many it finished, those that nobody can commit any more)``."""
+    """As ``settle``, but discards nothing: ``(number published, dead batches that nobody can commit any more)``."""
     try:
         return _finish_staged(workspace, entity, lease)
     except BaseException:
         if lease.taken_over:
-            lease.abandon()  # who was taken over may not be fenced off yet: the next holder has to know
+            lease.abandon()  # the old holder may not be fenced off yet, and the next holder must do it
         raise
 
 
@@ -113,11 +113,11 @@ def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[
     if not staged and not lease.taken_over:
         return 0, []
     if workspace.config.dim is not None:
-        workspace.lines(entity).create(workspace.config.dim)  # without a table there is no row to fence with
-    # A run that died before its first commit leaves a folder with fragments and no table.
+        workspace.lines(entity).create(workspace.config.dim)  # fencing needs a table for its row
+    # A run that died before its first commit leaves a folder with fragments but without a table.
     tables = [table for table in workspace.line_tables(entity) if table.exists()]
     markers = [table.fence(entity, lease.token) for table in tables]
-    staged = documents.staged()  # again: the older holder may have committed until it was fenced
+    staged = documents.staged()  # again, because the older holder may have committed before it was fenced off
     done = [batch for batch in staged if any(marker.holds(batch) for marker in markers)]
     for batch in done:
         documents.publish_staged(batch)

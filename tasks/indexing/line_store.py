@@ -1,4 +1,4 @@
-"""The lines of one source by hand, for programs that make their own text or embeddings."""
+"""Read and write the lines of a source directly, for programs that produce their own text or embeddings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from driftline.tasks.indexing.rows import line_rows
 
 
 class LineStore:
-    """The lines of one source. Writes take the source's lease and are atomic; reading needs read access only."""
+    """The lines of one source. Writes take the source's lease and are atomic; reads need read access only."""
 
     def __init__(self, workspace: Workspace, entity: str) -> None:
         self.workspace = workspace
@@ -33,11 +33,11 @@ class LineStore:
     def upsert_line_embeddings(
         self, lines: Sequence[LineEmbedding], documents: Sequence[DocMeta] = (), *, wait_seconds: float = 0.0
     ) -> int:
-        """Replace all lines of the documents that ``lines`` belong to; returns how many lines were written.
+        """Replace all lines of the documents that ``lines`` belong to; returns the number of lines written.
 
-        ``documents`` tell more of them; one that is not among them is recorded without size and time,
-        so that the next index run compares it with its file. Raises UsageError for vectors of another
-        dimension than the workspace's, LeaseHeld while a run works on the source.
+        ``documents`` hold their metadata. A document without metadata is recorded without size and time, so that the
+        next index run compares it with its file. Vectors must have the dimension of the workspace. Raises UsageError,
+        LeaseHeld.
         """
         dim, fingerprint = self._embedding()
         paths = sorted({line.path for line in lines} | {document.path for document in documents})
@@ -54,7 +54,8 @@ class LineStore:
         ]
         vectors = np.asarray([line.vector for line in lines], np.float32).reshape(len(lines), -1)
         if lines and vectors.shape[1] != dim:
-            raise UsageError(f"Vectors have {vectors.shape[1]} dimensions, the workspace {dim}", str(self.entity))
+            what = f"The vectors have {vectors.shape[1]} dimensions, not {dim}"
+            raise UsageError(what, str(self.entity), "Embed with the model of the workspace.")
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0).reshape(len(lines), dim)
         rows = line_rows(
@@ -69,11 +70,11 @@ class LineStore:
         return len(rows)
 
     def delete_documents(self, paths: Sequence[str], *, wait_seconds: float = 0.0) -> int:
-        """Remove documents and their lines; returns how many there were. Unknown paths are fine."""
-        found = self.workspace.manifest(self.entity).get(paths, columns=["path"])["path"].to_pylist()
-        if found:
-            self._commit(ChangeSet(manifest.SCHEMA.empty_table(), removed=tuple(found)), wait_seconds)
-        return len(found)
+        """Remove documents and their lines; returns their number. Unknown paths are ignored. Raises LeaseHeld."""
+        indexed = self.workspace.manifest(self.entity).get(paths, columns=["path"])["path"].to_pylist()
+        if indexed:
+            self._commit(ChangeSet(manifest.SCHEMA.empty_table(), removed=tuple(indexed)), wait_seconds)
+        return len(indexed)
 
     def search_line_embeddings(
         self,
@@ -84,7 +85,7 @@ class LineStore:
     ) -> pa.Table:
         """The lines of this source nearest to ``query_vector``, ``(dim,) float32``, best first, with ``distance``.
 
-        ``paths`` limits the search to these documents; an empty one allows nothing.
+        ``paths`` limits the search to these documents; an empty sequence matches nothing.
         """
         where = LineFilter(entities=(self.entity,), paths=None if paths is None else tuple(paths))
         return nearest_lines(self.workspace.lines(self.entity), query_vector, top_k, where, max_distance)
@@ -105,6 +106,6 @@ class LineStore:
             if workspace.source(self.entity) is None:
                 workspace.bind_source(self.entity, SourceRecord(entity=str(self.entity), uri=f"upsert:{self.entity}"))
             table = workspace.lines(self.entity)
-            if rows is not None and len(rows):  # under the lease, because a cleanup deletes what nobody holds
+            if rows is not None and len(rows):  # under the lease, because a cleanup deletes fragments without one
                 changes = replace(changes, fragments=tuple(table.write_fragments(rows)))
             Committer(workspace, self.entity, lease, run_id, table, dim).commit(changes)

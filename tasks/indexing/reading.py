@@ -1,4 +1,4 @@
-"""Read the files of a batch: their bytes and metadata, which belong together, or the reason why there are none."""
+"""Read the files of a batch: consistent bytes and metadata, or the reason why a file cannot be indexed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A file that was read. ``racy``: it may change again within the same tick of its clock."""
+    """The metadata, bytes and hash of a file. A ``racy`` file may change again within the same tick of its clock."""
 
     info: FileInfo
     data: bytes
@@ -32,7 +32,7 @@ class ReadFile:
 def read_all(
     source: Source, changes: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], ReadFile | SkipReason]]:
-    """Each of ``changes``, rows of ``diff.CHANGE_SCHEMA``, with its file, in their order."""
+    """Each of ``changes`` (``diff.CHANGE_SCHEMA``) with its file or skip reason, in order. Raises StorageError."""
     files = (_read_local(source, change) for change in changes) if source.is_local else _read_remote(source, changes)
     return zip(changes, files, strict=True)
 
@@ -73,7 +73,7 @@ def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason
 
 
 def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
-    """What a store returned, under the etag of the listing unless it is seen to be another version."""
+    """A file of a store, with the etag of the listing unless size or MD5 show another version."""
     digest = _MD5_ETAG.fullmatch(change["etag"])
     same = len(data) == change["size_bytes"] and (
         digest is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]

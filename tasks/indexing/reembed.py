@@ -1,4 +1,4 @@
-"""Let the table of a new embedding take over, once every source is complete in it (DESIGN, "Embedding")."""
+"""Switch to the table of a new embedding once every source is complete in it (DESIGN, "Embedding")."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from driftline.tasks.embedding.context import ModelRef
 from driftline.tasks.indexing.committer import Committer, settle
 
 
-def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, tell: Callable[[str], None]) -> bool:
-    """Make ``model`` the current one if all documents of all sources carry its fingerprint; says what is missing.
+def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, report: Callable[[str], None]) -> bool:
+    """Make ``model`` current if all documents of all sources have its fingerprint; otherwise report what is missing.
 
-    Until then the old table serves. All sources are leased meanwhile, so that none of them moves back. Raises
-    FingerprintMismatch if a third model has become current meanwhile.
+    Until then the old table serves. The leases of all sources are held, so that none moves back. Returns whether
+    ``model`` is current. Raises FingerprintMismatch if a third model became current meanwhile.
     """
     run_id = new_ulid()
     missing = []
@@ -29,7 +29,7 @@ def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, t
             try:
                 lease = leases.enter_context(acquire(workspace.objects, lease_path(entity), run_id))
             except LeaseHeld as error:
-                tell(f"The old model serves until the next run with --reembed: {error.what}")
+                report(f"The old model serves until the next run with --reembed: {error.what}")
                 return False
             settle(workspace, entity, lease)
             manifest = workspace.manifest(entity).read(columns=["fingerprint", "reason"])
@@ -39,16 +39,17 @@ def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, t
             table = workspace.lines(entity, model.fingerprint)
             remove_strays(Committer(workspace, entity, lease, run_id, table, model.dim))
         if missing:
-            tell(f"The old model serves until these sources are embedded anew, too: {', '.join(missing)}")
+            report(f"The old model serves until these sources are embedded again, too: {', '.join(missing)}")
             return False
         workspace.bind_model(model.name, model.fingerprint, model.dim, instead_of=replaces)
     return True
 
 
 def remove_strays(committer: Committer) -> int:
-    """Remove the lines of documents that the manifest does not know; returns how many such documents there were.
+    """Remove the lines of documents that are not in the manifest; returns the number of such documents.
 
-    Of two tables of one tenant a run writes only one, so the other keeps the lines of what is deleted meanwhile.
+    A run writes only one of two tables of a tenant, so the other keeps the lines of documents that are deleted
+    meanwhile.
     """
     if not committer.table.exists():
         return 0

@@ -1,4 +1,4 @@
-"""The rows of ``line_embeddings``: from lines and vectors to columns."""
+"""Form the rows of ``line_embeddings`` from lines and vectors."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def line_rows(
     text: pa.StringArray,
     vectors: NDArray[np.float16],
 ) -> pa.Table:
-    """Lines as a table of ``storage.lines.schema``; the arrays have one length, ``vectors`` is ``(n, dim) float16``.
+    """Lines as a table of ``storage.lines.table.schema``; arrays have one length, ``vectors`` is ``(n, dim) float16``.
 
-    ``doc_index`` points into ``documents``; documents, and the lines of each, are in their order. A zero vector, which
-    has no direction, becomes null and is never near.
+    ``doc_index`` points into ``documents``; documents and the lines of each are in order. A zero vector, which has no
+    direction, becomes null, so that no search returns it.
     """
     dim = vectors.shape[1]
     meaningless = pa.array(~vectors.any(axis=1))
@@ -54,13 +54,13 @@ def line_rows(
 def blocks(
     paths: Sequence[str], doc_index: pa.Int32Array, line_number: pa.Int32Array, text: pa.StringArray
 ) -> pa.StringArray:
-    """``(n,)`` strings: what ``storage.lines.schema`` says of ``block``, null but in the first row of each block."""
+    """``(n,)``: the column ``block`` of ``storage.lines.table.schema``, null except in the first row of each block."""
     documents, numbers = doc_index.to_numpy(), line_number.to_numpy()
     block = numbers // LINES_PER_BLOCK
     first = np.ones(len(numbers), np.bool_)
     first[1:] = (documents[1:] != documents[:-1]) | (block[1:] != block[:-1])
     starts = np.flatnonzero(first)
-    # Lines without a row are empty lines of the block.
+    # Lines without a row are empty lines in the block.
     breaks = np.diff(numbers, prepend=0)
     breaks[starts] = numbers[starts] % LINES_PER_BLOCK + 1
     lines = pc.binary_join_element_wise(pc.binary_repeat("\n", pa.array(breaks)), text, "")
@@ -72,7 +72,7 @@ def blocks(
 
 
 def parent_dirs(path: str) -> list[str]:
-    """Every ancestor directory of ``path`` below the source, outermost first, each with a trailing slash."""
+    """The ancestor directories of ``path`` below the source, outermost first, each with a trailing slash."""
     return [path[: i + 1] for i, character in enumerate(path) if character == "/"]
 
 
@@ -84,7 +84,7 @@ def extension(path: str) -> str:
 def row_ids(
     entity: Entity, paths: Sequence[str], doc_index: NDArray[np.int32], line_number: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """``(n,) int64`` ids from entity, path and line number: the same at every attempt, on every worker.
+    """``(n,) int64`` ids from entity, path and line number, the same at every attempt and on every worker.
 
     Document hash and line number are mixed as by splitmix64 (Steele et al., 2014).
     """

@@ -1,4 +1,4 @@
-"""What differs between a listing and the manifest: a pure function over Arrow tables."""
+"""Compare a listing with the manifest: a pure function over Arrow tables."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MANIFEST_SCHEMA = pa.schema([*LISTING_SCHEMA, *_KEPT, ("racy", pa.bool_())])
 CHANGE_SCHEMA = pa.schema(
     [*MANIFEST_SCHEMA, ("metadata_differs", pa.bool_()), ("must_embed", pa.bool_())],
 )
-"""A listed file beside what the manifest says of it: ``hash`` to ``reason`` are the manifest's, null for a new file;
-the rest is of the listing, so that the columns of MANIFEST_SCHEMA are the next row of a file with the same content."""
+"""A listed file joined with its manifest row: ``hash`` to ``reason`` come from the manifest, null for a new file; the
+rest comes from the listing, so that the columns of MANIFEST_SCHEMA are the next row of a file with the same content."""
 
 RACY_NS = 2_000_000_000
-"""A file this young may change again within the same tick of its clock."""
+"""The age below which a file is racy: it may change again within the same tick of its clock."""
 
 DELETED_SCHEMA = pa.schema([("path", pa.string()), *_KEPT])
 SKIPPED_SCHEMA = pa.schema([("path", pa.string()), ("reason", pa.string())])
@@ -40,12 +40,12 @@ SKIPPED_SCHEMA = pa.schema([("path", pa.string()), ("reason", pa.string())])
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The differences of one listing.
+    """The differences between a listing and the manifest.
 
-    ``new`` and ``candidates`` (CHANGE_SCHEMA) have to be read, and classified by their content. ``retouched``
-    (CHANGE_SCHEMA) has other metadata and the same content, known from its etag. ``deleted`` (DELETED_SCHEMA) is gone.
-    ``skipped`` (SKIPPED_SCHEMA) did not change and was not indexed, as the manifest says. ``unchanged`` counts the
-    other rows that stay as they are. All keep the order of the listing, ``deleted`` that of the manifest.
+    ``new`` and ``candidates`` (CHANGE_SCHEMA) must be read and classified by content. ``retouched`` (CHANGE_SCHEMA)
+    files have other metadata and the same content by their etag. ``deleted`` (DELETED_SCHEMA) files are missing from
+    the listing. ``skipped`` (SKIPPED_SCHEMA) files are unchanged and not indexed. ``unchanged`` counts the other
+    unchanged files. Tables have the order of the listing, ``deleted`` that of the manifest.
     """
 
     new: pa.Table
@@ -57,12 +57,12 @@ class Diff:
 
 
 def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int, full: bool = False) -> Diff:
-    """Compare ``listing`` (LISTING_SCHEMA) with ``manifest`` (MANIFEST_SCHEMA); paths are unique in each.
+    """Compare ``listing`` (LISTING_SCHEMA) with ``manifest`` (MANIFEST_SCHEMA), each with unique paths.
 
-    Equal content is known without reading from equal sizes and equal etags or, where one of them has no etag,
-    equal mtimes. An unknown mtime (0), a racy row, another fingerprint and ``full`` make a candidate; the last
-    two must be embedded again even if the content is the same. ``now_ns`` is the start of the listing: files
-    that may have changed since are marked racy. Fastest when both are sorted by path.
+    Content counts as equal without a read if sizes and etags are equal or, if one side has no etag, sizes and mtimes.
+    An unknown mtime (0), a racy row, another fingerprint and ``full`` make a candidate; the last two require
+    embedding even if the content is the same. ``now_ns`` is the start of the listing: files that may have changed
+    since are marked as racy. It is fastest if both tables are sorted by path.
     """
     listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
     manifest = manifest.combine_chunks()
@@ -85,7 +85,7 @@ def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int
     metadata_differs = ~(same_size & same_mtime & (same_etag | ~comparable))
 
     other_fingerprint = _numpy(pc.not_equal(old["fingerprint"], fingerprint))
-    # A skipped file has no vectors that could be of another model.
+    # A skipped file has no vectors, so its model does not matter.
     unmarked_skip = _numpy(pc.and_(pc.is_valid(old["reason"]), pc.equal(old["fingerprint"], "")))
     must_embed = (other_fingerprint & ~unmarked_skip) | full
     candidate = ~same_content | _numpy(old["racy"]) | must_embed
@@ -105,8 +105,8 @@ def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int
 def classify(candidate: Mapping[str, Any], content_hash: str) -> DocumentState:
     """The state of a row of CHANGE_SCHEMA (as a mapping) once its content is known.
 
-    ``UNCHANGED`` is a racy row that turned out to be the same in all respects. A file that must be embedded again
-    is ``CHANGED``, whatever its content.
+    ``UNCHANGED`` is a racy row whose content and metadata are the same. A file that must be embedded again is
+    ``CHANGED``, whatever its content.
     """
     if candidate["hash"] is None:
         return DocumentState.NEW
@@ -115,16 +115,16 @@ def classify(candidate: Mapping[str, Any], content_hash: str) -> DocumentState:
     return DocumentState.TOUCHED if candidate["metadata_differs"] else DocumentState.UNCHANGED
 
 
-def _align(wanted: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:
-    """For each wanted path its row in ``known``, or -1."""
-    if wanted.equals(known):
+def _align(paths: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:
+    """The row of each path in ``known``, or -1."""
+    if paths.equals(known):
         return np.arange(len(known), dtype=np.int64)
-    rows = pc.fill_null(pc.index_in(wanted, value_set=known), -1)
+    rows = pc.fill_null(pc.index_in(paths, value_set=known), -1)
     return np.asarray(rows.to_numpy(), dtype=np.int64)
 
 
 def _racy(listing: pa.Table, now_ns: int) -> pa.ChunkedArray:
-    """A store's own etag tells a later change; git's is of a moment before the file is read."""
+    """Which files are racy: the etag of a store reveals a later change, but git's is older than the read."""
     young = pc.greater(listing["mtime_ns"], now_ns - RACY_NS)
     unsure = pc.or_(pc.equal(listing["etag"], ""), pc.starts_with(listing["etag"], "git:"))
     return pc.and_(young, unsure)

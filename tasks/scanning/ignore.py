@@ -1,7 +1,7 @@
 """Which files of a tree are indexed: ignore files, ``--include``, ``--exclude`` and secrets.
 
-Patterns have gitignore syntax. They are matched a whole Arrow array of paths at a time: consecutive patterns
-of one sign are one regular expression, so that 100,000 paths cost some 20 ms for a hundred patterns.
+Patterns have gitignore syntax. They match a whole Arrow array of paths at a time: consecutive patterns of the same sign
+form one regular expression, so that 100,000 paths and a hundred patterns take about 20 ms.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from driftline.storage.errors import UsageError
 log = logging.getLogger(__name__)
 
 IGNORE_FILES = (".gitignore", ".driftlineignore")
-"""Read in every folder; the later one has the last word."""
+"""Read in every folder; the later one takes precedence."""
 
 NEVER_ENTERED = frozenset({".git", ".hg", ".svn", ".driftline"})
-"""Bookkeeping, not content: left out without a report."""
+"""Folders of metadata, which are skipped without a report."""
 
 SECRETS = (
     *(".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", "!.env.dist", "!.env.*.example"),
@@ -38,26 +38,26 @@ SECRETS = (
     *("secrets.json", "secrets.yaml", "secrets.yml", "secrets.toml"),
     *("client_secret*.json", "service-account*.json", "service_account*.json"),
 )
-"""Files that by their names hold credentials; matched in any case."""
+"""Names of files that usually hold credentials; matching ignores case."""
 
 _PATTERNS_PER_REGEX = 100
-"""RE2 bounds the memory of one expression; beyond it matching turns slow."""
+"""RE2 limits the memory of an expression; matching is slow beyond."""
 
-# The three ends that pathspec gives its regular expressions.
+# The endings of pathspec's regular expressions; "/" is the third.
 _DIRECTORY = "(?P<ps_d>/)"
 _ENTRY = "(?:(?P<ps_d>/)|$)"
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the caller wants of a source, in gitignore syntax; ``include`` means only these."""
+    """The caller's filters for a source, in gitignore syntax. A non-empty ``include`` selects only matching files."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     skip_secrets: bool = True
 
     def check(self) -> None:
-        """Raise UsageError for a pattern that cannot be used."""
+        """Check the patterns. Raises UsageError."""
         for pattern in (*self.include, *self.exclude):
             try:
                 regex, _ = GitIgnoreSpecPattern.pattern_to_regex(pattern)
@@ -65,15 +65,17 @@ class Rules:
             except (GitIgnorePatternError, IndexError):
                 usable = False
             if not usable or pattern.startswith("!"):
-                raise UsageError("A glob that cannot be used", repr(pattern), "Write it as in .gitignore, without '!'.")
+                raise UsageError(
+                    "The pattern is not valid", repr(pattern), "Use the syntax of .gitignore, without '!'."
+                )
 
 
 class PatternList:
-    """Gitignore patterns in their order: the last one that matches decides.
+    """Ordered gitignore patterns: the last match decides.
 
-    ``base`` is the folder that the patterns are relative to ("" or with a trailing slash). By default a pattern is
-    compared with one entry, as git does while it walks (folders are written with a trailing slash);
-    with ``descendants`` a match of a folder is one of everything below it.
+    Patterns are relative to the folder ``base`` ("" or with a trailing slash). By default a pattern matches a single
+    entry, as in git's walk (folders have a trailing slash). With ``descendants`` a match of a folder also matches
+    everything below it.
     """
 
     def __init__(self, lines: Iterable[str], base: str = "", *, descendants: bool = False, flags: str = "s") -> None:
@@ -84,7 +86,7 @@ class PatternList:
             try:
                 regex, positive = GitIgnoreSpecPattern.pattern_to_regex(line)
             except (GitIgnorePatternError, IndexError) as error:
-                log.debug("pattern %r in %r is left out: %s", line, base, error)
+                log.debug("skipped pattern %r in %r: %s", line, base, error)
                 continue
             if regex is None or positive is None:
                 continue
@@ -98,13 +100,13 @@ class PatternList:
         return bool(self._runs)
 
     def apply(self, paths: pa.Array, verdict: NDArray[np.bool_]) -> None:
-        """Set ``verdict`` (in place) where a pattern decides: True is matched, False is negated."""
+        """Update ``verdict`` in place where a pattern matches: True for a match, False for a negated one."""
         for positive, regex in self._runs:
             hit = pc.match_substring_regex(paths, regex)
             verdict[hit.to_numpy(zero_copy_only=False)] = positive
 
     def matches(self, paths: pa.Array) -> NDArray[np.bool_]:
-        """``(n,) bool``: the paths that the list selects."""
+        """``(n,) bool``: the paths that the patterns select."""
         verdict = np.zeros(len(paths), dtype=bool)
         self.apply(paths, verdict)
         return verdict
@@ -114,12 +116,12 @@ class PatternList:
         if _is_valid(joined):
             return joined
         good = [regex for regex in regexes if _is_valid(f"(?{self._flags}){regex}")]
-        log.warning("%d patterns of the ignore file in %r cannot be used", len(regexes) - len(good), self.base)
+        log.warning("skipped %d invalid patterns of the ignore file in %r", len(regexes) - len(good), self.base)
         return f"(?{self._flags})" + ("|".join(good) if good else r"\z.")
 
 
 class Matcher:
-    """The rules of a caller, compiled. Paths are relative to the source, after ``base`` (see PatternList)."""
+    """The compiled rules of a caller. Paths are ``base`` and the path in the source (see PatternList)."""
 
     def __init__(self, rules: Rules, base: str = "") -> None:
         self.exclude = PatternList(rules.exclude, base, descendants=True)
@@ -128,11 +130,11 @@ class Matcher:
         self._secrets = PatternList(SECRETS if rules.skip_secrets else (), base, flags="si")
 
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:
-        """``(n,) bool``: files that look like credentials."""
+        """``(n,) bool``: files that look like credentials by their names."""
         return self._secrets.matches(files)
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
-        """``(n,) bool``: files that the caller excludes or does not include."""
+        """``(n,) bool``: files that the rules exclude or do not include."""
         excluded = self.exclude.matches(files)
         if self._only_included:
             excluded |= ~self._include.matches(files)
@@ -140,7 +142,7 @@ class Matcher:
 
 
 def lets_through(rules: Rules, path: str) -> bool:
-    """Whether the caller's own patterns let a file be indexed; ignore files are not asked."""
+    """Whether the caller's patterns admit a file, regardless of ignore files."""
     return not Matcher(rules).excluded(pa.array([path], pa.string()))[0]
 
 
@@ -150,7 +152,7 @@ def read_ignore_file(data: bytes) -> list[str]:
 
 
 def _anchored(regex: str, base: str, *, descendants: bool) -> str:
-    # pathspec cuts "[[:alpha:]]" at its first "]".
+    # pathspec ends "[[:alpha:]]" at its first "]".
     regex = regex.replace(r":]\]", ":]]")
     if descendants:
         regex = regex.replace(_ENTRY, "(?:/|$)").replace(_DIRECTORY, "/")
@@ -158,7 +160,7 @@ def _anchored(regex: str, base: str, *, descendants: bool) -> str:
         regex = regex.removesuffix(_ENTRY) + "/?$"
     elif regex.endswith(_DIRECTORY):
         regex = regex.removesuffix(_DIRECTORY) + "/$"
-    elif regex.endswith("/"):  # "dir/**" selects what is in the folder, not the folder
+    elif regex.endswith("/"):  # "dir/**" selects the content of the folder, not the folder
         regex += "."
     if base:
         head = "^" + re.escape(base)

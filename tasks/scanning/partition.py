@@ -12,7 +12,7 @@ from driftline.tasks.scanning.scan import ScanResult, ScanSpec, scan, scan_paths
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpec:
-    """A part of a source; ``now_ns`` is when the run began to scan. With ``paths`` only these files are looked at."""
+    """A part of a source; ``now_ns`` is the start of the scan. With ``paths`` only these files are scanned."""
 
     scan: ScanSpec
     entity: Entity
@@ -21,7 +21,7 @@ class PartitionSpec:
 
 
 def scan_partition(spec: PartitionSpec, context: TaskContext) -> ScanResult:
-    """List the partition and compare it with what the manifest says of it."""
+    """List the partition and compare it with its slice of the manifest. Raises StorageError."""
     manifest = context.workspace.manifest(spec.entity)
     if spec.paths is not None:
         return scan_paths(spec.scan, spec.paths, manifest.get, now_ns=spec.now_ns)

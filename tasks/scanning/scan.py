@@ -1,4 +1,4 @@
-"""Scan a part of a source: list it, and compare it with its slice of the manifest."""
+"""Scan a part of a source: list it and compare it with its slice of the manifest."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 _SUBTREES_PER_PARTITION = 4
-"""More parts than partitions, so that partitions come out about equal."""
+"""More subtrees than partitions, so that partitions have similar sizes."""
 _MAX_PLAN_DEPTH = 4
 _MOST_FOLDERS_PER_PARTITION = 16
-"""In a bucket: each folder listed by itself is a request at least, where one listing of all has pages of 1,000."""
+"""The limit for buckets: each folder costs at least a request, while a flat listing has pages of 1,000."""
 
 ReadManifest = Callable[[Sequence[str]], pa.Table]
-"""Gives the manifest rows (MANIFEST_SCHEMA) of paths below any of the prefixes; more rows do no harm."""
+"""Reads the manifest rows (MANIFEST_SCHEMA) of paths below any of the prefixes, and possibly more."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanSpec:
-    """What to scan and how; picklable."""
+    """The inputs of a scan; picklable."""
 
     source: Source
     fingerprint: str
@@ -45,11 +45,11 @@ class ScanSpec:
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What a scan found.
+    """The result of a scan.
 
-    ``skipped`` (SKIPPED_SCHEMA): every file left out now, or unchanged since it was found unfit; ignored
-    folders are named once, with a trailing slash. ``listed`` counts the files compared. ``complete`` is False
-    if folders could not be read: they are in ``skipped``, and ``diff.deleted`` holds nothing of them.
+    ``skipped`` (SKIPPED_SCHEMA) has every file that is not indexed; an ignored folder has one row, with a trailing
+    slash. ``listed`` counts the compared files. ``complete`` is False if folders could not be read: they are in
+    ``skipped``, and ``diff.deleted`` has none of their files.
     """
 
     diff: Diff
@@ -59,9 +59,9 @@ class ScanResult:
 
 
 def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[tuple[Subtree, ...]]:
-    """About ``n`` disjoint parts that cover the source, folders that do not exist yet included.
+    """About ``n`` disjoint parts that cover the source, including folders that do not exist yet.
 
-    A bucket is taken apart only while that costs few requests.
+    A bucket is split only while that costs few requests.
     """
     if n <= 1:
         return [(Subtree(),)]
@@ -71,10 +71,10 @@ def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[
         if len(whole) >= n * _SUBTREES_PER_PARTITION:
             break
         below: dict[str, list[str]] = {}
-        found = subfolders(whole)
-        if not source.is_local and not 0 < len(found) <= n * _MOST_FOLDERS_PER_PARTITION:
+        folders = subfolders(whole)
+        if not source.is_local and not 0 < len(folders) <= n * _MOST_FOLDERS_PER_PARTITION:
             break
-        for folder in sorted(found):
+        for folder in sorted(folders):
             below.setdefault(folder[: folder.rindex("/", 0, -1) + 1] if "/" in folder[:-1] else "", []).append(folder)
         deeper: list[str] = []
         for prefix in whole:
@@ -87,7 +87,7 @@ def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[
 
 
 def scan(spec: ScanSpec, read_manifest: ReadManifest, *, now_ns: int) -> ScanResult:
-    """List the subtrees of ``spec`` and compare them. Raises StorageError if the listing fails."""
+    """List the subtrees of ``spec`` and compare them with the manifest. Raises StorageError."""
     listing = _list_local(spec) if spec.source.is_local else _list_remote(spec)
     manifest = read_manifest([subtree.prefix for subtree in spec.subtrees])
     if spec.subtrees != (Subtree(),):
@@ -96,15 +96,15 @@ def scan(spec: ScanSpec, read_manifest: ReadManifest, *, now_ns: int) -> ScanRes
 
 
 def scan_paths(spec: ScanSpec, paths: Sequence[str], read_manifest: ReadManifest, *, now_ns: int) -> ScanResult:
-    """As ``scan``, for these files only; a path that is no file (any more) counts as deleted if the manifest has it."""
-    wanted = sorted({path for path in paths if path and not path.endswith("/")})
+    """As ``scan``, for single files. A path that is not a file counts as deleted if the manifest has it."""
+    files = sorted({path for path in paths if path and not path.endswith("/")})
     if spec.source.is_local:
-        listing = _list_local(spec, wanted)
+        listing = _list_local(spec, files)
     else:
         listing = Listing()
-        _add_remote(listing, spec, [info for info in map(spec.source.stat, wanted) if info is not None])
-    manifest = read_manifest(wanted)
-    manifest = manifest.filter(pc.is_in(manifest["path"], pa.array(wanted, pa.string())))
+        _add_remote(listing, spec, [info for info in map(spec.source.stat, files) if info is not None])
+    manifest = read_manifest(files)
+    manifest = manifest.filter(pc.is_in(manifest["path"], pa.array(files, pa.string())))
     return _compare(spec, listing, manifest, now_ns)
 
 
@@ -141,7 +141,7 @@ def _list_local(spec: ScanSpec, paths: Sequence[str] | None = None) -> Listing:
     walk = Walk(spec.source.uri, spec.rules, work_tree, None if paths is None else above_and_self(paths))
     listing = walk.run(spec.subtrees if paths is None else (Subtree(),))
     if work_tree is not None and listing.paths:
-        # After the walk: see clean_blobs.
+        # after the walk, as clean_blobs requires
         prefixes = [subtree.prefix for subtree in spec.subtrees] if paths is None else paths
         blobs = clean_blobs(work_tree, prefixes)
         rows = pc.index_in(pa.array(listing.paths, pa.string()).cast(pa.binary()), value_set=blobs["path"])
@@ -167,9 +167,9 @@ def _list_remote(spec: ScanSpec) -> Listing:
     return listing
 
 
-def _add_remote(listing: Listing, spec: ScanSpec, found: Iterable[FileInfo]) -> None:
+def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> None:
     files = []
-    for info in found:
+    for info in infos:
         if _is_plain(info.path):
             files.append(info)
         else:
@@ -187,7 +187,7 @@ def _add_remote(listing: Listing, spec: ScanSpec, found: Iterable[FileInfo]) -> 
 
 
 def _is_plain(key: str) -> bool:
-    """Whether a key is a path that reads back as itself, and stays inside the source."""
+    """Whether a key is a canonical path inside the source."""
     parts = key.removesuffix("/").split("/")
     return not any(part in ("", ".", "..") for part in parts) and "?versionId=" not in key and "\0" not in key
 
@@ -199,11 +199,11 @@ def _subfolders(source: Source, rules: Rules) -> Callable[[Sequence[str]], list[
 
 
 def _subfolders_remote(source: Source, prefixes: Sequence[str]) -> list[str]:
-    """The folders directly in any of ``prefixes``; none where a listing has more than one page."""
-    found: list[str] = []
+    """The direct subfolders of ``prefixes``; none if a listing has more than one page."""
+    subfolders: list[str] = []
     for prefix in prefixes:
         folders, _, complete = source.first_look(prefix)
         if not complete:
             return []
-        found += filter(_is_plain, folders)
-    return found
+        subfolders += filter(_is_plain, folders)
+    return subfolders

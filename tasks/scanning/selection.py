@@ -1,7 +1,7 @@
-"""Which local files somebody names: a file, a folder, or a glob; ``~`` expands.
+"""Select local files by name: a file, a folder or a glob; ``~`` expands.
 
-A file is taken whatever it is. Folders and globs leave out what an index leaves out (``tasks/ignore``);
-a glob selects files, ``**`` in it any depth, and enters no folder that it cannot select from.
+A named file is always selected. Folders and globs skip what an index skips (``tasks.scanning.ignore``). A glob selects
+files, at any depth with ``**``, and does not enter folders in which it cannot match.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from driftline.tasks.scanning.scan import MAX_FILE_BYTES
 from driftline.tasks.scanning.walk import Subtree, Walk
 
 STDIN = "-"
-"""Standard input among the names of files."""
+"""The name of standard input."""
 
 _MAGIC = re.compile(r"[*?[]")
 _SPECIAL = re.compile(r"([\\*?\[\]])")
-_BLANK = re.compile(r"(\s)")  # at the end of a pattern they would be cut off
+_BLANK = re.compile(r"(\s)")  # at the end of a pattern, gitignore strips them
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Files below ``folder`` (as it was written, ``~`` expanded): the one called ``file``, or all that ``rules`` let
-    through.
-    """
+    """Files below ``folder`` (as written, with ``~`` expanded): ``file``, or all files that ``rules`` admit."""
 
     folder: str
     file: str | None = None
@@ -38,9 +36,9 @@ class Selection:
 
 
 def select(named: str) -> Selection:
-    """What ``named`` selects; a name that exists is no glob. Raises SourceNotFound, UsageError."""
+    """The selection of a name; the name of an existing file is not a glob. Raises SourceNotFound, UsageError."""
     if not named:
-        raise UsageError("A file name is empty", fix="Name files, folders or globs; a dot is the current folder.")
+        raise UsageError("A file name is empty", fix="Name files, folders or globs; '.' is the current folder.")
     path = os.path.expanduser(named)
     if os.path.isdir(path):
         return Selection(path)
@@ -61,7 +59,7 @@ def select(named: str) -> Selection:
 
 
 def is_glob(named: str) -> bool:
-    """Whether ``named`` is a glob: it has wildcards, and nothing is called so."""
+    """Whether a name is a glob: it has wildcards, and no such file exists."""
     return _MAGIC.search(named) is not None and not os.path.lexists(os.path.expanduser(named))
 
 
@@ -76,11 +74,11 @@ def files_named(
     stdin: bool = False,
     on_skip: Callable[[str, SkipReason], None] = lambda path, reason: None,
 ) -> Iterator[str]:
-    """The path of each file that ``names`` select, each once; those of one folder or glob sorted.
+    """The path of each file that ``names`` select, without duplicates; files of a folder or glob are sorted.
 
-    With ``stdin``, STDIN stands for itself. Files of more than MAX_FILE_BYTES are left out where they are not named
-    themselves, and ``on_skip`` is told. Raises SourceNotFound (a glob that selects nothing, too), AccessDenied,
-    StorageError, UsageError.
+    With ``stdin``, STDIN selects standard input. Files above MAX_FILE_BYTES that are not named themselves are skipped
+    and reported to ``on_skip``. Raises SourceNotFound, also for a glob without matches, AccessDenied, StorageError,
+    UsageError.
     """
     seen: set[str] = set()
     for name in names:
@@ -101,7 +99,7 @@ def _files(named: str, selection: Selection, on_skip: Callable[[str, SkipReason]
         raise AccessDenied("The folder cannot be read", selection.folder, "Check its permissions.")
     listing = Walk(root, selection.rules, find_work_tree(root)).run([Subtree()])
     if not listing.paths and selection.rules.include:
-        raise SourceNotFound("No file matches", named, "What an index leaves out must be named without a glob.")
+        raise SourceNotFound("No file matches", named, "Name files that an index skips without a glob.")
     for path, size in sorted(zip(listing.paths, listing.sizes, strict=True)):
         if size <= MAX_FILE_BYTES:
             yield prefix + path

@@ -1,4 +1,4 @@
-"""A run that looks only at what git says has changed since the commit that was indexed last."""
+"""Limit a run to the paths that git reports as changed since the last indexed commit (DESIGN, "After a commit")."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from driftline.tasks.scanning.ignore import IGNORE_FILES
 
 @dataclass(frozen=True, slots=True)
 class WorkTreeAtCommit:
-    """A work tree and the commit that was checked out when a run began.
+    """A work tree and the commit that is checked out when a run begins.
 
-    ``scanned_with`` stands for all else that decides what the run would index: a run with another one looks at all.
+    ``scanned_with`` is a hash of all settings that decide what a run indexes. A run with another one scans everything.
     """
 
     tree: WorkTree
@@ -27,7 +27,7 @@ class WorkTreeAtCommit:
 
     @classmethod
     def look(cls, root: str, rules: object) -> Self | None:
-        """The work tree that ``root`` lies in, or None; ``rules`` are anything whose ``repr`` tells them apart."""
+        """The work tree that contains ``root``, or None; the ``repr`` of ``rules`` identifies them."""
         tree = find_work_tree(root)
         commit = head(root) if tree is not None else None
         if tree is None or commit is None:
@@ -36,12 +36,12 @@ class WorkTreeAtCommit:
         return cls(tree, commit, content_hash(settings))
 
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
-        """What to look at for the index to be in step with the disk, if it was so with ``last``.
+        """The paths to scan so that an index that was exact at ``last`` is exact for the disk.
 
-        ``token`` is that of the lease held now, None for a dry run, which holds none and may be told too little.
+        ``token`` is that of the current lease, or None for a dry run, which holds no lease and may miss changes.
         """
         if last is None:
-            return ChangedPaths(None, "no commit is known to have been indexed")
+            return ChangedPaths(None, "no indexed commit is recorded")
         if token is not None and last.token != token - 1:
             return ChangedPaths(None, "another run has worked on the source since")
         if last.scanned_with != self.scanned_with:
@@ -52,7 +52,7 @@ class WorkTreeAtCommit:
         )
 
     def reached(self, token: int) -> IndexedCommit | None:
-        """What to record at the end of the run: None unless the disk is, and was all the while, at the commit."""
+        """The commit to record at the end of the run; None unless the disk is still at it."""
         if head(self.tree.root) != self.commit or changes_on_disk(self.tree, ignore_files=IGNORE_FILES).paths != ():
             return None
         return IndexedCommit(

@@ -1,4 +1,4 @@
-"""Tell the states of single documents without indexing them."""
+"""Determine the states of single documents without indexing them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from driftline.tasks.scanning.scan import ScanSpec, scan_paths
 def analyze_document_states(
     workspace: Workspace, entity_path: str, paths: Sequence[str]
 ) -> list[tuple[str, DocumentState]]:
-    """``(path, state)`` of these documents of a source, in the order given; paths are relative to it.
+    """``(path, state)`` of documents of a source, in the order of ``paths``, which are relative to the source.
 
-    Paths that are neither documents nor files that would become one are left out. Raises BadEntity,
-    UsageError before a first run, SourceNotFound.
+    Paths that are neither documents nor files to be indexed are left out. Raises BadEntity, UsageError before the first
+    run, SourceNotFound.
     """
     entity = Entity.parse(entity_path, workspace.config.hierarchy)
     record = workspace.source(entity)
     if record is None:
-        raise BadEntity("There is no such source", str(entity), "See: driftline sources")
+        raise BadEntity("There is no such source", str(entity), "List the sources with: driftline sources")
     if workspace.config.fingerprint is None:
         raise UsageError("The workspace has no model yet", workspace.objects.uri, "Index a source first.")
     source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
@@ -37,15 +37,15 @@ def analyze_document_states(
     spec = ScanSpec(source, workspace.config.fingerprint, rules=rules)
     documents = workspace.manifest(entity)
     manifest = documents.get(paths)
-    found = scan_paths(spec, paths, lambda prefixes: manifest, now_ns=time.time_ns()).diff
+    differences = scan_paths(spec, paths, lambda prefixes: manifest, now_ns=time.time_ns()).diff
     states = dict.fromkeys(manifest["path"].to_pylist(), DocumentState.UNCHANGED)
-    states |= dict.fromkeys(found.deleted["path"].to_pylist(), DocumentState.DELETED)
-    states |= dict.fromkeys(found.retouched["path"].to_pylist(), DocumentState.TOUCHED)
-    for change in pa.concat_tables([found.new, found.candidates]).to_pylist():
+    states |= dict.fromkeys(differences.deleted["path"].to_pylist(), DocumentState.DELETED)
+    states |= dict.fromkeys(differences.retouched["path"].to_pylist(), DocumentState.TOUCHED)
+    for change in pa.concat_tables([differences.new, differences.candidates]).to_pylist():
         try:
             digest = content_hash(source.read(change["path"]))
         except DriftlineError:
-            states[change["path"]] = DocumentState.DELETED  # it went away between the look at it and the read
+            states[change["path"]] = DocumentState.DELETED  # deleted after the scan
             continue
         states[change["path"]] = classify(change, digest)
     return [(path, states[path]) for path in paths if path in states]

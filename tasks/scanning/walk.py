@@ -1,6 +1,6 @@
-"""Walk a local tree, level by level, leaving out what the rules leave out.
+"""Walk a local tree level by level and skip what the rules exclude.
 
-Going by levels, the patterns of a whole level are matched at once, and only files that pass are stat'ed.
+The patterns of a whole level are matched at once, and only the remaining files are stat'ed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Subtree:
-    """A part of a source: all below ``prefix`` ("" or a folder with a trailing slash), but for the direct child
-    folders ``without`` (full relative paths with a trailing slash). So a folder that appears later belongs somewhere.
+    """A part of a source: everything below ``prefix`` ("" or a folder with a trailing slash) except the direct child
+    folders ``without`` (full relative paths with a trailing slash). So each folder that appears later is in some part.
     """
 
     prefix: str = ""
@@ -37,7 +37,7 @@ class Subtree:
 
 @dataclass(slots=True)
 class Listing:
-    """The files found (``etags`` may stay empty), the ones left out with their reasons, and what could not be read."""
+    """The listed files (``etags`` may be empty), the skipped ones with their reasons, and the unreadable paths."""
 
     paths: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -52,18 +52,18 @@ class Listing:
         self.skipped_reasons.extend([reason.value] * len(paths))
 
     def table(self) -> pa.Table:
-        """The files, LISTING_SCHEMA, sorted by path."""
+        """The listed files, LISTING_SCHEMA, sorted by path."""
         columns = [self.paths, self.sizes, self.mtimes, self.etags or [""] * len(self.paths)]
         return pa.table(columns, schema=LISTING_SCHEMA).sort_by("path")
 
     def skipped_table(self) -> pa.Table:
-        """The files left out, SKIPPED_SCHEMA."""
+        """The skipped files, SKIPPED_SCHEMA."""
         return pa.table([self.skipped_paths, self.skipped_reasons], schema=SKIPPED_SCHEMA)
 
 
 @dataclass(slots=True)
 class _Level:
-    """What the folders of one level hold. ``scopes`` says which slice of files and folders a list of patterns rules."""
+    """The entries of one level. ``scopes`` maps a list of patterns to the slices of files and folders it applies to."""
 
     files: list[os.DirEntry[str]] = field(default_factory=list)
     file_paths: list[str] = field(default_factory=list)
@@ -73,13 +73,13 @@ class _Level:
 
 
 class Walk:
-    """One walk over a local tree. ``only`` (files and all their folders) restricts it to the paths named."""
+    """One walk over a local tree. ``only`` (files and all their parent folders) restricts it to these paths."""
 
     def __init__(
         self, root: str, rules: Rules, work_tree: WorkTree | None = None, only: Collection[str] | None = None
     ) -> None:
         self._root = root.rstrip("/")
-        # Patterns of folders above the source are relative to those: match on paths from the top of the work tree.
+        # Patterns of folders above the source are relative to them, so paths are matched from the top of the work tree.
         self._above = work_tree.prefix if work_tree else ""
         self._matcher = Matcher(rules, self._above)
         self._only = only
@@ -89,7 +89,7 @@ class Walk:
         self.listing = Listing()
 
     def run(self, subtrees: Sequence[Subtree]) -> Listing:
-        """List the files of ``subtrees``. Raises StorageError if the root itself cannot be listed."""
+        """List the files of ``subtrees``. Raises StorageError if the root cannot be listed."""
         without = {folder for subtree in subtrees for folder in subtree.without}
         folders = sorted(subtree.prefix for subtree in subtrees)
         while folders:
@@ -100,7 +100,7 @@ class Walk:
         return self.listing
 
     def subfolders(self, folders: Sequence[str]) -> list[str]:
-        """The folders directly in any of ``folders`` that a walk would enter."""
+        """The direct subfolders of ``folders`` that a walk enters."""
         return self._keep_folders(self._scan(folders, frozenset()))
 
     def _scan(self, folders: Iterable[str], without: Collection[str]) -> _Level:
@@ -130,8 +130,8 @@ class Walk:
         return level
 
     def _scan_folder(self, folder: str, level: _Level, without: Collection[str]) -> list[str]:
-        """Add the entries of a folder to the level; the names of its ignore files, least important first."""
-        found = set()
+        """Add the entries of a folder to the level; returns the names of its ignore files, lowest precedence first."""
+        ignore_files = set()
         only = self._only
         with os.scandir(f"{self._root}/{folder}") as entries:
             for entry in entries:
@@ -141,7 +141,7 @@ class Walk:
                     continue
                 if entry.is_file(follow_symlinks=False):
                     if name in IGNORE_FILES:
-                        found.add(name)
+                        ignore_files.add(name)
                     if only is None or path in only:
                         level.files.append(entry)
                         level.file_paths.append(path)
@@ -156,12 +156,12 @@ class Walk:
                         self.listing.skip(SkipReason.OUTSIDE, _printable(path))
                 else:
                     self.listing.skip(SkipReason.UNREADABLE, _printable(path))  # a pipe, a socket, a device
-        return [name for name in IGNORE_FILES if name in found]
+        return [name for name in IGNORE_FILES if name in ignore_files]
 
     def _unlisted(self, folder: str, error: OSError) -> None:
         if not folder or not os.path.isdir(self._root):
             raise StorageError("The source cannot be listed", self._root, str(error)) from error
-        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):  # these have vanished
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):  # vanished meanwhile
             log.debug("cannot list %s: %s", folder, error)
             self.listing.skip(SkipReason.UNREADABLE, folder)
             self.listing.unread.append(folder)
@@ -188,7 +188,7 @@ class Walk:
         listing, files, paths = self.listing, level.files, level.file_paths
         for row in rows.tolist():
             try:
-                found = os.lstat(files[row])  # an entry's own stat() would keep a kilobyte for each file
+                info = os.lstat(files[row])  # an entry's own stat() keeps a kilobyte for each file
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -196,14 +196,14 @@ class Walk:
                 listing.skip(SkipReason.UNREADABLE, paths[row])
                 listing.unread.append(paths[row])
                 continue
-            if stat.S_ISREG(found.st_mode):
+            if stat.S_ISREG(info.st_mode):
                 listing.paths.append(paths[row])
-                listing.sizes.append(found.st_size)
-                listing.mtimes.append(found.st_mtime_ns)
+                listing.sizes.append(info.st_size)
+                listing.mtimes.append(info.st_mtime_ns)
 
     def _ignored(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.bool_]:
         ignored = np.zeros(len(paths), dtype=bool)
-        # From the top down (the sort is stable), so that the deepest file has the last word.
+        # From the top down (the sort is stable), so that the deepest ignore file takes precedence.
         for patterns, slices in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
             part = slices[folders]
             if part.stop > part.start:
@@ -211,7 +211,7 @@ class Walk:
         return ignored
 
     def _good_names(self, paths: Sequence[str]) -> NDArray[np.bool_]:
-        """False for names that are not UTF-8, which are reported."""
+        """False for names that are not UTF-8, which are reported as skipped."""
         good = np.ones(len(paths), dtype=bool)
         try:
             "".join(paths).encode()
@@ -229,7 +229,7 @@ class Walk:
         return pa.array([self._above + path for path in paths] if self._above else paths, pa.string())
 
     def _leads_astray(self, link: os.DirEntry[str], folder: str) -> bool:
-        """Whether a link leads outside or in a circle. Links are not followed: what they lead to inside is indexed."""
+        """Whether a link leads outside the source or in a circle. The target of any other link is indexed itself."""
         try:
             target = os.path.realpath(link.path, strict=True)
         except OSError as error:
@@ -239,7 +239,7 @@ class Walk:
         return not inside or here == target or here.startswith(target + "/")
 
     def _inherited(self, folder: str) -> tuple[PatternList, ...]:
-        """The patterns that the folders above ``folder`` hold."""
+        """The patterns of the folders above ``folder``."""
         stack = self._outer
         if folder:
             parts = folder.rstrip("/").split("/")
@@ -271,17 +271,17 @@ class Walk:
         except FileNotFoundError:
             return PatternList((), base)
         except OSError as error:
-            log.warning("the ignore file %s is not used: %s", path, error)
+            log.warning("cannot read the ignore file %s, which is skipped: %s", path, error)
             return PatternList((), base)
 
 
 def above_and_self(paths: Iterable[str]) -> set[str]:
     """The paths and every folder above them, folders with a trailing slash."""
-    wanted: set[str] = set()
+    names: set[str] = set()
     for path in paths:
-        wanted.add(path)
-        wanted.update(_folders_above(path))
-    return wanted
+        names.add(path)
+        names.update(_folders_above(path))
+    return names
 
 
 def _folders_above(path: str) -> Iterator[str]:
