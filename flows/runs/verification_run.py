@@ -20,9 +20,9 @@ from driftline.storage.leases.lease import look
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.clean_memory import open_catalog
-from driftline.tasks.maintenance.repair import mend_indexes, mend_source, set_aside
+from driftline.tasks.maintenance.repair import repair_indexes, repair_source, set_aside
 from driftline.tasks.maintenance.verify import OF_DOCUMENTS, OF_MEMORY, Finding, FindingKind, Verification, verify
-from driftline.tasks.maintenance.verify_memory import mend_memory, verify_memory
+from driftline.tasks.maintenance.verify_memory import repair_memory, verify_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class _Repair:
                 self.skip(f"Not repaired, because the source no longer exists: {finding.entity}")
             elif finding.kind in OF_DOCUMENTS:
                 damaged[entity][finding.fingerprint].add(finding.path)
-            elif finding.kind is FindingKind.LEDGER:
+            elif finding.kind is FindingKind.COMMIT_MARKER:
                 damaged[entity][finding.fingerprint] |= set()
             elif finding.kind is FindingKind.STAGED:
                 damaged[entity] |= {}
@@ -158,7 +158,7 @@ class _Repair:
                 self.skip(f"Not repaired, because {entity} has changed since it was checked: verify again")
                 continue
             try:
-                mend_source(self.workspace, entity, paths, self.run_id)
+                repair_source(self.workspace, entity, paths, self.run_id)
             except LeaseHeld as error:
                 self.skip(str(error))
                 continue
@@ -166,7 +166,7 @@ class _Repair:
                 self._index(entity)
         for tenant, names in indexes.items():
             try:
-                mend_indexes(self.workspace, Entity.of_directory(tenant), sorted(names), self.run_id)
+                repair_indexes(self.workspace, Entity.of_directory(tenant), sorted(names), self.run_id)
             except LeaseHeld as error:
                 self.skip(str(error))
 
@@ -178,7 +178,7 @@ class _Repair:
             self.skip(f"Not repaired, because the vectors of {name} need a model. Run: driftline memory rebuild {name}")
         try:
             if self.catalog is not None:
-                mend_memory(self.workspace, self.catalog, findings)
+                repair_memory(self.workspace, self.catalog, findings)
         except LeaseHeld as error:
             self.skip(str(error))
 

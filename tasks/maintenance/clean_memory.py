@@ -1,4 +1,4 @@
-"""Memory in a cleanup: its catalog, what has expired, and the blobs that no entry refers to."""
+"""The part of a cleanup that concerns memory: its catalog, expired entries, and retired blobs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from driftline.storage.workspace.workspace import Workspace
 
 @contextmanager
 def open_catalog(workspace: Workspace, url: str | None) -> Iterator[Catalog | None]:
-    """The catalog at ``url``, by default the one in the workspace; None where there is none. It is not created.
+    """The catalog at ``url``, by default the one in the workspace; None if there is none. It is never created.
 
-    Raises CatalogError, CatalogConnectionError, CatalogMismatch for one of a newer version.
+    Raises CatalogError, CatalogConnectionError, CatalogMismatch.
     """
     objects = workspace.objects
     if url is None and objects.is_local and objects.head(CATALOG) is not None:
@@ -36,7 +36,7 @@ def open_catalog(workspace: Workspace, url: str | None) -> Iterator[Catalog | No
 
 
 def drop_expired(workspace: Workspace, catalog: Catalog) -> int:
-    """Delete the entries that have expired, and tell the indexes; returns how many there were."""
+    """Delete expired entries and update the indexes; returns their number. Raises CatalogError, StorageError."""
     removed = collect_expired(catalog, datetime.now(UTC))
     if removed:
         Flusher(catalog, workspace.objects, None, lambda: datetime.now(UTC)).flush()
@@ -44,7 +44,7 @@ def drop_expired(workspace: Workspace, catalog: Catalog) -> int:
 
 
 def forget_deleted(workspace: Workspace, catalog: Catalog, deleted: Sequence[Orphan]) -> None:
-    """Forget that blobs were retired which are gone, by this cleanup or by an earlier one that was killed."""
+    """Remove deleted blobs from the catalog's list of retired ones, including those that a killed cleanup deleted."""
     _, retired = catalog.read(blob_references)
     gone = {orphan.path for orphan in deleted} & retired.keys()
     gone |= {path for path in retired.keys() - gone if workspace.objects.head(path) is None}

@@ -1,4 +1,4 @@
-"""The verbs of compaction: fold the deltas of a source, rewrite fragments of a table, take stock."""
+"""The tasks of a compaction: fold the deltas of a source, rewrite fragments of a table, collect figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from driftline.tasks.indexing.committer import settle
 
 @dataclass(frozen=True, slots=True)
 class RewriteSpec:
-    """One task of a compaction plan, of the table of a tenant and a fingerprint."""
+    """A task of a compaction plan for the table of a tenant and a fingerprint."""
 
     tenant: Entity
     fingerprint: str
@@ -27,7 +27,7 @@ class RewriteSpec:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a tenant's part of a workspace takes, and how its search fares; the last two are None without lines."""
+    """Sizes of a tenant's part of a workspace, and latency and recall of its search, which are None without lines."""
 
     files: int
     bytes: int
@@ -43,28 +43,28 @@ class Figures:
 
 
 def rewrite_fragments(spec: RewriteSpec, context: TaskContext) -> Any:
-    """Carry out one task of a plan, on any worker; returns what the commit wants."""
+    """Execute a task of a plan on any worker; returns its result for the commit."""
     return rewrite(context.workspace.lines(spec.tenant, spec.fingerprint), spec.task)
 
 
 def fold_deltas(workspace: Workspace, entity: Entity, lease: Lease) -> Folded:
-    """Settle what killed runs left of a source, then fold its deltas. The lease is that of the source."""
+    """Settle the staged deltas of a source, then fold its deltas under ``lease``, the lease of the source."""
     settle(workspace, entity, lease)
     lease.check()
     return workspace.manifest(entity).compact()
 
 
 def take_stock(workspace: Workspace, tenant: Entity) -> Figures:
-    """Count the tenant's files, and measure the search of the table that serves."""
-    found = list(workspace.objects.list(tenant.directory))
+    """Count the tenant's files, and measure the search of the serving table."""
+    files = list(workspace.objects.list(tenant.directory))
     tables = [table for table in workspace.line_tables(tenant) if table.exists()]
     quality = _quality([table for table in tables if table.fingerprint == workspace.config.fingerprint])
     return Figures(
-        files=len(found),
-        bytes=sum(info.size_bytes for info in found),
+        files=len(files),
+        bytes=sum(info.size_bytes for info in files),
         deltas=sum(len(workspace.manifest(entity).log().deltas) for entity, _ in workspace.sources(tenant)),
         fragments=sum(len(table.open().get_fragments()) for table in tables),
-        versions=sum(info.path.endswith(".manifest") for info in found),
+        versions=sum(info.path.endswith(".manifest") for info in files),
         p50_seconds=quality.p50_seconds if quality else None,
         recall_at_10=quality.recall if quality else None,
     )

@@ -24,10 +24,10 @@ _audit = logging.getLogger("driftline.audit")
 
 
 def store_time(objects: ObjectStore, listing: Iterable[ObjectInfo], *, may_write: bool) -> datetime:
-    """The time by the store's own clock: that of a small object, written for this and removed again.
+    """The time of the store's own clock, from a small object that is written and deleted again.
 
-    Without leave to write it is this host's time or that of the newest object, whichever is later: good enough to
-    report by, not to delete by.
+    Without ``may_write`` it is the later of this host's time and that of the newest object, which is good enough for a
+    report, but not for a deletion. Raises StorageError.
     """
     if not may_write:
         return max([datetime.now(UTC), *(info.modified for info in listing)])
@@ -38,13 +38,13 @@ def store_time(objects: ObjectStore, listing: Iterable[ObjectInfo], *, may_write
     finally:
         objects.delete([path])
     if info is None:
-        raise StorageError("The store does not show what was written to it", f"{objects.uri}/{path}")
+        raise StorageError("The store does not show a new object", f"{objects.uri}/{path}", "Try again later.")
     return info.modified
 
 
 @dataclass(slots=True)
 class Deletion:
-    """Deletes orphans in their order, in bounded batches; ``deleted`` grows as it goes and is right after a failure."""
+    """Deletes orphans in order, in bounded batches; ``deleted`` is exact even after a failure."""
 
     workspace: Workspace
     run_id: str
@@ -54,8 +54,8 @@ class Deletion:
     def run(self, orphans: Sequence[Orphan]) -> None:
         """Delete ``orphans``, each with a line in the log ``driftline.audit``.
 
-        Before each batch ``check`` is called and the identity of the workspace looked up once more. Raises
-        CleanupAborted when another workspace has taken its place, LeaseLost, StorageError.
+        Before each batch it calls ``check`` and compares the id of the workspace. Raises CleanupAborted, LeaseLost,
+        StorageError.
         """
         for start in range(0, len(orphans), DELETE_BATCH):
             batch = orphans[start : start + DELETE_BATCH]
@@ -84,9 +84,9 @@ class Deletion:
 
     def _check_identity(self) -> None:
         objects, known = self.workspace.objects, self.workspace.config.workspace_id
-        found = read_record(objects, CONFIG, WorkspaceConfig)
-        if found is None or found.workspace_id != known:
-            raise CleanupAborted("Another workspace has taken the place of this one", objects.uri, "Run it again.")
+        config = read_record(objects, CONFIG, WorkspaceConfig)
+        if config is None or config.workspace_id != known:
+            raise CleanupAborted("Another workspace has replaced this one", objects.uri, "Run the cleanup again.")
 
     def _line(self, orphan: Orphan) -> dict[str, object]:
         return {

@@ -1,4 +1,4 @@
-"""Keep writers out while files are judged and deleted (DESIGN, "Cleanup", step 3)."""
+"""Fence off writers while a cleanup judges and deletes files (DESIGN, "Cleanup", step 3)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from driftline.tasks.indexing.committer import finish_staged
 class Fence:
     """Leases that keep writers out while files are judged and deleted; a context manager that releases them.
 
-    ``tenants`` are those whose tables may be judged, ``sources`` those whose staged deltas may, as directories.
-    ``published`` counts the commits of killed runs that were finished on the way.
+    ``tenants`` and ``sources`` are the directories of those whose tables or staged deltas may be judged. ``published``
+    counts the staged deltas of killed runs that taking the leases has published. ``skip`` gets a message for each busy
+    tenant or source.
     """
 
     workspace: Workspace
     run_id: str
-    tell: Callable[[str], None]
+    skip: Callable[[str], None]
     tenants: set[str] = field(default_factory=set)
     sources: set[str] = field(default_factory=set)
     published: int = 0
@@ -39,7 +40,7 @@ class Fence:
         self._stack.close()
 
     def take_tenant(self, tenant: Entity, sources: Iterable[Entity]) -> None:
-        """Keep everyone from writing to the tables of ``tenant``, or none at all while one of its sources is busy."""
+        """Fence off all writers to the tables of ``tenant``, or none if one of its sources is busy."""
         with ExitStack() as stack:
             try:
                 leases = [stack.enter_context(self._acquire(lease_path(tenant, "maintenance")))]
@@ -47,28 +48,28 @@ class Fence:
                     leases.append(stack.enter_context(self._acquire(lease_path(source))))
                     self._settle(source, leases[-1])
             except LeaseHeld as error:
-                self.tell(f"The tables of {tenant} are left alone: {error}")
+                self.skip(f"Skipped the tables of {tenant}: {error}")
                 return
             self._stack.push(stack.pop_all())
             self._leases += leases
             self.tenants.add(tenant.directory)
 
     def take_source(self, source: Entity) -> None:
-        """Keep other runs from ``source``, unless one works on it."""
+        """Fence off other runs of ``source``, unless one holds its lease."""
         if source.directory in self.sources:
             return
         with ExitStack() as stack:
             try:
                 lease = stack.enter_context(self._acquire(lease_path(source)))
             except LeaseHeld as error:
-                self.tell(f"The staged deltas of {source} are left alone: {error}")
+                self.skip(f"Skipped the staged deltas of {source}: {error}")
                 return
             self._settle(source, lease)
             self._stack.push(stack.pop_all())
             self._leases.append(lease)
 
     def check(self) -> None:
-        """Raises LeaseLost when anyone may have got in."""
+        """Check that all leases are still held. Raises LeaseLost."""
         for lease in self._leases:
             lease.check()
 
@@ -82,20 +83,20 @@ class Fence:
 
 
 def release_abandoned(workspace: Workspace, run_id: str) -> int:
-    """Take over the leases whose holders are provably dead, finish what they had staged, release; returns how many.
+    """Release the leases whose holders are provably dead, after settling their staged deltas; returns their number.
 
-    What another run takes meanwhile is left to it. Raises StorageError.
+    Leases that another run takes meanwhile are skipped. Raises StorageError.
     """
     released = 0
 
-    def left_to_another(_: str) -> None:
+    def taken_meanwhile(_: str) -> None:
         nonlocal released
         released -= 1
 
     for source, _ in workspace.sources():
         if look(workspace.objects, lease_path(source)).is_abandoned:
             released += 1
-            with Fence(workspace, run_id, left_to_another) as fence:
+            with Fence(workspace, run_id, taken_meanwhile) as fence:
                 fence.take_source(source)
     for tenant in workspace.tenants():
         path = lease_path(tenant, "maintenance")
@@ -105,23 +106,23 @@ def release_abandoned(workspace: Workspace, run_id: str) -> int:
     return released
 
 
-def unleased(found: Survey, tenants: Iterable[Entity], tell: Callable[[str], None]) -> tuple[set[str], set[str]]:
-    """The tenants and the sources, as directories, that a fence could be put around; takes no lease."""
+def unleased(survey: Survey, tenants: Iterable[Entity], skip: Callable[[str], None]) -> tuple[set[str], set[str]]:
+    """The directories of the tenants and of the sources without busy leases, which a Fence could take; takes none."""
     idle, open_sources = set(), set()
     for tenant in tenants:
-        sources = found.sources_of(tenant.directory)
+        sources = survey.sources_of(tenant.directory)
         busy = [
-            f"{path}: {found.leases[path].holder}"
+            f"{path}: {survey.leases[path].holder}"
             for path in [lease_path(tenant, "maintenance"), *map(lease_path, sorted(sources))]
-            if path in found.leases and not found.leases[path].is_free
+            if path in survey.leases and not survey.leases[path].is_free
         ]
         if busy:
-            tell(f"The tables of {tenant} would be left alone: {busy[0]}")
+            skip(f"Would skip the tables of {tenant}: {busy[0]}")
         else:
             idle.add(tenant.directory)
         open_sources |= {
             source.directory
             for source in sources
-            if lease_path(source) not in found.leases or found.leases[lease_path(source)].is_free
+            if lease_path(source) not in survey.leases or survey.leases[lease_path(source)].is_free
         }
     return idle, open_sources

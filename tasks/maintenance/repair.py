@@ -1,4 +1,4 @@
-"""Mend what a verification has found, so that an index run can put it right (DESIGN, "Verification")."""
+"""Remove the findings of a verification, so that an index run can complete the repair (DESIGN, "Verification")."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DAMAGED_PREFIX = "_damaged_"
 
 
 def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
-    """Rename a damaged base or delta of ``entity``, so that the rest of the manifest can be read. Raises LeaseHeld.
+    """Rename a damaged base or delta of ``entity``, so that the rest of the manifest is readable. Raises LeaseHeld.
 
-    Documents that it told of are then found by their lines, or by the next index run.
+    The lines of its documents, or the next index run, reveal them again. Returns whether a file was renamed.
     """
     directory, _, name = path.rpartition("/")
     if directory != entity.directory or not name.startswith("_index"):
@@ -33,10 +33,10 @@ def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> b
     return False
 
 
-def mend_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
-    """Settle ``entity``, and take the documents ``paths`` out of each table, by fingerprint. Raises LeaseHeld.
+def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
+    """Settle ``entity``, and remove the documents ``paths`` from each table, by fingerprint. Raises LeaseHeld.
 
-    A table without documents to take out gets its commit marker renewed, so that there is one.
+    A table without documents to remove gets a new commit marker, so that there is exactly one.
     """
     with acquire(workspace.objects, lease_path(entity), run_id) as lease:
         settle(workspace, entity, lease)
@@ -51,8 +51,8 @@ def mend_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[st
             batch = committer.batch
 
 
-def mend_indexes(workspace: Workspace, tenant: Entity, names: Sequence[str], run_id: str) -> None:
-    """Build the search indexes ``names`` of the table that serves anew. Raises LeaseHeld."""
+def repair_indexes(workspace: Workspace, tenant: Entity, names: Sequence[str], run_id: str) -> None:
+    """Rebuild the search indexes ``names`` of the serving table. Raises LeaseHeld."""
     with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
         table = workspace.lines(tenant)
         drop(table, names)

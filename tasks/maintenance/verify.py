@@ -1,4 +1,4 @@
-"""Check a workspace against itself: documents against lines, lines against documents, indexes against both."""
+"""Check the consistency of a workspace: documents against lines, lines against documents, indexes against both."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from driftline.storage.workspace.workspace import Workspace
 
 
 class FindingKind(enum.StrEnum):
-    """What can be wrong with a workspace."""
+    """The kinds of inconsistency."""
 
     UNREADABLE = "unreadable"
     MISSING_LINES = "document without its lines"
     WRONG_COUNT = "document with another number of lines"
-    OTHER_CONTENT = "lines of another content than the document's"
+    STALE_LINES = "stale lines"
     NO_DOCUMENT = "lines without a document"
-    REPEATED = "line that stands twice"
-    LEDGER = "source without exactly one commit marker"
+    DUPLICATE_LINES = "duplicate line"
+    COMMIT_MARKER = "source without exactly one commit marker"
     STAGED = "staged delta of a dead run"
     INDEX = "index that does not cover what it claims"
     BLOB = "memory entry without its value"
@@ -38,20 +38,20 @@ class FindingKind(enum.StrEnum):
 OF_DOCUMENTS = {
     FindingKind.MISSING_LINES,
     FindingKind.WRONG_COUNT,
-    FindingKind.OTHER_CONTENT,
+    FindingKind.STALE_LINES,
     FindingKind.NO_DOCUMENT,
-    FindingKind.REPEATED,
+    FindingKind.DUPLICATE_LINES,
 }
-"""What is mended by indexing the document anew."""
+"""Findings that are repaired by indexing the document again."""
 OF_MEMORY = {FindingKind.BLOB, FindingKind.MEMORY_INDEX, FindingKind.MEMORY_VECTORS}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. ``path`` is a document of ``entity``, a file of the workspace, the name of an index, or
-    the key of a memory entry.
+    """One inconsistency.
 
-    ``fingerprint`` names the table that it concerns, "" for none.
+    ``path`` is a document of ``entity``, a file of the workspace, the name of an index, or the key of a memory entry.
+    ``fingerprint`` is that of the affected table, "" for none.
     """
 
     kind: FindingKind
@@ -63,7 +63,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Verification:
-    """What was checked and found. ``busy`` are the sources that a run worked on meanwhile: they were not judged."""
+    """The result of a verification. ``busy`` are the skipped sources, which another run worked on meanwhile."""
 
     documents: int = 0
     lines: int = 0
@@ -73,28 +73,28 @@ class Verification:
     leases: dict[Entity, Sighting] = field(default_factory=dict)
 
 
-def verify(workspace: Workspace, tell: Callable[[str], None]) -> Verification:
-    """Check every tenant of ``workspace``; read access is enough. Damage is found, not raised.
+def verify(workspace: Workspace, on_phase: Callable[[str], None]) -> Verification:
+    """Check every tenant of ``workspace``; read access is enough. Damage is a finding, not an error.
 
     Raises WorkspaceTooNew, AccessDenied, StorageError.
     """
-    found = Verification()
+    verification = Verification()
     for tenant in workspace.tenants():
-        tell(f"checking {tenant}")
-        _Tenant(workspace, tenant, found).check()
-    return found
+        on_phase(f"checking {tenant}")
+        _TenantCheck(workspace, tenant, verification).run()
+    return verification
 
 
-class _Tenant:
-    def __init__(self, workspace: Workspace, tenant: Entity, found: Verification) -> None:
+class _TenantCheck:
+    def __init__(self, workspace: Workspace, tenant: Entity, verification: Verification) -> None:
         self._workspace = workspace
         self._tenant = tenant
-        self._found = found
+        self._verification = verification
         self._findings: list[Finding] = []
         self._manifests: dict[Entity, pa.Table] = {}
         self._unknown: set[str] = set()
 
-    def check(self) -> None:
+    def run(self) -> None:
         sources = self._sources()
         before = {source: self._look(source) for source in sources}
         for source in sources:
@@ -110,12 +110,12 @@ class _Tenant:
             for index, detail in check_indexes(table) if exists else ():
                 self._add(FindingKind.INDEX, self._tenant, index, detail, table.fingerprint)
         busy = {str(source) for source in sources if not before[source].is_free or before[source] != self._look(source)}
-        self._found.busy += sorted(busy)
-        self._found.findings += [finding for finding in self._findings if finding.entity not in busy]
-        self._found.leases |= before
+        self._verification.busy += sorted(busy)
+        self._verification.findings += [finding for finding in self._findings if finding.entity not in busy]
+        self._verification.leases |= before
 
     def _sources(self) -> list[Entity]:
-        """Those that are bound to a place, and those that a run has ever worked on."""
+        """The sources bound to a URI, and those that a run has ever leased."""
         workspace, directory = self._workspace, f"{self._tenant.directory}/_leases"
         leased = (leased_entity(info.path) for info in workspace.objects.list(directory, recursive=False))
         bound = workspace.entities(self._tenant)
@@ -131,20 +131,20 @@ class _Tenant:
             self._unknown.add(str(source))
             return
         self._manifests[source] = manifest
-        self._found.documents += len(manifest)
+        self._verification.documents += len(manifest)
         for batch in documents.staged():
             self._add(FindingKind.STAGED, source, f"{batch.run_id}, batch {batch.batch}", "The next run settles it.")
 
     def _tables(self) -> list[LineTable]:
-        """The table that serves, and those that documents have moved to."""
-        wanted = {self._workspace.config.fingerprint}
+        """The serving table, and those of other fingerprints in the manifests."""
+        fingerprints = {self._workspace.config.fingerprint}
         for manifest in self._manifests.values():
-            wanted.update(pc.unique(manifest["fingerprint"]).to_pylist())
-        return [self._workspace.lines(self._tenant, fingerprint) for fingerprint in sorted(filter(None, wanted))]
+            fingerprints.update(pc.unique(manifest["fingerprint"]).to_pylist())
+        return [self._workspace.lines(self._tenant, fingerprint) for fingerprint in sorted(filter(None, fingerprints))]
 
     def _compare(self, table: LineTable, inventory: Inventory) -> None:
         serves = table.fingerprint == self._workspace.config.fingerprint
-        self._found.lines += pc.sum(inventory.counts["rows"]).as_py() or 0 if serves else 0
+        self._verification.lines += pc.sum(inventory.counts["rows"]).as_py() or 0 if serves else 0
         names = {str(source): source for source in self._manifests}
         for name in sorted({*inventory.counts["entity"].unique().to_pylist(), *names} - self._unknown):
             manifest = self._manifests.get(names[name]) if name in names else None
@@ -152,11 +152,11 @@ class _Tenant:
                 self._add(kind, name, path, detail, table.fingerprint)
         for name, path in sorted(inventory.repeated):
             if name not in self._unknown:
-                self._add(FindingKind.REPEATED, name, path, "A line of it is there more than once.", table.fingerprint)
+                self._add(FindingKind.DUPLICATE_LINES, name, path, "It has duplicate lines.", table.fingerprint)
         for name in sorted({*inventory.counts["entity"].unique().to_pylist(), *inventory.markers} - self._unknown):
             rows = inventory.markers.get(name, 0)
             if rows != 1:
-                self._add(FindingKind.LEDGER, name, "", f"It has {rows}.", table.fingerprint)
+                self._add(FindingKind.COMMIT_MARKER, name, "", f"It has {rows}.", table.fingerprint)
 
     def _look(self, source: Entity) -> Sighting:
         try:
@@ -177,11 +177,11 @@ class _Tenant:
 def compare(
     manifest: pa.Table | None, counts: pa.Table, fingerprint: str, *, serves: bool
 ) -> Iterator[tuple[FindingKind, str, str]]:
-    """``(kind, path, detail)`` for each document whose lines are not what ``manifest`` says; pure.
+    """``(kind, path, detail)`` for each document whose lines differ from ``manifest``; pure.
 
     ``manifest`` has path, hash, lines and fingerprint, ``counts`` path, hash and rows. Only documents embedded with
-    ``fingerprint`` are judged; while others are on their way to another table, the one that ``serves`` may
-    keep lines of what has moved or gone.
+    ``fingerprint`` are judged. During a re-embedding the table that ``serves`` may keep lines of documents that have
+    moved or were deleted.
     """
     if manifest is None:
         manifest = pa.table({"path": [], "hash": [], "lines": [], "fingerprint": []}, schema=_MANIFEST)
@@ -189,17 +189,17 @@ def compare(
     moving = serves and not pc.all(pc.or_(ours, pc.equal(manifest["lines"], 0)), min_count=0).as_py()
     documents = manifest.filter(ours).select(["path", "hash", "lines"])
     joined = documents.join(counts, ["path", "hash"], join_type="full outer")
-    wanted, there = pc.fill_null(joined["lines"], 0), pc.fill_null(joined["rows"], 0)
-    for row in joined.filter(pc.not_equal(wanted, there)).sort_by("path").to_pylist():
+    expected, actual = pc.fill_null(joined["lines"], 0), pc.fill_null(joined["rows"], 0)
+    for row in joined.filter(pc.not_equal(expected, actual)).sort_by("path").to_pylist():
         if row["lines"] is not None:
             kind = FindingKind.WRONG_COUNT if row["rows"] else FindingKind.MISSING_LINES
             yield kind, row["path"], f"{row['rows'] or 0:,} lines of {row['lines']:,}"
-    strays = joined.filter(pc.and_(pc.is_null(joined["lines"]), pc.greater(there, 0)))
+    strays = joined.filter(pc.and_(pc.is_null(joined["lines"]), pc.greater(actual, 0)))
     if moving:
         strays = strays.filter(pc.is_in(strays["path"], documents["path"]))
     known = pc.is_in(strays["path"], documents["path"]).to_pylist()
     for row, is_known in zip(strays.select(["path", "rows"]).to_pylist(), known, strict=True):
-        kind = FindingKind.OTHER_CONTENT if is_known else FindingKind.NO_DOCUMENT
+        kind = FindingKind.STALE_LINES if is_known else FindingKind.NO_DOCUMENT
         yield kind, row["path"], f"{row['rows']:,} lines"
 
 

@@ -1,4 +1,4 @@
-"""Memory in a verification: blobs, indexes and vectors against the catalog, which is the truth."""
+"""The part of a verification that concerns memory: blobs, indexes and vectors against the catalog, the truth."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from driftline.tasks.maintenance.verify import Finding, FindingKind, Verificatio
 
 READ_THREADS = 16
 EVER = datetime(1, 1, 1, tzinfo=UTC)
-"""At this time nothing had expired."""
+"""A time before any expiry."""
 _KEYS_IN_A_DETAIL = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """The entries of a tenant in the catalog, by the directory of their owner."""
+class _CatalogEntries:
+    """The entries of a tenant in the catalog, sorted by the directory of their owner."""
 
     paths: list[str]
     rows: list[tuple[str, str, str]]
@@ -38,14 +38,14 @@ class _Known:
 
     def at_or_below(self, directory: str) -> Iterator[tuple[str, str, str]]:
         yield from self.rows[bisect_left(self.paths, directory) : bisect_right(self.paths, directory)]
-        # "0" follows "/": between these two lies what is below, and nothing beside it, such as project:a-b.
+        # "0" follows "/": the range between them holds the descendants, but no sibling such as project:a-b.
         yield from self.rows[bisect_left(self.paths, f"{directory}/") : bisect_left(self.paths, f"{directory}0")]
 
 
-def verify_memory(workspace: Workspace, catalog: Catalog, found: Verification) -> None:
-    """Add to ``found`` what is wrong with the memory of each tenant; one that is written meanwhile is not judged.
+def verify_memory(workspace: Workspace, catalog: Catalog, verification: Verification) -> None:
+    """Add the findings in the memory of each tenant to ``verification``; a tenant written meanwhile is skipped.
 
-    Raises CatalogMismatch for the catalog of another workspace, CatalogError, StorageError.
+    Raises CatalogMismatch, CatalogError, StorageError.
     """
     catalog.check(workspace.config.workspace_id)
     for tenant in catalog.read(entity_tree.all_tenants):
@@ -53,14 +53,14 @@ def verify_memory(workspace: Workspace, catalog: Catalog, found: Verification) -
         before = catalog.read(rev)
         findings, entries = _check(workspace, catalog, tenant)
         if catalog.read(rev) != before:
-            found.busy.append(f"memory of {tenant}")
+            verification.busy.append(f"memory of {tenant}")
             continue
-        found.memory_entries += entries
-        found.findings += findings
+        verification.memory_entries += entries
+        verification.findings += findings
 
 
-def mend_memory(workspace: Workspace, catalog: Catalog, findings: Sequence[Finding]) -> None:
-    """Make the indexes of ``findings`` anew from the catalog. Raises LeaseHeld, with some of them done."""
+def repair_memory(workspace: Workspace, catalog: Catalog, findings: Sequence[Finding]) -> None:
+    """Rebuild the indexes of ``findings`` from the catalog. Raises LeaseHeld, possibly after rebuilding some."""
     wrong: dict[str, list[Entity]] = defaultdict(list)
     for finding in findings:
         if finding.kind is FindingKind.MEMORY_INDEX:
@@ -78,12 +78,12 @@ def _check(workspace: Workspace, catalog: Catalog, tenant: Entity) -> tuple[list
     alive = [row for row in rows if row.expires is None or row.expires > now]
     listing = {info.path: info.size_bytes for info in workspace.objects.list(tenant.directory)}
     findings = [
-        Finding(FindingKind.BLOB, tenant.directory, row.key, f"{row.blob_path} is missing or of another size")
+        Finding(FindingKind.BLOB, tenant.directory, row.key, f"{row.blob_path} is missing or has another size")
         for row in alive
         if row.blob_path is not None and listing.get(row.blob_path) != row.size_bytes
     ]
     ordered = sorted((row.path, row.key, row.content_hash) for row in alive if row.key not in waiting)
-    known = _Known([path for path, _, _ in ordered], [(key, path, digest) for path, key, digest in ordered])
+    known = _CatalogEntries([path for path, _, _ in ordered], [(key, path, digest) for path, key, digest in ordered])
     entities = catalog.read(lambda connection: entity_tree.descendants(connection, tenant))
     directories = {tenant.directory, *(record.entity.directory for record in entities)}
     of_sources = workspace.config.hierarchy[-1]
@@ -105,18 +105,18 @@ def _compare(
     workspace: Workspace,
     tenant: Entity,
     directory: str,
-    want: set[tuple[str, str, str]],
+    expected: set[tuple[str, str, str]],
     waiting: frozenset[str],
     now: datetime,
 ) -> Finding | None:
-    """What has expired may be in the index or not."""
+    """Compare an index with the catalog; expired entries may be in the index or not."""
     try:
-        held = MemoryIndex(workspace.objects, directory).read(columns=["key", "entity", "content_hash", "expires"])
+        table = MemoryIndex(workspace.objects, directory).read(columns=["key", "entity", "content_hash", "expires"])
     except CorruptFile as error:
         return Finding(FindingKind.MEMORY_INDEX, tenant.directory, directory, str(error))
-    rows = zip(*(column.to_pylist() for column in held.columns), strict=True)
-    have = {row[:3] for row in rows if row[0] not in waiting and (row[3] is None or row[3] > now)}
-    wrong = sorted({key for key, _, _ in have ^ want})
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    actual = {row[:3] for row in rows if row[0] not in waiting and (row[3] is None or row[3] > now)}
+    wrong = sorted({key for key, _, _ in actual ^ expected})
     if not wrong:
         return None
     named = ", ".join(map(repr, wrong[:_KEYS_IN_A_DETAIL]))
@@ -128,7 +128,7 @@ def _compare(
 def _vectors(
     workspace: Workspace, tenant: Entity, known: set[tuple[str, int]], waiting: frozenset[str]
 ) -> Iterator[Finding]:
-    """Vectors of what is not in the catalog. Which entries have text, and should have one, only a model could tell."""
+    """Vectors of entries that are not in the catalog. Missing vectors cannot be detected without a model."""
     for table in vector_tables(workspace.objects, tenant):
         kind, name = FindingKind.MEMORY_VECTORS, table.fingerprint
         try:
@@ -140,5 +140,5 @@ def _vectors(
         stale = sorted({each[0] for each in revs if each not in known and each[0] not in waiting})
         repeated = len(keys) - len(set(keys))
         if stale or repeated:
-            detail = f"{len(stale):,} are of entries that are gone or have changed, {repeated:,} stand twice"
+            detail = f"{len(stale):,} vectors are stale, {repeated:,} are duplicates"
             yield Finding(kind, tenant.directory, table.path, detail, name)

@@ -15,7 +15,7 @@ import pytest
 from driftline.storage.entities import Entity
 from driftline.storage.ids import new_ulid
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.repair import mend_source
+from driftline.tasks.maintenance.repair import repair_source
 from tests.support.oracle import assert_in_step, files_below
 
 Driftline = Callable[..., Any]
@@ -154,7 +154,7 @@ def test_a_shallow_clone_is_scanned_and_embeds_nothing_twice(ci: Driftline, repo
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repository}", "checkout/web")
     found = source_of(ci("--json", tmp_path / "checkout" / "web"))
     assert (found["base"], found["new"], found["touched"], found["lines_embedded"]) == (None, 1, 3, 1)
-    assert "this clone does not hold" in found["full_scan_reason"]
+    assert "this clone lacks" in found["full_scan_reason"]
     assert_exact(tmp_path / "checkout" / "web", tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_documents_removed_by_a_repair_are_indexed_again_at_the_same_commit(
     source_of(ci("--json"))
     workspace = Workspace.open(str(tmp_path / "index"))
     assert workspace.config.fingerprint is not None
-    mend_source(workspace, ENTITY, {workspace.config.fingerprint: {"src/a.py"}}, new_ulid())
+    repair_source(workspace, ENTITY, {workspace.config.fingerprint: {"src/a.py"}}, new_ulid())
     found = source_of(ci("--json"))
     assert (found["base"], found["new"]) == (None, 1)
     assert "another run" in found["full_scan_reason"]

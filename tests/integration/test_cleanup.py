@@ -119,10 +119,10 @@ def test_age_is_judged_by_the_clock_of_the_store(local: Corner) -> None:
 
 
 def test_run_records_are_deleted_after_their_retention(local: Corner) -> None:
-    ledgers = sorted(path for path in local.paths() if "/_runs/" in path)
-    for path in ledgers:
+    records = sorted(path for path in local.paths() if "/_runs/" in path)
+    for path in records:
         make_old(f"{local.uri}/{path}", (RETENTION_DAYS + 1) * 86_400)
-    assert found(clean(local.uri)) == {ledgers[0]: Reason.EXPIRED}
+    assert found(clean(local.uri)) == {records[0]: Reason.EXPIRED}
 
 
 # -- spelling ------------------------------------------------------------------------------------
@@ -351,10 +351,10 @@ def test_each_deletion_is_in_the_audit_log_and_in_the_run_history_of_its_tenant(
     assert {line["path"]: line["reason"] for line in lines} == {path: str(why) for path, why in planted.items()}
     assert {line["run_id"] for line in lines} == {report.run_id}
     assert all(line["size_bytes"] >= 0 and line["age_seconds"] >= 0 and line["time"] for line in lines)
-    ledger = RunHistory(local.workspace.objects, ENTITY.tenant).last()
-    assert ledger is not None
-    assert (ledger.kind, ledger.run_id, ledger.outcome) == ("cleanup", report.run_id, "done")
-    assert {entry["path"] for entry in ledger.report["deleted"]} == {path for path in planted if "/" in path}
+    record = RunHistory(local.workspace.objects, ENTITY.tenant).last()
+    assert record is not None
+    assert (record.kind, record.run_id, record.outcome) == ("cleanup", report.run_id, "done")
+    assert {entry["path"] for entry in record.report["deleted"]} == {path for path in planted if "/" in path}
 
 
 def test_a_replaced_workspace_aborts_the_cleanup(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,11 +389,11 @@ def test_failing_deletions_are_retried_only_while_they_progress(local: Corner, m
     with pytest.raises(StorageError):
         clean(local.uri)
     assert calls == [len(planted), len(planted) - 1, len(planted) - 2]
-    ledger = RunHistory(local.workspace.objects, ENTITY.tenant).last()
-    assert ledger is not None
-    assert ledger.outcome == "storage_error"
+    record = RunHistory(local.workspace.objects, ENTITY.tenant).last()
+    assert record is not None
+    assert record.outcome == "storage_error"
     assert len(set(planted) - local.paths()) == 2
-    assert ledger.report["deleted_count"] <= 2
+    assert record.report["deleted_count"] <= 2
 
 
 # -- command line --------------------------------------------------------------------------------

@@ -291,8 +291,8 @@ def test_skipped_files_are_in_the_run_history_with_their_reason(tree: Path, drif
         "logo.png": "binary",
     } | {path: reason for path, reason in reasons.items() if reason == "excluded"}
     at = ("--workspace", tree / ".driftline", "--json")
-    ledger = driftline("status", *at).json["last_run"]["report"]["sources"][0]["skipped"]
-    assert {skip["path"]: skip["reason"] for skip in ledger} == reasons
+    skipped = driftline("status", *at).json["last_run"]["report"]["sources"][0]["skipped"]
+    assert {skip["path"]: skip["reason"] for skip in skipped} == reasons
     found = {hit["path"] for hit in driftline("search", "x", "--top-k", 100, "-n", 0, *at).json["results"]}
     found |= {hit["path"] for hit in driftline("search", "print parser", "--top-k", 100, "-n", 0, *at).json["results"]}
     assert not found & {"src/generated/code.py", "src/run.log", "docs/usage.md", *reasons}

@@ -63,9 +63,9 @@ def test_a_source_that_fails_does_not_stop_the_others(
     text = (team / "driftline.toml").read_text()
     (team / "driftline.toml").write_text(text.replace('include = ["*.py"]\n', "").replace('"gone"', '"docs/guide"'))
     monkeypatch.chdir(team / "web")
-    mended = driftline("index", "--all", "--json")
-    assert (mended.code, mended.json["failed"]) == (0, [])
-    assert documents(mended) == {"web": 2, "guide": 1, "handbook": 1}
+    repeated = driftline("index", "--all", "--json")
+    assert (repeated.code, repeated.json["failed"]) == (0, [])
+    assert documents(repeated) == {"web": 2, "guide": 1, "handbook": 1}
     # Reading commands find the workspace of the file.
     assert driftline("status", "--json").json["total_documents"] == 4
     told = driftline("index", "--all")

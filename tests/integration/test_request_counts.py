@@ -109,7 +109,7 @@ def test_a_run_counts_the_requests_that_the_server_sees(
         assert phases.get("batches", {}).get("get", 0) == documents_read
         assert phases["scan"]["list"] >= 1
     (kept,) = driftline("runs", "--workspace", workspace, "--json", "--limit", 1).json["runs"]
-    assert 0 < kept["requests"] < sum(run["requests"].values()), "the ledger cannot hold what it took to write it"
+    assert 0 < kept["requests"] < sum(run["requests"].values()), "a run record cannot count its own write"
 
 
 def test_an_unchanged_run_costs_its_pages_and_a_few_requests_more(

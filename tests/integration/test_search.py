@@ -313,9 +313,9 @@ def test_commit_markers_are_neither_returned_nor_counted(corpus: Path) -> None:
     opened = dl.open(str(corpus))
     table = opened.lines(opened.tenants()[0])
     dataset = table.open()
-    ledgers = dataset.count_rows("line_number = -1")
-    assert ledgers == 2
-    assert table.count() == dataset.count_rows() - ledgers
+    markers = dataset.count_rows("line_number = -1")
+    assert markers == 2
+    assert table.count() == dataset.count_rows() - markers
     found = nearest_lines(table, np.ones(24, np.float32), 10_000)
     assert len(found) == table.count()
     assert min(found["line_number"].to_pylist()) >= 0

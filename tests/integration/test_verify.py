@@ -101,11 +101,11 @@ def invent_document(corner: Corner) -> None:
     record(corner, path="invented.txt", hash="00", lines=3)
 
 
-def lose_ledger(corner: Corner) -> None:
+def lose_commit_marker(corner: Corner) -> None:
     corner.table.open().delete("line_number = -1")
 
 
-def repeat_ledger(corner: Corner) -> None:
+def repeat_commit_marker(corner: Corner) -> None:
     dataset = corner.table.open()
     rows = dataset.to_table(filter="line_number = -1")
     lance.write_dataset(rows, dataset.uri, mode="append", storage_options=corner.table.options)
@@ -114,16 +114,19 @@ def repeat_ledger(corner: Corner) -> None:
 DAMAGES: dict[str, tuple[Callable[[Corner], object], set[tuple[FindingKind, str]]]] = {
     "lost lines": (lose_lines, {(FindingKind.MISSING_LINES, "file3.txt")}),
     "lost some lines": (lose_some_lines, {(FindingKind.WRONG_COUNT, "file3.txt")}),
-    "repeated lines": (repeat_lines, {(FindingKind.WRONG_COUNT, "file3.txt"), (FindingKind.REPEATED, "file3.txt")}),
+    "repeated lines": (
+        repeat_lines,
+        {(FindingKind.WRONG_COUNT, "file3.txt"), (FindingKind.DUPLICATE_LINES, "file3.txt")},
+    ),
     "other content": (
         swap_content,
-        {(FindingKind.MISSING_LINES, "file3.txt"), (FindingKind.OTHER_CONTENT, "file3.txt")},
+        {(FindingKind.MISSING_LINES, "file3.txt"), (FindingKind.STALE_LINES, "file3.txt")},
     ),
     "strange lines": (add_strangers, {(FindingKind.NO_DOCUMENT, "stranger.txt")}),
     "forgotten document": (forget_document, {(FindingKind.NO_DOCUMENT, "file3.txt")}),
     "invented document": (invent_document, {(FindingKind.MISSING_LINES, "invented.txt")}),
-    "lost ledger": (lose_ledger, {(FindingKind.LEDGER, "")}),
-    "repeated ledger": (repeat_ledger, {(FindingKind.LEDGER, "")}),
+    "lost commit marker": (lose_commit_marker, {(FindingKind.COMMIT_MARKER, "")}),
+    "repeated commit marker": (repeat_commit_marker, {(FindingKind.COMMIT_MARKER, "")}),
 }
 
 
@@ -148,9 +151,9 @@ def test_damage_is_detected_and_repaired(local: Corner, damage: str) -> None:
     report = check(local)
     assert found(report) == expected
     assert {finding.entity for finding in report.findings} == {SOURCE}
-    mended = check(local, repair=True)
-    assert (mended.findings, mended.skipped) == ([], [])
-    assert mended.mended == len(expected)
+    repaired = check(local, repair=True)
+    assert (repaired.findings, repaired.skipped) == ([], [])
+    assert repaired.mended == len(expected)
     local.assert_alive()
 
 
@@ -166,8 +169,8 @@ def test_damage_in_a_bucket_is_detected_and_repaired(tmp_path: Path, s3_bucket: 
 def test_staged_deltas_of_dead_runs_are_detected_and_settled(corner: Corner) -> None:
     corner.commit_and_crash()
     assert FindingKind.STAGED in {kind for kind, _ in found(check(corner))}
-    mended = check(corner, repair=True)
-    assert mended.findings == []
+    repaired = check(corner, repair=True)
+    assert repaired.findings == []
     assert corner.workspace.manifest(ENTITY).staged() == []
 
 

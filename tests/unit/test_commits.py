@@ -81,7 +81,7 @@ def test_a_rewritten_history_is_compared_by_its_files(repository: Path) -> None:
 def test_a_base_missing_from_the_clone_requires_a_full_scan(repository: Path, base: str) -> None:
     changes = changes_between(tree_at(repository), base, git(repository, "rev-parse", "HEAD"))
     assert changes.paths is None
-    assert "indexed last" in changes.why
+    assert "last indexed commit" in changes.why
 
 
 def test_a_shallow_clone_without_the_base_requires_a_full_scan(repository: Path, tmp_path: Path) -> None:

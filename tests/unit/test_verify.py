@@ -41,7 +41,7 @@ def test_each_difference_has_its_kind() -> None:
             (FindingKind.WRONG_COUNT, "more"),
             (FindingKind.MISSING_LINES, "none"),
             (FindingKind.MISSING_LINES, "other"),
-            (FindingKind.OTHER_CONTENT, "other"),
+            (FindingKind.STALE_LINES, "other"),
             (FindingKind.NO_DOCUMENT, "stranger"),
         ]
     )
@@ -52,7 +52,7 @@ def test_lines_beside_an_empty_manifest_have_no_document() -> None:
 
 
 def test_lines_of_a_document_that_was_not_indexed_are_stale() -> None:
-    assert found([("a", "binary", 0, OURS)], [("a", "h", 2)]) == [(FindingKind.OTHER_CONTENT, "a")]
+    assert found([("a", "binary", 0, OURS)], [("a", "h", 2)]) == [(FindingKind.STALE_LINES, "a")]
 
 
 def test_the_serving_table_may_lag_behind_during_a_reembedding() -> None:
