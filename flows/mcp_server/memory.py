@@ -1,4 +1,4 @@
-"""What the MCP server tells of the memory store: hits, cut so that an answer stays short."""
+"""The answers of the MCP tool for memory: hits, cut so that an answer stays short."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from driftline.flows.memory.dict_backend import entry_to_dict
 from driftline.storage.memory.store import MemoryStore
 
 MAX_FIELD_CHARACTERS = 4_000
-"""Of a value or of metadata, as JSON."""
+"""Limit of a value and of metadata, as JSON."""
 FilterValue = str | int | float | bool | list[str | int | float | bool] | None
 
 
-class Remembered(BaseModel):
-    """An entry. ``cut`` names what was too long: a value is then the beginning of its JSON, metadata is left out."""
+class MemoryRecord(BaseModel):
+    """An entry. ``cut`` names the fields that were too long: a value becomes the start of its JSON, metadata empty."""
 
     key: str
     value: Any
@@ -28,19 +28,19 @@ class Remembered(BaseModel):
     cut: list[str]
 
 
-class MemoryFound(BaseModel):
-    """An entry that was found; ``score`` is 1 - distance."""
+class MemoryResult(BaseModel):
+    """An entry that answers the query; ``score`` is 1 - distance."""
 
-    record: Remembered
+    record: MemoryRecord
     score: float
     rank: int
 
 
 class MemoryAnswer(BaseModel):
-    """Entries, best first. ``truncated``: something was cut or left out to keep the answer short."""
+    """Entries, best first. ``truncated``: fields were cut or entries omitted to keep the answer short."""
 
     query: str
-    results: list[MemoryFound]
+    results: list[MemoryResult]
     truncated: bool
 
 
@@ -52,19 +52,22 @@ def memory_answer(
     entity: str | None,
     max_bytes: int,
 ) -> MemoryAnswer:
-    """The entries nearest to ``query``, of ``max_bytes`` as JSON at most. Raises what ``search_memory`` raises."""
-    results: list[MemoryFound] = []
-    left = max_bytes
+    """The entries nearest to ``query`` that fit into ``max_bytes`` of JSON.
+
+    Raises UsageError, BadEntity, CatalogError, StorageError.
+    """
+    results: list[MemoryResult] = []
+    room = max_bytes
     for hit in store.search_memory(query, top_k, filter, entity):
-        found = MemoryFound(record=_short(entry_to_dict(hit.record)), score=hit.score, rank=hit.rank)
-        left -= len(found.model_dump_json().encode())
-        if left < 0:
+        result = MemoryResult(record=_short(entry_to_dict(hit.record)), score=hit.score, rank=hit.rank)
+        room -= len(result.model_dump_json().encode())
+        if room < 0:
             return MemoryAnswer(query=query, results=results, truncated=True)
-        results.append(found)
-    return MemoryAnswer(query=query, results=results, truncated=any(found.record.cut for found in results))
+        results.append(result)
+    return MemoryAnswer(query=query, results=results, truncated=any(result.record.cut for result in results))
 
 
-def _short(entry: dict[str, Any]) -> Remembered:
+def _short(entry: dict[str, Any]) -> MemoryRecord:
     cut = []
     value = json.dumps(entry["value"], ensure_ascii=False)
     if len(value) > MAX_FIELD_CHARACTERS:
@@ -73,4 +76,4 @@ def _short(entry: dict[str, Any]) -> Remembered:
     if len(json.dumps(entry["metadata"], ensure_ascii=False)) > MAX_FIELD_CHARACTERS:
         cut.append("metadata")
         entry["metadata"] = {}
-    return Remembered(**{name: entry[name] for name in Remembered.model_fields if name != "cut"}, cut=cut)
+    return MemoryRecord(**{name: entry[name] for name in MemoryRecord.model_fields if name != "cut"}, cut=cut)

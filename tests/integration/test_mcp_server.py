@@ -20,8 +20,9 @@ from mcp import Client, StdioServerParameters
 
 import driftline as dl
 from driftline.flows.mcp_server import memory as mcp_memory
-from driftline.flows.mcp_server import server as mcp_server
+from driftline.flows.mcp_server.answers import MAX_ANSWER_BYTES, MAX_LINE_CHARACTERS
 from driftline.flows.mcp_server.server import make_server
+from driftline.flows.mcp_server.tools import MAX_TOP_K
 from driftline.flows.memory.settings import CONFIG_VARIABLE, find_memory, load_memory_configuration
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
@@ -110,7 +111,7 @@ def test_tools_have_schemas_with_bounds(place: Path) -> None:
     found = asyncio.run(tools())
     assert set(found) == {"search_lines", "index_status", "read_context"}
     top_k = found["search_lines"].input_schema["properties"]["top_k"]
-    assert (top_k["minimum"], top_k["maximum"]) == (1, mcp_server.MAX_TOP_K)
+    assert (top_k["minimum"], top_k["maximum"]) == (1, MAX_TOP_K)
     for tool in found.values():
         assert tool.description
         assert tool.output_schema
@@ -140,8 +141,8 @@ def test_answers_are_bounded(place: Path) -> None:
         windows = content.get("results", [content])
         lines = [line for window in windows for line in window.get("context", window.get("lines"))]
         assert content["truncated"]
-        assert 1000 < sum(len(line) + 1 for line in lines) <= mcp_server.MAX_ANSWER_BYTES
-        assert max(map(len, lines)) <= mcp_server.MAX_LINE_CHARACTERS
+        assert 1000 < sum(len(line) + 1 for line in lines) <= MAX_ANSWER_BYTES
+        assert max(map(len, lines)) <= MAX_LINE_CHARACTERS
         for window in windows:
             assert window["end_line"] - window["start_line"] + 1 == len(window.get("context", window.get("lines")))
 
@@ -264,7 +265,7 @@ def test_answers_of_memory_are_bounded(remembered: tuple[Path, dict[str, str]]) 
     answer = recall(remembered, query="subcommand", entity="org:many", top_k=50).structured_content
     assert answer["truncated"]
     assert 5 < len(answer["results"]) < 50
-    assert len(json.dumps(answer["results"])) < 1.1 * mcp_server.MAX_ANSWER_BYTES
+    assert len(json.dumps(answer["results"])) < 1.1 * MAX_ANSWER_BYTES
 
 
 @pytest.mark.parametrize(

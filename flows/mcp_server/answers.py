@@ -1,0 +1,145 @@
+"""The answers of the MCP tools: pydantic models, whose schemas clients see, and the limits that keep answers short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from driftline.storage.model import WorkspaceStats
+from driftline.tasks.search.excerpts import Excerpt
+from driftline.tasks.search.hits import Hit
+
+MAX_SOURCES = 100
+MAX_LINE_CHARACTERS = 500
+MAX_ANSWER_BYTES = 64 * 1024
+"""Limit of the lines of an answer, in UTF-8, so that it leaves room in the context of a model."""
+
+
+class LinesFound(BaseModel):
+    """A window of lines. Numbers are 1-based; ``line`` and ``text`` are its best line."""
+
+    path: str
+    source: str
+    line: int
+    start_line: int
+    end_line: int
+    score: float | None
+    distance: float | None
+    rank: int
+    text: str
+    context: list[str]
+
+
+class SearchAnswer(BaseModel):
+    """Windows of lines, best first. ``truncated``: lines were cut or windows omitted to keep the answer short."""
+
+    query: str
+    results: list[LinesFound]
+    truncated: bool
+
+
+class SourceStatus(BaseModel):
+    """One indexed source."""
+
+    entity: str
+    uri: str
+    documents: int
+    lines: int
+
+
+class IndexStatus(BaseModel):
+    """The statistics of the workspace; ``sources_left_out`` counts the sources that are not listed."""
+
+    workspace: str
+    total_documents: int
+    total_lines: int
+    has_index: bool
+    index_type: str | None
+    model: str | None
+    sources: list[SourceStatus]
+    sources_left_out: int
+
+
+class ContextAnswer(BaseModel):
+    """Lines of a document as they were indexed; ``current``: the document has not changed since."""
+
+    path: str
+    source: str
+    start_line: int
+    end_line: int
+    lines: list[str]
+    current: bool
+    truncated: bool
+
+
+def search_answer(query: str, hits: Sequence[Hit]) -> SearchAnswer:
+    """The first of ``hits`` that fit into MAX_ANSWER_BYTES, at least one of them."""
+    results: list[LinesFound] = []
+    room, truncated = MAX_ANSWER_BYTES, False
+    for hit in hits:
+        context, room, was_cut = _fitting(hit.context, room)
+        if len(context) < len(hit.context) and results:
+            return SearchAnswer(query=query, results=results, truncated=True)
+        truncated |= was_cut
+        results.append(
+            LinesFound(
+                path=hit.path,
+                source=hit.source,
+                line=hit.line,
+                start_line=hit.start_line,
+                end_line=hit.start_line + len(context) - 1,
+                score=hit.score,
+                distance=hit.distance,
+                rank=hit.rank,
+                text=_cut(hit.text),
+                context=context,
+            )
+        )
+    return SearchAnswer(query=query, results=results, truncated=truncated)
+
+
+def index_status(stats: WorkspaceStats) -> IndexStatus:
+    """``stats`` with at most MAX_SOURCES sources."""
+    return IndexStatus(
+        workspace=stats.workspace,
+        total_documents=stats.total_documents,
+        total_lines=stats.total_lines,
+        has_index=stats.has_index,
+        index_type=stats.index_type,
+        model=stats.model,
+        sources=[SourceStatus.model_validate(source) for source in stats.sources[:MAX_SOURCES]],
+        sources_left_out=max(0, len(stats.sources) - MAX_SOURCES),
+    )
+
+
+def context_answer(excerpt: Excerpt) -> ContextAnswer:
+    """The first lines of ``excerpt`` that fit into MAX_ANSWER_BYTES."""
+    lines, _, truncated = _fitting(excerpt.lines, MAX_ANSWER_BYTES)
+    return ContextAnswer(
+        path=excerpt.path,
+        source=excerpt.source,
+        start_line=excerpt.start_line,
+        end_line=excerpt.start_line + len(lines) - 1,
+        lines=lines,
+        current=excerpt.current,
+        truncated=truncated,
+    )
+
+
+def _fitting(lines: Sequence[str], room: int) -> tuple[list[str], int, bool]:
+    """The first of ``lines``, each cut, that fit into ``room`` bytes; the bytes then left; whether text is missing."""
+    kept: list[str] = []
+    truncated = False
+    for line in lines:
+        short = _cut(line)
+        room -= len(short.encode("utf-8", "surrogatepass")) + 1
+        if room < 0:
+            return kept, 0, True
+        truncated |= short is not line
+        kept.append(short)
+    return kept, room, truncated
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…"

@@ -1,0 +1,134 @@
+"""The MCP tools. They only read, their answers are bounded, and failures are errors of the protocol (``is_error``).
+
+Clients see the docstrings of the tools and the descriptions of their parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ParamSpec, TypeVar
+
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import Field
+
+from driftline.flows.mcp_server import answers
+from driftline.flows.mcp_server.answers import MAX_ANSWER_BYTES, ContextAnswer, IndexStatus, SearchAnswer
+from driftline.flows.mcp_server.memory import FilterValue, MemoryAnswer, memory_answer
+from driftline.storage.errors import DriftlineError
+from driftline.storage.lines.filters import LineFilter
+from driftline.storage.memory.store import MemoryStore
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+from driftline.tasks.search.excerpts import read_excerpt
+from driftline.tasks.search.query import Mode, search
+
+MAX_TOP_K = 50
+MAX_N_LINES = 20
+MAX_EXCERPT_LINES = 200
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+Query = Annotated[str, Field(min_length=1, max_length=2_000, description="What to look for, in words or code.")]
+Names = Annotated[list[str], Field(max_length=100)]
+
+
+def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
+    """``tool`` with errors of Driftline as errors of the protocol, which tell the client's model what to do."""
+
+    @functools.wraps(tool)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return tool(*args, **kwargs)
+        except DriftlineError as error:
+            raise ToolError(f"{error.kind}: {error}") from error
+        except Exception:
+            traceback.print_exc()  # a defect: the client only learns that the tool failed
+            raise
+
+    return call
+
+
+@dataclass(frozen=True, slots=True)
+class LineTools:
+    """Tools over the lines of a workspace, which each call reads anew."""
+
+    workspace: Workspace
+
+    def search_lines(
+        self,
+        query: Query,
+        top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Maximum number of results.")] = DEFAULT_TOP_K,
+        n_lines: Annotated[
+            int, Field(ge=0, le=MAX_N_LINES, description="Lines of context on each side.")
+        ] = DEFAULT_N_LINES,
+        max_distance: Annotated[
+            float | None, Field(ge=0, le=2, description="Drop results farther than this (1 - cosine).")
+        ] = None,
+        paths: Annotated[Names | None, Field(description="Only these documents, by path in their source.")] = None,
+        dirs: Annotated[Names | None, Field(description="Only below these folders.")] = None,
+        globs: Annotated[Names | None, Field(description="Only matching paths, such as src/**/*.py.")] = None,
+        exts: Annotated[Names | None, Field(description="Only files with these endings.")] = None,
+        mode: Annotated[
+            Mode, Field(description="Rank by words and meaning, by meaning alone, or by words alone.")
+        ] = "hybrid",
+    ) -> SearchAnswer:
+        """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
+        where = LineFilter(
+            paths=tuple(paths) if paths else None,
+            dirs=tuple(dirs) if dirs else None,
+            globs=tuple(globs) if globs else None,
+            exts=tuple(exts) if exts else None,
+        )
+        report = search(
+            self.workspace.reread(),
+            query,
+            top_k=top_k,
+            n_lines=n_lines,
+            max_distance=max_distance,
+            where=where,
+            mode=mode,
+        )
+        return answers.search_answer(query, report.results)
+
+    def index_status(self) -> IndexStatus:
+        """Show what is indexed: sources, documents, lines, and the model that embedded them."""
+        return answers.index_status(self.workspace.reread().stats())
+
+    def read_context(
+        self,
+        path: Annotated[str, Field(min_length=1, description="The path of a search result.")],
+        line: Annotated[int, Field(ge=1, description="The line to read around, counted from 1.")],
+        n_lines: Annotated[int, Field(ge=0, le=MAX_EXCERPT_LINES // 2, description="Lines on each side.")] = 20,
+        source: Annotated[
+            str | None, Field(description="The source of the result, if several sources have the path.")
+        ] = None,
+    ) -> ContextAnswer:
+        """Read an indexed document around a line. Only indexed documents can be read."""
+        return answers.context_answer(read_excerpt(self.workspace.reread(), path, line, n_lines=n_lines, source=source))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTools:
+    """The tool over a memory store, which ``open_store`` opens."""
+
+    open_store: Callable[[], MemoryStore]
+
+    def search_memory(
+        self,
+        query: Query,
+        top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Maximum number of entries.")] = 5,
+        filter: Annotated[
+            dict[str, FilterValue] | None,
+            Field(description="Metadata fields, all of which must match; a list matches any of its values."),
+        ] = None,
+        entity: Annotated[
+            str | None,
+            Field(description="Search at or below this entity, such as org:acme/project:alpha; default: the root."),
+        ] = None,
+    ) -> MemoryAnswer:
+        """Find the entries of the memory store that answer a query, best first."""
+        return memory_answer(self.open_store(), query, top_k, filter, entity, MAX_ANSWER_BYTES)
