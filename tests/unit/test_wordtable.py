@@ -66,5 +66,5 @@ def test_overlong_words_are_not_cached() -> None:
 
 
 def test_a_table_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="room"):
+    with pytest.raises(ValueError, match="capacity"):
         WordTable(0, 2)
