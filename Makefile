@@ -80,7 +80,7 @@ readme: $(DEVELOPMENT) ## every command of the README and the documentation
 	$(BIN)/python -m pytest tests/docs $(ARGS)
 
 docs: $(DEVELOPMENT) ## the documentation site, into site/; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(DEVELOPMENT) ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Which commit a CI build is of: what the usual CI systems say in their variables, and what git has checked out."""
+"""The commit of a CI build, from the variables of the CI system and from what git has checked out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from driftline.tasks.git.commits import head
 
 @dataclass(frozen=True, slots=True)
 class _System:
-    """The variables of one CI system; of several for the same thing the first that is set counts."""
+    """The variables of one CI system; where several name the same thing, the first that is set counts."""
 
     name: str
     marker: str
@@ -60,14 +60,14 @@ class Build:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str], folder: str) -> Self:
-        """What ``environ`` and the work tree that ``folder`` lies in say; the commit is that of CI if it names one."""
+        """Detect the build from ``environ`` and the work tree around ``folder``; the commit of the CI system wins."""
         build = cls._of_variables(environ)
-        found = head(folder)
-        if found is None:
+        checked_out = head(folder)
+        if checked_out is None:
             return build
-        build = replace(build, checked_out=found.id, branch=build.branch or found.branch)
-        if build.commit in (None, found.id):
-            build = replace(build, commit=found.id, committed=found.committed)
+        build = replace(build, checked_out=checked_out.id, branch=build.branch or checked_out.branch)
+        if build.commit in (None, checked_out.id):
+            build = replace(build, commit=checked_out.id, committed=checked_out.committed)
         return build
 
     @classmethod
@@ -84,10 +84,10 @@ class Build:
         return cls()
 
     def required_commit(self) -> str:
-        """The commit. Raises UsageError if neither CI nor git tells."""
+        """The commit. Raises UsageError if neither the CI system nor git names one."""
         if self.commit is None:
             fix = "Run it in a git work tree with a commit, or set CI=true and CI_COMMIT_SHA."
-            raise UsageError("Which commit this build is of cannot be told", fix=fix)
+            raise UsageError("The commit of this build is unknown", fix=fix)
         return self.commit
 
 
@@ -102,7 +102,7 @@ def _github_url(environ: Mapping[str, str]) -> str | None:
 
 def _moment(text: str | None) -> datetime | None:
     try:
-        found = datetime.fromisoformat(text) if text else None
+        moment = datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
-    return found.replace(tzinfo=UTC) if found is not None and found.tzinfo is None else found
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

@@ -17,33 +17,37 @@ from driftline.storage.errors import DeploymentFailed, UsageError
 INDEX_FLOW = "driftline-index"
 POLL_SECONDS = 1.0
 MAX_ATTEMPTS = 20
-"""So often a failed run of one commit is started anew by another build of it."""
+"""Maximum number of runs of one commit: another build of the commit starts a failed run anew."""
 
 
 def run_deployments(
-    names: Sequence[str], commit: str, timeout_seconds: float, tell: Callable[[str], None]
+    names: Sequence[str], commit: str, timeout_seconds: float, on_message: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Start each deployment (``NAME`` of the index flow, or ``FLOW/NAME``) and wait until all have ended.
 
     The commit is the idempotency key: a run of it that is under way, or has completed, is the one waited for.
-    Returns ``{deployment, id, name, state, url, seconds}`` of each. Raises UsageError without a server or for a name it
-    does not know, DeploymentFailed.
+    Returns ``{deployment, id, name, state, url, seconds}`` of each. Raises UsageError without a server or for an
+    unknown name, DeploymentFailed.
     """
     server_url()
     deadline = time.monotonic() + timeout_seconds
     with connected() as client:
-        wanted = {_full_name(name): _deployment_id(client, _full_name(name)) for name in names}
-        runs = {name: _start(client, name, wanted[name], commit) for name in wanted}
+        ids = {_full_name(name): _deployment_id(client, _full_name(name)) for name in names}
+        runs = {name: _start(client, name, ids[name], commit) for name in ids}
         for name, run in runs.items():
-            tell(f"{name}: waiting for run {run.name} ({url_for(run) or run.id})")
+            on_message(f"{name}: waiting for run {run.name} ({url_for(run) or run.id})")
         while not all(_has_ended(run) for run in runs.values()):
             if time.monotonic() > deadline:
-                raise _failure("has not ended in time", runs, "It goes on: look at it, or allow a longer --timeout.")
+                raise _failure(
+                    "has not ended in time",
+                    runs,
+                    "It continues: follow it, or allow a longer --timeout.",
+                )
             time.sleep(POLL_SECONDS)
             runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}
     if not all(_has_completed(run) for run in runs.values()):
-        raise _failure("has failed", runs, "Look at its log; another build of the commit starts it anew.")
-    return [_told(name, run) for name, run in runs.items()]
+        raise _failure("has failed", runs, "Read its log; another build of the commit starts it anew.")
+    return [_report(name, run) for name, run in runs.items()]
 
 
 def _start(client: SyncPrefectClient, name: str, deployment: Any, commit: str) -> FlowRun:
@@ -53,7 +57,7 @@ def _start(client: SyncPrefectClient, name: str, deployment: Any, commit: str) -
         run = client.create_flow_run_from_deployment(deployment, idempotency_key=key, tags=["ci", f"commit:{commit}"])
         if not _has_ended(run) or _has_completed(run):
             return run
-    raise DeploymentFailed(f"The runs of commit {commit[:12]} fail again and again", name, "Look at their logs.")
+    raise DeploymentFailed(f"The runs of commit {commit[:12]} fail repeatedly", name, "Read their logs.")
 
 
 def _full_name(name: str) -> str:
@@ -81,7 +85,7 @@ def _failure(what: str, runs: dict[str, FlowRun], fix: str) -> DeploymentFailed:
     return DeploymentFailed(f"The run {run.name} of {name} {what} ({state})", url_for(run) or str(run.id), fix)
 
 
-def _told(name: str, run: FlowRun) -> dict[str, Any]:
+def _report(name: str, run: FlowRun) -> dict[str, Any]:
     return {
         "deployment": name,
         "id": str(run.id),

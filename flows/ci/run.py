@@ -1,4 +1,4 @@
-"""``driftline ci``: bring the index in step with the commit of a build, or tell how far it is behind it."""
+"""``driftline ci``: bring the index in step with the commit of a build, or report how far behind the index is."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from driftline.tasks.git.work_tree import find_work_tree
 class CiRequest:
     """What to do for a build.
 
-    Without ``deployments`` (of Prefect) the run is made here. With ``max_staleness_seconds`` nothing is indexed, only
-    checked. ``only_branch`` leaves builds of other branches alone.
+    Without ``deployments`` (of Prefect), this process indexes. With ``max_staleness_seconds``, it only checks the age of
+    the index. ``only_branch`` skips builds of other branches.
     """
 
     build: Build
@@ -73,9 +73,9 @@ class CiReport:
 
 
 def run_ci(request: CiRequest, report: CiReport, progress: Progress) -> None:
-    """Do what is asked, and fill ``report``, also when it fails.
+    """Carry out ``request`` and fill ``report``, also on failure.
 
-    Raises UsageError, and whatever the run raises; DeploymentFailed and StaleIndex of its own.
+    Raises DeploymentFailed, StaleIndex, UsageError, and the errors of an index run.
     """
     clock = time.monotonic()
     try:
@@ -88,7 +88,7 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
     build = request.build
     if request.only_branch is not None and build.branch != request.only_branch:
         if build.branch is None:
-            raise UsageError("Which branch this build is of cannot be told", fix="Leave out --branch.")
+            raise UsageError("The branch of this build is unknown", fix="Leave out --branch.")
         report.action = "skipped"
     elif request.max_staleness_seconds is not None:
         report.action = "checked"
@@ -102,7 +102,7 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
     else:
         if build.commit != build.checked_out:
             progress.message(f"This build is of {build.commit}, but {build.checked_out} is checked out and indexed.")
-        wanted = IndexRequest(
+        index_request = IndexRequest(
             sources=request.sources,
             workspace=request.workspace,
             model=request.model,
@@ -112,14 +112,14 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
             keep_going=len(request.sources) > 1,
             by_commit=True,
         )
-        report.run = index_sources(wanted, progress).to_dict()
+        report.run = index_sources(index_request, progress).to_dict()
 
 
 def _check(request: CiRequest, report: CiReport, limit: float) -> None:
     build = request.build
     commit = build.required_commit()
     if build.committed is None:
-        raise UsageError("When the commit was made cannot be told", commit, "Check it out, or set CI_COMMIT_TIMESTAMP.")
+        raise UsageError("The time of the commit is unknown", commit, "Check it out, or set CI_COMMIT_TIMESTAMP.")
     workspace = Workspace.open(request.workspace, request.storage_options)
     uris = [source.uri if isinstance(source, SourceRequest) else source for source in request.sources]
     report.ages = ages(workspace, uris, commit, build.committed)
@@ -128,18 +128,18 @@ def _check(request: CiRequest, report: CiReport, limit: float) -> None:
             raise StaleIndex("This source was never indexed", age.uri, "Run 'driftline ci' first.")
         if age.seconds > limit:
             what = f"The index is {age.seconds:,.0f} s older than commit {commit[:12]}, more than {limit:,.0f} s"
-            raise StaleIndex(what, age.entity or age.uri, "Run 'driftline ci', or look at why the index run is late.")
+            raise StaleIndex(what, age.entity or age.uri, "Run 'driftline ci', or find out why the index run is late.")
 
 
 def sources_here(configuration: Configuration, folder: str) -> tuple[SourceRequest, ...]:
     """The sources of the file that lie in the same work tree as ``folder``. Raises UsageError if there is none."""
     tree = find_work_tree(os.path.realpath(folder))
     if tree is None:
-        raise UsageError("This is no git work tree", folder, "Run it in one, or name the SOURCE.")
-    found = [source for source in configuration.sources if _is_within(source.uri, tree.top)]
-    if not found:
+        raise UsageError("Not a git work tree", folder, "Run the command in one, or name the SOURCE.")
+    here = [source for source in configuration.sources if _is_within(source.uri, tree.top)]
+    if not here:
         raise UsageError(f"No source of {configuration.path} lies in this work tree", tree.top, "Name the SOURCE.")
-    return requests_of(found)
+    return requests_of(here)
 
 
 def _is_within(uri: str, top: str) -> bool:

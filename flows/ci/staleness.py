@@ -41,18 +41,18 @@ class SourceAge:
 def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: datetime) -> list[SourceAge]:
     """The age of every source that ``uris`` name, compared with ``commit``, which was made at ``committed``.
 
-    Nothing is behind a commit that it holds already: the same, or one of those before what was indexed. Otherwise
-    the index is as old as the commit it was made from, if the work tree knows it, and never younger than its run.
+    An index of ``commit`` or of one of its descendants has age 0. Otherwise an index is as old as the commit that it
+    was made from, if the work tree knows that commit, and at least as old as the run that made it.
     """
     known = list(workspace.sources())
-    found: list[SourceAge] = []
+    result: list[SourceAge] = []
     for uri in uris:
         place = _place(uri)
         entities = [entity for entity, record in known if record.same_place(place)]
-        found += [_age(workspace, entity, place.uri, commit, committed) for entity in entities]
+        result += [_age(workspace, entity, place.uri, commit, committed) for entity in entities]
         if not entities:
-            found.append(SourceAge(place.uri))
-    return found
+            result.append(SourceAge(place.uri))
+    return result
 
 
 def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed: datetime) -> SourceAge:
@@ -74,7 +74,7 @@ def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed:
 
 
 def _source_of(run: RunRecord, entity: Entity) -> Mapping[str, Any] | None:
-    """What a run reports of a source that it brought in step."""
+    """The report of ``run`` on a source that it brought in step, or None."""
     if run.kind != "index":
         return None
     failed = {failure["uri"] for failure in run.report.get("failed", ())}

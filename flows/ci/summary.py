@@ -1,4 +1,4 @@
-"""What ``driftline ci`` tells people: a few lines, and the job summary in markdown."""
+"""The output of ``driftline ci``: a few lines of text, and the job summary in Markdown."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _SHOWN_FAILURES = 20
 
 
 def lines(report: CiReport) -> list[str]:
-    """Plain lines, the first of which says it all."""
+    """Plain lines; the first one summarizes the others."""
     commit = (report.build.commit or "the commit")[:12]
-    told = [f"{_headline(report, None)} ({report.seconds:.1f} s)"]
+    printed = [f"{_headline(report, None)} ({report.seconds:.1f} s)"]
     for source in report.run["sources"] if report.run else ():
         counts = ", ".join(f"{source[name]:,} {name}" for name in _COUNTS)
-        told.append(f"  {source['entity']}: {counts}; {source['lines_embedded']:,} lines embedded; {_scope(source)}")
-    told += [f"  failed: {failure['message']}" for failure in (report.run["failed"] if report.run else ())]
-    told += [f"  {run['deployment']}: {run['state']} after {run['seconds']:.1f} s" for run in report.flow_runs]
+        printed.append(f"  {source['entity']}: {counts}; {source['lines_embedded']:,} lines embedded; {_scope(source)}")
+    printed += [f"  failed: {failure['message']}" for failure in (report.run["failed"] if report.run else ())]
+    printed += [f"  {run['deployment']}: {run['state']} after {run['seconds']:.1f} s" for run in report.flow_runs]
     for age in report.ages:
-        told.append(f"  {age.entity}: {age.seconds or 0:,.0f} s behind {commit}")
-    return told
+        printed.append(f"  {age.entity}: {age.seconds or 0:,.0f} s behind {commit}")
+    return printed
 
 
 def markdown(report: CiReport, error: DriftlineError | None = None) -> str:
-    """A section for the job summary of a CI system, with what went wrong, if anything did."""
+    """A section for the job summary of a CI system, with the error if there is one."""
     parts = [f"### Driftline: {_escape(_headline(report, error))}", ""]
     if error is not None:
         parts += [f"**{_escape(str(error))}**", ""]
     if report.run is not None:
         parts += _table(
-            ("source", "looked at", *_COUNTS, "lines embedded", "not indexed"),
+            ("source", "scanned", *_COUNTS, "lines embedded", "not indexed"),
             (
                 (
                     source["entity"],
@@ -59,7 +59,7 @@ def markdown(report: CiReport, error: DriftlineError | None = None) -> str:
 
 
 def _headline(report: CiReport, error: DriftlineError | None) -> str:
-    commit = (report.build.commit or "unknown commit")[:12]
+    commit = report.build.commit[:12] if report.build.commit else "unknown commit"
     on = f" on {report.build.branch}" if report.build.branch else ""
     if error is not None:
         return f"failed for {commit}{on}"
@@ -90,5 +90,5 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """``text`` as itself: names of files and branches are untrusted."""
+    """``text`` without Markdown: names of files and branches are untrusted."""
     return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", " ".join(text.split()))
