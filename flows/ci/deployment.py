@@ -38,11 +38,7 @@ def run_deployments(
             on_message(f"{name}: waiting for run {run.name} ({url_for(run) or run.id})")
         while not all(_has_ended(run) for run in runs.values()):
             if time.monotonic() > deadline:
-                raise _failure(
-                    "has not ended in time",
-                    runs,
-                    "It continues: follow it, or allow a longer --timeout.",
-                )
+                raise _failure("has not ended in time", runs, "It continues: follow it, or allow a longer --timeout.")
             time.sleep(POLL_SECONDS)
             runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}
     if not all(_has_completed(run) for run in runs.values()):

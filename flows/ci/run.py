@@ -25,8 +25,8 @@ from driftline.tasks.git.work_tree import find_work_tree
 class CiRequest:
     """What to do for a build.
 
-    Without ``deployments`` (of Prefect), this process indexes. With ``max_staleness_seconds``, it only checks the age of
-    the index. ``only_branch`` skips builds of other branches.
+    Without ``deployments`` (of Prefect), this process indexes. With ``max_staleness_seconds``, it only checks the age
+    of the index. ``only_branch`` skips builds of other branches.
     """
 
     build: Build
