@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
@@ -23,6 +24,7 @@ RETRY_DELAYS_SECONDS = (0.1, 0.4, 1.6)
 BUSY_TIMEOUT_SECONDS = 30
 """How long a writer waits for another writer in SQLite."""
 CONNECT_TIMEOUT_SECONDS = 10
+_WAL_RETRY_SECONDS = 0.02
 DEFAULT_POOL_SIZE = 5
 
 MAX_PARAMETERS = 5_000
@@ -259,11 +261,26 @@ def _json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _prepare_sqlite(connection: Any, _: object) -> None:
+def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # keeps Python's sqlite3 module from beginning transactions on its own
+    _enter_wal_mode(connection)
     # FULL: in WAL mode, each commit is on disk before it returns.
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -65536"):
+    for pragma in ("synchronous = FULL", "foreign_keys = ON", "cache_size = -65536"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _enter_wal_mode(connection: sqlite3.Connection) -> None:
+    # Where several connections enter it at once, SQLite fails for all but one without waiting for the busy timeout.
+    deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_WAL_RETRY_SECONDS)
+        else:
+            return
 
 
 def _workspace_id(connection: Connection) -> str | None:
