@@ -16,6 +16,10 @@ from driftline.storage.model import SkipReason
 MAX_LINE_CHARACTERS = 4_096
 """Longer lines are truncated. A static model reads only 512 tokens of about 5 characters anyway."""
 
+MAX_TEXT_BYTES = 2**29
+"""Larger files are not indexed. As UTF-8 a legacy encoding takes at most three times its size, and the offsets of an
+Arrow array end at 2 GiB."""
+
 _BINARY_WINDOW = 8 * 1024
 _SAMPLE_BYTES = 64 * 1024
 _MAX_CONTROL_FRACTION = 0.02

@@ -1,6 +1,6 @@
 """Sources: open a local path or any fsspec URL, and list, read and stat its files.
 
-Local trees are read with ``os``, everything else through fsspec with its caches disabled.
+Local trees are read with ``os`` (``sources.local_tree``), everything else through fsspec with its caches disabled.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import dataclasses
 import datetime
 import os
 import re
-import stat as stat_module
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +26,10 @@ from driftline.storage.errors import (
 )
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
+from driftline.storage.sources.beneath import Beneath
 from driftline.storage.sources.errors import translate
+from driftline.storage.sources.file_info import FileInfo
+from driftline.storage.sources.local_tree import list_folder, read_file, stat_file
 
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
@@ -37,16 +39,6 @@ _FLAT = frozenset({"s3", "gs", "az"})
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _ETAG_KEYS = ("generation", "ETag", "etag", "CRC", "sha")
 _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "modified", "updated", "Last-Modified", "created")
-
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """One file: ``path`` is relative to the source and posix; ``mtime_ns`` is 0 and ``etag`` "" where unknown."""
-
-    path: str
-    size_bytes: int
-    mtime_ns: int
-    etag: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +93,7 @@ class Source:
         Raises AccessDenied, ObjectNotFound, StorageError.
         """
         if self.is_local:
-            return self._list_top_local(prefix)
+            return list_folder(self.uri, prefix)
         folders: list[str] = []
         files: list[FileInfo] = []
         for entry in self._entries(prefix):
@@ -132,10 +124,15 @@ class Source:
         paths = (self._relative({"name": f"{bucket}/{entry['Prefix']}"}) for entry in page.get("CommonPrefixes", ()))
         return [path for path in paths if path], len(page.get("Contents", ())) > 0, not page["IsTruncated"]
 
+    def beneath(self) -> Beneath:
+        """The tree of a local source, for several reads."""
+        return Beneath(self.uri)
+
     def read(self, path: str) -> bytes:
         """The bytes of a file; local links are not followed. Raises ObjectNotFound, AccessDenied, StorageError."""
         if self.is_local:
-            return _read_local(self._local(path))
+            with self.beneath() as tree:
+                return read_file(tree, path)
         try:
             return bytes(self._fs.cat_file(self._key(path)))
         except Exception as error:
@@ -158,13 +155,8 @@ class Source:
     def stat(self, path: str) -> FileInfo | None:
         """The current metadata of a file, or None if it does not exist. Raises AccessDenied, StorageError."""
         if self.is_local:
-            try:
-                status = os.lstat(self._local(path))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            except OSError as error:
-                raise translate(error, f"{self.uri}/{path}") from error
-            return FileInfo(path, status.st_size, status.st_mtime_ns) if stat_module.S_ISREG(status.st_mode) else None
+            with self.beneath() as tree:
+                return stat_file(tree, path)
         try:
             self._fs.invalidate_cache()
             entry = self._fs.info(self._key(path))
@@ -179,25 +171,6 @@ class Source:
             return self.read(path)
         except DriftlineError as error:
             return error
-
-    def _list_top_local(self, prefix: str) -> tuple[Sequence[str], Sequence[FileInfo]]:
-        folders: list[str] = []
-        files: list[FileInfo] = []
-        try:
-            with os.scandir(self._local(prefix)) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(f"{prefix}{entry.name}/")
-                    elif entry.is_file(follow_symlinks=False):
-                        info = self.stat(prefix + entry.name)
-                        if info is not None:
-                            files.append(info)
-        except FileNotFoundError as error:
-            if not prefix:
-                raise translate(error, self.uri) from error
-        except OSError as error:
-            raise translate(error, f"{self.uri}/{prefix}") from error
-        return sorted(folders), sorted(files, key=lambda info: info.path)
 
     def _find(self, prefix: str) -> Iterator[FileInfo]:
         try:
@@ -253,9 +226,6 @@ class Source:
         etag = next((str(entry[key]) for key in _ETAG_KEYS if entry.get(key)), "")
         mtime = next((entry[key] for key in _MTIME_KEYS if entry.get(key)), None)
         return FileInfo(path, int(entry.get("size") or 0), _nanoseconds(mtime), etag.strip('"'))
-
-    def _local(self, path: str) -> str:
-        return f"{self.uri.rstrip('/')}/{path}"
 
     def _key(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}" if self._root else path
@@ -359,21 +329,6 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     except Exception as error:
         raise translate(error, uri, "The source cannot be opened") from error
     return fs, str(root).rstrip("/") or str(root)[:1]
-
-
-def _read_local(path: str) -> bytes:
-    # The file may have become a link or a pipe since the listing: do not follow links, do not block.
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise translate(error, path) from error
-    with open(descriptor, "rb") as file:
-        if not stat_module.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ObjectNotFound("Not a regular file", path)
-        try:
-            return file.read()
-        except OSError as error:
-            raise translate(error, path) from error
 
 
 def _nanoseconds(moment: Any) -> int:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_SECONDS = 600
+_TIMEOUT_SECONDS = 120
+"""A pipe in place of a file that git reads would stop it for good; callers go on without git."""
 _SETTINGS = (
     "autocrlf|checkstat|eol|filemode|ignorecase|longpaths|precomposeunicode|protecthfs|protectntfs|safecrlf"
     "|sparsecheckout|sparsecheckoutcone|symlinks|trustctime"
@@ -30,6 +31,7 @@ _ASKED = (
     *("--git-path", "index", "--git-path", "info/exclude", "--git-path", "objects"),
     *("--git-path", "shallow", "--git-path", "info/sparse-checkout"),
 )
+_READ_BY_GIT = ("HEAD", "commondir", "config", "config.worktree", "gitdir", "index", "packed-refs")
 _UNBORN = "ref: refs/heads/unborn"
 
 
@@ -62,7 +64,8 @@ class Running:
 
 def find_repository(folder: str) -> Repository | None:
     """The repository whose work tree contains ``folder``; None without git, or if git refuses to read it."""
-    if not _has_git_above(folder):
+    git_entry = _git_above(folder)
+    if git_entry is None or not _is_readable(git_entry):
         return None
     answer = ask(folder, "rev-parse", *_ASKED)
     lines = answer.decode("utf-8", "surrogateescape").split("\n") if answer is not None else []
@@ -116,7 +119,7 @@ def start(repository: Repository, folder: str, *arguments: str, head: str = "") 
 
 
 def finish(running: Running | None) -> bytes | None:
-    """Wait for a command of ``start``; returns its output, None if it failed or took longer than ten minutes."""
+    """Wait for a command of ``start``; returns its output, None if it failed or took too long."""
     if running is None:
         return None
     try:
@@ -138,12 +141,17 @@ def _fill(git_dir: str, repository: Repository, head: str) -> None:
         lines += ["[extensions]", f"objectformat = {repository.object_format}"]
     with open(os.path.join(git_dir, "config"), "w", encoding="ascii") as file:
         file.write("\n".join(lines) + "\n")
-    os.symlink(repository.exclude, os.path.join(git_dir, "info", "exclude"))
-    os.symlink(repository.sparse_checkout, os.path.join(git_dir, "info", "sparse-checkout"))
-    os.symlink(repository.shallow, os.path.join(git_dir, "shallow"))
+    borrowed = {
+        "info/exclude": repository.exclude,
+        "info/sparse-checkout": repository.sparse_checkout,
+        "shallow": repository.shallow,
+    }
     for name in os.listdir(repository.git_dir):
         if name.startswith("sharedindex."):  # the larger part of a split index
-            os.symlink(os.path.join(repository.git_dir, name), os.path.join(git_dir, name))
+            borrowed[name] = os.path.join(repository.git_dir, name)
+    for name, path in borrowed.items():
+        if os.path.isfile(path):
+            os.symlink(path, os.path.join(git_dir, name))
 
 
 def _start(folder: str, arguments: tuple[str, ...], variables: dict[str, str]) -> subprocess.Popen[bytes] | None:
@@ -188,15 +196,25 @@ def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
     return output
 
 
-def _has_git_above(root: str) -> bool:
+def _git_above(root: str) -> str | None:
+    """The path of the nearest entry named ``.git``."""
     folder = root
     while True:
-        if os.path.lexists(os.path.join(folder, ".git")):
-            return True
+        entry = os.path.join(folder, ".git")
+        if os.path.lexists(entry):
+            return entry
         parent = os.path.dirname(folder)
         if parent == folder:
-            return False
+            return None
         folder = parent
+
+
+def _is_readable(git_entry: str) -> bool:
+    """Whether git can read its files without waiting: none of them is a pipe, a socket or a device."""
+    if not os.path.isdir(git_entry):
+        return os.path.isfile(git_entry)
+    paths = (os.path.join(git_entry, name) for name in _READ_BY_GIT)
+    return all(os.path.isfile(path) or not os.path.lexists(path) for path in paths)
 
 
 def _is_same(first: str, second: str) -> bool:

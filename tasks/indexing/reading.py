@@ -12,8 +12,11 @@ from typing import Any
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
 from driftline.storage.ids import content_hash
 from driftline.storage.model import SkipReason
-from driftline.storage.sources.source import FileInfo, Source
+from driftline.storage.sources.file_info import FileInfo
+from driftline.storage.sources.local_tree import read_file, stat_file
+from driftline.storage.sources.source import Source
 from driftline.tasks.scanning.diff import RACY_NS
+from driftline.tasks.text import MAX_TEXT_BYTES
 
 READ_ATTEMPTS = 3
 _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
@@ -34,7 +37,12 @@ def read_all(
 ) -> Iterator[tuple[dict[str, Any], ReadFile | SkipReason]]:
     """Each of ``changes`` (``diff.CHANGE_SCHEMA``) with its file or skip reason, in order. Raises StorageError."""
     files = (_read_local(source, change) for change in changes) if source.is_local else _read_remote(source, changes)
-    return zip(changes, files, strict=True)
+    return zip(changes, map(_checked, files), strict=True)
+
+
+def _checked(read: ReadFile | SkipReason) -> ReadFile | SkipReason:
+    """A file may have grown since the listing."""
+    return SkipReason.TOO_LARGE if isinstance(read, ReadFile) and len(read.data) > MAX_TEXT_BYTES else read
 
 
 def _read_remote(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[ReadFile | SkipReason]:
@@ -55,9 +63,10 @@ def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason
     for _ in range(READ_ATTEMPTS):
         started_ns = time.time_ns()
         try:
-            before = source.stat(path)
-            data = source.read(path)
-            after = source.stat(path)
+            with source.beneath() as tree:
+                before = stat_file(tree, path)
+                data = read_file(tree, path)
+                after = stat_file(tree, path)
         except ObjectNotFound:
             return SkipReason.UNSTABLE
         except (AccessDenied, SourceNotFound, StorageError):

@@ -12,11 +12,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.model import SkipReason
-from driftline.storage.sources.source import FileInfo, Source
+from driftline.storage.sources.file_info import FileInfo
+from driftline.storage.sources.source import Source
 from driftline.tasks.git.work_tree import clean_blobs, find_work_tree
 from driftline.tasks.scanning.diff import SKIPPED_SCHEMA, Diff, diff
 from driftline.tasks.scanning.ignore import Matcher, Rules
 from driftline.tasks.scanning.walk import Listing, Subtree, Walk, above_and_self
+from driftline.tasks.text import MAX_TEXT_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +112,7 @@ def scan_paths(spec: ScanSpec, paths: Sequence[str], read_manifest: ReadManifest
 
 def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) -> ScanResult:
     table = listing.table()
-    large = pc.greater(table["size_bytes"], spec.max_file_bytes)
+    large = pc.greater(table["size_bytes"], min(spec.max_file_bytes, MAX_TEXT_BYTES))
     listing.skip(SkipReason.TOO_LARGE, *table.filter(large)["path"].to_pylist())
     table = table.filter(pc.invert(large))
     if listing.unread and len(manifest):

@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from driftline.storage.errors import StorageError
 from driftline.storage.model import SkipReason
+from driftline.storage.sources.beneath import Beneath, read_regular
+from driftline.storage.sources.local_tree import VANISHED
 from driftline.tasks.git.work_tree import WorkTree
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
 from driftline.tasks.scanning.ignore import IGNORE_FILES, NEVER_ENTERED, Matcher, PatternList, Rules, read_ignore_file
@@ -65,7 +67,6 @@ class Listing:
 class _Level:
     """The entries of one level. ``scopes`` maps a list of patterns to the slices of files and folders it applies to."""
 
-    files: list[os.DirEntry[str]] = field(default_factory=list)
     file_paths: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     scopes: dict[PatternList, tuple[slice, slice]] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class Walk:
         self, root: str, rules: Rules, work_tree: WorkTree | None = None, only: Collection[str] | None = None
     ) -> None:
         self._root = root.rstrip("/")
+        self._tree = Beneath(root)
         # Patterns of folders above the source are relative to them, so paths are matched from the top of the work tree.
         self._above = work_tree.prefix if work_tree else ""
         self._matcher = Matcher(rules, self._above)
@@ -92,37 +94,39 @@ class Walk:
         """List the files of ``subtrees``. Raises StorageError if the root cannot be listed."""
         without = {folder for subtree in subtrees for folder in subtree.without}
         folders = sorted(subtree.prefix for subtree in subtrees)
-        while folders:
-            level = self._scan(folders, without)
-            folders = self._keep_folders(level)
-            self._stat(level, self._keep_files(level))
-            self._stacks = level.stacks
+        with self._tree:
+            while folders:
+                level = self._scan(folders, without)
+                folders = self._keep_folders(level)
+                self._stat(level, self._keep_files(level))
+                self._stacks = level.stacks
         return self.listing
 
     def subfolders(self, folders: Sequence[str]) -> list[str]:
         """The direct subfolders of ``folders`` that a walk enters."""
-        return self._keep_folders(self._scan(folders, frozenset()))
+        with self._tree:
+            return self._keep_folders(self._scan(folders, frozenset()))
 
     def _scan(self, folders: Iterable[str], without: Collection[str]) -> _Level:
         level = _Level()
         for folder in folders:
-            first_file, first_folder = len(level.files), len(level.folders)
+            first_file, first_folder = len(level.file_paths), len(level.folders)
             try:
                 ignore_files = self._scan_folder(folder, level, without)
             except OSError as error:
                 self._unlisted(folder, error)
-                del level.files[first_file:], level.file_paths[first_file:], level.folders[first_folder:]
+                del level.file_paths[first_file:], level.folders[first_folder:]
                 continue
             stack = self._stacks.get(folder)
             if stack is None:
                 stack = self._inherited(folder)
             for name in ignore_files:
-                patterns = self._read_patterns(f"{self._root}/{folder}{name}", self._above + folder)
+                patterns = self._patterns_inside(folder + name, self._above + folder)
                 stack = (*stack, patterns) if patterns else stack
             for patterns in stack:
                 files, subfolders = level.scopes.get(patterns, (slice(first_file, 0), slice(first_folder, 0)))
                 level.scopes[patterns] = (
-                    slice(files.start, len(level.files)),
+                    slice(files.start, len(level.file_paths)),
                     slice(subfolders.start, len(level.folders)),
                 )
             for subfolder in level.folders[first_folder:]:
@@ -133,35 +137,33 @@ class Walk:
         """Add the entries of a folder to the level; returns the names of its ignore files, lowest precedence first."""
         ignore_files = set()
         only = self._only
-        with os.scandir(f"{self._root}/{folder}") as entries:
-            for entry in entries:
-                name = entry.name
-                path = folder + name
-                if name in NEVER_ENTERED:
-                    continue
-                if entry.is_file(follow_symlinks=False):
-                    if name in IGNORE_FILES:
-                        ignore_files.add(name)
-                    if only is None or path in only:
-                        level.files.append(entry)
-                        level.file_paths.append(path)
-                elif entry.is_dir(follow_symlinks=False):
-                    path += "/"
-                    if path not in without and (only is None or path in only):
-                        level.folders.append(path)
-                elif only is not None and path not in only:
-                    continue
-                elif entry.is_symlink():
-                    if self._leads_astray(entry, folder):
-                        self.listing.skip(SkipReason.OUTSIDE, _printable(path))
-                else:
-                    self.listing.skip(SkipReason.UNREADABLE, _printable(path))  # a pipe, a socket, a device
+        for entry in self._tree.entries(folder):
+            name = entry.name
+            path = folder + name
+            if name in NEVER_ENTERED:
+                continue
+            if entry.is_file(follow_symlinks=False):
+                if name in IGNORE_FILES:
+                    ignore_files.add(name)
+                if only is None or path in only:
+                    level.file_paths.append(path)
+            elif entry.is_dir(follow_symlinks=False):
+                path += "/"
+                if path not in without and (only is None or path in only):
+                    level.folders.append(path)
+            elif only is not None and path not in only:
+                continue
+            elif entry.is_symlink():
+                if self._leads_astray(path, folder):
+                    self.listing.skip(SkipReason.OUTSIDE, _printable(path))
+            else:
+                self.listing.skip(SkipReason.UNREADABLE, _printable(path))  # a pipe, a socket, a device
         return [name for name in IGNORE_FILES if name in ignore_files]
 
     def _unlisted(self, folder: str, error: OSError) -> None:
         if not folder or not os.path.isdir(self._root):
             raise StorageError("The source cannot be listed", self._root, str(error)) from error
-        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):  # vanished meanwhile
+        if error.errno not in VANISHED:  # vanished or replaced meanwhile
             log.debug("cannot list %s: %s", folder, error)
             self.listing.skip(SkipReason.UNREADABLE, folder)
             self.listing.unread.append(folder)
@@ -185,13 +187,13 @@ class Walk:
         return np.flatnonzero(keep & ~secret & ~ignored)
 
     def _stat(self, level: _Level, rows: NDArray[np.int64]) -> None:
-        listing, files, paths = self.listing, level.files, level.file_paths
+        listing, paths = self.listing, level.file_paths
         for row in rows.tolist():
             try:
-                info = os.lstat(files[row])  # an entry's own stat() keeps a kilobyte for each file
-            except FileNotFoundError:
-                continue
+                info = self._tree.stat(paths[row])
             except OSError as error:
+                if error.errno in VANISHED:
+                    continue
                 log.debug("cannot stat %s: %s", paths[row], error)
                 listing.skip(SkipReason.UNREADABLE, paths[row])
                 listing.unread.append(paths[row])
@@ -228,10 +230,10 @@ class Walk:
             paths = [path if fine else "" for path, fine in zip(paths, good, strict=True)]
         return pa.array([self._above + path for path in paths] if self._above else paths, pa.string())
 
-    def _leads_astray(self, link: os.DirEntry[str], folder: str) -> bool:
+    def _leads_astray(self, link: str, folder: str) -> bool:
         """Whether a link leads outside the source or in a circle. The target of any other link is indexed itself."""
         try:
-            target = os.path.realpath(link.path, strict=True)
+            target = os.path.realpath(f"{self._root}/{link}", strict=True)
         except OSError as error:
             return error.errno == errno.ELOOP
         here = os.path.realpath(f"{self._root}/{folder}")
@@ -244,35 +246,44 @@ class Walk:
         if folder:
             parts = folder.rstrip("/").split("/")
             for above in ["", *("/".join(parts[:depth]) + "/" for depth in range(1, len(parts)))]:
-                stack += self._read_all(f"{self._root}/{above}", self._above + above)
+                stack += self._read_all(above)
         return stack
 
     def _outer_patterns(self, work_tree: WorkTree | None) -> tuple[PatternList, ...]:
         if work_tree is None:
             return ()
-        exclude = self._read_patterns(work_tree.exclude, "")
+        exclude = self._patterns_outside(work_tree.exclude, "")
         stack: tuple[PatternList, ...] = (exclude,) if exclude else ()
         parts = self._above.rstrip("/").split("/") if self._above else []
         for depth in range(len(parts)):
             above = "".join(part + "/" for part in parts[:depth])
-            stack += self._read_all(f"{work_tree.top}/{above}", above)
+            lists = [self._patterns_outside(f"{work_tree.top}/{above}{name}", above) for name in IGNORE_FILES]
+            stack += tuple(patterns for patterns in lists if patterns)
         return stack
 
-    def _read_all(self, folder: str, base: str) -> tuple[PatternList, ...]:
-        if base not in self._read:
-            lists = [self._read_patterns(folder + name, base) for name in IGNORE_FILES]
-            self._read[base] = tuple(patterns for patterns in lists if patterns)
-        return self._read[base]
+    def _read_all(self, folder: str) -> tuple[PatternList, ...]:
+        if folder not in self._read:
+            lists = [self._patterns_inside(folder + name, self._above + folder) for name in IGNORE_FILES]
+            self._read[folder] = tuple(patterns for patterns in lists if patterns)
+        return self._read[folder]
 
-    def _read_patterns(self, path: str, base: str) -> PatternList:
-        try:
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-                return PatternList(read_ignore_file(file.read()), base)
-        except FileNotFoundError:
-            return PatternList((), base)
-        except OSError as error:
+    def _patterns_outside(self, path: str, base: str) -> PatternList:
+        return _patterns(lambda: read_regular(path), path, base)
+
+    def _patterns_inside(self, path: str, base: str) -> PatternList:
+        return _patterns(lambda: self._tree.read(path), f"{self._root}/{path}", base)
+
+
+def _patterns(read: Callable[[], bytes | None], path: str, base: str) -> PatternList:
+    try:
+        data = read()
+    except OSError as error:
+        if error.errno != errno.ENOENT:
             log.warning("cannot read the ignore file %s, which is skipped: %s", path, error)
-            return PatternList((), base)
+        return PatternList((), base)
+    if data is None:
+        log.warning("the ignore file %s is not a regular file, and is skipped", path)
+    return PatternList(read_ignore_file(data or b""), base)
 
 
 def above_and_self(paths: Iterable[str]) -> set[str]:

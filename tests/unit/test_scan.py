@@ -268,7 +268,7 @@ def test_unreadable_folders_are_reported_and_their_files_are_not_deleted() -> No
     assert run.stdout.strip() == "['gone.py'] {'closed/': 'unreadable'} False 1", run.stderr
 
 
-def test_a_folder_too_deep_to_open_is_reported_and_nothing_of_it_is_deleted(tmp_path: Path) -> None:
+def test_a_folder_deeper_than_a_path_can_name_is_scanned(tmp_path: Path) -> None:
     write(tmp_path, "a.py")
     part = "d" * 250
     folder = os.open(tmp_path, os.O_RDONLY)
@@ -277,13 +277,16 @@ def test_a_folder_too_deep_to_open_is_reported_and_nothing_of_it_is_deleted(tmp_
         inner = os.open(part, os.O_RDONLY, dir_fd=folder)
         os.close(folder)
         folder = inner
+    with open(os.open("x.py", os.O_WRONLY | os.O_CREAT, dir_fd=folder), "w") as file:
+        file.write("x")
     os.close(folder)
-    lost = "/".join([part] * 20) + "/x.py"
-    row = {"path": lost, "size_bytes": 1, "mtime_ns": 1, "etag": "", "hash": "h", "fingerprint": "fp", "racy": False}
+    deep = "/".join([part] * 20) + "/x.py"
+    row = {"path": deep, "size_bytes": 1, "mtime_ns": 1, "etag": "", "hash": "h", "fingerprint": "fp", "racy": False}
     manifest = pa.Table.from_pylist([row, row | {"path": "gone.py"}], schema=MANIFEST_SCHEMA)
     result = scan(spec_of(tmp_path), lambda prefixes: manifest, now_ns=NOW)
-    assert (paths(result.diff.new), paths(result.diff.deleted), result.complete) == (["a.py"], ["gone.py"], False)
-    assert set(skipped(result).values()) == {"unreadable"}
+    assert (paths(result.diff.new), paths(result.diff.deleted), result.complete) == (["a.py"], ["gone.py"], True)
+    assert paths(result.diff.candidates) == [deep]
+    assert open_source(tmp_path).read(deep) == b"x"
 
 
 def test_scanning_single_paths_equals_a_whole_scan(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Reach files below a folder without leaving it: no component of a path is followed if it is a symbolic link.
+
+A path may change between a listing and a read. A lookup by path follows a folder that has become a link; a lookup from
+descriptor to descriptor cannot.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
+# A pipe that replaces a file must not block.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class Beneath:
+    """The tree below ``root``; a context manager. Paths are relative and posix; folders are "" or end in a slash.
+
+    Keeps a descriptor of each folder on the way to the latest path, so that neighbours cost one lookup. Not
+    thread-safe. All methods raise OSError; a component that is a link raises it with ELOOP or ENOTDIR.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._path: str | None = None
+        self._names: list[str] = []
+        self._descriptors: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._path = None
+        self._keep(0)
+
+    def folder(self, path: str) -> int:
+        """A descriptor of a folder for the ``dir_fd`` of ``os`` functions, valid until the next call."""
+        if path == self._path:
+            return self._descriptors[-1]
+        self._path = None
+        names = ["", *path.rstrip("/").split("/")] if path else [""]
+        shared = 0
+        for name, known in zip(names, self._names, strict=False):
+            if name != known:
+                break
+            shared += 1
+        self._keep(shared)
+        for name in names[shared:]:
+            if not self._descriptors:
+                descriptor = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
+            else:
+                descriptor = os.open(name, _FOLDER, dir_fd=self._descriptors[-1])
+            self._descriptors.append(descriptor)
+            self._names.append(name)
+        self._path = path
+        return self._descriptors[-1]
+
+    def entries(self, path: str) -> Iterator[os.DirEntry[str]]:
+        """The entries of a folder. Their ``path`` is only their name, and ``stat`` works only during the iteration."""
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.folder(path))
+        try:
+            with os.scandir(descriptor) as entries:
+                yield from entries
+        finally:
+            os.close(descriptor)
+
+    def stat(self, path: str) -> os.stat_result:
+        """The metadata of a file, a link or anything else."""
+        start = path.rfind("/") + 1
+        return os.stat(path[start:], dir_fd=self.folder(path[:start]), follow_symlinks=False)
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a regular file; None for anything else."""
+        start = path.rfind("/") + 1
+        return read_regular(path[start:], dir_fd=self.folder(path[:start]))
+
+    def _keep(self, depth: int) -> None:
+        while len(self._descriptors) > depth:
+            self._names.pop()
+            os.close(self._descriptors.pop())
+
+
+def read_regular(path: str, *, dir_fd: int | None = None) -> bytes | None:
+    """The bytes of a regular file, None for a folder, pipe, socket or device. Follows no link. Raises OSError."""
+    descriptor = os.open(path, _FILE, dir_fd=dir_fd)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)

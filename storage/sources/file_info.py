@@ -1,0 +1,15 @@
+"""The metadata of one file of a source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One file: ``path`` is relative to the source and posix; ``mtime_ns`` is 0 and ``etag`` "" where unknown."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    etag: str = ""
