@@ -6,21 +6,17 @@ form one regular expression, so that 100,000 paths and a hundred patterns take a
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Iterable, Sequence
+import codecs
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pathspec.patterns.gitignore import GitIgnorePatternError
-from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from driftline.storage.errors import UsageError
-
-log = logging.getLogger(__name__)
+from driftline.tasks.scanning.wildmatch import Pattern, translate
 
 IGNORE_FILES = (".gitignore", ".driftlineignore")
 """Read in every folder; the later one takes precedence."""
@@ -43,10 +39,6 @@ SECRETS = (
 _PATTERNS_PER_REGEX = 100
 """RE2 limits the memory of an expression; matching is slow beyond."""
 
-# The endings of pathspec's regular expressions; "/" is the third.
-_DIRECTORY = "(?P<ps_d>/)"
-_ENTRY = "(?:(?P<ps_d>/)|$)"
-
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -59,12 +51,7 @@ class Rules:
     def check(self) -> None:
         """Check the patterns. Raises UsageError."""
         for pattern in (*self.include, *self.exclude):
-            try:
-                regex, _ = GitIgnoreSpecPattern.pattern_to_regex(pattern)
-                usable = regex is not None and _is_valid(_anchored(regex, "", descendants=True))
-            except (GitIgnorePatternError, IndexError):
-                usable = False
-            if not usable or pattern.startswith("!"):
+            if pattern.startswith("!") or translate(pattern.encode(errors="surrogateescape")) is None:
                 raise UsageError(
                     "The pattern is not valid", repr(pattern), "Use the syntax of .gitignore, without '!'."
                 )
@@ -74,50 +61,49 @@ class PatternList:
     """Ordered gitignore patterns: the last match decides.
 
     Patterns are relative to the folder ``base`` ("" or with a trailing slash). By default a pattern matches a single
-    entry, as in git's walk (folders have a trailing slash). With ``descendants`` a match of a folder also matches
-    everything below it.
+    entry, as in git's walk. With ``descendants`` a match of a folder also matches everything below it.
     """
 
-    def __init__(self, lines: Iterable[str], base: str = "", *, descendants: bool = False, flags: str = "s") -> None:
+    def __init__(
+        self, lines: Iterable[bytes | str], base: str = "", *, descendants: bool = False, flags: str = "s"
+    ) -> None:
         self.base = base
         self._flags = flags
-        runs: list[tuple[bool, list[str]]] = []
-        for line in lines:
-            try:
-                regex, positive = GitIgnoreSpecPattern.pattern_to_regex(line)
-            except (GitIgnorePatternError, IndexError) as error:
-                log.debug("skipped pattern %r in %r: %s", line, base, error)
-                continue
-            if regex is None or positive is None:
-                continue
-            anchored = _anchored(regex, base, descendants=descendants)
-            if not runs or runs[-1][0] != positive or len(runs[-1][1]) >= _PATTERNS_PER_REGEX:
-                runs.append((positive, []))
-            runs[-1][1].append(anchored)
-        self._runs = [(positive, self._compile(regexes)) for positive, regexes in runs]
+        encoded = (line.encode(errors="surrogateescape") if isinstance(line, str) else line for line in lines)
+        patterns = [pattern for line in encoded if (pattern := translate(line, base)) is not None]
+        self._of_files = self._runs(patterns, _file_end(descendants=descendants))
+        self._of_folders = self._runs(patterns, _folder_end(descendants=descendants))
 
     def __bool__(self) -> bool:
-        return bool(self._runs)
+        return bool(self._of_folders)
 
-    def apply(self, paths: pa.Array, verdict: NDArray[np.bool_]) -> None:
-        """Update ``verdict`` in place where a pattern matches: True for a match, False for a negated one."""
-        for positive, regex in self._runs:
-            hit = pc.match_substring_regex(paths, regex)
+    def apply(self, paths: pa.Array, verdict: NDArray[np.bool_], *, folders: bool = False) -> None:
+        """Update ``verdict`` in place where a pattern matches: True for a match, False for a negated one.
+
+        ``paths`` are those of files, or of folders without a trailing slash.
+        """
+        as_bytes = paths.cast(pa.binary())
+        for positive, regex in self._of_folders if folders else self._of_files:
+            hit = pc.match_substring_regex(as_bytes, regex)
             verdict[hit.to_numpy(zero_copy_only=False)] = positive
 
-    def matches(self, paths: pa.Array) -> NDArray[np.bool_]:
+    def matches(self, paths: pa.Array, *, folders: bool = False) -> NDArray[np.bool_]:
         """``(n,) bool``: the paths that the patterns select."""
         verdict = np.zeros(len(paths), dtype=bool)
-        self.apply(paths, verdict)
+        self.apply(paths, verdict, folders=folders)
         return verdict
 
-    def _compile(self, regexes: Sequence[str]) -> str:
-        joined = f"(?{self._flags})" + "|".join(regexes)
-        if _is_valid(joined):
-            return joined
-        good = [regex for regex in regexes if _is_valid(f"(?{self._flags}){regex}")]
-        log.warning("skipped %d invalid patterns of the ignore file in %r", len(regexes) - len(good), self.base)
-        return f"(?{self._flags})" + ("|".join(good) if good else r"\z.")
+    def _runs(self, patterns: Sequence[Pattern], end: Callable[[Pattern], str | None]) -> list[tuple[bool, str]]:
+        """Consecutive patterns of the same sign as one expression each."""
+        runs: list[tuple[bool, list[str]]] = []
+        for pattern in patterns:
+            ending = end(pattern)
+            if ending is None:
+                continue
+            if not runs or runs[-1][0] == pattern.negated or len(runs[-1][1]) >= _PATTERNS_PER_REGEX:
+                runs.append((not pattern.negated, []))
+            runs[-1][1].append(f"(?:{pattern.regex}{ending})")
+        return [(positive, f"(?{self._flags})" + "|".join(regexes)) for positive, regexes in runs]
 
 
 class Matcher:
@@ -146,31 +132,16 @@ def lets_through(rules: Rules, path: str) -> bool:
     return not Matcher(rules).excluded(pa.array([path], pa.string()))[0]
 
 
-def read_ignore_file(data: bytes) -> list[str]:
+def read_ignore_file(data: bytes) -> list[bytes]:
     """The lines of an ignore file."""
-    return data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").split("\n")
+    return [line.removesuffix(b"\r") for line in data.removeprefix(codecs.BOM_UTF8).split(b"\n")]
 
 
-def _anchored(regex: str, base: str, *, descendants: bool) -> str:
-    # pathspec ends "[[:alpha:]]" at its first "]".
-    regex = regex.replace(r":]\]", ":]]")
+def _file_end(*, descendants: bool) -> Callable[[Pattern], str | None]:
     if descendants:
-        regex = regex.replace(_ENTRY, "(?:/|$)").replace(_DIRECTORY, "/")
-    elif regex.endswith(_ENTRY):
-        regex = regex.removesuffix(_ENTRY) + "/?$"
-    elif regex.endswith(_DIRECTORY):
-        regex = regex.removesuffix(_DIRECTORY) + "/$"
-    elif regex.endswith("/"):  # "dir/**" selects the content of the folder, not the folder
-        regex += "."
-    if base:
-        head = "^" + re.escape(base)
-        regex = head + regex[1:] if regex.startswith("^") else f"{head}.*{regex}"
-    return f"(?:{regex})"
+        return lambda pattern: r"/.*\z" if pattern.only_folders else r"(?:/.*)?\z"
+    return lambda pattern: None if pattern.only_folders else r"\z"
 
 
-def _is_valid(regex: str) -> bool:
-    try:
-        pc.match_substring_regex(pa.array([""]), regex)
-    except pa.ArrowInvalid:
-        return False
-    return True
+def _folder_end(*, descendants: bool) -> Callable[[Pattern], str]:
+    return lambda pattern: r"(?:/.*)?\z" if descendants else r"\z"

@@ -170,8 +170,8 @@ class Walk:
 
     def _keep_folders(self, level: _Level) -> list[str]:
         keep = self._good_names(level.folders)
-        paths = self._array(level.folders, keep)
-        ignored = self._ignored(paths, level, folders=True) | self._matcher.exclude.matches(paths)
+        paths = self._array([folder[:-1] for folder in level.folders], keep)
+        ignored = self._ignored(paths, level, folders=True) | self._matcher.exclude.matches(paths, folders=True)
         names = np.array(level.folders, dtype=object)
         self.listing.skip(SkipReason.EXCLUDED, *names[keep & ignored])
         return list(names[keep & ~ignored])
@@ -209,7 +209,7 @@ class Walk:
         for patterns, slices in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
             part = slices[folders]
             if part.stop > part.start:
-                patterns.apply(paths[part], ignored[part])
+                patterns.apply(paths[part], ignored[part], folders=folders)
         return ignored
 
     def _good_names(self, paths: Sequence[str]) -> NDArray[np.bool_]:

@@ -53,7 +53,7 @@ PATTERN = st.builds(
     st.booleans(),
     st.lists(SEGMENT, min_size=1, max_size=3),
     st.booleans(),
-).filter(lambda pattern: "**/" not in pattern[-3:])  # pathspec reads "a/**/" as "a/", git as every folder in a
+)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -154,4 +154,4 @@ def test_an_invalid_glob_is_refused(glob: str) -> None:
 
 
 def test_an_ignore_file_may_start_with_a_byte_order_mark_and_hold_odd_bytes() -> None:
-    assert read_ignore_file(b"\xef\xbb\xbf*.py\r\n\xff\n") == ["*.py", "\ufffd", ""]
+    assert read_ignore_file(b"\xef\xbb\xbf*.py\r\n\xff\n") == [b"*.py", b"\xff", b""]
