@@ -27,6 +27,7 @@ from driftline.storage.lines.table import LineTable
 from driftline.storage.memory.upkeep import compact_indexes, compact_vectors
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
+from driftline.storage.workspace.source_lease import acquire_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef, TaskContext
 from driftline.tasks.maintenance.compact import Figures, RewriteSpec, fold_deltas, rewrite_fragments, take_stock
@@ -210,9 +211,13 @@ class _Compaction:
 
     def _lease(self, stack: ExitStack, entity: Entity, purpose: str) -> Lease | None:
         """The lease, held until ``stack`` closes; None if another run holds it and the request names no entity."""
-        path = lease_path(entity, purpose)
+        wait_seconds = self.request.wait_seconds
         try:
-            lease = acquire(self.workspace.objects, path, self.run_id, wait_seconds=self.request.wait_seconds)
+            if purpose == "source":
+                lease = acquire_source(self.workspace, entity, self.run_id, wait_seconds=wait_seconds)
+            else:
+                path = lease_path(entity, purpose)
+                lease = acquire(self.workspace.objects, path, self.run_id, wait_seconds=wait_seconds)
         except LeaseHeld as error:
             if self.named is not None:
                 raise

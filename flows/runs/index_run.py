@@ -27,6 +27,7 @@ from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.objects.request_counts import phase, tally
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
+from driftline.storage.workspace.source_lease import acquire_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import TaskContext
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
@@ -154,7 +155,7 @@ def remove_source(
         raise BadEntity("The source does not exist", str(entity), f"Sources: {names}.")
     workspace = Workspace.open_for_writing(workspace_uri, storage_options)
     run_id = new_ulid()
-    with acquire(workspace.objects, lease_path(entity), run_id, wait_seconds=wait_seconds) as lease:
+    with acquire_source(workspace, entity, run_id, wait_seconds=wait_seconds) as lease:
         settle(workspace, entity, lease)
         manifest = workspace.manifest(entity).read(columns=["path", "lines", "reason"])
         documents, lines = totals(manifest)

@@ -17,10 +17,9 @@ from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.errors import DeletionRefused
-from driftline.storage.layout import lease_path
-from driftline.storage.leases.lease import acquire
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
+from driftline.storage.workspace.source_lease import acquire_source
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.indexing.reembed import remove_strays
@@ -80,7 +79,7 @@ class SourceRun:
             self._dry_run()
             return
         with self._timed("lease"):
-            lease = acquire(workspace.objects, lease_path(entity), self._run_id, wait_seconds=request.wait_seconds)
+            lease = acquire_source(workspace, entity, self._run_id, wait_seconds=request.wait_seconds)
         with lease:
             with self._timed("settle"):
                 self.indexes_lag = lease.taken_over

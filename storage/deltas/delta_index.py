@@ -141,6 +141,16 @@ class DeltaIndex:
         keys = Keys.starting_with([prefix])
         return self._settled(lambda: sum(map(len, self._live(keys, (), as_of))))
 
+    def max_rev(self) -> int:
+        """The highest ``rev`` of all rows, removals included; 0 for an empty index."""
+        return self._settled(self._max_rev)
+
+    def _max_rev(self) -> int:
+        log = self.log()
+        with self._open_base() as base:
+            pieces = list(self._folded(base, log.deltas, Keys.all(), [self.key, "op", "rev"]))
+        return max((pc.max(piece["rev"]).as_py() or 0 for piece in pieces), default=0)
+
     def check(self) -> None:
         """Read the footer of every file, which detects truncated and foreign files. Raises as reads do."""
         self._settled(self._check)

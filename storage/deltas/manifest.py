@@ -46,6 +46,11 @@ def revision(token: int, batch: int) -> int:
     return (token << _BATCH_BITS) | batch
 
 
+def token_of(rev: int) -> int:
+    """The fencing token in a ``rev`` of ``revision``."""
+    return rev >> _BATCH_BITS
+
+
 class Manifest(DeltaIndex):
     """The manifest of one source."""
 

@@ -189,6 +189,7 @@ def acquire(
     *,
     ttl_seconds: float = LEASE_TTL_SECONDS,
     wait_seconds: float = 0.0,
+    known_token: Callable[[], int] = lambda: 0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Lease:
@@ -196,7 +197,10 @@ def acquire(
 
     A lease is free if it was never taken or has been released, if its holder is provably dead (same host and boot), or
     if its file has not changed for the holder's TTL by ``clock``. Hence only a caller that waits takes over from a
-    dead holder on another host. Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError.
+    dead holder on another host. Where the file is missing, ``known_token`` returns the highest token in use, so that a
+    lease whose file was deleted continues from there, as taken over.
+
+    Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError.
     """
     deadline = clock() + wait_seconds
     seen_version, seen_since = "", clock()
@@ -211,7 +215,8 @@ def acquire(
             seen_version, seen_since = version, clock()
         expired = current is not None and before - seen_since >= current.ttl_seconds
         if current is None or current.state == "released" or expired or current.is_provably_dead():
-            record = _new_record(run_id, current.token + 1 if current else 1, ttl_seconds)
+            token = current.token if current is not None else known_token()
+            record = _new_record(run_id, token + 1, ttl_seconds)
             try:
                 if current is None:
                     written = objects.create(path, record.to_bytes())
@@ -222,7 +227,8 @@ def acquire(
                 if conflicts >= WRITE_ATTEMPTS and clock() >= deadline:
                     raise
                 continue
-            return Lease(objects, path, record, written, taken_over=current is not None and current.state == "held")
+            taken_over = current.state == "held" if current is not None else token > 0
+            return Lease(objects, path, record, written, taken_over=taken_over)
         remaining = deadline - clock()
         if remaining <= 0:
             raise _held(current, f"{objects.uri}/{path}")
@@ -276,7 +282,9 @@ def _read(objects: ObjectStore, path: str) -> tuple[_Record, str]:
         record = _Record.model_validate_json(data)
     except ValidationError as error:
         raise CorruptFile(
-            "The file is not a Driftline lease", where, "Inspect the file; delete it only while no run is active."
+            "The file is not a Driftline lease",
+            where,
+            "Delete it while no run is active; the next run continues from the index.",
         ) from error
     if record.format_version > FORMAT_VERSION:
         raise WorkspaceTooNew(

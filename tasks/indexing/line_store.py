@@ -13,11 +13,10 @@ from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.ids import new_ulid
-from driftline.storage.layout import lease_path
-from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.queries import LineFilter, nearest_lines
 from driftline.storage.model import DocMeta, LineEmbedding
 from driftline.storage.workspace.records import SourceRecord
+from driftline.storage.workspace.source_lease import acquire_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.indexing.rows import line_rows
@@ -101,7 +100,7 @@ class LineStore:
     def _commit(self, changes: ChangeSet, wait_seconds: float, rows: pa.Table | None = None) -> None:
         dim, _ = self._embedding()
         workspace, run_id = self.workspace, new_ulid()
-        with acquire(workspace.objects, lease_path(self.entity), run_id, wait_seconds=wait_seconds) as lease:
+        with acquire_source(workspace, self.entity, run_id, wait_seconds=wait_seconds) as lease:
             settle(workspace, self.entity, lease)
             if workspace.source(self.entity) is None:
                 workspace.bind_source(self.entity, SourceRecord(entity=str(self.entity), uri=f"upsert:{self.entity}"))

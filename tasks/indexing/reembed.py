@@ -9,8 +9,7 @@ import pyarrow.compute as pc
 
 from driftline.storage.errors import LeaseHeld
 from driftline.storage.ids import new_ulid
-from driftline.storage.layout import lease_path
-from driftline.storage.leases.lease import acquire
+from driftline.storage.workspace.source_lease import acquire_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef
 from driftline.tasks.indexing.committer import Committer, settle
@@ -27,7 +26,7 @@ def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, r
     with ExitStack() as leases:
         for entity, _ in workspace.sources():
             try:
-                lease = leases.enter_context(acquire(workspace.objects, lease_path(entity), run_id))
+                lease = leases.enter_context(acquire_source(workspace, entity, run_id))
             except LeaseHeld as error:
                 report(f"The old model serves until the next run with --reembed: {error.what}")
                 return False

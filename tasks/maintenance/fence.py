@@ -11,6 +11,7 @@ from driftline.storage.errors import LeaseHeld
 from driftline.storage.garbage.survey import Survey
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import Lease, acquire, look
+from driftline.storage.workspace.source_lease import acquire_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.committer import finish_staged
 
@@ -43,9 +44,11 @@ class Fence:
         """Fence off all writers to the tables of ``tenant``, or none if one of its sources is busy."""
         with ExitStack() as stack:
             try:
-                leases = [stack.enter_context(self._acquire(lease_path(tenant, "maintenance")))]
+                leases = [
+                    stack.enter_context(acquire(self.workspace.objects, lease_path(tenant, "maintenance"), self.run_id))
+                ]
                 for source in sorted(sources):
-                    leases.append(stack.enter_context(self._acquire(lease_path(source))))
+                    leases.append(stack.enter_context(acquire_source(self.workspace, source, self.run_id)))
                     self._settle(source, leases[-1])
             except LeaseHeld as error:
                 self.skip(f"Skipped the tables of {tenant}: {error}")
@@ -60,7 +63,7 @@ class Fence:
             return
         with ExitStack() as stack:
             try:
-                lease = stack.enter_context(self._acquire(lease_path(source)))
+                lease = stack.enter_context(acquire_source(self.workspace, source, self.run_id))
             except LeaseHeld as error:
                 self.skip(f"Skipped the staged deltas of {source}: {error}")
                 return
@@ -72,9 +75,6 @@ class Fence:
         """Check that all leases are still held. Raises LeaseLost."""
         for lease in self._leases:
             lease.check()
-
-    def _acquire(self, path: str) -> Lease:
-        return acquire(self.workspace.objects, path, self.run_id)
 
     def _settle(self, source: Entity, lease: Lease) -> None:
         published, _ = finish_staged(self.workspace, source, lease)

@@ -11,6 +11,7 @@ from driftline.storage.errors import ObjectNotFound
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import drop, maintain
+from driftline.storage.workspace.source_lease import acquire_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 
@@ -26,7 +27,7 @@ def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> b
     if directory != entity.directory or not name.startswith("_index"):
         return False
     objects = workspace.objects
-    with acquire(objects, lease_path(entity), run_id), contextlib.suppress(ObjectNotFound):
+    with acquire_source(workspace, entity, run_id), contextlib.suppress(ObjectNotFound):
         objects.create(f"{directory}/{DAMAGED_PREFIX}{run_id}_{name}", objects.get(path))
         objects.delete([path])
         return True
@@ -38,7 +39,7 @@ def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[
 
     A table without documents to remove gets a new commit marker, so that there is exactly one.
     """
-    with acquire(workspace.objects, lease_path(entity), run_id) as lease:
+    with acquire_source(workspace, entity, run_id) as lease:
         settle(workspace, entity, lease)
         batch = 0
         for fingerprint, names in sorted(paths.items()):
