@@ -19,6 +19,7 @@ from driftline.flows.commands.options import (
 )
 from driftline.flows.config.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.flows.config.locate import workspace_for_indexing
+from driftline.flows.output.plain import say, warn
 from driftline.storage.errors import DriftlineError, UsageError
 
 if TYPE_CHECKING:
@@ -129,10 +130,9 @@ def _run(request: CiRequest, report: CiReport, summary: Path | None) -> None:
 
 def _print(report: CiReport) -> None:
     from driftline.flows.ci.summary import lines
-    from driftline.flows.output.terminal import printable
 
     for line in lines(report):
-        typer.echo(printable(line))
+        say(line)
 
 
 def _summarise(report: CiReport, file: Path | None, error: DriftlineError | None) -> None:
@@ -144,4 +144,4 @@ def _summarise(report: CiReport, file: Path | None, error: DriftlineError | None
         with file.open("a", encoding="utf-8", errors="backslashreplace") as summary:
             summary.write(markdown(report, error))
     except OSError as failure:  # the run itself is done, or raises its own error
-        typer.echo(f"driftline: the summary was not written: {file}: {failure.strerror}", err=True)
+        warn(f"the summary was not written: {file}: {failure.strerror}")

@@ -10,6 +10,7 @@ import typer
 from driftline.flows.commands.app import DONE, app
 from driftline.flows.commands.options import ConfigOption, ExecutorOption, JsonOption
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR
+from driftline.flows.output.plain import say
 
 DEFAULT_POOL = "driftline"
 DEFAULT_PORT = 4200
@@ -54,10 +55,10 @@ def deploy(
         print_json({"server": url, "pool": pool, "deployments": names, "paused": paused})
         return DONE
     for name in names:
-        typer.echo(f"deployed {name}")
+        say(f"deployed {name}")
     for name in paused:
-        typer.echo(f"paused   {name}, which driftline.toml no longer contains")
-    typer.echo(f"Start a worker where the sources are: prefect worker start --pool {pool}")
+        say(f"paused   {name}, which driftline.toml no longer contains")
+    say(f"Start a worker where the sources are: prefect worker start --pool {pool}")
     return DONE
 
 
@@ -83,7 +84,7 @@ def serve(
     if not serve_deployments(
         deployments, workspace=configuration.workspace, port=port, limit=limit, announce=typer.echo
     ):
-        typer.echo("This machine already serves them.")
+        say("This machine already serves them.")
     return DONE
 
 

@@ -20,6 +20,7 @@ from driftline.flows.commands.options import (
     QueryArgument,
     TopKOption,
 )
+from driftline.flows.output.plain import warn
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 
 if TYPE_CHECKING:
@@ -65,12 +66,10 @@ def grep(
 
 def _warn_of_skipped(skipped: Sequence[tuple[str, SkipReason]]) -> None:
     """Name the skipped files on standard error, or count them by reason where there are many."""
-    from driftline.flows.output.terminal import printable
-
     if len(skipped) <= _NAMED_SKIPS:
         for path, reason in skipped:
-            print(f"driftline: {printable(path)} is not searched: {reason}", file=sys.stderr)
+            warn(f"{path} is not searched: {reason}")
         return
     reasons = Counter(str(reason) for _, reason in skipped).most_common()
     counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
-    print(f"driftline: {len(skipped):,} files are not searched: {counts}", file=sys.stderr)
+    warn(f"{len(skipped):,} files are not searched: {counts}")

@@ -10,6 +10,7 @@ import typer
 from driftline.flows.commands.app import DONE, app, show
 from driftline.flows.commands.options import JsonOption, WorkspaceOption
 from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.output.plain import say
 from driftline.storage.errors import UsageError
 
 
@@ -51,7 +52,7 @@ def report(
     from driftline.flows.config.toml_file import options_for, prices_for
     from driftline.flows.output.html_report import render
     from driftline.flows.output.run_series import newest_runs
-    from driftline.flows.output.terminal import print_json, printable
+    from driftline.flows.output.terminal import print_json
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))
@@ -64,5 +65,5 @@ def report(
     if as_json:
         print_json({"workspace": opened.objects.uri, "report": str(out.resolve()), "runs": len(recent_runs)})
     else:
-        typer.echo(f"{printable(str(out))}: {len(recent_runs):,} runs")
+        say(f"{out}: {len(recent_runs):,} runs")
     return DONE

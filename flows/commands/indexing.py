@@ -21,6 +21,7 @@ from driftline.flows.commands.options import (
 )
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
+from driftline.flows.output.plain import say
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -141,5 +142,5 @@ def remove(
     if as_json:
         print_json(result)
     else:
-        typer.echo(f"removed {result['entity']}: {result['documents']:,} documents, {result['lines']:,} lines")
+        say(f"removed {result['entity']}: {result['documents']:,} documents, {result['lines']:,} lines")
     return DONE

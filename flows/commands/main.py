@@ -11,7 +11,6 @@ import io
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import takewhile
@@ -22,6 +21,7 @@ import typer
 from driftline.flows.commands import ci, deploying, grepping, history, indexing, keeping, memory, searching, serving
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
 from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
+from driftline.flows.output.plain import print_traceback, warn
 from driftline.storage.errors import DriftlineError, UsageError
 
 COMMANDS = (indexing, searching, grepping, keeping, deploying, serving, ci, history, memory)
@@ -68,7 +68,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     except Exception as error:
         # A defect, or an unforeseen failure. Python's own exit code would be 1, which means "nothing found".
         if not writes_json():
-            traceback.print_exc()
+            print_traceback()
         return _fail(FAILED, "unexpected", f"unexpected {type(error).__name__}: {error}", as_json)
     if code == _INTERRUPTED:
         fix = "Committed work is kept: run the same command again to continue."
@@ -103,6 +103,5 @@ def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fi
 
         print_json({"error": kind, "message": message, "where": where, "fix": fix})
     elif not writes_json():
-        # Messages may contain newlines from file names and libraries.
-        print(f"driftline: {' '.join(message.split())}", file=sys.stderr)
+        warn(message)
     return code

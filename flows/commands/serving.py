@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Literal
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from driftline.flows.commands.app import DONE, app
 from driftline.flows.commands.options import WorkspaceOption
 from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.output.plain import warn
 from driftline.storage.errors import MissingExtra
 
 
@@ -42,8 +42,7 @@ def mcp(
         if transport == "stdio":
             serve_stdio(opened, memory)
         else:
-            ready = "driftline: serving {}".format
-            serve_http(opened, host, port, lambda url: print(ready(url), file=sys.stderr, flush=True), memory)
+            serve_http(opened, host, port, lambda url: warn(f"serving {url}"), memory)
     except KeyboardInterrupt:
         pass  # the usual way to stop it
     return DONE

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from driftline.flows.output.plain import warn
 from driftline.storage.errors import UsageError
 
 LOG_VARIABLE = "DRIFTLINE_LOG"
@@ -27,7 +28,7 @@ class OwnWarnings(logging.Handler):
         self.addFilter(logging.Filter(_OWN))
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"driftline: {' '.join(record.getMessage().split())}", file=sys.stderr)
+        warn(record.getMessage())
 
 
 class JsonLines(logging.Handler):

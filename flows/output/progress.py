@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
 from driftline.flows.output.logs import writes_json
+from driftline.flows.output.plain import printable, warn
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -72,7 +73,7 @@ class QuietProgress:
         self._report_when_due()
 
     def message(self, text: str) -> None:
-        print(f"driftline: {text}", file=self._stream, flush=True)
+        warn(text, self._stream)
 
     def _report_when_due(self) -> None:
         now = self._clock()
@@ -151,7 +152,7 @@ class RichProgress:
         self._bar.update(self._task, advance=documents, lines=f"{self._lines:,} lines" if self._lines else "")
 
     def message(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._bar.console.print(printable(text), markup=False, highlight=False)
 
 
 def open_progress() -> AbstractContextManager[Progress]:

@@ -18,11 +18,11 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from driftline.flows.output.plain import printable
 from driftline.storage.objects.request_counts import price
 
 Result = Mapping[str, Any]
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(10, 32), *range(127, 160))}
 _STATES = ("new", "changed", "touched", "unchanged", "deleted")
 _SOURCE_COLUMNS = ("entity", "uri", "documents", "lines")
 _RUN_COLUMNS = frozenset({"run_id", "kind", "started", "seconds", "outcome"})
@@ -176,11 +176,6 @@ def print_verify(result: Result) -> None:
     _print(lines)
 
 
-def printable(text: str) -> str:
-    """``text`` with its control characters escaped; tabs stay."""
-    return text.translate(_CONTROL)
-
-
 def _header(hit: Result, folder: str | None, with_source: bool) -> Text:
     style = Style.parse("bold cyan")
     if folder is not None and hit["path"] != "-":
@@ -229,8 +224,15 @@ def _print(parts: Iterable[Text | Table]) -> None:
     console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _UNFOLDED)
     with console.capture() as captured:
         for part in parts:
-            console.print(part, soft_wrap=isinstance(part, Text))
+            console.print(_harmless(part), soft_wrap=isinstance(part, Text))
     _emit(captured.get())
+
+
+def _harmless(part: Text | Table) -> Text | Table:
+    """``part``, unless it holds control characters that nothing has escaped."""
+    if isinstance(part, Text) and printable(part.plain) != part.plain:
+        return Text(printable(part.plain), style=part.style)
+    return part
 
 
 def _emit(text: str) -> None:
