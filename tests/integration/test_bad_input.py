@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from driftline.storage.sources.source import Source
+from driftline.storage.sources.beneath import Beneath
 from tests.support.oracle import WORDS, save_tiny_model
 
 NOBODY = 65_534
@@ -329,15 +329,15 @@ def test_files_without_permission_are_in_the_run_history_and_stay_indexed(
 def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Callable[[Path], None]]]:
     """Callbacks by path in the source, called right after that file is read."""
     events: dict[str, Callable[[Path], None]] = {}
-    read = Source.read
+    read = Beneath.read
 
-    def disturbed(self: Source, path: str) -> bytes:
+    def disturbed(self: Beneath, path: str) -> bytes | None:
         data = read(self, path)
         if path in events:
-            events[path](Path(self.uri, path))
+            events[path](Path(self.root, path))
         return data
 
-    monkeypatch.setattr(Source, "read", disturbed)
+    monkeypatch.setattr(Beneath, "read", disturbed)
     yield events
     events.clear()
 
