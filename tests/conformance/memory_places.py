@@ -1,0 +1,118 @@
+"""What the conformance tests of memory share: names of entities, stores on a disk, and a look into a workspace."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import driftline as dl
+from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
+from driftline.storage.objects.local_disk import LocalDisk
+
+LEVELS = ["org", "project", "user", "session"]
+ACME = "org:acme"
+ALPHA = f"{ACME}/project:alpha"
+ALICE = f"{ALPHA}/user:alice"
+S123 = f"{ALICE}/session:s123"
+LINEAGE = [ACME, ALPHA, ALICE, S123]
+PARENTS = {"org": "acme", "project": "alpha", "user": "alice"}
+GLOBEX = "org:globex/project:alpha/user:alice/session:s123"
+LARGE = "a value that is not inlined " * 100
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+"""A database that refuses every connection at once."""
+
+_PREFIXES = ("LTM_", "DATABASE_URL", "DRIFTLINE_")
+
+
+def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what the environment of the tests says about memory and workspaces."""
+    for name in list(os.environ):
+        if name.startswith(_PREFIXES):
+            monkeypatch.delenv(name)
+
+
+def open_backend(place: Path | str, catalog: str | None = None, **options: Any) -> HierarchicalLTMBackend:
+    """The store behind dictionaries in the folder ``place``; without vectors unless ``options`` ask for them."""
+    given: dict[str, Any] = {"embedding": {"enabled": False}, "hierarchy_levels": LEVELS, **options}
+    return dl.create_ltm_backend("hierarchical", catalog_url=catalog, storage_uri=str(place), **given)
+
+
+def files(place: Path, pattern: str) -> list[str]:
+    """The files below ``place`` that match ``pattern``, by their paths in it, sorted."""
+    return sorted(path.relative_to(place).as_posix() for path in place.rglob(pattern))
+
+
+def blobs(place: Path) -> list[str]:
+    """The values of entries that lie in files of their own."""
+    return [path for path in files(place, "*.json") if "session:" in path or ("/_" not in path and ":" in path)]
+
+
+def keys(page: Mapping[str, Any]) -> list[str]:
+    """The keys of the entries of an answer, sorted."""
+    assert page["success"], page
+    return sorted(entry["key"] for entry in page["entries"])
+
+
+def ok(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``answer``, which is no failure."""
+    assert answer.get("success"), answer
+    return answer
+
+
+def blob_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that names each blob when it is read from the disk."""
+    reads: list[str] = []
+    get = LocalDisk.get
+
+    def counted(disk: LocalDisk, path: str) -> tuple[bytes, str]:
+        if path.endswith(".json") and "session:" in path:
+            reads.append(path)
+        return get(disk, path)
+
+    monkeypatch.setattr(LocalDisk, "get", counted)
+    return reads
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def reference_pages() -> dict[str, str]:
+    """The pages that users read, by their paths."""
+    places = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "flows").glob("*.md")]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in places if path.exists()}
+
+
+def decided(*words: str) -> bool:
+    """Whether a decision record speaks of all these words."""
+    records = [path for path in ROOT.rglob("[0-9]*.md") if path.parent.name in ("adr", "decisions")]
+    return any(all(word in path.read_text() for word in words) for path in records)
+
+
+def public_calls(target: object) -> dict[str, inspect.Signature]:
+    """The public methods of an object, without those that open and close it, and what each takes."""
+    names = [name for name in dir(target) if not name.startswith("_") and name != "close"]
+    methods = {name: getattr(target, name) for name in names}
+    return {
+        name: inspect.signature(method)
+        for name, method in methods.items()
+        if callable(method) and inspect.ismethod(method)
+    }
+
+
+def arguments(signature: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of ``given``, by name of parameter, what a call takes. Fails for a required parameter that is not among it."""
+    taken: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if name in given:
+            taken[name] = given[name]
+        elif parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        ):
+            pytest.fail(f"the tests know no argument for {name}: add one")
+    return taken

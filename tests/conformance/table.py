@@ -1,0 +1,95 @@
+"""Which line of a specification each conformance test checks, and every line that there is.
+
+Documents 000 to 004 are the specification; ``search``, ``memory``, ``pipeline`` and ``engine`` are numbered lists of
+what users met when they followed it; ``pages`` is what the documentation owes them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def criterion(document: str, number: str, what: str) -> pytest.MarkDecorator:
+    """Mark a test as the check of ``number`` in ``document``; ``what`` says it in a few words. May be repeated."""
+    return pytest.mark.criterion(document, number, what)
+
+
+class Row(NamedTuple):
+    """One line of a document."""
+
+    document: str
+    number: str
+
+
+def _rows(document: str, prefix: str, last: int, *, digits: int = 1, first: int = 1) -> Iterator[Row]:
+    return (Row(document, f"{prefix}{number:0{digits}}") for number in range(first, last + 1))
+
+
+ROWS: tuple[Row, ...] = (
+    *_rows("000", "AC ", 17),
+    *_rows("000", "T", 17),
+    *_rows("000", "example ", 1),
+    *_rows("001", "AC ", 19),
+    *_rows("001", "T", 13),
+    *_rows("001", "example ", 4),
+    *_rows("002", "solution ", 3),
+    Row("002", "approach"),
+    Row("002", "normalization"),
+    *_rows("002", "fallback ", 3),
+    Row("002", "configuration"),
+    *_rows("002", "impact ", 3),
+    *_rows("002", "monitoring ", 3),
+    *_rows("002", "test ", 3),
+    *_rows("002", "edge ", 3),
+    *_rows("003", "AC ", 18),
+    *_rows("003", "UNIT-", 3, digits=3),
+    *_rows("003", "INT-", 9, digits=3),
+    *_rows("003", "E2E-", 2, digits=3),
+    *_rows("003", "PERF-", 2, digits=3),
+    Row("003", "Environment"),
+    *_rows("004", "test ", 8),
+    *_rows("004", "step ", 6),
+    *_rows("004", "review ", 5),
+    *_rows("004", "run ", 2),
+    *_rows("004", "docs ", 2),
+    *_rows("004", "check ", 3),
+    *_rows("search", "", 12),
+    *_rows("memory", "", 13),
+    *_rows("pipeline", "", 2),
+    *_rows("engine", "", 8),
+    *_rows("pages", "", 2),
+)
+"""In the order of the table. ``T`` and a number is a listed test case, in the order of its list; of document 002
+``solution``, ``fallback``, ``impact``, ``monitoring`` and ``test`` are its lists of that name and ``edge`` the edge
+cases of its tests; of document 004 ``test`` to ``check`` are its six sections."""
+
+
+def carried_rows(folder: Path = HERE) -> dict[Row, list[str]]:
+    """The rows that tests in ``folder`` carry, with the names of these tests, read from their source.
+
+    Read rather than collected, so that one file can be run by itself.
+    """
+    found: dict[Row, list[str]] = {}
+    for path in sorted(folder.glob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                for row in filter(None, map(_row_of, node.decorator_list)):
+                    found.setdefault(row, []).append(f"{path.name}::{node.name}")
+    return found
+
+
+def _row_of(decorator: ast.expr) -> Row | None:
+    match decorator:
+        case ast.Call(
+            func=ast.Name(id="criterion"),
+            args=[ast.Constant(value=str() as document), ast.Constant(value=str() as number), *_],
+        ):
+            return Row(document, number)
+    return None

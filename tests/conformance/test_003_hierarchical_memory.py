@@ -1,0 +1,557 @@
+"""Document 003, hierarchical memory: values owned by entities, a SQL catalog, blobs and indexes in folders."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import driftline as dl
+from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
+from driftline.storage.errors import CatalogError, StorageError
+from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.objects.local_disk import LocalDisk
+from tests.conformance.memory_places import (
+    ACME,
+    ALICE,
+    ALPHA,
+    GLOBEX,
+    LARGE,
+    LEVELS,
+    LINEAGE,
+    NOWHERE,
+    PARENTS,
+    S123,
+    blob_reads,
+    blobs,
+    files,
+    keys,
+    ok,
+    open_backend,
+    without_variables,
+)
+from tests.conformance.table import criterion
+from tests.servers.postgres_server import PostgresServer
+
+SESSION: Any = ("session", "s123")
+CONFIGURATION = """
+settings:
+  ltm:
+    backend: hierarchical
+    catalog:
+      type: sqlalchemy
+      url: "${DATABASE_URL}"
+      pool_size: 10
+    storage:
+      uri: "STORAGE"
+    hierarchy:
+      levels: [org, project, user, session]
+      root_entity:
+        type: org
+        id: "${ORG_ID}"
+      defaults:
+        org: "default"
+        project: "_unassigned"
+    performance:
+      metadata_cache:
+        enabled: true
+        ttl_seconds: 600
+      parallel_reads:
+        threads: 8
+    index:
+      format: parquet
+      row_group_size: 122880
+      compression: zstd
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_variables(monkeypatch)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The folder of the store."""
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def backend(place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[HierarchicalLTMBackend]:
+    """A store whose root is ``org:acme``."""
+    monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
+    with open_backend(place, sqlite_catalog) as opened:
+        yield opened
+
+
+@pytest.fixture
+def registered(backend: HierarchicalLTMBackend) -> HierarchicalLTMBackend:
+    """The same, which knows the session s123 of alice in project alpha."""
+    ok(backend.register_entity_with_defaults("session", "s123", parents=PARENTS))
+    return backend
+
+
+def failing_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on the catalog takes no entry."""
+
+    def fail(*_: object) -> None:
+        raise CatalogError("The catalog failed", "")
+
+    monkeypatch.setattr(entry_rows, "put", fail)
+
+
+def orphan(backend: HierarchicalLTMBackend, place: Path, key: str = "lost") -> str:
+    """Store a large value whose entry the catalog refuses; the path of its blob."""
+    before = set(blobs(place))
+    with pytest.MonkeyPatch.context() as patch:
+        failing_catalog(patch)
+        assert not backend.store(key, LARGE + key, S123)["success"]
+    (path,) = set(blobs(place)) - before
+    return path
+
+
+def age(path: Path, seconds: float) -> None:
+    """Make a file older."""
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+# -- configuration ---------------------------------------------------------------------------
+
+
+# -- entries ---------------------------------------------------------------------------------
+
+
+@criterion("003", "AC 4", "retrieve by key: inlined, from a blob, and a miss")
+def test_retrieve_finds_a_value_by_its_key(backend: HierarchicalLTMBackend) -> None:
+    ok(backend.store("small", {"n": 1}, S123))
+    ok(backend.store("large", LARGE, S123))
+    assert ok(backend.retrieve("small"))["value"] == {"n": 1}
+    assert ok(backend.retrieve("large"))["value"] == LARGE
+    missing = backend.retrieve("nothing")
+    assert (missing["success"], missing["found"], missing["entry"]) == (True, False, None)
+
+
+@criterion("003", "AC 4", "a blob that was read is cached")
+def test_a_value_that_was_read_is_read_from_the_cache(
+    backend: HierarchicalLTMBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ok(backend.store("large", LARGE, S123))
+    reads = blob_reads(monkeypatch)
+    assert [ok(backend.retrieve("large"))["value"] for _ in range(3)] == [LARGE] * 3
+    assert len(reads) <= 1
+
+
+# -- blobs and indexes -----------------------------------------------------------------------
+
+
+@criterion("003", "AC 7", "each write makes delta files at every level; removals are kept as tombstones")
+def test_indexes_grow_by_delta_files(backend: HierarchicalLTMBackend, place: Path) -> None:
+    """A tombstone is a row of a delta file, which names the key and that it was removed."""
+    ok(backend.store("kept", 1, S123))
+    ok(backend.store("removed", 2, S123))
+    backend.core.flush()
+    first = {directory: set(files(place / directory, "_index_delta_*.parquet")) for directory in LINEAGE}
+    assert all(first.values())
+    ok(backend.delete("removed"))
+    backend.core.flush()
+    for directory in LINEAGE:
+        (new,) = {path.name for path in (place / directory).glob("_index_delta_*.parquet")} - first[directory]
+        rows = pq.read_table(place / directory / new, columns=["key", "op"]).to_pylist()
+        assert rows == [{"key": "removed", "op": "remove"}]
+
+
+# -- queries ---------------------------------------------------------------------------------
+
+
+@criterion("003", "AC 10", "retrieve_batch reads blobs side by side")
+def test_a_batch_is_read_in_parallel(backend: HierarchicalLTMBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [f"key {n}" for n in range(16)]
+    for key in wanted:
+        ok(backend.store(key, LARGE + key, S123))
+    get = LocalDisk.get
+
+    def slow(disk: LocalDisk, path: str) -> tuple[bytes, str]:
+        time.sleep(0.05)
+        return get(disk, path)
+
+    monkeypatch.setattr(LocalDisk, "get", slow)
+    started = time.monotonic()
+    answer = ok(backend.retrieve_batch([*wanted, "missing"]))
+    assert time.monotonic() - started < 16 * 0.05
+    assert {key: entry["value"] for key, entry in answer["entries"].items()} == {key: LARGE + key for key in wanted}
+    assert answer["missing"] == ["missing"]
+
+
+# -- isolation -------------------------------------------------------------------------------
+
+
+@criterion("003", "AC 11", "each organisation has a tree and answers of its own")
+def test_organisations_are_isolated(backend: HierarchicalLTMBackend, place: Path) -> None:
+    ok(backend.store("plan", "ours " + LARGE, S123))
+    ok(backend.store("plan", "theirs " + LARGE, GLOBEX))
+    assert {path.partition("/")[0] for path in blobs(place)} == {ACME, "org:globex"}
+    assert ok(backend.retrieve("plan"))["value"].startswith("ours")
+    assert ok(backend.retrieve("plan", "org:globex"))["value"].startswith("theirs")
+    for kind, name in [("org", "acme"), ("project", "alpha"), ("user", "alice"), ("session", "s123")]:
+        page = backend.retrieve_by_entity(kind, name)
+        assert [entry["value"][:4] for entry in ok(page)["entries"]] == ["ours"]
+    assert ok(backend.retrieve_by_entity("org", "globex"))["total_count"] == 0
+    assert [entry["value"][:4] for entry in ok(backend.search("plan"))["entries"]] == ["ours"]
+
+
+@criterion("003", "AC 13", "register_entity_with_defaults fills the levels that nobody names")
+def test_registering_fills_missing_levels(place: Path, sqlite_catalog: str) -> None:
+    with open_backend(
+        place, sqlite_catalog, hierarchy_defaults={"org": "default", "project": "_unassigned"}
+    ) as backend:
+        full = backend.register_entity_with_defaults("session", "s123", parents=PARENTS)
+        assert ok(full)["entity"] == S123
+        filled = "org:default/project:_unassigned/user:alice/session:s123"
+        for _ in range(2):
+            again = backend.register_entity_with_defaults("session", "s123", parents={"user": "alice"})
+            assert ok(again)["entity"] == filled
+        known = ok(backend.list_entities("org:default"))["entities"]
+        assert known == ["org:default/project:_unassigned", filled.rpartition("/")[0], filled]
+
+
+# -- failures --------------------------------------------------------------------------------
+
+
+@criterion("003", "AC 14", "a blob that cannot be written leaves the catalog alone")
+def test_a_failed_blob_leaves_no_entry(backend: HierarchicalLTMBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> str:
+        raise StorageError("The disk is full", "")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalDisk, "create", full)
+        answer = backend.store("key", LARGE, S123)
+        with pytest.raises(StorageError):
+            backend.core.store("key", LARGE, S123)
+    assert (answer["success"], answer["error_type"]) == (False, "storage_error")
+    assert not ok(backend.retrieve("key"))["found"]
+    assert ok(backend.list_entities())["entities"] == []
+    assert ok(backend.store("key", LARGE, S123))
+
+
+@criterion("003", "AC 15", "a lost connection is made again")
+def test_a_lost_connection_is_made_again(
+    place: Path, postgres_catalog: str, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
+    with open_backend(place, postgres_catalog) as backend:
+        ok(backend.store("key", 1, S123))
+        assert postgres_server.drop_connections()
+        assert ok(backend.retrieve("key"))["value"] == 1
+
+
+@criterion("003", "AC 15", "three retries, each after a longer wait, then ConnectionError")
+def test_a_catalog_that_stays_away_is_a_connection_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    with pytest.raises(ConnectionError) as failure:
+        open_backend(place, NOWHERE)
+    assert getattr(failure.value, "kind", None) == "connection_error"
+    assert len(waits) == 3
+    assert waits[1] / waits[0] == pytest.approx(waits[2] / waits[1])
+    assert waits[1] > waits[0]
+
+
+@criterion("003", "AC 15", "the pool has the size that is configured")
+def test_the_pool_has_the_configured_size(
+    place: Path, postgres_catalog: str, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    (tmp_path / "memory.yaml").write_text("settings: {ltm: {catalog: {pool_size: 3}}}")
+    with open_backend(place, postgres_catalog, config=str(tmp_path / "memory.yaml")) as backend:
+        with ThreadPoolExecutor(12) as pool:
+            list(pool.map(lambda n: ok(backend.store(f"key {n}", n, S123)), range(24)))
+        import psycopg
+
+        with psycopg.connect(postgres_server.url("postgres")) as connection:
+            name = postgres_catalog.rpartition("/")[2]
+            query = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s"
+            row = connection.execute(query, (name,)).fetchone()
+        assert row is not None
+        assert 1 <= row[0] <= 3
+
+
+@criterion("003", "AC 16", "writers need no lock: each has delta files of its own, readers take them together")
+def test_writers_beside_each_other_lose_nothing(
+    place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch, driftline: Callable[..., Any]
+) -> None:
+    monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
+
+    def work(writer: int) -> None:
+        with open_backend(place, sqlite_catalog) as backend:
+            for n in range(5):
+                ok(backend.store(f"{writer} {n}", n, S123))
+                backend.core.flush()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(list((place / S123).glob("_index_delta_*.parquet"))) >= 4
+    monkeypatch.setenv("DATABASE_URL", sqlite_catalog)
+    listed = driftline("memory", "list", ALPHA, "--workspace", place, "--json").json
+    assert {entry["key"] for entry in listed["entries"]} == {f"{writer} {n}" for writer in range(4) for n in range(5)}
+    assert listed["total_count"] == 20
+
+
+@criterion("003", "AC 17", "a compaction that fails at any step is finished by the next")
+def test_a_compaction_that_fails_is_finished_by_the_next(
+    backend: HierarchicalLTMBackend, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write to an index fails once, and so does each deletion; nothing is lost in between."""
+    steps: list[str] = []
+    failing: list[int] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        original = getattr(LocalDisk, name)
+
+        def call(disk: LocalDisk, *arguments: Any) -> Any:
+            touched = arguments[0] if isinstance(arguments[0], str) else " ".join(arguments[0])
+            if "_index" in touched:
+                steps.append(name)
+                if len(steps) in failing:
+                    raise StorageError("The disk is away", "")
+            return original(disk, *arguments)
+
+        return call
+
+    def fill(number: int) -> None:
+        for n in range(2):
+            ok(backend.store(f"key {number} {n}", n, ACME))
+            backend.core.flush()
+        steps.clear()
+
+    for name in ("create", "replace", "delete"):
+        monkeypatch.setattr(LocalDisk, name, counted(name))
+    for number in range(2):  # the second one finds a base, as those that fail do
+        fill(number)
+        ok(backend.compact_indexes(None, 0))
+    assert len(steps) > 1
+    for step in range(1, len(steps) + 1):
+        fill(step + 1)
+        failing[:] = [step]
+        backend.compact_indexes(None, 0)
+        assert len(steps) >= step
+        failing.clear()
+        assert ok(backend.retrieve_by_entity("org", "acme"))["total_count"] == 2 * (step + 2)
+        ok(backend.compact_indexes(None, 0))
+        assert not list((place / ACME).glob("_index_delta_*.parquet"))
+        rows = pq.read_table(place / ACME / "_index.parquet", columns=["key"])["key"].to_pylist()
+        assert len(rows) == len(set(rows)) == 2 * (step + 2)
+
+
+@criterion("003", "AC 18", "cleanup_orphans reports or deletes old blobs without an entry")
+def test_orphans_are_counted_and_deleted(
+    backend: HierarchicalLTMBackend, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ok(backend.store("kept", LARGE, S123))
+    (kept,) = blobs(place)
+    path = orphan(backend, place)
+    young = ok(backend.cleanup_orphans())
+    assert (young["orphan_count"], young["deleted_count"]) == (0, 0)
+    for each in (kept, path):
+        age(place / each, 3_700)
+    dry = ok(backend.cleanup_orphans(3600, True))
+    assert (dry["orphan_count"], dry["deleted_count"], dry["deleted_paths"]) == (1, 0, [])
+    assert dry["scanned_count"] >= 2
+    with caplog.at_level(logging.INFO):
+        done = ok(backend.cleanup_orphans(max_age_seconds=3600, dry_run=False))
+    assert (done["orphan_count"], done["deleted_count"]) == (1, 1)
+    assert [each.endswith(path) for each in done["deleted_paths"]] == [True]
+    assert path in caplog.text
+    assert blobs(place) == [kept]
+
+
+# -- the listed test cases -------------------------------------------------------------------
+
+
+@criterion("003", "UNIT-001", "a path includes every level of the hierarchy")
+def test_a_path_includes_every_level(place: Path, sqlite_catalog: str) -> None:
+    with open_backend(place, sqlite_catalog) as backend:
+        ok(backend.store("key", LARGE, "session:s1"))
+        (path,) = blobs(place)
+        assert [part.partition(":")[0] for part in path.split("/")[:-1]] == LEVELS
+
+
+@criterion("003", "UNIT-003", "defaults stand in for levels that nobody names")
+def test_defaults_stand_in_for_missing_levels(place: Path, sqlite_catalog: str) -> None:
+    defaults = {"org": "default", "project": "_unassigned", "user": "nobody"}
+    with open_backend(place, sqlite_catalog, hierarchy_defaults=defaults) as backend:
+        assert ok(backend.store("a", 1, "session:s1"))["entity"] == (
+            "org:default/project:_unassigned/user:nobody/session:s1"
+        )
+        assert ok(backend.store("b", 1, "org:acme/user:alice"))["entity"] == "org:acme/project:_unassigned/user:alice"
+
+
+@criterion("003", "INT-001", "a blob lies at the path of its entity")
+def test_store_creates_the_blob_at_its_path(backend: HierarchicalLTMBackend, place: Path) -> None:
+    import json
+
+    ok(backend.store("key", {"text": LARGE}, S123))
+    (path,) = blobs(place)
+    assert path.startswith(f"{S123}/")
+    assert json.loads((place / path).read_text()) == {"text": LARGE}
+
+
+@criterion("003", "INT-003", "a failed blob does not reach the catalog")
+def test_a_failed_blob_does_not_replace_an_entry(
+    backend: HierarchicalLTMBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ok(backend.store("key", "before", S123))
+
+    link = os.link
+
+    def full(source: str, target: str) -> None:
+        if target.endswith(".json"):
+            raise OSError(28, "No space left on device")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", full)
+    answer = backend.store("key", LARGE, f"{ALICE}/session:s2")
+    assert (answer["success"], answer["error_type"]) == (False, "storage_error")
+    entry = ok(backend.retrieve("key"))["entry"]
+    assert (entry["value"], entry["entity"]) == ("before", S123)
+
+
+@criterion("003", "INT-005", "retrieve_by_entity gives the entries of that entity and no others")
+def test_retrieve_by_entity_gives_the_right_entries(backend: HierarchicalLTMBackend) -> None:
+    owners = {"project": ALPHA, "user": ALICE, "session": S123, "beside": f"{ALPHA}/user:bob", "org": ACME}
+    for key, owner in owners.items():
+        ok(backend.store(key, owner, owner))
+    for kind, name, expected in [
+        ("org", "acme", ["beside", "org", "project", "session", "user"]),
+        ("project", "alpha", ["beside", "project", "session", "user"]),
+        ("user", "alice", ["session", "user"]),
+        ("session", "s123", ["session"]),
+        ("user", "bob", ["beside"]),
+        ("user", "carol", []),
+    ]:
+        assert keys(backend.retrieve_by_entity(kind, name)) == expected
+        assert all(entry["value"] == entry["entity"] for entry in backend.retrieve_by_entity(kind, name)["entries"])
+
+
+@criterion("003", "INT-006", "one organisation cannot see another's entries")
+@pytest.mark.parametrize("catalog", ["sqlite", "postgres"])
+def test_one_organisation_cannot_see_another(
+    catalog: str, request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = request.getfixturevalue(f"{catalog}_catalog")
+    for name in ("acme", "globex"):
+        monkeypatch.setenv("LTM_ROOT_ENTITY_ID", name)
+        with open_backend(place, url) as backend:
+            ok(backend.store("plan", name, f"org:{name}/project:alpha"))
+    for name in ("acme", "globex"):
+        monkeypatch.setenv("LTM_ROOT_ENTITY_ID", name)
+        with open_backend(place, url) as backend:
+            assert ok(backend.retrieve("plan"))["value"] == name
+            page = ok(backend.retrieve_by_entity("project", "alpha"))
+            assert ([entry["value"] for entry in page["entries"]], page["total_count"]) == ([name], 1)
+            assert ok(backend.list_entities())["entities"] == [f"org:{name}/project:alpha"]
+
+
+@criterion("003", "INT-007", "a write makes delta files")
+def test_a_write_makes_delta_files(backend: HierarchicalLTMBackend, place: Path) -> None:
+    """They may come a moment after the write, and are there once the store is closed."""
+    ok(backend.store("key", 1, S123))
+    backend.close()
+    found = files(place, "_index_delta_*.parquet")
+    assert [path.rpartition("/")[0] for path in found] == LINEAGE
+    assert len({path.rpartition("/")[2] for path in found}) == len(found)
+
+
+@criterion("003", "INT-008", "a compaction merges the deltas into one index")
+def test_a_compaction_merges_the_deltas(backend: HierarchicalLTMBackend, place: Path) -> None:
+    for n in range(3):
+        ok(backend.store(f"key {n}", n, S123))
+        backend.core.flush()
+    ok(backend.delete("key 1"))
+    backend.core.flush()
+    ok(backend.compact_indexes(None, 0))
+    assert not files(place, "_index_delta_*.parquet")
+    table = pq.read_table(place / S123 / "_index.parquet", columns=["key", "op"]).to_pylist()
+    assert sorted(row["key"] for row in table if row["op"] == "add") == ["key 0", "key 2"]
+
+
+@criterion("003", "INT-009", "an old orphan is removed, a young one stays")
+def test_old_orphans_are_removed(backend: HierarchicalLTMBackend, place: Path) -> None:
+    old, young = orphan(backend, place, "old"), orphan(backend, place, "young")
+    age(place / old, 3_700)
+    assert ok(backend.cleanup_orphans())["deleted_count"] == 1
+    assert blobs(place) == [young]
+
+
+AGENT = """
+nodes:
+  - name: remember
+    uses: ltm.store
+    with:
+      key: "{{ topic }}:001"
+      value: {messages: ["{{ question }}"]}
+      entity: [session, s123]
+      metadata: {phase: 2}
+    output: stored
+  - name: recall
+    uses: ltm.retrieve
+    with: {key: "{{ stored.key }}"}
+    output: recalled
+  - name: all_of_the_session
+    uses: ltm.retrieve_by_entity
+    with: {entity_type: session, entity_id: s123, limit: "10"}
+    output: page
+  - name: find
+    uses: memory.search
+    with: {query: "{{ question }}", top_k: "1"}
+    output: found
+"""
+
+
+@pytest.fixture(scope="module")
+def benchmark_help() -> str:
+    """What the benchmark of the memory store says of itself, on one line."""
+    program = Path(__file__).parents[1] / "benchmarks" / "memory_store.py"
+    done = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True, check=True)
+    return " ".join((done.stdout + program.read_text()).split())
+
+
+@criterion("003", "PERF-001", "the benchmark measures a session at 1 million entries against 100 ms")
+def test_the_benchmark_measures_a_session(benchmark_help: str) -> None:
+    assert "--entries" in benchmark_help
+    assert "--postgres" in benchmark_help
+    assert '"by session, p95", sessions, 0.95, 100' in benchmark_help
+
+
+# -- environment variables -------------------------------------------------------------------
+
+
+@criterion("003", "Environment", "seven variables configure the store")
+def test_environment_variables_configure_the_store(
+    place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {
+        "DATABASE_URL": sqlite_catalog,
+        "LTM_STORAGE_URI": f"file://{place}",
+        "LTM_ROOT_ENTITY_TYPE": "org",
+        "LTM_ROOT_ENTITY_ID": "acme",
+        "LTM_METADATA_CACHE_TTL": "60",
+        "LTM_PARALLEL_THREADS": "4",
+        "LTM_COMPACTION_THRESHOLD": "7",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with dl.create_ltm_backend("hierarchical") as backend:
+        found = backend.configuration
+        assert (found.performance.metadata_cache.ttl_seconds, found.performance.parallel_reads.threads) == (60, 4)
+        assert found.index.compaction_threshold == 7
+        assert ok(backend.store("key", 1))["entity"] == ACME
+    assert files(place, "_index_delta_*.parquet")
