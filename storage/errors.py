@@ -5,6 +5,7 @@
     │   ├── BadEntity             an entity id that cannot be used
     │   ├── BadEntry              a memory key, value or metadata that cannot be stored
     │   ├── CatalogMismatch       a catalog of another workspace, or of a newer version
+    │   ├── StoreClosed           a call of a memory store that is closed
     │   ├── SourceNotFound        a source that is missing or cannot be read
     │   ├── SourceConflict        an entity that is already bound to another URI
     │   ├── UnknownScheme         a URI whose scheme is not supported
@@ -38,6 +39,7 @@ pickling, because they cross process boundaries.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 
@@ -88,6 +90,12 @@ class CatalogMismatch(UsageError):
     """A catalog that belongs to another workspace, or was written by a newer version of Driftline."""
 
     kind = "catalog_mismatch"
+
+
+class StoreClosed(UsageError):
+    """A call of a memory store that is closed."""
+
+    kind = "store_closed"
 
 
 class SourceNotFound(UsageError):
@@ -189,16 +197,26 @@ class CommitConflict(StorageError):
 
 
 class CatalogError(DriftlineError):
-    """The memory catalog failed. ``blob_path`` is a blob that was written but has no entry; cleanup deletes it."""
+    """The memory catalog failed. ``blob_paths`` are blobs that were written but have no entry; cleanup deletes them."""
 
     kind = "catalog_error"
 
-    def __init__(self, what: str, where: str = "", fix: str = "", blob_path: str | None = None) -> None:
+    def __init__(self, what: str, where: str = "", fix: str = "", blob_paths: Sequence[str] = ()) -> None:
         super().__init__(what, where, fix)
-        self.blob_path = blob_path
+        self.blob_paths = tuple(blob_paths)
+
+    @property
+    def blob_path(self) -> str | None:
+        """The first of ``blob_paths``, or None."""
+        return self.blob_paths[0] if self.blob_paths else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.what, self.where, self.fix, self.blob_path)
+        return type(self), (self.what, self.where, self.fix, self.blob_paths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """With ``blob_path`` and ``blob_paths`` if there are any."""
+        blobs = {"blob_path": self.blob_path, "blob_paths": list(self.blob_paths)} if self.blob_paths else {}
+        return {**super().to_dict(), **blobs}
 
 
 class CatalogConnectionError(CatalogError, ConnectionError):

@@ -45,6 +45,7 @@ def _told(
     @functools.wraps(method)
     def call(self: HierarchicalLTMBackend, *args: _P.args, **kwargs: _P.kwargs) -> Result:
         try:
+            self.core.catalog.check_open()
             return {"success": True, **method(self, *args, **kwargs)}
         except DriftlineError as error:
             return {"success": False, "error": str(error), "error_type": error.kind}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -25,6 +26,8 @@ FLUSH_ROWS = 1_000
 BATCH_ROWS = 50_000
 """Maximum number of changes in one delta, which bounds memory."""
 CLAIM_SECONDS = 30.0
+OVERDUE_SECONDS = 2.0
+"""Changes that are older were left by a process that ended: a running one flushes after ``FLUSH_SECONDS``."""
 MAX_PAUSE_SECONDS = 60.0
 """Longest delay between attempts while the workspace is not writable; the outbox keeps the changes meanwhile."""
 
@@ -54,6 +57,7 @@ class Flusher:
         self._one_at_a_time = threading.Lock()
         self._state = threading.Condition()
         self._waiting = 0
+        self._is_flushing = False
         self._ended = False
         self._thread: threading.Thread | None = None
 
@@ -62,14 +66,37 @@ class Flusher:
         with self._state:
             self._waiting += rows
             if self._thread is None and rows and not self._ended:
-                self._thread = threading.Thread(target=self._run, name="driftline-memory-flush", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="driftline-memory-flush", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the interpreter ends, and ``close`` flushes
+                    thread.start()
+                    self._thread = thread
             self._state.notify_all()
 
     @property
     def has_waiting(self) -> bool:
-        """Whether this process has changes that are not flushed yet."""
-        return self._waiting > 0
+        """Whether this process has changes that are not flushed yet; a flush that runs may not include them."""
+        with self._state:
+            return self._waiting > 0 or self._is_flushing
+
+    def settle(self) -> None:
+        """Flush what this process has written and what others left behind, so that a search finds all of it.
+
+        Raises StorageError, CatalogError for the changes of this process; a failure with those of others is logged.
+        """
+        if self.has_waiting:
+            self.flush()
+            return
+        before = self._now() - timedelta(seconds=OVERDUE_SECONDS)
+        find = partial(outbox.overdue, before=before, for_vectors=self._search is not None)
+        left = self._catalog.read(find)
+        if not left:
+            return
+        try:
+            with self._one_at_a_time:
+                for tenant in left:
+                    self._empty(tenant, shared=True)
+        except DriftlineError as error:
+            _log.warning("Could not update the memory indexes with what another process left: %s", error)
 
     def flush(self, *, shared: bool = False) -> int:
         """Empty the outbox now; returns the number of changes. Raises StorageError, CatalogError.
@@ -77,26 +104,38 @@ class Flusher:
         ``shared`` skips tenants that another process is flushing.
         """
         with self._one_at_a_time:
-            self._waiting = 0  # later writes are either read below or counted again
+            with self._state:
+                self._waiting, self._is_flushing = 0, True  # later writes are either read below or counted again
             try:
                 return self._flush(shared)
             except BaseException:
                 self._waiting += 1
                 raise
+            finally:
+                with self._state:
+                    self._is_flushing = False
 
     def _flush(self, shared: bool) -> int:
         flushed = 0
         for tenant in self._catalog.read(partial(outbox.waiting, for_vectors=self._search is not None)):
-            if shared and not self._claim(tenant, CLAIM_SECONDS):
+            number = self._empty(tenant, shared=shared)
+            if number is None:
                 self._waiting += 1  # the other process may have read the outbox for the last time
-                continue
-            while batch := self._batch(tenant):
-                self._publish(tenant, batch)
-                flushed += len(batch)
-                if shared:
-                    self._claim(tenant, CLAIM_SECONDS)
+            flushed += number or 0
+        return flushed
+
+    def _empty(self, tenant: Entity, *, shared: bool) -> int | None:
+        """Flush the changes of one tenant; their number, or None if it is ``shared`` and another process flushes it."""
+        if shared and not self._claim(tenant, CLAIM_SECONDS):
+            return None
+        flushed = 0
+        while batch := self._batch(tenant):
+            self._publish(tenant, batch)
+            flushed += len(batch)
             if shared:
-                self._claim(tenant, 0.0)
+                self._claim(tenant, CLAIM_SECONDS)
+        if shared:
+            self._claim(tenant, 0.0)
         return flushed
 
     def close(self) -> None:
@@ -107,6 +146,8 @@ class Flusher:
         with self._state:
             self._ended = True
             self._state.notify_all()
+        if self._thread is threading.current_thread():
+            return  # it collects its own store while it flushes, and ends after that
         if self._thread is not None:
             self._thread.join()
         if self.has_waiting:

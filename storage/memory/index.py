@@ -20,6 +20,7 @@ from driftline.storage.ids import new_ulid
 from driftline.storage.layout import BASE
 from driftline.storage.memory.catalog.outbox import Change
 from driftline.storage.memory.catalog.queries import EntryRow
+from driftline.storage.memory.threads import in_threads
 from driftline.storage.objects.store import ObjectStore
 
 KIND = "memory"
@@ -54,7 +55,7 @@ class MemoryIndex(DeltaIndex):
                 return file.read(Keys.all(), columns)
 
         with ThreadPoolExecutor(READ_THREADS, "driftline-memory-index") as pool:
-            return pa.concat_tables(pool.map(read, names))
+            return pa.concat_tables(in_threads(pool, read, names))
 
 
 def publish(objects: ObjectStore, changes: Sequence[Change], now: datetime) -> int:
@@ -81,7 +82,7 @@ def publish(objects: ObjectStore, changes: Sequence[Change], now: datetime) -> i
         index.append(new_ulid(), pa.concat_tables([additions, removals]))
 
     with ThreadPoolExecutor(WRITE_THREADS, "driftline-memory-index") as pool:
-        list(pool.map(write, touched))
+        in_threads(pool, write, touched)
     return len(touched)
 
 

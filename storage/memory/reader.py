@@ -14,6 +14,7 @@ from driftline.storage.memory.catalog import queries as entry_queries
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.queries import EntryRow, Scope
 from driftline.storage.memory.catalog.values import Blobs, decode
+from driftline.storage.memory.threads import in_threads
 
 READ_ATTEMPTS = 5
 
@@ -47,7 +48,7 @@ class EntryReader:
         """``rows`` with their values, without entries that were deleted in the meantime."""
         if all(row.inline is not None for row in rows):
             return [_entry(row, row.inline or b"") for row in rows]
-        entries = self.pool.map(lambda row: self._entry(row, scope), rows)
+        entries = in_threads(self.pool, lambda row: self._entry(row, scope), rows)
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
@@ -59,7 +60,7 @@ class EntryReader:
             except ObjectNotFound:
                 return None
 
-        return list(self.pool.map(value, rows))
+        return in_threads(self.pool, value, rows)
 
     def _entry(self, row: EntryRow, scope: Scope) -> MemoryEntry | None:
         """Read a value. If its blob is gone, the entry was replaced in the meantime, so read the catalog again."""

@@ -120,7 +120,7 @@ class EntityRegistry:
                 raise BadEntity("The entity does not exist", source.directory)
             entity_tree.ensure(connection, tenant, [above.directory], self._now())
             entity_tree.move(connection, source, target)
-            return entry_rows.relocate(connection, tenant, source, target)
+            return entry_rows.relocate(connection, tenant, source, target, self._now())
 
         self._on_change(self.catalog.write(work))
         return target

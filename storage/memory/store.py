@@ -32,6 +32,7 @@ from driftline.storage.memory.catalog.values import (
     check_fields,
     check_key,
 )
+from driftline.storage.memory.closing import Closing
 from driftline.storage.memory.flush import Flusher
 from driftline.storage.memory.pages import Cursor, Page
 from driftline.storage.memory.reader import EntryReader, MemoryEntry
@@ -64,7 +65,7 @@ class MemoryStore:
     Every call is confined to one tenant: that of its entity or ``scope``, by default that of the hierarchy's root. A
     scope below the tenant shows only entries at or below it. Threads may share a store. Processes open a store each,
     and share one PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context
-    manager, so that the last writes reach the indexes at once.
+    manager, so that the last writes reach the indexes at once; a closed store raises StoreClosed.
 
     Raises BadEntity, BadEntry and UsageError for bad input: nothing is written then. Raises StorageError if the
     workspace fails: the catalog is unchanged then. Raises CatalogError if the catalog fails, with the path of a blob
@@ -105,14 +106,14 @@ class MemoryStore:
         self._search = MemorySearch(self.workspace.objects, embedder, self._reader.values) if embedder else None
         self._flusher = Flusher(self.catalog, self.workspace.objects, self._search, now)
         self._entities = EntityRegistry(self.catalog, self.hierarchy, now, self._flusher.notify)
+        self._closing = Closing(self, self._flusher, self._pool, self.catalog)
 
     def close(self) -> None:
-        """Flush pending changes and close all connections, even if the flush raises StorageError or CatalogError."""
-        try:
-            self._flusher.close()
-        finally:
-            self._pool.shutdown()
-            self.catalog.close()
+        """Flush pending changes and close all connections, even if the flush raises StorageError or CatalogError.
+
+        Later calls raise StoreClosed. A store that nobody closes closes itself when the process ends.
+        """
+        self._closing.close()
 
     def __enter__(self) -> Self:
         return self
@@ -140,6 +141,7 @@ class MemoryStore:
 
     def store_many(self, items: Iterable[MemoryItem]) -> int:
         """Store ``items`` in one transaction; returns the number of entries. For each key, the last item wins."""
+        self.catalog.check_open()
         drafts: dict[Entity, Drafts] = defaultdict(Drafts)
 
         @cache
@@ -173,7 +175,7 @@ class MemoryStore:
                 self.catalog.write(work)
             except CatalogError as error:
                 paths = chain.from_iterable(each.blob_path for each in by_tenant.values())
-                error.blob_path = next((path for path in paths if path), None)
+                error.blob_paths = tuple(path for path in paths if path)
                 raise
         self._flusher.notify(number)
         return number
@@ -339,6 +341,7 @@ class MemoryStore:
         ``filter`` has fields of the metadata, as in ``search``, and may have ``entity``: hits are at or below it. The
         filter applies before the search, and the catalog confirms every hit. Raises UsageError without an embedder.
         """
+        self.catalog.check_open()
         if self._search is None:
             raise UsageError("The memory store was opened without an embedding model", self.workspace.objects.uri)
         if top_k < 0:
@@ -350,8 +353,8 @@ class MemoryStore:
         if entity is not None:
             named = entity if isinstance(entity, list) else [entity]
             places.append(tuple(self.hierarchy.entity(name) for name in named))
-        if top_k and query.strip() and self._flusher.has_waiting:
-            self.flush()
+        if top_k and query.strip():
+            self._flusher.settle()
 
         def check(keys: Sequence[str]) -> dict[str, EntryRow]:
             rows = self.catalog.read(lambda connection: entry_queries.get(connection, keys, visible, self._now()))

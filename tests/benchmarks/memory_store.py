@@ -162,7 +162,7 @@ class Run:
         self.verdict.at_least(what, alone / together, 5)
 
     def flush(self) -> None:
-        outbox = "SELECT count(*) FROM outbox"
+        outbox = "SELECT count(*) FROM ltm_outbox"
         waiting = self.store.catalog.read(lambda connection: connection.exec_driver_sql(outbox).scalar_one())
         if waiting > BATCH:  # a file for each entity would be measured instead
             return

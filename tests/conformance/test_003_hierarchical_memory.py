@@ -531,6 +531,17 @@ def test_the_benchmark_measures_a_session(benchmark_help: str) -> None:
     assert '"by session, p95", sessions, 0.95, 100' in benchmark_help
 
 
+@criterion("003", "INT-002", "the catalog learns of the entry and its metadata")
+def test_store_updates_the_catalog(backend: HierarchicalLTMBackend, sqlite_catalog: str) -> None:
+    import sqlite3
+
+    ok(backend.store("key", LARGE, S123, {"phase": "plan"}))
+    with sqlite3.connect(sqlite_catalog.removeprefix("sqlite:///")) as connection:
+        rows = connection.execute("SELECT key, metadata FROM ltm_entries").fetchall()
+    assert [(key, "plan" in metadata) for key, metadata in rows] == [("key", True)]
+    assert [entry["key"] for entry in ok(backend.search("", {"phase": "plan"}))["entries"]] == ["key"]
+
+
 # -- environment variables -------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import strategies as st
 
@@ -34,6 +36,7 @@ from tests.conformance.memory_places import (
     without_variables,
 )
 from tests.conformance.table import criterion
+from tests.servers.postgres_server import PostgresServer
 
 Run = Callable[..., Any]
 SESSION: Any = ("session", "s123")
@@ -228,6 +231,37 @@ def index_only(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Pa
 
 
 TABLES = ("entries", "entities", "owners", "outbox", "tenants", "about", "closure", "retired_blobs")
+
+
+@criterion("memory", "6", "the tables are called ltm_..., with a version table of their own")
+def test_the_tables_carry_a_prefix(place: Path, tmp_path: Path) -> None:
+    with open_backend(place, f"sqlite:///{tmp_path}/catalog.sqlite") as backend:
+        ok(backend.store("key", 1, S123))
+    with sqlite3.connect(tmp_path / "catalog.sqlite") as connection:
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        names = {name for (name,) in connection.execute(query)}
+    assert names >= {"ltm_entries", "ltm_entities", "ltm_entity_closure", "ltm_entry_owners"}
+    assert [name for name in names if not name.startswith("ltm_")] == []
+    assert any("version" in name for name in names)
+
+
+@criterion("memory", "6", "the catalog lives beside the application's tables and Alembic history")
+def test_the_catalog_lives_beside_an_application(place: Path, postgres_server: PostgresServer) -> None:
+    url = postgres_server.database()
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY)")
+        connection.execute("INSERT INTO alembic_version VALUES ('9f3e')")
+        for name in TABLES:
+            connection.execute(f"CREATE TABLE {name} (note text)".encode())
+            connection.execute(f"INSERT INTO {name} VALUES ('of the application')".encode())
+    with open_backend(place, url) as backend:
+        ok(backend.store("key", 1, S123))
+    with open_backend(place, url) as backend:
+        assert ok(backend.retrieve("key", ACME))["value"] == 1
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("9f3e",)]
+        for name in TABLES:
+            assert connection.execute(f"SELECT note FROM {name}".encode()).fetchall() == [("of the application",)]
 
 
 # -- 7: upkeep -------------------------------------------------------------------------------

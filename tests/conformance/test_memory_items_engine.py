@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,11 +22,16 @@ import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.memory.settings import find_memory, load_memory_configuration
 from driftline.storage import errors
+from driftline.storage.memory.store import MemoryItem
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from tests.conformance.memory_places import (
     LARGE,
     ROOT,
+    arguments,
+    files,
     ok,
+    open_backend,
+    public_calls,
     without_variables,
 )
 from tests.conformance.table import criterion
@@ -143,6 +149,35 @@ def search_by_mcp(place: Path, driftline: Run) -> list[str]:
 READERS = [search_by_action, search_by_command, list_by_command, search_by_mcp]
 
 
+@criterion("engine", "1", "what is stored just before a process ends is found by every reader")
+@pytest.mark.parametrize("read", READERS)
+def test_what_a_process_left_is_found(
+    read: Callable[[Path, Run], list[str]],
+    ended: tuple[Path, str],
+    configuration: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    driftline: Run,
+) -> None:
+    place = tmp_path / "memory"
+    shutil.copytree(ended[0], place)
+    monkeypatch.setenv("LTM_CONFIG", str(configuration))
+    monkeypatch.setenv("LTM_STORAGE_URI", str(place))
+    deadline = time.monotonic() + MOMENT_SECONDS
+    found: list[str] = []
+    while not found and time.monotonic() < deadline:
+        found = read(place, driftline)
+        time.sleep(0.0 if found else 0.5)
+    assert found == ["plan"]
+
+
+@criterion("engine", "1", "a process that ends says nothing, and has flushed")
+@pytest.mark.parametrize("ended", ["exit"], indirect=True)
+def test_a_process_ends_without_a_complaint(ended: tuple[Path, str]) -> None:
+    assert ended[1] == ""
+    assert files(ended[0], "_index_delta_*.parquet")
+
+
 # -- 2: reading one's own writes -------------------------------------------------------------
 
 
@@ -182,6 +217,20 @@ def test_threads_find_their_own_writes(tmp_path: Path, tiny_model: Path) -> None
         for thread in threads:
             thread.join()
     assert missed == []
+
+
+@criterion("engine", "2", "a search finds what its own process wrote, while a flush runs")
+def test_a_search_finds_its_own_writes(tmp_path: Path, tiny_model: Path) -> None:
+    slow = Slow(WordTableEmbedder.open(str(tiny_model)))
+    with dl.MemoryStore(str(tmp_path / "memory"), embedder=lambda: slow) as store:
+        store.store("first", "parser", "org:default")
+        assert slow.begun.wait(10)  # the flush in the background holds the write now
+        assert [hit.record.key for hit in store.search_memory("parser")] == ["first"]
+        slow.begun.clear()
+        store.store("second", "namespace", "org:default")
+        assert slow.begun.wait(10)
+        store.store("third", "subcommand", "org:default")
+        assert {hit.record.key for hit in store.search_memory("subcommand")} == {"first", "second", "third"}
 
 
 # -- 5: settings of the agent ----------------------------------------------------------------
@@ -225,6 +274,41 @@ GIVEN: dict[str, Any] = {
     "entity_id": "s1",
     "id": "s1",
 }
+
+
+@criterion("engine", "6", "a closed backend answers every call with one typed error")
+def test_a_closed_backend_answers_with_one_error(tmp_path: Path, tiny_model: Path) -> None:
+    backend = open_backend(tmp_path / "memory", embedding={"model": str(tiny_model)})
+    ok(backend.store("key", LARGE, "session:s1"))
+    backend.close()
+    backend.close()
+    kinds = {}
+    for name, signature in public_calls(backend).items():
+        try:
+            answer = getattr(backend, name)(**arguments(signature, GIVEN))
+        except Exception as error:
+            answer = {"success": "raised", "error_type": repr(error)}
+        kinds[name] = (answer["success"], answer.get("error_type"))
+    assert len(set(kinds.values())) == 1, kinds
+    assert next(iter(kinds.values()))[0] is False
+    assert "closed" in backend.store("small", 1)["error"]
+
+
+@criterion("engine", "6", "a closed store raises one typed error")
+def test_a_closed_store_raises_one_error(tmp_path: Path) -> None:
+    store = dl.MemoryStore(str(tmp_path / "memory"))
+    store.close()
+    store.close()
+    given = {**GIVEN, "items": [MemoryItem("key", 1, "session:s1")]}
+    kinds = {}
+    for name, signature in public_calls(store).items():
+        try:
+            getattr(store, name)(**arguments(signature, given))
+            kinds[name] = "no error"
+        except Exception as error:
+            kinds[name] = type(error).__name__ if isinstance(error, dl.DriftlineError) else repr(error)
+    assert len(set(kinds.values())) == 1, kinds
+    assert next(iter(kinds.values())).isidentifier(), kinds
 
 
 # -- 7: arguments from templates -------------------------------------------------------------

@@ -14,7 +14,8 @@ from alembic.runtime.migration import MigrationContext
 
 from driftline.storage.errors import CatalogMismatch
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.tables import metadata
+from driftline.storage.memory.catalog.tables import VERSION_TABLE, metadata
+from tests.support.first_catalog import create_first_catalog
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -27,7 +28,7 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_the_migrations_make_the_tables_that_the_code_knows(catalog_url: str) -> None:
     def differences(connection: sa.Connection) -> Any:
-        return compare_metadata(MigrationContext.configure(connection), metadata)
+        return compare_metadata(MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}), metadata)
 
     catalog = Catalog(catalog_url)
     assert catalog.read(differences) == []
@@ -57,7 +58,7 @@ def test_many_may_open_a_new_catalog_at_once_and_one_workspace_gets_it(empty_url
 
 def test_a_catalog_of_a_newer_version_is_refused(catalog_url: str) -> None:
     catalog = Catalog(catalog_url)
-    catalog.write(lambda connection: connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'")))
+    catalog.write(lambda connection: connection.execute(sa.text("UPDATE ltm_version SET version_num = '9999'")))
     with pytest.raises(CatalogMismatch, match="newer"):
         catalog.prepare("workspace")
     catalog.close()
@@ -67,4 +68,42 @@ def test_reading_a_catalog_creates_nothing(empty_url: str) -> None:
     catalog = Catalog(empty_url)
     assert catalog.belongs_to() is None
     assert catalog.read(lambda connection: sa.inspect(connection).get_table_names()) == []
+    catalog.close()
+
+
+def test_a_catalog_from_before_the_prefix_is_taken_over(empty_url: str) -> None:
+    def write_old(connection: sa.Connection) -> None:
+        create_first_catalog(connection)
+        connection.execute(sa.text("INSERT INTO about VALUES ('workspace')"))
+        connection.execute(sa.text("INSERT INTO tenants (id, path, rev) VALUES (1, 'org:acme', 4)"))
+
+    def found(connection: sa.Connection) -> Any:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        return compare_metadata(context, metadata), sa.inspect(connection).get_table_names()
+
+    catalog = Catalog(empty_url)
+    catalog.write(write_old)
+    assert catalog.belongs_to() == "workspace"
+    catalog.prepare("workspace")
+    differences, names = catalog.read(found)
+    assert differences == []
+    assert all(name.startswith("ltm_") for name in names)
+    assert catalog.read(lambda connection: connection.execute(sa.text("SELECT rev FROM ltm_tenants")).scalar()) == 4
+    catalog.close()
+
+
+def test_tables_of_an_application_are_no_catalog(empty_url: str) -> None:
+    """Neither its Alembic history nor the names of its tables make them one."""
+
+    def write_other(connection: sa.Connection) -> None:
+        create_first_catalog(connection)
+        connection.execute(sa.text("ALTER TABLE entries DROP COLUMN content_hash"))
+
+    catalog = Catalog(empty_url)
+    catalog.write(write_other)
+    before = catalog.read(lambda connection: sa.inspect(connection).get_table_names())
+    assert catalog.belongs_to() is None
+    catalog.prepare("workspace")
+    after = catalog.read(lambda connection: sa.inspect(connection).get_table_names())
+    assert {name for name in after if not name.startswith("ltm_")} == set(before)
     catalog.close()

@@ -163,7 +163,7 @@ def test_a_bulk_larger_than_one_statement_is_stored_whole(store: MemoryStore) ->
         """The number of entries that PostgreSQL's planner assumes."""
         if connection.dialect.name != "postgresql":
             return None
-        found = connection.exec_driver_sql("SELECT reltuples FROM pg_class WHERE oid = to_regclass('entries')")
+        found = connection.exec_driver_sql("SELECT reltuples FROM pg_class WHERE oid = to_regclass('ltm_entries')")
         return int(found.scalar_one())
 
     assert store.catalog.read(known) in (None, count)

@@ -169,9 +169,10 @@ def test_hits_are_confirmed_by_the_catalog(
 
 
 class _Nothing:
-    has_waiting = False
-
     def notify(self, rows: int) -> None:
+        pass
+
+    def settle(self) -> None:
         pass
 
     def close(self) -> None:

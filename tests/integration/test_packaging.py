@@ -32,6 +32,7 @@ PACKAGE_DATA = (
     "deployments/prefect.yaml",
     "flows/output/report.html.j2",
     "storage/memory/catalog/migrations/versions/v0001_first_catalog.py",
+    "storage/memory/catalog/migrations/versions/v0002_prefix.py",
 )
 
 # What each install must be able to do; it runs in the fresh environment, in an empty folder.

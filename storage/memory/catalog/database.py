@@ -15,9 +15,17 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from driftline.storage.errors import CatalogConnectionError, CatalogError, CatalogMismatch, MissingExtra, UsageError
+from driftline.storage.errors import (
+    CatalogConnectionError,
+    CatalogError,
+    CatalogMismatch,
+    MissingExtra,
+    StoreClosed,
+    UsageError,
+)
 from driftline.storage.layout import CATALOG
 from driftline.storage.memory.catalog import tables
+from driftline.storage.memory.catalog.migrations.unprefixed import is_unprefixed
 
 RETRY_DELAYS_SECONDS = (0.1, 0.4, 1.6)
 """Delays before each retry of a transaction that lost its connection or was the victim of a deadlock."""
@@ -25,7 +33,7 @@ BUSY_TIMEOUT_SECONDS = 30
 """How long a writer waits for another writer in SQLite."""
 CONNECT_TIMEOUT_SECONDS = 10
 _WAL_RETRY_SECONDS = 0.02
-DEFAULT_POOL_SIZE = 5
+DEFAULT_POOL_SIZE = 10
 
 MAX_PARAMETERS = 5_000
 """Values in one ``IN``; a statement may have 32,766 of them in SQLite and 65,535 in PostgreSQL."""
@@ -36,7 +44,7 @@ ANALYZE_SHARE = 0.2
 looks at tables once a minute, and until then the planner may choose full scans."""
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
-_HEAD = "0001"
+_HEAD = "0002"
 _LOST_STATES = ("08", "57P")
 """SQLSTATE prefixes of PostgreSQL: connection exceptions, and a server that is shutting down or starting."""
 _REPEATABLE_STATES = ("40",)
@@ -59,6 +67,7 @@ class Catalog:
         self.where = parsed.render_as_string(hide_password=True)
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._engine = _engine(parsed, pool_size)
+        self._is_closed = False
 
     def read(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run ``work`` in a read-only transaction and return its result."""
@@ -91,8 +100,16 @@ class Catalog:
             )
 
     def belongs_to(self) -> str | None:
-        """The id of the workspace that owns this catalog, or None. Raises CatalogMismatch."""
-        return self.read(_workspace_id) if self.read(self._version) is not None else None
+        """The id of the workspace that owns this catalog, or None.
+
+        Upgrades a catalog of an earlier version, but creates none. Raises CatalogMismatch.
+        """
+        version = self.read(self._version)
+        if version is None and not self.read(is_unprefixed):
+            return None
+        if version != _HEAD:
+            self.write(self._upgrade)
+        return self.read(_workspace_id)
 
     def migrate(self) -> None:
         """Create the tables or upgrade them to the current version. Raises CatalogMismatch."""
@@ -100,10 +117,17 @@ class Catalog:
             self.write(self._upgrade)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; later calls raise StoreClosed."""
+        self._is_closed = True
         self._engine.dispose()
 
+    def check_open(self) -> None:
+        """Raises StoreClosed after ``close``."""
+        if self._is_closed:
+            raise StoreClosed("The memory store is closed", self.where, "Open a new one.")
+
     def _run(self, begin: str, work: Callable[[Connection], _Result]) -> _Result:
+        self.check_open()
         for delay_seconds in (*RETRY_DELAYS_SECONDS, None):
             try:
                 with self._engine.begin() as connection:
@@ -128,9 +152,9 @@ class Catalog:
         raise AssertionError("unreachable")
 
     def _version(self, connection: Connection) -> str | None:
-        if not sa.inspect(connection).has_table("alembic_version"):
+        if not sa.inspect(connection).has_table(tables.VERSION_TABLE):
             return None
-        version: str | None = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+        version: str | None = connection.execute(sa.text(f"SELECT version_num FROM {tables.VERSION_TABLE}")).scalar()
         if version is not None and version > _HEAD:
             raise CatalogMismatch(
                 f"A newer version of Driftline wrote the catalog (version {version}, this one supports {_HEAD})",
@@ -220,7 +244,7 @@ def parse_url(text: str) -> URL:
         url = make_url(text)
     except ArgumentError:
         raise UsageError("The catalog URL is not valid", "", "Write sqlite:///path or postgresql://…") from None
-    if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+    if url.drivername in ("postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"):
         return url.set(drivername="postgresql+psycopg")
     if url.drivername == "sqlite" and url.database and url.database != ":memory:":
         return url

@@ -37,6 +37,20 @@ def waiting(connection: Connection, *, for_vectors: bool) -> list[Entity]:
     return [Entity.of_directory(path) for path in connection.execute(sa.select(tenants.c.path).where(some)).scalars()]
 
 
+def overdue(connection: Connection, before: datetime, *, for_vectors: bool) -> list[Entity]:
+    """The tenants that ``waiting`` gives whose oldest pending change was written before ``before``."""
+    oldest = (
+        sa.select(outbox.c.written)
+        .where(outbox.c.tenant_id == tenants.c.id, _due(for_vectors))
+        .order_by(outbox.c.id)
+        .limit(1)
+        .scalar_subquery()
+    )
+    some = sa.exists().where(outbox.c.tenant_id == tenants.c.id, _due(for_vectors))
+    query = sa.select(tenants.c.path).where(some, sa.or_(oldest.is_(None), oldest < before))
+    return [Entity.of_directory(path) for path in connection.execute(query).scalars()]
+
+
 def batch(connection: Connection, tenant: Entity, limit: int, *, for_vectors: bool) -> list[Change]:
     """Up to ``limit`` pending changes of a tenant, oldest first."""
     heads = (outbox.c.id, outbox.c.key, outbox.c.rev, outbox.c.path, outbox.c.left_path, outbox.c.is_indexed)

@@ -1,4 +1,7 @@
-"""The tables of the memory catalog, as SQLAlchemy describes them; ``migrations/`` creates them."""
+"""The tables of the memory catalog, as SQLAlchemy describes them; ``migrations/`` creates them.
+
+All names begin with ``ltm_``, because the database may be that of an application with tables of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 
 MAX_KEY_CHARACTERS = 1_024
+VERSION_TABLE = "ltm_version"
+"""Alembic's version of the catalog; ``alembic_version`` is the application's."""
 
 
 class UtcTime(sa.types.TypeDecorator[datetime]):
@@ -47,14 +52,14 @@ path = text(1_024)
 metadata = sa.MetaData()
 
 about = sa.Table(
-    "about",
+    "ltm_about",
     metadata,
     sa.Column("workspace_id", sa.String(64), primary_key=True),
 )
 """One row: the workspace that this catalog belongs to."""
 
 tenants = sa.Table(
-    "tenants",
+    "ltm_tenants",
     metadata,
     sa.Column("id", number, primary_key=True),
     sa.Column("path", path, nullable=False, unique=True),
@@ -65,44 +70,45 @@ tenants = sa.Table(
 """Every write locks its tenant's row and increments ``rev``, which orders the writes of a tenant."""
 
 entities = sa.Table(
-    "entities",
+    "ltm_entities",
     metadata,
     sa.Column("id", number, primary_key=True),
-    sa.Column("tenant_id", number, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("tenant_id", number, sa.ForeignKey("ltm_tenants.id"), nullable=False),
     sa.Column("path", path, nullable=False, unique=True),
     sa.Column("type", text(64), nullable=False),
     sa.Column("name", text(200), nullable=False),
     sa.Column("created", UtcTime, nullable=False),
-    sa.Index("entities_by_name", "tenant_id", "type", "name"),
+    sa.Index("ltm_entities_by_name", "tenant_id", "type", "name"),
+    sa.Index("ltm_entities_by_type", "type", "name"),
 )
 """``path`` is ``Entity.directory``; ``name`` is the id, not encoded."""
 
 closure = sa.Table(
-    "closure",
+    "ltm_entity_closure",
     metadata,
-    sa.Column("ancestor_id", number, sa.ForeignKey("entities.id"), primary_key=True),
-    sa.Column("descendant_id", number, sa.ForeignKey("entities.id"), primary_key=True),
+    sa.Column("ancestor_id", number, sa.ForeignKey("ltm_entities.id"), primary_key=True),
+    sa.Column("descendant_id", number, sa.ForeignKey("ltm_entities.id"), primary_key=True),
     sa.Column("depth", sa.Integer, nullable=False),
-    sa.Index("closure_by_descendant", "descendant_id", "ancestor_id"),
+    sa.Index("ltm_closure_by_descendant", "descendant_id", "ancestor_id"),
     sqlite_with_rowid=False,
 )
 """Every pair of an entity and one at or below it."""
 
 owners = sa.Table(
-    "owners",
+    "ltm_entry_owners",
     metadata,
-    sa.Column("entity_id", number, sa.ForeignKey("entities.id"), primary_key=True),
+    sa.Column("entity_id", number, sa.ForeignKey("ltm_entities.id"), primary_key=True),
     sa.Column("entries", sa.BigInteger, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
 )
 """The totals of each entity's own entries, so that counting millions of entries adds up few rows."""
 
 entries = sa.Table(
-    "entries",
+    "ltm_entries",
     metadata,
     sa.Column("tenant_id", number, primary_key=True),  # no foreign key: it would be checked for each row
     sa.Column("key", text(MAX_KEY_CHARACTERS), primary_key=True),
-    sa.Column("entity_id", number, sa.ForeignKey("entities.id"), nullable=False),
+    sa.Column("entity_id", number, sa.ForeignKey("ltm_entities.id"), nullable=False),
     sa.Column("rev", sa.BigInteger, nullable=False),
     sa.Column("inline", sa.LargeBinary),
     sa.Column("blob_path", path),
@@ -112,10 +118,10 @@ entries = sa.Table(
     sa.Column("created", UtcTime, nullable=False),
     sa.Column("updated", UtcTime, nullable=False),
     sa.Column("expires", UtcTime),
-    sa.CheckConstraint("(inline IS NULL) <> (blob_path IS NULL)", name="entries_hold_one_value"),
-    sa.Index("entries_by_owner", "entity_id", "key"),
+    sa.CheckConstraint("(inline IS NULL) <> (blob_path IS NULL)", name="ltm_entries_hold_one_value"),
+    sa.Index("ltm_entries_by_owner", "entity_id", "key"),
     sa.Index(
-        "entries_by_expiry",
+        "ltm_entries_by_expiry",
         "expires",
         sqlite_where=sa.text("expires IS NOT NULL"),
         postgresql_where=sa.text("expires IS NOT NULL"),
@@ -124,7 +130,7 @@ entries = sa.Table(
 """The value is ``inline`` or in the blob at ``blob_path``."""
 
 outbox = sa.Table(
-    "outbox",
+    "ltm_outbox",
     metadata,
     sa.Column("id", number, primary_key=True, autoincrement=True),
     sa.Column("tenant_id", number, nullable=False),
@@ -133,15 +139,17 @@ outbox = sa.Table(
     sa.Column("path", path),
     sa.Column("left_path", path),
     sa.Column("is_indexed", sa.Boolean, nullable=False, server_default=sa.false()),
-    sa.Index("outbox_by_tenant", "tenant_id", "id"),
+    sa.Column("written", UtcTime),
+    sa.Index("ltm_outbox_by_tenant", "tenant_id", "id"),
     sqlite_autoincrement=True,
 )
 """Changes that have not reached indexes and vectors yet: at ``rev`` the entry was written to ``path`` (null: deleted)
 and left ``left_path``. A change with ``is_indexed`` needs only its vector, which a process without a model cannot
-compute. Ids are never reused: the table of vectors records the last one that it contains."""
+compute. ``written`` is the time of the change, null for those from before the column. Ids are never reused: the table
+of vectors records the last one that it contains."""
 
 retired_blobs = sa.Table(
-    "retired_blobs",
+    "ltm_retired_blobs",
     metadata,
     sa.Column("path", path, primary_key=True),
     sa.Column("retired", UtcTime, nullable=False),

@@ -21,7 +21,7 @@ from driftline.storage.memory.catalog.drafts import COLUMNS as DRAFT_COLUMNS
 from driftline.storage.memory.catalog.drafts import Drafts
 from driftline.storage.memory.catalog.entities import Tenant, chunks, ensure, ids_of
 from driftline.storage.memory.catalog.queries import COLUMNS, EntryRow, Scope, as_list, conditions, is_listed
-from driftline.storage.memory.catalog.tables import closure, entities, entries, outbox, retired_blobs
+from driftline.storage.memory.catalog.tables import UtcTime, closure, entities, entries, outbox, retired_blobs
 
 
 def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime) -> None:
@@ -41,7 +41,7 @@ def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime) -> N
     _retire(connection, (row.blob_path for row in known.values() if row.blob_path not in blobs), now)
     left = [known[key].path if key in known else None for key in new.key]
     moved_from = [was if was != path else None for was, path in zip(left, new.path, strict=True)]
-    _enqueue(connection, tenant, new.key, new.path, moved_from)
+    _enqueue(connection, tenant, new.key, new.path, moved_from, now)
 
 
 def _columns(new: Drafts, ids: Mapping[str, int]) -> dict[str, Sequence[Any]]:
@@ -64,7 +64,7 @@ def remove(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: S
         connection.execute(entries.delete().where(entries.c.tenant_id == tenant.id, entries.c.key.in_(some)))
     _update_owners(connection, [], [], rows)
     _retire(connection, (row.blob_path for row in rows), now)
-    _enqueue(connection, tenant, [row.key for row in rows], [None] * len(rows), [row.path for row in rows])
+    _enqueue(connection, tenant, [row.key for row in rows], [None] * len(rows), [row.path for row in rows], now)
     return len(rows)
 
 
@@ -79,18 +79,18 @@ def keys_below(connection: Connection, entity: Entity) -> list[str]:
     return list(connection.execute(query).scalars())
 
 
-def relocate(connection: Connection, tenant: Tenant, source: Entity, target: Entity) -> int:
+def relocate(connection: Connection, tenant: Tenant, source: Entity, target: Entity, now: datetime) -> int:
     """Add the move of all entries from ``source`` to ``target`` to the outbox; returns the number of entries."""
     tops = list(ids_of(connection, [target.directory]).values())
     below = sa.select(closure.c.descendant_id).where(closure.c.ancestor_id.in_(tops))
     moved = connection.execute(entries.update().where(entries.c.entity_id.in_(below)).values(rev=tenant.rev))
     left = sa.literal(source.directory).concat(sa.func.substr(entities.c.path, len(target.directory) + 1))
     rows = (
-        sa.select(entries.c.tenant_id, entries.c.key, entries.c.rev, entities.c.path, left)
+        sa.select(entries.c.tenant_id, entries.c.key, entries.c.rev, entities.c.path, left, sa.literal(now, UtcTime))
         .join(entities, entities.c.id == entries.c.entity_id)
         .where(entries.c.entity_id.in_(below))
     )
-    connection.execute(outbox.insert().from_select(["tenant_id", "key", "rev", "path", "left_path"], rows))
+    connection.execute(outbox.insert().from_select(["tenant_id", "key", "rev", "path", "left_path", "written"], rows))
     return moved.rowcount
 
 
@@ -138,9 +138,10 @@ def _update_owners(
 
 
 _ADD_TO_OWNERS = sa.text(  # SQLAlchemy does not cache the compiled form of its own upserts
-    "INSERT INTO owners (entity_id, entries, size_bytes) VALUES (:entity_id, :entries, :size_bytes)"
+    "INSERT INTO ltm_entry_owners (entity_id, entries, size_bytes) VALUES (:entity_id, :entries, :size_bytes)"
     " ON CONFLICT (entity_id) DO UPDATE"
-    " SET entries = owners.entries + excluded.entries, size_bytes = owners.size_bytes + excluded.size_bytes"
+    " SET entries = ltm_entry_owners.entries + excluded.entries,"
+    " size_bytes = ltm_entry_owners.size_bytes + excluded.size_bytes"
 )
 
 
@@ -159,10 +160,11 @@ def _enqueue(
     keys: Sequence[str],
     paths: Sequence[str | None],
     left_paths: Sequence[str | None],
+    now: datetime,
 ) -> None:
     if keys:
         columns = {"key": keys, "path": paths, "left_path": left_paths}
-        bulk_insert(connection, outbox, columns, {"tenant_id": tenant.id, "rev": tenant.rev})
+        bulk_insert(connection, outbox, columns, {"tenant_id": tenant.id, "rev": tenant.rev, "written": now})
 
 
 def forget_blobs(connection: Connection, paths: Iterable[str]) -> None:

@@ -6,6 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
+from driftline.storage.memory.catalog.migrations.unprefixed import is_unprefixed
+
 revision = "0001"
 down_revision = None
 
@@ -18,7 +20,9 @@ def _text(length: int) -> sa.types.TypeEngine[str]:
 
 
 def upgrade() -> None:
-    op.create_table("about", sa.Column("workspace_id", sa.String(64), primary_key=True))
+    if is_unprefixed(op.get_bind()):  # the tables exist under their first names; 0002 renames them
+        return
+    op.create_table("ltm_about", sa.Column("workspace_id", sa.String(64), primary_key=True))
     _create_entities()
     _create_entries()
     _create_outbox()
@@ -26,7 +30,7 @@ def upgrade() -> None:
 
 def _create_entities() -> None:
     op.create_table(
-        "tenants",
+        "ltm_tenants",
         sa.Column("id", _number, primary_key=True),
         sa.Column("path", _text(1_024), nullable=False, unique=True),
         sa.Column("rev", sa.BigInteger, nullable=False),
@@ -34,37 +38,37 @@ def _create_entities() -> None:
         sa.Column("flusher_until", _moment),
     )
     op.create_table(
-        "entities",
+        "ltm_entities",
         sa.Column("id", _number, primary_key=True),
-        sa.Column("tenant_id", _number, sa.ForeignKey("tenants.id"), nullable=False),
+        sa.Column("tenant_id", _number, sa.ForeignKey("ltm_tenants.id"), nullable=False),
         sa.Column("path", _text(1_024), nullable=False, unique=True),
         sa.Column("type", _text(64), nullable=False),
         sa.Column("name", _text(200), nullable=False),
         sa.Column("created", _moment, nullable=False),
     )
-    op.create_index("entities_by_name", "entities", ["tenant_id", "type", "name"])
+    op.create_index("ltm_entities_by_name", "ltm_entities", ["tenant_id", "type", "name"])
     op.create_table(
-        "closure",
-        sa.Column("ancestor_id", _number, sa.ForeignKey("entities.id"), primary_key=True),
-        sa.Column("descendant_id", _number, sa.ForeignKey("entities.id"), primary_key=True),
+        "ltm_entity_closure",
+        sa.Column("ancestor_id", _number, sa.ForeignKey("ltm_entities.id"), primary_key=True),
+        sa.Column("descendant_id", _number, sa.ForeignKey("ltm_entities.id"), primary_key=True),
         sa.Column("depth", sa.Integer, nullable=False),
         sqlite_with_rowid=False,
     )
-    op.create_index("closure_by_descendant", "closure", ["descendant_id", "ancestor_id"])
+    op.create_index("ltm_closure_by_descendant", "ltm_entity_closure", ["descendant_id", "ancestor_id"])
 
 
 def _create_entries() -> None:
     op.create_table(
-        "owners",
-        sa.Column("entity_id", _number, sa.ForeignKey("entities.id"), primary_key=True),
+        "ltm_entry_owners",
+        sa.Column("entity_id", _number, sa.ForeignKey("ltm_entities.id"), primary_key=True),
         sa.Column("entries", sa.BigInteger, nullable=False),
         sa.Column("size_bytes", sa.BigInteger, nullable=False),
     )
     op.create_table(
-        "entries",
+        "ltm_entries",
         sa.Column("tenant_id", _number, primary_key=True),
         sa.Column("key", _text(1_024), primary_key=True),
-        sa.Column("entity_id", _number, sa.ForeignKey("entities.id"), nullable=False),
+        sa.Column("entity_id", _number, sa.ForeignKey("ltm_entities.id"), nullable=False),
         sa.Column("rev", sa.BigInteger, nullable=False),
         sa.Column("inline", sa.LargeBinary),
         sa.Column("blob_path", _text(1_024)),
@@ -74,16 +78,17 @@ def _create_entries() -> None:
         sa.Column("created", _moment, nullable=False),
         sa.Column("updated", _moment, nullable=False),
         sa.Column("expires", _moment),
-        sa.CheckConstraint("(inline IS NULL) <> (blob_path IS NULL)", name="entries_hold_one_value"),
+        sa.CheckConstraint("(inline IS NULL) <> (blob_path IS NULL)", name="ltm_entries_hold_one_value"),
     )
-    op.create_index("entries_by_owner", "entries", ["entity_id", "key"])
+    op.create_index("ltm_entries_by_owner", "ltm_entries", ["entity_id", "key"])
     expiring = sa.text("expires IS NOT NULL")
-    op.create_index("entries_by_expiry", "entries", ["expires"], sqlite_where=expiring, postgresql_where=expiring)
+    name, columns = "ltm_entries_by_expiry", ["expires"]
+    op.create_index(name, "ltm_entries", columns, sqlite_where=expiring, postgresql_where=expiring)
 
 
 def _create_outbox() -> None:
     op.create_table(
-        "outbox",
+        "ltm_outbox",
         sa.Column("id", _number, primary_key=True, autoincrement=True),
         sa.Column("tenant_id", _number, nullable=False),
         sa.Column("key", _text(1_024), nullable=False),
@@ -93,9 +98,9 @@ def _create_outbox() -> None:
         sa.Column("is_indexed", sa.Boolean, nullable=False, server_default=sa.false()),
         sqlite_autoincrement=True,
     )
-    op.create_index("outbox_by_tenant", "outbox", ["tenant_id", "id"])
+    op.create_index("ltm_outbox_by_tenant", "ltm_outbox", ["tenant_id", "id"])
     op.create_table(
-        "retired_blobs",
+        "ltm_retired_blobs",
         sa.Column("path", _text(1_024), primary_key=True),
         sa.Column("retired", _moment, nullable=False),
     )
