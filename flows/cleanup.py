@@ -10,7 +10,7 @@ from pydantic import Field
 from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 from driftline.flows.scheduling.artifacts import show_cleanup
-from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
+from driftline.flows.scheduling.flow_runs import attempt, catalog_of, flow_progress, options_of, release_leases
 
 
 @flow(
@@ -24,6 +24,7 @@ def cleanup(
     max_age_seconds: Annotated[float, Field(ge=0)] = DEFAULT_MAX_AGE_SECONDS,
     dry_run: bool = True,
     storage_options: dict[str, str] | None = None,
+    catalog_url: str | None = None,
 ) -> dict[str, Any]:
     """Find the orphans that crashed and superseded runs left in a workspace, and delete them unless this is a dry run.
 
@@ -32,11 +33,13 @@ def cleanup(
         max_age_seconds: Keep objects younger than this, by the clock of the store.
         dry_run: Report orphans and delete nothing.
         storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        catalog_url: The memory catalog, a password only by such a reference; default: as the worker is configured.
 
     Returns:
         The report of the run, as ``driftline cleanup --json`` prints it.
     """
-    request = CleanupRequest(workspace, max_age_seconds, dry_run, storage_options=options_of(storage_options))
+    options, catalog = options_of(storage_options), catalog_of(catalog_url)
+    request = CleanupRequest(workspace, max_age_seconds, dry_run, storage_options=options, catalog_url=catalog)
     with flow_progress() as progress:
         work = attempt.with_options(name="cleanup")
         result = work(lambda: clean_workspace(request, progress).to_dict())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from prefect import flow
 from pydantic import Field
 
-from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
+from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_VERSION_RETENTION_SECONDS
 from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
 from driftline.flows.scheduling.artifacts import show_compaction
 from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
@@ -22,31 +23,36 @@ from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options
 def compact(
     workspace: str,
     entity: str | None = None,
-    max_deltas: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS,
+    max_deltas: Annotated[int, Field(ge=0)] | None = None,
     retention_seconds: Annotated[float, Field(ge=0)] = DEFAULT_VERSION_RETENTION_SECONDS,
     executor: str = DEFAULT_EXECUTOR,
     workers: Annotated[int, Field(ge=1, le=1024)] | None = None,
     wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
     storage_options: dict[str, str] | None = None,
+    compaction_threshold: Annotated[int, Field(ge=0)] | None = None,
 ) -> dict[str, Any]:
     """Keep a workspace small and fast to read: fold deltas, merge fragments, remove old versions.
 
     Args:
         workspace: Where the index lives: a folder, or an s3://, gs:// or az:// URI.
         entity: Only this source, however few its deltas, such as org:acme/project:alpha/source:web; default: all.
-        max_deltas: Without an entity, fold the deltas of sources that have more than this.
+        max_deltas: Without an entity, fold the deltas of sources and memory that have more than this; default: 100 for
+            sources, compaction_threshold for memory.
         retention_seconds: Remove table versions older than this.
         executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
         workers: Number of processes of the local executor.
         wait_seconds: How long to wait for runs that hold a lease.
         storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        compaction_threshold: What max_deltas is for memory by default; default: as the worker is configured.
 
     Returns:
         The report of the run, as ``driftline compact --json`` prints it.
     """
+    options = options_of(storage_options)
     request = CompactRequest(
-        workspace, entity, max_deltas, retention_seconds, executor, workers, wait_seconds, options_of(storage_options)
+        workspace, entity or None, max_deltas, retention_seconds, executor, workers, wait_seconds, options
     )
+    request = replace(request, compaction_threshold=compaction_threshold)
     with flow_progress() as progress:
         work = attempt.with_options(name="compact")
         result = work(lambda: compact_workspace(request, progress).to_dict())

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from prefect import flow
-from prefect.events import emit_event
 from prefect.runtime import flow_run
 from pydantic import Field
 
@@ -19,12 +18,10 @@ from driftline.flows.config.defaults import (
     DEFAULT_MAX_DELTAS,
     DEFAULT_MAX_FILE_BYTES,
 )
+from driftline.flows.output.compaction_events import ask_for_source
 from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.flows.scheduling.artifacts import show_index
 from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
-
-DELTAS_EVENT = "driftline.deltas.threshold"
-"""Emitted when a source has more deltas than ``max_deltas``; a trigger in prefect.yaml starts the compaction."""
 
 
 @flow(
@@ -96,12 +93,4 @@ def index(
 def _request_compaction(result: dict[str, Any], workspace: str, max_deltas: int) -> None:
     for source in result["sources"]:
         if source["deltas"] > max_deltas:
-            emit_event(
-                DELTAS_EVENT,
-                resource={
-                    "prefect.resource.id": f"driftline.source.{source['entity']}",
-                    "prefect.resource.name": source["entity"],
-                    "driftline.workspace": workspace,
-                },
-                payload={"workspace": workspace, "entity": source["entity"], "deltas": source["deltas"]},
-            )
+            ask_for_source(workspace, source["entity"], source["deltas"])

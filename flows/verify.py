@@ -8,7 +8,7 @@ from prefect import flow
 
 from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
 from driftline.flows.scheduling.artifacts import show_verification
-from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
+from driftline.flows.scheduling.flow_runs import attempt, catalog_of, flow_progress, options_of, release_leases
 from driftline.storage.errors import StorageError
 
 
@@ -18,18 +18,24 @@ from driftline.storage.errors import StorageError
     on_crashed=[release_leases],
     on_cancellation=[release_leases],
 )
-def verify(workspace: str, repair: bool = False, storage_options: dict[str, str] | None = None) -> dict[str, Any]:
+def verify(
+    workspace: str,
+    repair: bool = False,
+    storage_options: dict[str, str] | None = None,
+    catalog_url: str | None = None,
+) -> dict[str, Any]:
     """Check the consistency of a workspace; the flow run fails if findings remain.
 
     Args:
         workspace: Where the index lives: a folder, or an s3://, gs:// or az:// URI.
         repair: Remove inconsistent documents from the index and index them again.
         storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        catalog_url: The memory catalog, a password only by such a reference; default: as the worker is configured.
 
     Returns:
         The report of the run, as ``driftline verify --json`` prints it.
     """
-    request = VerifyRequest(workspace, repair, options_of(storage_options))
+    request = VerifyRequest(workspace, repair, options_of(storage_options), catalog_of(catalog_url))
     with flow_progress() as progress:
         work = attempt.with_options(name="verify")
         result = work(lambda: verify_workspace(request, progress).to_dict())

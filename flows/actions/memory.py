@@ -1,8 +1,8 @@
 """Actions for memory: ``ltm.store``, ``ltm.retrieve``, ``ltm.retrieve_by_entity``, ``ltm.delete``, ``ltm.search`` and
 ``memory.search``.
 
-They share one store, set up by ``$LTM_CONFIG`` and the environment (flows/memory/settings.py), opened at the first
-call and closed with the engine.
+They share one store, set up by ``$LTM_CONFIG`` and the environment (flows/config/memory_settings.py), opened at the
+first call and closed with the engine.
 """
 
 from __future__ import annotations

@@ -30,8 +30,13 @@ def compact(
         ),
     ] = None,
     max_deltas: Annotated[
-        int, typer.Option(min=0, help="Without --entity, fold the deltas of sources that have more than this.")
-    ] = DEFAULT_MAX_DELTAS,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Without --entity, fold the deltas of sources and memory that have more than this. "
+            f"Default: {DEFAULT_MAX_DELTAS} for sources, the compaction_threshold for memory.",
+        ),
+    ] = None,
     retention_seconds: Annotated[
         float, typer.Option(min=0.0, metavar="SECONDS", help="Remove table versions older than this.")
     ] = DEFAULT_VERSION_RETENTION_SECONDS,

@@ -90,12 +90,14 @@ def list_entries(
     as_json: JsonOption = False,
 ) -> int:
     """List the keys at and below an entity, with owner and size, from its index. Exit code 1 when there are none."""
-    from driftline.flows.memory.settings import load_memory_configuration, open_listing
+    from driftline.flows.config.memory_settings import open_listing
+    from driftline.flows.config.memory_upkeep import memory_of
 
     with _opened(workspace, config) as store:
         store.flush()
         directory = (store.hierarchy.root_entity if scope is None else store.hierarchy.entity(scope)).directory
-        listing = open_listing(load_memory_configuration(config), store.workspace.objects)
+        objects = store.workspace.objects
+        listing = open_listing(memory_of(objects.uri, config), objects)
         rows = listing.list(directory, prefix=prefix, after=after, limit=limit).to_pylist()
         total = listing.totals(directory, prefix=prefix).entries
     entries = [{**row, "metadata": json.loads(row["metadata"]), **_times(row)} for row in rows]
@@ -171,16 +173,17 @@ def rebuild(
 def _opened(workspace: str | None, config: str | None, *, create: bool = False) -> Iterator[MemoryStore]:
     """The store of a command; ``create`` allows to create a workspace that was named."""
     from driftline.flows.config.locate import workspace_for_reading
+    from driftline.flows.config.memory_settings import load_memory_configuration, open_memory
+    from driftline.flows.config.memory_upkeep import memory_of
     from driftline.flows.config.toml_file import options_for
-    from driftline.flows.memory.settings import load_memory_configuration, open_memory
+    from driftline.flows.output.compaction_events import ask_for_memory
     from driftline.storage.workspace.workspace import Workspace
 
-    configuration = load_memory_configuration(config)
-    uri = workspace_for_reading(workspace or configuration.storage.uri)
-    options = options_for(uri)
+    uri = workspace_for_reading(workspace or load_memory_configuration(config).storage.uri)
+    configuration, options = memory_of(uri, config), options_for(uri)
     if not create:
         Workspace.open(uri, options)
-    with open_memory(configuration, uri, options) as store:
+    with open_memory(configuration, uri, options, ask_for_memory) as store:
         yield store
 
 

@@ -24,8 +24,9 @@ def mcp(
 ) -> int:
     """Serve the workspace to MCP clients: search_lines, read_context, index_status, search_memory."""
     target = workspace_for_reading(workspace)
+    from driftline.flows.config.memory_settings import find_memory
+    from driftline.flows.config.memory_upkeep import memory_of
     from driftline.flows.config.toml_file import options_for
-    from driftline.flows.memory.settings import find_memory, load_memory_configuration
     from driftline.storage.workspace.workspace import Workspace
 
     try:
@@ -37,7 +38,7 @@ def mcp(
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
     opened = Workspace.open(target, options_for(target))
-    memory = find_memory(load_memory_configuration(), opened)
+    memory = find_memory(memory_of(target), opened)
     try:
         if transport == "stdio":
             serve_stdio(opened, memory)

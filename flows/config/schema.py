@@ -78,6 +78,7 @@ class File(Table):
     workspaces: dict[Text, WorkspaceTable] = {}
     storage_options: dict[Text, str | int | float | bool] = {}
     prices: PriceTable = PriceTable()
+    memory: dict[Text, Any] = {}
 
 
 def parse(raw: Mapping[str, Any], path: Path) -> File:

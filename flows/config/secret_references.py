@@ -37,23 +37,36 @@ def check_uri(uri: str, where: str) -> None:
         raise UsageError("A URI holds credentials in plain text", where, fix)
 
 
+def check_catalog(url: str, where: str) -> None:
+    """Refuse the URL of a catalog that holds a password; references may stand in it. Raises UsageError."""
+    if _SECRET_VALUE.search(_VARIABLE.sub("", url)):
+        raise UsageError("The URL of the catalog may hold a password in plain text", where, _FIX)
+
+
+def resolve_catalog(url: str, environ: Mapping[str, str], where: str) -> str:
+    """The URL of a catalog with its references replaced by their current values. Raises UsageError without one."""
+    if block := _BLOCK.fullmatch(url):
+        return _load_block("The catalog", block[1], where)
+    return _VARIABLE.sub(lambda match: _resolve("The catalog", match[0], environ, where), url)
+
+
 def resolve_options(options: Mapping[str, str], environ: Mapping[str, str], where: str = "") -> dict[str, str]:
     """``options`` with each reference replaced by its current value. Raises UsageError if it has none."""
-    return {key: _resolve(key, value, environ, where) for key, value in options.items()}
+    return {key: _resolve(f"The storage option {key!r}", value, environ, where) for key, value in options.items()}
 
 
-def _resolve(key: str, value: str, environ: Mapping[str, str], where: str) -> str:
+def _resolve(what: str, value: str, environ: Mapping[str, str], where: str) -> str:
     if variable := _VARIABLE.fullmatch(value):
         secret = environ.get(variable[1])
         if not secret:
-            raise UsageError(f"The storage option {key!r} needs the variable {variable[1]}", where, "Set it.")
+            raise UsageError(f"{what} needs the variable {variable[1]}", where, "Set it.")
         return secret
     if block := _BLOCK.fullmatch(value):
-        return _load_block(key, block[1], where)
+        return _load_block(what, block[1], where)
     return value
 
 
-def _load_block(key: str, name: str, where: str) -> str:
+def _load_block(what: str, name: str, where: str) -> str:
     from prefect.blocks.system import Secret
 
     try:
@@ -61,5 +74,5 @@ def _load_block(key: str, name: str, where: str) -> str:
         loaded: Any = Secret.load(name, _sync=True)  # type: ignore[call-arg]
     except ValueError as error:
         fix = f"Create it with the name {name}: prefect block create secret."
-        raise UsageError(f"The storage option {key!r} needs the Secret block {name!r}", where, fix) from error
+        raise UsageError(f"{what} needs the Secret block {name!r}", where, fix) from error
     return str(loaded.get())

@@ -12,11 +12,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from driftline.flows.config.paths import WORKSPACE_FOLDER, absolute_uri, local_path, nearest
 from driftline.flows.config.schema import File, SourceTable, WorkspaceTable, parse, place
-from driftline.flows.config.secret_references import check_options, check_uri, resolve_options
+from driftline.flows.config.secret_references import check_catalog, check_options, check_uri, resolve_options
 from driftline.flows.config.surroundings import Surroundings
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
@@ -61,7 +61,7 @@ class Configuration:
 
     ``workspace`` is an absolute path or a URI, by default ``.driftline`` beside the file. ``storage_options`` keep
     secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are those of
-    1,000 requests, by kind.
+    1,000 requests, by kind. ``memory`` has the sections of ``settings.ltm``, references included.
     """
 
     path: Path
@@ -71,6 +71,7 @@ class Configuration:
     workspaces: Mapping[str, tuple[WorkspacePart, ...]] = field(default_factory=dict)
     storage_options: Mapping[str, str] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """The storage options with their references resolved. Raises UsageError."""
@@ -114,6 +115,14 @@ def prices_for(surroundings: Surroundings | None = None) -> Mapping[str, float]:
     """The price of 1,000 requests by kind, from the located file; empty without one."""
     path = find_config(None, surroundings)
     return load_config(path).prices if path is not None else {}
+
+
+def memory_table_for(workspace: str, surroundings: Surroundings | None = None) -> Mapping[str, Any]:
+    """The ``[memory]`` of the located file if ``workspace`` is the one it names, else nothing."""
+    around = surroundings or Surroundings.current()
+    path = find_config(None, around)
+    config = load_config(path) if path is not None else None
+    return config.memory if config is not None and config.workspace == absolute_uri(workspace, around.cwd) else {}
 
 
 def load_config(path: str | os.PathLike[str]) -> Configuration:
@@ -178,8 +187,22 @@ def _resolve(parsed: File, file: Path) -> Configuration:
     if model is not None and (file.parent / Path(model).expanduser()).is_dir():
         model = absolute_uri(model, file.parent)
     return Configuration(
-        file, absolute_uri(workspace, file.parent), model, tuple(sources), workspaces, options, parsed.prices.known
+        file,
+        absolute_uri(workspace, file.parent),
+        model,
+        tuple(sources),
+        workspaces,
+        options,
+        parsed.prices.known,
+        _memory(parsed.memory, place(file, "[memory]")),
     )
+
+
+def _memory(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    catalog = table.get("catalog")
+    if isinstance(catalog, dict):
+        check_catalog(str(catalog.get("url") or ""), where)
+    return table
 
 
 def _source(table: SourceTable, file: Path, where: str, before: Sequence[ConfiguredSource]) -> ConfiguredSource:

@@ -13,12 +13,14 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self
 
 from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
-from driftline.flows.memory.settings import MemoryConfiguration, load_memory_configuration, open_memory
+from driftline.flows.config.memory_settings import MemoryConfiguration, load_memory_configuration, open_memory
+from driftline.flows.output.compaction_events import ask_for_memory
+from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.memory.reader import MemoryEntry
 from driftline.storage.memory.store import MemoryItem, MemoryStore
-from driftline.storage.memory.upkeep import compact_indexes
+from driftline.storage.memory.upkeep import compact_index, compact_indexes, entries_of
 
 Result = dict[str, Any]
 _P = ParamSpec("_P")
@@ -217,12 +219,20 @@ class HierarchicalLTMBackend:
 
     @_told
     def compact_indexes(self, entity_path: Entity | str | None = None, max_deltas: int | None = None) -> Result:
-        """``{compacted_paths, entries_processed}`` of the indexes with more deltas, by default of the root's tenant."""
+        """``{compacted_paths, entries_processed}`` of the index of an entity, or of all with more than ``max_deltas``.
+
+        An entry counts once, in however many indexes it is.
+        """
         self.core.flush()
-        top = self.core.hierarchy.root_entity.tenant if entity_path is None else self.core.hierarchy.entity(entity_path)
+        workspace = self.core.workspace
         threshold = self.configuration.index.compaction_threshold if max_deltas is None else max_deltas
-        folded = compact_indexes(self.core.workspace, top, threshold)
-        return {"compacted_paths": sorted(folded), "entries_processed": sum(each.rows for each in folded.values())}
+        folded: dict[str, Folded] = {}
+        if entity_path is not None:
+            folded = compact_index(workspace, self.core.hierarchy.entity(entity_path))
+        else:
+            for tenant in workspace.tenants():
+                folded |= compact_indexes(workspace, tenant, threshold)
+        return {"compacted_paths": sorted(folded), "entries_processed": entries_of(folded)}
 
     @_told
     def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
@@ -272,7 +282,8 @@ def create_ltm_backend(
         embedding=embedding,
         inline_threshold=inline_threshold,
     )
-    return HierarchicalLTMBackend(open_memory(configuration), configuration)
+    store = open_memory(configuration, ask_for_compaction=ask_for_memory)
+    return HierarchicalLTMBackend(store, configuration)
 
 
 def _time(given: datetime | str | None) -> datetime | None:

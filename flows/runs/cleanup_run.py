@@ -5,7 +5,6 @@ A cleanup deletes an object only if it is an orphan both before and after its wr
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
-from driftline.flows.config.surroundings import DATABASE_VARIABLE
+from driftline.flows.config.memory_upkeep import WHERE_CATALOGS_ARE_NAMED, catalog_to_keep
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CleanupAborted, CorruptFile, DriftlineError, UsageError
@@ -41,7 +40,7 @@ class CleanupRequest:
     run_retention_days: float = RUN_RETENTION.days
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)
-    """The memory catalog; default: $DATABASE_URL, else the one in the workspace. Without it, memory blobs are kept."""
+    """The memory catalog; default: the configured one, else the one in the workspace. Without it, blobs are kept."""
 
 
 @dataclass(slots=True)
@@ -108,7 +107,7 @@ class _Cleanup:
     def execute(self) -> CleanupReport:
         deletion = Deletion(self._workspace, self._report.run_id, lambda: None)
         with ExitStack() as stack:
-            url = self._request.catalog_url or os.environ.get(DATABASE_VARIABLE)
+            url = self._request.catalog_url or catalog_to_keep(self._workspace)
             self._catalog = stack.enter_context(open_catalog(self._workspace, url))
             return self._execute(deletion)
 
@@ -136,7 +135,7 @@ class _Cleanup:
         self._progress.phase(f"surveying {objects.uri}")
         surveyed = survey(self._workspace, self._catalog)
         if self._catalog is None and any(name.kind is Kind.BLOB for _, name in surveyed.listing):
-            self._skip(f"Memory blobs are not judged without their catalog: set {DATABASE_VARIABLE}.")
+            self._skip(f"Memory blobs are not judged without their catalog: set {WHERE_CATALOGS_ARE_NAMED}.")
         listed = [info for info, _ in surveyed.listing]
         now = store_time(objects, listed, may_write=not self._request.dry_run)
         first = self._verdict(surveyed, now)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
+from driftline.flows.config.memory_upkeep import compaction_threshold
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.output.reports import CompactReport, TenantCompaction
 from driftline.flows.runs.executors import Executor, open_executor
@@ -41,16 +42,21 @@ COMPACTION_ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """The inputs of a compaction: one ``entity`` and its tenant's tables, or all of them above ``max_deltas``."""
+    """The inputs of a compaction: one ``entity`` and its tenant's tables, or all of them above ``max_deltas``.
+
+    By default, ``max_deltas`` of sources is ``DEFAULT_MAX_DELTAS``, and that of memory ``compaction_threshold``, which
+    is by default the one of the memory's configuration.
+    """
 
     workspace: str
     entity: str | None = None
-    max_deltas: int = DEFAULT_MAX_DELTAS
+    max_deltas: int | None = None
     retention_seconds: float = DEFAULT_VERSION_RETENTION_SECONDS
     executor: str = DEFAULT_EXECUTOR
     workers: int | None = None
     wait_seconds: float = 0.0
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    compaction_threshold: int | None = None
 
 
 def compact_workspace(request: CompactRequest, progress: Progress | None = None) -> CompactReport:
@@ -128,7 +134,7 @@ class _Compaction:
     def _fold(self) -> None:
         for entity, _ in self.workspace.sources(self.named or self.tenant):
             deltas = len(self.workspace.manifest(entity).log().deltas)
-            if deltas <= (0 if self.named else self.request.max_deltas):
+            if deltas <= (0 if self.named else self._max_deltas):
                 continue
             self.progress.phase(f"folding {deltas:,} deltas of {entity}")
             with ExitStack() as stack:
@@ -144,7 +150,7 @@ class _Compaction:
             return
         self.progress.phase(f"folding the memory of {self.tenant}")
         try:
-            folded = compact_indexes(self.workspace, self.tenant, self.request.max_deltas)
+            folded = compact_indexes(self.workspace, self.tenant, self._max_memory_deltas())
         except LeaseHeld as error:
             self._skip(f"Skipped the memory of {self.tenant}: {error.what}")
             return
@@ -224,6 +230,17 @@ class _Compaction:
             self._skip(f"Skipped {entity}: {error.what}")
             return None
         return stack.enter_context(lease)
+
+    @property
+    def _max_deltas(self) -> int:
+        return DEFAULT_MAX_DELTAS if self.request.max_deltas is None else self.request.max_deltas
+
+    def _max_memory_deltas(self) -> int:
+        given = (self.request.max_deltas, self.request.compaction_threshold)
+        threshold = next((each for each in given if each is not None), None)
+        if threshold is None:
+            threshold = compaction_threshold(self.workspace)
+        return self._max_deltas if threshold is None else threshold
 
     def _skip(self, message: str) -> None:
         self.report.skipped.append(message)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from driftline.flows.config.surroundings import DATABASE_VARIABLE
+from driftline.flows.config.memory_upkeep import WHERE_CATALOGS_ARE_NAMED, catalog_to_keep
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.storage.entities import Entity
@@ -18,6 +17,7 @@ from driftline.storage.ids import new_ulid
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import look
 from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.presence import holds_memory
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.clean_memory import open_catalog
 from driftline.tasks.maintenance.repair import repair_indexes, repair_source, set_aside
@@ -33,7 +33,7 @@ class VerifyRequest:
     repair: bool = False
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)
-    """The memory catalog; default: $DATABASE_URL, else the one in the workspace."""
+    """The memory catalog; default: the configured one, else the one in the workspace."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ def verify_workspace(request: VerifyRequest, progress: Progress | None = None) -
     """
     progress = progress or NullProgress()
     workspace = Workspace.open(request.workspace, request.storage_options)
-    with open_catalog(workspace, request.catalog_url or os.environ.get(DATABASE_VARIABLE)) as catalog:
+    with open_catalog(workspace, request.catalog_url or catalog_to_keep(workspace)) as catalog:
         return _verify(workspace, catalog, request, progress)
 
 
@@ -92,6 +92,8 @@ def _verify(workspace: Workspace, catalog: Catalog | None, request: VerifyReques
             verify_memory(workspace, catalog, verification)
         return verification
 
+    if catalog is None and holds_memory(workspace):
+        skip(f"Memory was not checked without its catalog: set {WHERE_CATALOGS_ARE_NAMED}")
     verification = check()
     before = len(verification.findings)
     if request.repair and verification.findings:

@@ -22,6 +22,7 @@ WORKSPACE_PLACEHOLDER = "{{ $DRIFTLINE_WORKSPACE }}"
 """Stands for the workspace in the file; Prefect's own command replaces it from the environment."""
 INDEX = "index"
 WITH_EXECUTOR = (INDEX, "compact")
+WITH_CATALOG = ("cleanup", "verify")
 ANCHOR = "2026-01-01T00:00:00+00:00"
 """Start of all intervals, so that registering again does not shift the schedule."""
 
@@ -53,6 +54,8 @@ def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXEC
         deployment["name"] = prefix + deployment["name"]
         if configuration.storage_options:
             deployment["parameters"]["storage_options"] = dict(configuration.storage_options)
+    for deployment in deployments:
+        deployment["parameters"] |= _memory_parameters(deployment["entrypoint"], configuration)
     return Deployments(tuple(deployments), tuple(file["automations"]))
 
 
@@ -86,6 +89,16 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
         "model": configuration.model,
     }
     return {name: value for name, value in given.items() if value}
+
+
+def _memory_parameters(entrypoint: str, configuration: Configuration) -> dict[str, Any]:
+    """What the file says of the memory, which a worker elsewhere does not see."""
+    url = configuration.memory.get("catalog", {}).get("url")
+    threshold = configuration.memory.get("index", {}).get("compaction_threshold")
+    flow = entrypoint.rpartition(":")[2]
+    given = {"catalog_url": url} if flow in WITH_CATALOG else {}
+    given |= {"compaction_threshold": threshold} if flow == "compact" else {}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _filled(value: Any, workspace: str) -> Any:

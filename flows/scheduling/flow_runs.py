@@ -22,7 +22,7 @@ from prefect.flows import Flow
 from prefect.logging.loggers import flow_run_logger
 from prefect.tasks import exponential_backoff
 
-from driftline.flows.config.secret_references import check_options, resolve_options
+from driftline.flows.config.secret_references import check_catalog, check_options, resolve_catalog, resolve_options
 from driftline.storage.errors import StorageError, WorkspaceNotFound
 from driftline.storage.ids import new_ulid
 from driftline.storage.workspace.workspace import Workspace
@@ -159,6 +159,14 @@ def options_of(options: dict[str, str] | None) -> dict[str, str] | None:
         return None
     check_options(options, "storage_options")
     return resolve_options(options, os.environ, "storage_options")
+
+
+def catalog_of(url: str | None) -> str | None:
+    """The URL of the memory catalog of a flow run with its references resolved. Raises UsageError as ``options_of``."""
+    if url is None:
+        return None
+    check_catalog(url, "catalog_url")
+    return resolve_catalog(url, os.environ, "catalog_url")
 
 
 def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

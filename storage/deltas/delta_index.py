@@ -54,10 +54,14 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The result of a compaction: the number of folded deltas, and of rows in the new base, including removals."""
+    """The result of a compaction: the number of folded deltas, and of rows in the new base, including removals.
+
+    ``live`` is the number of rows without removals.
+    """
 
     deltas: int
     rows: int
+    live: int = 0
 
 
 class DeltaIndex:
@@ -254,24 +258,26 @@ class DeltaIndex:
         moment = now or datetime.now(UTC)
         log = self.log()
         rounds = list(_rounds(log))
-        rows = 0
+        rows = live = 0
         for number, names in enumerate(rounds, start=1):
             # A removal may be dropped only once no remaining delta could add its key again.
             horizon = moment - REMOVE_RETENTION if number == len(rounds) else None
-            rows = self._publish_base(names, log, horizon)
+            rows, live = self._publish_base(names, log, horizon)
             self.objects.delete([self._path(name) for name in names])
-        return Folded(len(log.deltas), rows)
+        return Folded(len(log.deltas), rows, live)
 
-    def _publish_base(self, names: Sequence[str], log: Log, horizon: datetime | None) -> int:
+    def _publish_base(self, names: Sequence[str], log: Log, horizon: datetime | None) -> tuple[int, int]:
+        """The numbers of rows in the new base, with and without removals."""
         path = self._path(BASE)
         head = self.objects.head(path)
         writer = FileWriter(self.layout)
         with self._open_base() as base:
             # Includes deltas that an earlier compaction folded but did not delete: they must not be folded again.
             before = [name for name in base.footer.folded if name in log.deltas] if base is not None else []
-            max_rev = base.footer.max_rev if base is not None else 0
+            max_rev, live = base.footer.max_rev if base is not None else 0, 0
             for piece in self._folded(base, names, Keys.all(), self.file_schema.names):
                 max_rev = max(max_rev, pc.max(piece["rev"]).as_py() or 0)
+                live += pc.sum(pc.equal(piece["op"], ADD)).as_py() or 0
                 writer.write(piece if horizon is None else piece.filter(_lasting(piece, horizon)))
         folded = tuple(dict.fromkeys([*before, *names]))
         data = writer.finish(Footer(kind=self.layout.kind, folded=folded, max_rev=max_rev, nonce=new_ulid()))
@@ -282,7 +288,7 @@ class DeltaIndex:
                 self.objects.replace(path, data, head.version)
         except AlreadyExists as error:
             raise PreconditionFailed("Another compaction has published a base", error.where) from error
-        return writer.rows
+        return writer.rows, live
 
 
 def newest(key: str, changes: pa.Table) -> pa.Table:

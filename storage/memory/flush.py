@@ -16,6 +16,7 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.memory.catalog import outbox
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.outbox import Change
+from driftline.storage.memory.delta_watch import DeltaWatch
 from driftline.storage.memory.index import publish
 from driftline.storage.memory.search import MemorySearch
 from driftline.storage.memory.vectors import vector_tables
@@ -48,11 +49,13 @@ class Flusher:
         objects: ObjectStore,
         search: MemorySearch | None,
         now: Callable[[], datetime],
+        watch: DeltaWatch | None = None,
     ) -> None:
         self._catalog = catalog
         self._objects = objects
         self._search = search
         self._now = now
+        self._watch = watch
         self._name = uuid.uuid4().hex
         self._one_at_a_time = threading.Lock()
         self._state = threading.Condition()
@@ -132,6 +135,8 @@ class Flusher:
         while batch := self._batch(tenant):
             self._publish(tenant, batch)
             flushed += len(batch)
+            if self._watch is not None:
+                self._watch.flushed(tenant)
             if shared:
                 self._claim(tenant, CLAIM_SECONDS)
         if shared:
@@ -152,6 +157,8 @@ class Flusher:
             self._thread.join()
         if self.has_waiting:
             self.flush()
+        if self._watch is not None:
+            self._watch.look()
 
     def _publish(self, tenant: Entity, batch: list[Change]) -> None:
         publish(self._objects, [change for change in batch if not change.is_indexed], self._now())

@@ -33,6 +33,7 @@ from driftline.storage.memory.catalog.values import (
     check_key,
 )
 from driftline.storage.memory.closing import Closing
+from driftline.storage.memory.delta_watch import DeltaWatch
 from driftline.storage.memory.flush import Flusher
 from driftline.storage.memory.pages import Cursor, Page
 from driftline.storage.memory.reader import EntryReader, MemoryEntry
@@ -42,7 +43,8 @@ from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
 
 DEFAULT_INLINE_BYTES = 1_024
-DEFAULT_THREADS = 16
+DEFAULT_COMPACTION_THRESHOLD = 100
+DEFAULT_THREADS = 8
 """Blobs read or written at once; in a bucket, each waits for a round trip."""
 MAX_COMMIT_SECONDS = 1_800.0
 """Cleanup may delete a blob without an entry after an hour, so the transaction must refer to it well before that."""
@@ -85,12 +87,15 @@ class MemoryStore:
         cache_seconds: float = DEFAULT_CACHE_SECONDS,
         pool_size: int = DEFAULT_POOL_SIZE,
         now: Callable[[], datetime] = utc_now,
+        compaction_threshold: int = DEFAULT_COMPACTION_THRESHOLD,
+        on_threshold: Callable[[Entity, int], None] | None = None,
     ) -> None:
         """Open the workspace and the catalog, and create them if they do not exist.
 
         Without ``catalog_url``, the catalog is a SQLite file in the workspace, which must then be local. ``embedder``
         is called when text is first embedded. Entries stored without an embedder become searchable by meaning once a
-        store with an embedder is open or, in a tenant without vectors, after ``rebuild``.
+        store with an embedder is open or, in a tenant without vectors, after ``rebuild``. ``on_threshold`` is called
+        with a tenant and the number of deltas in its index when there are more than ``compaction_threshold``.
         Raises CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew, CorruptFile, AccessDenied,
         StorageError.
         """
@@ -104,7 +109,8 @@ class MemoryStore:
         self._pool = ThreadPoolExecutor(threads, "driftline-memory")
         self._reader = EntryReader(self.catalog, self._blobs, self._pool, now)
         self._search = MemorySearch(self.workspace.objects, embedder, self._reader.values) if embedder else None
-        self._flusher = Flusher(self.catalog, self.workspace.objects, self._search, now)
+        watch = DeltaWatch(self.workspace.objects, compaction_threshold, on_threshold) if on_threshold else None
+        self._flusher = Flusher(self.catalog, self.workspace.objects, self._search, now, watch)
         self._entities = EntityRegistry(self.catalog, self.hierarchy, now, self._flusher.notify)
         self._closing = Closing(self, self._flusher, self._pool, self.catalog)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy.engine import Connection
@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, CommitConflict
+from driftline.storage.hierarchy import directories
 from driftline.storage.ids import new_ulid
 from driftline.storage.lance.maintenance import commit_compaction, plan_compaction, remove_old_versions, rewrite
 from driftline.storage.layout import Kind, lease_path, parse_name
@@ -67,11 +68,25 @@ def compact_indexes(workspace: Workspace, top: Entity, max_deltas: int) -> dict[
         name = parse_name(info.path)
         if name.kind is Kind.DELTA and Entity.of_directory(name.place).type != workspace.config.hierarchy[-1]:
             deltas[name.place] += 1
-    due = sorted(directory for directory, number in deltas.items() if number > max_deltas)
+    return _fold(workspace, top.tenant, sorted(name for name, number in deltas.items() if number > max_deltas))
+
+
+def compact_index(workspace: Workspace, entity: Entity) -> dict[str, Folded]:
+    """Fold the memory index of ``entity`` alone, however few deltas it has; returns it as ``compact_indexes`` does."""
+    has_deltas = memory_index.MemoryIndex(workspace.objects, entity.directory).log().deltas
+    return _fold(workspace, entity.tenant, [entity.directory] if has_deltas else [])
+
+
+def entries_of(folded: Mapping[str, Folded]) -> int:
+    """The number of entries in compacted indexes; those of an index are in the indexes of its ancestors, too."""
+    return sum(each.live for name, each in folded.items() if folded.keys().isdisjoint(directories(name)[:-1]))
+
+
+def _fold(workspace: Workspace, tenant: Entity, due: Sequence[str]) -> dict[str, Folded]:
     folded: dict[str, Folded] = {}
     if not due:
         return folded
-    with acquire(workspace.objects, lease_path(top.tenant, LEASE), new_ulid()) as lease:
+    with acquire(workspace.objects, lease_path(tenant, LEASE), new_ulid()) as lease:
         for directory in due:
             lease.check()
             folded[directory] = memory_index.MemoryIndex(workspace.objects, directory).compact()

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import driftline as dl
+from driftline.flows.config.memory_settings import MemoryConfiguration
 from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
 from driftline.storage.errors import CatalogError, StorageError
 from driftline.storage.memory.catalog import writes as entry_rows
@@ -33,6 +34,7 @@ from tests.conformance.memory_places import (
     S123,
     blob_reads,
     blobs,
+    decided,
     files,
     keys,
     ok,
@@ -170,6 +172,21 @@ def test_indexes_grow_by_delta_files(backend: HierarchicalLTMBackend, place: Pat
         assert rows == [{"key": "removed", "op": "remove"}]
 
 
+@criterion("003", "AC 8", "compact_indexes folds deltas into the main index and counts")
+def test_compact_indexes_folds_what_has_many_deltas(backend: HierarchicalLTMBackend, place: Path) -> None:
+    for n in range(4):
+        ok(backend.store(f"key {n}", n, S123))
+        backend.core.flush()
+    assert ok(backend.compact_indexes())["compacted_paths"] == []  # by default, those with more than 100
+    answer = ok(backend.compact_indexes(None, 3))
+    assert sorted(answer["compacted_paths"]) == LINEAGE
+    assert answer["entries_processed"] == 4
+    for directory in LINEAGE:
+        assert (place / directory / "_index.parquet").exists()
+        assert not list((place / directory).glob("_index_delta_*.parquet"))
+    assert ok(backend.retrieve_by_entity("project", "alpha"))["total_count"] == 4
+
+
 # -- queries ---------------------------------------------------------------------------------
 
 
@@ -190,6 +207,15 @@ def test_a_batch_is_read_in_parallel(backend: HierarchicalLTMBackend, monkeypatc
     assert time.monotonic() - started < 16 * 0.05
     assert {key: entry["value"] for key, entry in answer["entries"].items()} == {key: LARGE + key for key in wanted}
     assert answer["missing"] == ["missing"]
+
+
+@criterion("003", "AC 9", "the metadata cache lasts 600 s, and 8 threads read")
+def test_the_cache_and_the_threads_have_the_documented_defaults() -> None:
+    """Or a decision record says why not."""
+    performance = MemoryConfiguration().performance
+    assert performance.metadata_cache.enabled
+    assert performance.metadata_cache.ttl_seconds == 600 or decided("LTM_METADATA_CACHE_TTL", "600")
+    assert performance.parallel_reads.threads == 8 or decided("LTM_PARALLEL_THREADS", "8")
 
 
 # -- isolation -------------------------------------------------------------------------------
@@ -566,3 +592,13 @@ def test_environment_variables_configure_the_store(
         assert found.index.compaction_threshold == 7
         assert ok(backend.store("key", 1))["entity"] == ACME
     assert files(place, "_index_delta_*.parquet")
+
+
+@criterion("003", "Environment", "what is not set has the documented default")
+def test_variables_that_are_not_set_have_their_defaults(place: Path, sqlite_catalog: str) -> None:
+    with open_backend(place, sqlite_catalog) as backend:
+        assert ok(backend.store("key", 1))["entity"] == "org:default"
+        assert backend.configuration.index.compaction_threshold == 100
+        performance = backend.configuration.performance
+        assert performance.metadata_cache.ttl_seconds == 600 or decided("LTM_METADATA_CACHE_TTL", "600")
+        assert performance.parallel_reads.threads == 8 or decided("LTM_PARALLEL_THREADS", "8")

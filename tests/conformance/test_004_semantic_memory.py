@@ -266,8 +266,8 @@ def test_every_door_gives_the_same_hits(
 ) -> None:
     from mcp import Client
 
+    from driftline.flows.config.memory_settings import find_memory, load_memory_configuration
     from driftline.flows.mcp_server.server import make_server
-    from driftline.flows.memory.settings import find_memory, load_memory_configuration
     from driftline.storage.workspace.workspace import Workspace
 
     place = tmp_path / "memory"

@@ -17,19 +17,26 @@ import pytest
 from hypothesis import strategies as st
 
 import driftline as dl
+from driftline.flows.config.memory_settings import MemoryConfiguration, find_memory, load_memory_configuration
 from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
-from driftline.flows.memory.settings import find_memory, load_memory_configuration
+from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
+from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
 from driftline.storage.errors import CatalogError
 from driftline.storage.memory.catalog import writes as entry_rows
 from tests.conformance.memory_places import (
     ACME,
+    ALICE,
     ALPHA,
     GLOBEX,
     LARGE,
     LEVELS,
+    LINEAGE,
+    NOWHERE,
     ROOT,
     S123,
     blobs,
+    decided,
     files,
     ok,
     open_backend,
@@ -264,6 +271,32 @@ def test_the_catalog_lives_beside_an_application(place: Path, postgres_server: P
             assert connection.execute(f"SELECT note FROM {name}".encode()).fetchall() == [("of the application",)]
 
 
+@criterion("memory", "6", "an index without memory never connects to DATABASE_URL")
+@pytest.mark.parametrize("command", ["cleanup", "verify", "compact", "status"])
+def test_an_index_without_memory_never_connects(
+    command: str, index_only: Path, monkeypatch: pytest.MonkeyPatch, driftline: Run
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", NOWHERE)
+    assert driftline(command, "--workspace", index_only).code == 0
+
+
+@criterion("memory", "6", "the MCP server of an index does not connect, either")
+@pytest.mark.parametrize("url", [NOWHERE, "mysql://app:secret@localhost/shop"])
+def test_the_mcp_server_of_an_index_never_connects(url: str, index_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    done = subprocess.run(
+        [*COMMAND, "mcp", "--workspace", str(index_only)],
+        env={**os.environ, "DATABASE_URL": url},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # -- 7: upkeep -------------------------------------------------------------------------------
 
 
@@ -309,6 +342,83 @@ def configured(
     return damaged
 
 
+@criterion("memory", "7", "verify looks at the catalog that is configured")
+def test_verify_knows_the_catalog(configured: Damaged, driftline: Run) -> None:
+    outcome = driftline("verify", "--workspace", configured.place, "--json")
+    assert (outcome.code, outcome.json["memory_entries"]) == (3, 1)
+    assert outcome.json["findings"]
+
+
+@criterion("memory", "7", "cleanup looks at the catalog that is configured")
+def test_cleanup_knows_the_catalog(configured: Damaged, driftline: Run) -> None:
+    outcome = driftline("cleanup", "--workspace", configured.place, "--max-age-seconds", 0, "--delete", "--json")
+    assert outcome.code == 0
+    assert any(path.endswith(configured.orphan) for path in outcome.json["deleted_paths"])
+
+
+@criterion("memory", "7", "compact goes by the compaction_threshold that is configured")
+def test_compact_knows_the_threshold(configured: Damaged, driftline: Run) -> None:
+    with open_backend(configured.place, configured.catalog) as backend:
+        for n in range(2):
+            ok(backend.store(f"key {n}", n, S123))
+            backend.core.flush()
+    assert driftline("compact", "--workspace", configured.place).code == 0
+    assert not files(configured.place, "_index_delta_*.parquet")
+
+
+@criterion("memory", "7", "what the Prefect flows call knows the configuration, too")
+@pytest.mark.parametrize("configured", ["LTM_CONFIG"], indirect=True)
+def test_the_work_of_the_flows_knows_the_configuration(configured: Damaged) -> None:
+    """The flows of compaction, cleanup and verification run these with the same requests."""
+    place = str(configured.place)
+    report = verify_workspace(VerifyRequest(place))
+    assert report.memory_entries == 1
+    cleaned = clean_workspace(CleanupRequest(place, 0.0, dry_run=True))
+    assert any(each.path.endswith(configured.orphan) for each in cleaned.orphans)
+    with open_backend(configured.place, configured.catalog) as backend:
+        for n in range(2):
+            ok(backend.store(f"key {n}", n, S123))
+            backend.core.flush()
+    compacted = compact_workspace(CompactRequest(place))
+    assert set(LINEAGE) <= {path for tenant in compacted.tenants for path in tenant.folded}
+
+
+@criterion("memory", "7", "verify says that it did not look at a memory whose catalog it does not know")
+def test_verify_never_passes_silently(damaged: Damaged, driftline: Run) -> None:
+    outcome = driftline("verify", "--workspace", damaged.place, "--json")
+    assert outcome.code != 0 or any("catalog" in text for text in outcome.json["skipped"])
+
+
+@criterion("memory", "7", "LTM_COMPACTION_THRESHOLD counts for the command line")
+def test_the_threshold_of_the_environment_counts(place: Path, monkeypatch: pytest.MonkeyPatch, driftline: Run) -> None:
+    with open_backend(place) as backend:
+        for n in range(3):
+            ok(backend.store(f"key {n}", n, S123))
+            backend.core.flush()
+    monkeypatch.setenv("LTM_COMPACTION_THRESHOLD", "2")
+    assert driftline("compact", "--workspace", place).code == 0
+    assert not files(place, "_index_delta_*.parquet")
+
+
+@criterion("memory", "7", "memory asks for its compaction, with the event of the sources")
+def test_memory_asks_for_its_compaction(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the latest when a store closes whose indexes have more deltas than the threshold."""
+    from prefect.events.clients import AssertingEventsClient
+    from prefect.events.worker import EventsWorker
+
+    sent: list[Any] = []
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    monkeypatch.setattr(EventsWorker, "_client_override", (AssertingEventsClient, ()))
+    monkeypatch.setattr(EventsWorker, "send", lambda worker, event: sent.append(event))
+    with open_backend(place, index_config={"compaction_threshold": 1}) as backend:
+        for n in range(3):
+            ok(backend.store(f"key {n}", n, S123))
+            backend.core.flush()
+    asked = [event for event in sent if event.event == "driftline.deltas.threshold"]
+    assert asked
+    assert str(place) in {event.payload["workspace"] for event in asked}
+
+
 # -- 8: compaction ---------------------------------------------------------------------------
 
 
@@ -320,6 +430,32 @@ def two_organisations(backend: HierarchicalLTMBackend) -> HierarchicalLTMBackend
         ok(backend.store("key", n, GLOBEX))
         backend.core.flush()
     return backend
+
+
+@criterion("memory", "8", "without a path all indexes with more than max_deltas are compacted")
+def test_all_indexes_are_compacted_without_a_path(two_organisations: HierarchicalLTMBackend, place: Path) -> None:
+    answer = ok(two_organisations.compact_indexes(None, max_deltas=1))
+    parts = GLOBEX.split("/")
+    lineage = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    assert sorted(answer["compacted_paths"]) == sorted([ACME, ALPHA, *lineage])
+    assert answer["entries_processed"] == 3  # two of acme, one of globex
+
+
+@criterion("memory", "8", "with a path that index is compacted, however few deltas it has")
+def test_the_index_of_a_path_is_compacted_anyway(two_organisations: HierarchicalLTMBackend, place: Path) -> None:
+    answer = ok(two_organisations.compact_indexes(ALICE, max_deltas=100))
+    assert answer["compacted_paths"] == [ALICE]
+    assert answer["entries_processed"] == 1
+    assert not list((place / ALICE).glob("_index_delta_*.parquet"))
+    assert len(list((place / ACME).glob("_index_delta_*.parquet"))) == 2
+
+
+@criterion("memory", "8", "an entry counts once, in however many indexes it is")
+def test_an_entry_counts_once(acme: HierarchicalLTMBackend) -> None:
+    for n in range(5):
+        ok(acme.store(f"key {n}", n, S123))
+    ok(acme.store("key 0", "again", S123))
+    assert ok(acme.compact_indexes(None, 0))["entries_processed"] == 5
 
 
 # -- 9: arguments and answers ----------------------------------------------------------------
@@ -340,6 +476,25 @@ def test_the_names_of_memory_are_public() -> None:
 
 
 # -- 10: defaults ----------------------------------------------------------------------------
+
+
+@criterion("memory", "10", "the documented defaults, or a decision that says why not")
+@pytest.mark.parametrize(
+    ("found", "documented", "words"),
+    [
+        (lambda c: c.performance.metadata_cache.ttl_seconds, 600, ("ttl_seconds", "600")),
+        (lambda c: c.performance.parallel_reads.threads, 8, ("parallel_reads", "8 threads")),
+        (lambda c: c.catalog.pool_size, 10, ("pool_size", "10")),
+        (lambda c: c.index.compaction_threshold, 100, ("compaction_threshold", "100")),
+        (lambda c: c.index.row_group_size, 122_880, ("row_group_size",)),
+        (lambda c: c.index.compression, "zstd", ("zstd",)),
+    ],
+    ids=["cache", "threads", "pool", "deltas", "rows", "codec"],
+)
+def test_defaults_are_the_documented_ones(
+    found: Callable[[MemoryConfiguration], Any], documented: object, words: tuple[str, ...]
+) -> None:
+    assert found(MemoryConfiguration()) == documented or decided(*words)
 
 
 # -- 11: DuckDB ------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import driftline as dl
 from driftline.flows.actions import register_actions
-from driftline.flows.memory.settings import find_memory, load_memory_configuration
+from driftline.flows.config.memory_settings import find_memory, load_memory_configuration
 from driftline.storage import errors
 from driftline.storage.memory.store import MemoryItem
 from driftline.tasks.embedding.embedder import WordTableEmbedder

@@ -169,7 +169,7 @@ def test_every_decision_record_is_in_the_index_and_in_the_navigation() -> None:
 
 
 def test_the_example_of_the_memory_guide_is_a_configuration(tmp_path: Path) -> None:
-    from driftline.flows.memory.settings import load_memory_configuration
+    from driftline.flows.config.memory_settings import load_memory_configuration
 
     [code] = [code for language, code in fenced((DOCS / "guides" / "memory.md").read_text()) if language == "yaml"]
     file = tmp_path / "memory.yaml"

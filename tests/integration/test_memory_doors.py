@@ -12,8 +12,8 @@ import pytest
 
 import driftline as dl
 from driftline.flows.actions import register_actions
+from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
 from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
-from driftline.flows.memory.settings import CONFIG_VARIABLE, VARIABLES
 from driftline.storage.errors import CatalogConnectionError, UsageError
 from driftline.storage.memory.catalog.database import Catalog
 
@@ -106,9 +106,11 @@ def test_the_adapter_answers_with_dictionaries(backend: HierarchicalLTMBackend) 
     assert [(hit["record"]["key"], hit["rank"]) for hit in results] == [("key", 1)]
     registered = backend.register_entity_with_defaults("session", "s123", parents={"user": "alice"})
     assert registered["entity"] == "org:default/project:_unassigned/user:alice/session:s123"
-    compacted = backend.compact_indexes("org:acme", max_deltas=0)
-    assert compacted["compacted_paths"] == ["org:acme", "org:acme/project:alpha", OWNER]
-    assert compacted["entries_processed"] == 3
+    compacted = backend.compact_indexes(OWNER, max_deltas=100)
+    assert (compacted["compacted_paths"], compacted["entries_processed"]) == ([OWNER], 1)
+    compacted = backend.compact_indexes(None, max_deltas=0)
+    assert compacted["compacted_paths"] == ["org:acme", "org:acme/project:alpha", "org:default"]
+    assert compacted["entries_processed"] == 4  # that of acme once, and three of the root
     assert backend.delete("key", "org:acme")["deleted"]
     cleaned = backend.cleanup_orphans(max_age_seconds=0)
     assert (cleaned["success"], cleaned["dry_run"], cleaned["deleted_count"] >= 1) == (True, False, True)

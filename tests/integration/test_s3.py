@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import driftline as driftline_api
-from driftline.flows.memory.settings import find_memory, load_memory_configuration, open_memory
+from driftline.flows.config.memory_settings import find_memory, load_memory_configuration, open_memory
 from driftline.storage.model import DocumentState
 
 FILES = {

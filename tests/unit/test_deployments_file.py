@@ -56,6 +56,22 @@ def test_secrets_stay_references(tmp_path: Path) -> None:
         assert spec["parameters"]["storage_options"] == {"secret": "${STORE_SECRET}"}
 
 
+def test_the_memory_of_the_file_reaches_the_flows_that_keep_it(tmp_path: Path) -> None:
+    text = '[memory.catalog]\nurl = "${CATALOG}"\n[memory.index]\ncompaction_threshold = 5\n[[sources]]\nuri = "web"\n'
+    found = {name: spec["parameters"] for name, spec in by_name(tmp_path, text).items()}
+    with_catalog = {name for name, given in found.items() if given.get("catalog_url") == "${CATALOG}"}
+    assert with_catalog == {"cleanup", "verify"}
+    assert [name for name, given in found.items() if given.get("compaction_threshold") == 5] == ["compact"]
+
+
+def test_a_password_in_the_url_of_the_catalog_is_refused(tmp_path: Path) -> None:
+    for url in ("postgresql://me:secret@host/db", "${A}://me:secret@host/db"):
+        with pytest.raises(UsageError, match="password") as refused:
+            configuration(tmp_path, f'[memory.catalog]\nurl = "{url}"\n')
+        assert "secret" not in str(refused.value).replace("Prefect Secret", "")
+    configuration(tmp_path, '[memory.catalog]\nurl = "postgresql://me:${PASSWORD}@host/db"\n')
+
+
 def test_prefix_and_executor_reach_their_deployments(tmp_path: Path) -> None:
     text = '[[sources]]\nuri = "web"\n'
     found = by_name(tmp_path, text, prefix="team:", executor="tcp://dask:8786")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.memory.settings import MemoryConfiguration, load_memory_configuration, open_listing
+from driftline.flows.config.memory_settings import MemoryConfiguration, load_memory_configuration, open_listing
 from driftline.storage.errors import UsageError
 from driftline.storage.objects.store import ObjectStore
 

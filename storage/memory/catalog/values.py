@@ -22,7 +22,7 @@ from driftline.storage.objects.store import ObjectStore
 
 MAX_METADATA_BYTES = 64 * 1024
 CACHED_BYTES = 64 * 1024 * 1024
-DEFAULT_CACHE_SECONDS = 300.0
+DEFAULT_CACHE_SECONDS = 600.0
 
 _FORBIDDEN = re.compile("[\x00-\x1f\ud800-\udfff]")
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -47,7 +47,7 @@ class CatalogSection(_Section):
 
     type: Literal["sqlite", "postgresql"] | None = None
     url: str | None = Field(default=None, repr=False)
-    pool_size: Annotated[int, Field(ge=1, le=100)] = 5
+    pool_size: Annotated[int, Field(ge=1, le=100)] = 10
 
     @model_validator(mode="after")
     def _agree(self) -> CatalogSection:
@@ -82,13 +82,13 @@ class CacheSection(_Section):
     """What is cached: blobs, which never change, and the footers of index files."""
 
     enabled: bool = True
-    ttl_seconds: Annotated[float, Field(ge=0)] = 300.0
+    ttl_seconds: Annotated[float, Field(ge=0)] = 600.0
 
 
 class ThreadsSection(_Section):
     """How many blobs are read at once; DuckDB gets as many threads."""
 
-    threads: Annotated[int, Field(ge=1, le=256)] = 16
+    threads: Annotated[int, Field(ge=1, le=256)] = 8
 
 
 class PerformanceSection(_Section):
@@ -128,18 +128,24 @@ class MemoryConfiguration(_Section):
 
 
 def load_memory_configuration(
-    path: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None, **given: Any
+    path: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    below: Mapping[str, Any] | None = None,
+    without: Collection[str] = (),
+    **given: Any,
 ) -> MemoryConfiguration:
-    """The configuration in the YAML file at ``path``, else at $LTM_CONFIG, else of defaults.
+    """The configuration in the YAML file at ``path``, else at $LTM_CONFIG, over ``below``, else of defaults.
 
-    The environment wins over the file, and ``given``, sections by name, over both. Raises UsageError, which names the
-    key that is wrong.
+    The environment, except for the variables ``without``, wins over the file, and ``given``, sections by name, over
+    both. Raises UsageError, which names the key that is wrong.
     """
     variables = os.environ if environ is None else environ
     named = path or variables.get(CONFIG_VARIABLE)
-    settings = _read(Path(named).expanduser(), variables) if named else {}
+    settings: dict[str, Any] = _resolve(dict(below or {}), variables, "[memory]")
+    settings = merged(settings, _read(Path(named).expanduser(), variables)) if named else settings
     for variable, keys in VARIABLES.items():
-        if variables.get(variable):
+        if variables.get(variable) and variable not in without:
             settings = merged(settings, _nested(keys, variables[variable]))
     settings = _with_whole_root(merged(settings, given))
     try:
@@ -149,9 +155,15 @@ def load_memory_configuration(
 
 
 def open_memory(
-    configuration: MemoryConfiguration, storage_uri: str | None = None, storage_options: Mapping[str, Any] | None = None
+    configuration: MemoryConfiguration,
+    storage_uri: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    ask_for_compaction: Callable[[str, str, int], None] | None = None,
 ) -> MemoryStore:
-    """The store that ``configuration`` describes, at ``storage_uri`` if that is given. Raises as ``MemoryStore``."""
+    """The store that ``configuration`` describes, at ``storage_uri`` if that is given. Raises as ``MemoryStore``.
+
+    ``ask_for_compaction`` is called with the workspace, a tenant and its deltas when there are too many.
+    """
     from driftline.storage.hierarchy import Hierarchy
     from driftline.storage.memory.store import MemoryStore
 
@@ -159,7 +171,7 @@ def open_memory(
     if uri is None:
         raise UsageError("No workspace was named for the memory", "", "Set storage.uri, or LTM_STORAGE_URI.")
     hierarchy, cache = configuration.hierarchy, configuration.performance.metadata_cache
-    root = hierarchy.root_entity
+    root, ask = hierarchy.root_entity, ask_for_compaction
     return MemoryStore(
         uri,
         catalog_url=configuration.catalog.url,
@@ -170,6 +182,8 @@ def open_memory(
         threads=configuration.performance.parallel_reads.threads,
         cache_seconds=cache.ttl_seconds if cache.enabled else 0.0,
         pool_size=configuration.catalog.pool_size,
+        compaction_threshold=configuration.index.compaction_threshold,
+        on_threshold=(lambda tenant, deltas: ask(uri, str(tenant), deltas)) if ask is not None else None,
     )
 
 
@@ -185,17 +199,21 @@ def open_listing(configuration: MemoryConfiguration, objects: ObjectStore) -> Me
 def find_memory(configuration: MemoryConfiguration, workspace: Workspace) -> Callable[[], MemoryStore] | None:
     """What opens the store that can be searched by meaning, once, or None where there is none.
 
-    It lies where the configuration says, else in ``workspace``. Nothing is created by looking. Raises
-    WorkspaceNotFound, CatalogError, CatalogConnectionError.
+    It lies where the configuration says, else in ``workspace`` if that holds memory: without memory, no database is
+    asked. Nothing is created by looking. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
     """
+    from driftline.storage.memory.presence import find_catalog, holds_memory
     from driftline.storage.workspace.workspace import Workspace
-    from driftline.tasks.maintenance.clean_memory import open_catalog
 
     place = Workspace.open(configuration.storage.uri) if configuration.storage.uri else workspace
-    with open_catalog(place, configuration.catalog.url) as catalog:
-        if catalog is None or catalog.belongs_to() != place.config.workspace_id or not configuration.embedding.enabled:
-            return None
-    return cache(lambda: open_memory(configuration, place.objects.uri, place.objects.storage_options))
+    if not configuration.embedding.enabled or not (configuration.storage.uri or holds_memory(place)):
+        return None
+    url = find_catalog(place, configuration.catalog.url)
+    if url is None:
+        return None
+    catalog = configuration.catalog.model_copy(update={"url": url})
+    found = configuration.model_copy(update={"catalog": catalog})
+    return cache(lambda: open_memory(found, place.objects.uri, place.objects.storage_options))
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,37 @@
+"""The event that asks for a compaction: a source or a memory has more deltas than its threshold."""
+
+from __future__ import annotations
+
+import os
+
+DELTAS_EVENT = "driftline.deltas.threshold"
+"""A trigger in prefect.yaml starts the compaction."""
+SERVER_VARIABLE = "PREFECT_API_URL"
+
+
+def ask_for_source(workspace: str, entity: str, deltas: int) -> None:
+    """Ask for a compaction of one source."""
+    _emit(workspace, f"driftline.source.{entity}", entity, {"entity": entity, "deltas": deltas})
+
+
+def ask_for_memory(workspace: str, tenant: str, deltas: int) -> None:
+    """Ask for a compaction of what is above its thresholds, since the memory of ``tenant`` is.
+
+    Without $PREFECT_API_URL there is nobody to ask: importing Prefect takes a second, and it would start a server.
+    """
+    if os.environ.get(SERVER_VARIABLE):
+        _emit(workspace, f"driftline.memory.{tenant}", tenant, {"entity": "", "memory": tenant, "deltas": deltas})
+
+
+def _emit(workspace: str, resource: str, name: str, payload: dict[str, str | int]) -> None:
+    from prefect.events import emit_event
+
+    emit_event(
+        DELTAS_EVENT,
+        resource={
+            "prefect.resource.id": resource,
+            "prefect.resource.name": name,
+            "driftline.workspace": workspace,
+        },
+        payload={"workspace": workspace, **payload},
+    )
