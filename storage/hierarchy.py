@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from driftline.storage.entities import INDEX_LEVELS, Entity, decode_id, encode_id
 from driftline.storage.errors import BadEntity, UsageError
@@ -18,6 +19,10 @@ MAX_NAME_BYTES = 255
 MAX_DIRECTORY_BYTES = 700
 """The prefix of the workspace, the directory and the name of a blob must fit into the 1,024 bytes of an S3 key."""
 
+EntityName: TypeAlias = Entity | str | tuple[str, str]
+"""An entity, its path ``type:id/type:id``, or the pair of its type and id."""
+Parts: TypeAlias = tuple[tuple[str, str], ...]
+
 _LEVEL = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -26,12 +31,13 @@ class Hierarchy:
     """``levels`` from the tenant down; ``defaults`` maps levels to the ids of entities that do not name them.
 
     Without an entry in ``defaults``, the id of the first level is ``default``, that of the others ``_unassigned``.
-    ``root`` is the ``(type, id)`` of the scope of calls without one; by default, the first level with its default id.
+    ``root`` is the scope of calls without one, by default the first level with its default id. What an entity does not
+    name is that of the root, as far as the entity is below it, and then a default.
     """
 
     levels: tuple[str, ...] = MEMORY_LEVELS
     defaults: Mapping[str, str] = field(default_factory=dict)
-    root: tuple[str, str] | None = None
+    root: EntityName | None = None
 
     def __post_init__(self) -> None:
         names = ", ".join(self.levels)
@@ -48,44 +54,71 @@ class Hierarchy:
 
     @property
     def root_entity(self) -> Entity:
-        return self.named(*self.root) if self.root else Entity((self._with_default(self.levels[0]),))
+        parts = self.parts(self.root) if self.root else (self._with_default(self.levels[0]),)
+        return self._completed(parts, ())
 
     def named(self, type: str, id: str, parents: Mapping[str, str] | None = None) -> Entity:
-        """The entity ``type:id`` below ``parents``, ``{level: id}``; missing levels get their defaults.
+        """The entity ``type:id`` below ``parents``, ``{level: id}``; missing levels are those of the root, or defaults.
 
         Raises BadEntity.
         """
         ids = {**(parents or {}), type: id}
         for level in ids:
-            if level not in self.levels:
-                raise BadEntity(f"Unknown level {level!r}", f"{type}:{id!r}", f"Levels are: {', '.join(self.levels)}.")
+            self.check_type(level)
         depth = self.levels.index(type)
         below = [level for level in ids if self.levels.index(level) > depth]
         if below:
             raise BadEntity(f"A {below[0]} is below a {type}, not above it", f"{type}:{id!r}")
-        return self._complete(ids)
+        return self.complete(tuple((level, ids[level]) for level in self.levels if level in ids))
 
-    def entity(self, entity: Entity | str) -> Entity:
+    def check_type(self, type: str) -> str:
+        """``type``, which is a level. Raises BadEntity."""
+        if type not in self.levels:
+            raise BadEntity("Unknown level in an entity", repr(type)[:80], f"Levels are: {', '.join(self.levels)}.")
+        return type
+
+    def entity(self, entity: EntityName) -> Entity:
         """``entity``, checked and completed with the missing levels above it. Raises BadEntity.
 
         Text has the form ``type:id/type:id``. Ids may be plain or encoded as in ``Entity.directory``; an id with a
-        slash must be encoded.
+        slash must be encoded, or in a pair.
         """
-        parts = _parse(entity) if isinstance(entity, str) else entity.parts
-        ids = dict(parts)
-        depths = [self.levels.index(level) if level in self.levels else -1 for level in ids]
-        if not parts or -1 in depths or len(ids) != len(parts) or sorted(depths) != depths:
+        return self.complete(self.parts(entity))
+
+    def parts(self, entity: EntityName) -> Parts:
+        """The levels and ids that ``entity`` names, in order. Raises BadEntity."""
+        parts = entity.parts if isinstance(entity, Entity) else _parse(entity)
+        depths = [self.levels.index(level) if level in self.levels else -1 for level, _ in parts]
+        if not parts or -1 in depths or len(dict(parts)) != len(parts) or sorted(depths) != depths:
             raise BadEntity(
                 f"An entity must name its levels once and in order: {', '.join(self.levels)}",
                 repr(str(entity)[:200]),
                 "For example: " + "/".join(f"{level}:name" for level in self.levels[:2]) + ".",
             )
-        return self._complete(ids)
+        return parts
 
-    def _complete(self, ids: Mapping[str, str]) -> Entity:
-        deepest = max(map(self.levels.index, ids))
-        levels = self.levels[: deepest + 1]
-        entity = Entity(tuple((level, ids[level]) if level in ids else self._with_default(level) for level in levels))
+    def is_complete(self, parts: Parts) -> bool:
+        """Whether ``parts`` name every level from the first one to their last one."""
+        return tuple(level for level, _ in parts) == self.levels[: len(parts)]
+
+    def complete(self, parts: Parts) -> Entity:
+        """The entity of ``parts``, whose missing levels are those of the root, or defaults. Raises BadEntity."""
+        return self._completed(parts, self.root_entity.parts)
+
+    def _completed(self, parts: Parts, root: Parts) -> Entity:
+        ids, inherited = dict(parts), dict(root)
+        found: list[tuple[str, str]] = []
+        for level in self.levels[: self.levels.index(parts[-1][0]) + 1]:
+            if level in ids:
+                part = level, ids[level]
+            elif level in inherited:
+                part = level, inherited[level]
+            else:
+                part = self._with_default(level)
+            if inherited.get(level) != part[1]:
+                inherited = {}  # beside the root, or below it
+            found.append(part)
+        entity = Entity(tuple(found))
         _check_length(entity)
         return entity
 
@@ -109,7 +142,9 @@ def is_within(entity: Entity, scope: Entity) -> bool:
     return entity.parts[: len(scope.parts)] == scope.parts
 
 
-def _parse(text: str) -> tuple[tuple[str, str], ...]:
+def _parse(text: str | tuple[str, str]) -> Parts:
+    if not isinstance(text, str):
+        return (_pair(text),)
     parts = []
     for segment in text.split("/"):
         kind, colon, name = segment.partition(":")
@@ -118,6 +153,13 @@ def _parse(text: str) -> tuple[tuple[str, str], ...]:
         decoded = decode_id(name)
         parts.append((kind, decoded if _encodes(decoded, name) else name))
     return tuple(parts)
+
+
+def _pair(pair: object) -> tuple[str, str]:
+    """``pair``, which may also come from JSON as a list, and be nothing of the kind."""
+    if isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(each, str) for each in pair):
+        return pair[0], pair[1]
+    raise BadEntity("An entity must be text of the form type:id/type:id, or a pair of type and id", repr(pair)[:80])
 
 
 def _encodes(text: str, segment: str) -> bool:

@@ -6,13 +6,11 @@ An error is ``{success: False, error, error_type}``. What nobody foresaw is rais
 from __future__ import annotations
 
 import functools
-import os
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, validate_call
-
+from driftline.flows.actions.arguments import Parameters
 from driftline.storage.errors import (
     AccessDenied,
     CommitConflict,
@@ -46,27 +44,6 @@ _ERROR_TYPES: tuple[tuple[type[DriftlineError], str], ...] = (
 """The first class that fits decides."""
 
 
-def _text(value: object) -> object:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _listed(value: object) -> object:
-    value = _text(value)
-    return [value] if isinstance(value, str) else value
-
-
-Query: TypeAlias = Annotated[str, StringConstraints(pattern=r"\S")]
-Name: TypeAlias = Annotated[str, BeforeValidator(_text), StringConstraints(min_length=1)]
-Names: TypeAlias = Annotated[list[Name], BeforeValidator(_listed)]
-"""One name or a list of them."""
-SomeNames: TypeAlias = Annotated[Names, Field(min_length=1)]
-Version: TypeAlias = Annotated[str, Field(pattern=r"^\d+(\.\d+)*$", coerce_numbers_to_str=True)]
-Count: TypeAlias = Annotated[int, Field(ge=0)]
-Positive: TypeAlias = Annotated[int, Field(ge=1)]
-Distance: TypeAlias = Annotated[float, Field(ge=0, le=2)]
-Seconds: TypeAlias = Annotated[float, Field(gt=0)]
-
-
 class ActionError(DriftlineError):
     """A failure with an ``error_type`` of its own, and what its dictionary carries besides."""
 
@@ -82,16 +59,14 @@ class ActionError(DriftlineError):
 def action(function: Action, on_failure: Mapping[str, Any] | None = None) -> Action:
     """``function`` as an action: its result gets ``success``; errors become dictionaries, with ``on_failure`` added.
 
-    Arguments are converted to the types of its parameters where that is safe, since templates make strings of numbers.
+    Its arguments are read as ``arguments`` says; positional ones come after ``state``.
     """
-    checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
+    parameters = Parameters.of(function)
 
     @functools.wraps(function)
-    def call(state: Any = None, **arguments: Any) -> Result:
+    def call(state: Any = None, *positional: Any, **named: Any) -> Result:
         try:
-            return {"success": True, **checked(state, **arguments)}
-        except ValidationError as error:
-            failure = {"error": _told(error), "error_type": "validation_error"}
+            return {"success": True, **function(state, **parameters.read(positional, named))}
         except ActionError as error:
             failure = {"error": str(error), "error_type": error.error_type, **error.details}
         except DriftlineError as error:
@@ -104,6 +79,7 @@ def action(function: Action, on_failure: Mapping[str, Any] | None = None) -> Act
             if error_type == "storage_error" and not isinstance(error, OSError):
                 raise
             failure = {"error": f"{type(error).__name__}: {error}", "error_type": error_type}
+        failure["error"] = failure["error"].encode(errors="backslashreplace").decode()  # names may hold surrogates
         return {"success": False, **failure, **(on_failure or {})}
 
     return call
@@ -115,7 +91,7 @@ def bind(registry: Any, actions: Mapping[str, Action], **given: Any) -> None:
     Each is there twice: by its name, and as ``actions.`` and its name with an underscore.
     """
     for name, function in actions.items():
-        bound = functools.update_wrapper(functools.partial(function, **given), function)
+        bound = _bound(function, given)
         for known_as in (name, f"actions.{name.replace('.', '_')}"):
             if not _holds(registry, known_as):
                 if isinstance(registry, MutableMapping):
@@ -124,14 +100,18 @@ def bind(registry: Any, actions: Mapping[str, Action], **given: Any) -> None:
                     registry.register(known_as, bound)
 
 
+def _bound(function: Action, given: Mapping[str, Any]) -> Action:
+    @functools.wraps(function)
+    def call(*positional: Any, **named: Any) -> Result:
+        return function(*positional, **{**named, **given})
+
+    return call
+
+
 def _holds(registry: Any, name: str) -> bool:
     if hasattr(registry, "__contains__"):
         return name in registry
     return hasattr(registry, "get") and registry.get(name) is not None
-
-
-def _told(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors())
 
 
 def _comes_from_lance(error: Exception) -> bool:

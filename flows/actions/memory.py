@@ -11,13 +11,23 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from driftline.flows.actions.calls import Action, Count, Name, Names, Query, Result, action, bind
+from driftline.flows.actions.arguments import (
+    Anything,
+    Count,
+    EntityName,
+    EntityNames,
+    Fields,
+    Flag,
+    Moment,
+    Name,
+    Query,
+    Text,
+)
+from driftline.flows.actions.calls import Action, Result, action, bind
 from driftline.flows.actions.handles import close_with
 
 if TYPE_CHECKING:
     from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
-
-Fields = Mapping[str, Any]
 
 
 class MemoryHandle:
@@ -48,19 +58,18 @@ class MemoryHandle:
 def ltm_store(
     state: Any,
     memory: MemoryHandle,
-    key: str,
-    value: Any,
-    entity: Name | None = None,
+    key: Text,
+    value: Anything,
+    entity: EntityName | None = None,
     metadata: Fields | None = None,
-    expires_at: str | None = None,
-    **engine: Any,
+    expires_at: Moment | None = None,
 ) -> Result:
     """Store a value: ``{key, entity}``."""
     return memory.backend().store(key, value, entity, metadata, expires_at)
 
 
 @action
-def ltm_retrieve(state: Any, memory: MemoryHandle, key: str, entity: Name | None = None, **engine: Any) -> Result:
+def ltm_retrieve(state: Any, memory: MemoryHandle, key: Text, entity: EntityName | None = None) -> Result:
     """One entry: ``{found, entry, value}``."""
     return memory.backend().retrieve(key, entity)
 
@@ -71,22 +80,21 @@ def ltm_retrieve_by_entity(
     memory: MemoryHandle,
     entity_type: Name,
     entity_id: Name,
-    include_descendants: bool = True,
-    allowed_ancestors: Names | None = None,
+    include_descendants: Flag = True,
+    allowed_ancestors: EntityNames | None = None,
     limit: Count = 1_000,
     offset: Count = 0,
-    cursor: str | None = None,
-    within: Name | None = None,
-    **engine: Any,
+    cursor: Text | None = None,
+    within: EntityName | None = None,
 ) -> Result:
     """The entries of an entity: ``{entries, total_count, has_more, cursor}``."""
     return memory.backend().retrieve_by_entity(
-        entity_type, entity_id, include_descendants, allowed_ancestors, limit, offset, cursor, within
+        entity_type, entity_id, include_descendants, limit, offset, allowed_ancestors, cursor, within
     )
 
 
 @action
-def ltm_delete(state: Any, memory: MemoryHandle, key: str, entity: Name | None = None, **engine: Any) -> Result:
+def ltm_delete(state: Any, memory: MemoryHandle, key: Text, entity: EntityName | None = None) -> Result:
     """Delete an entry: ``{deleted}``."""
     return memory.backend().delete(key, entity)
 
@@ -95,12 +103,11 @@ def ltm_delete(state: Any, memory: MemoryHandle, key: str, entity: Name | None =
 def ltm_search(
     state: Any,
     memory: MemoryHandle,
-    query: str = "",
+    query: Text = "",
     metadata_filter: Fields | None = None,
-    entity: Name | None = None,
-    allowed_ancestors: Names | None = None,
+    entity: EntityName | None = None,
+    allowed_ancestors: EntityNames | None = None,
     limit: Count = 1_000,
-    **engine: Any,
 ) -> Result:
     """Entries by the words of their keys and by their metadata: ``{entries}``."""
     return memory.backend().search(query, metadata_filter, entity, allowed_ancestors, limit)
@@ -113,9 +120,8 @@ def memory_search(
     query: Query,
     top_k: Count = 5,
     filter: Fields | None = None,
-    entity: Name | None = None,
-    allowed_ancestors: Names | None = None,
-    **engine: Any,
+    entity: EntityName | None = None,
+    allowed_ancestors: EntityNames | None = None,
 ) -> Result:
     """Entries by their meaning: ``{results: [{record, score, rank}]}``."""
     return memory.backend().search_memory(query, top_k, filter, entity, allowed_ancestors)

@@ -1,6 +1,6 @@
 """Actions that index and search: ``search.workspace_*``, ``search.semantic`` and ``semtools.search``.
 
-Unknown keyword arguments come from the engine and are ignored.
+Their arguments are read as ``arguments`` says.
 """
 
 from __future__ import annotations
@@ -9,27 +9,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from driftline.flows.actions import semtools_cli
-from driftline.flows.actions.calls import (
-    Action,
+from driftline.flows.actions.arguments import (
     Count,
     Distance,
+    Flag,
     Name,
     Names,
     Positive,
     Query,
-    Result,
     Seconds,
     SomeNames,
     Version,
-    action,
 )
+from driftline.flows.actions.calls import Action, Result, action
 from driftline.flows.actions.handles import Handles
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 from driftline.storage.workspace.workspace import Workspace
 
 
 @action
-def workspace_create(state: Any, workspace: Name, handles: Handles | None = None, **engine: Any) -> Result:
+def workspace_create(state: Any, workspace: Name, handles: Handles | None = None) -> Result:
     """Create a workspace unless it is there: ``{workspace, created}``; ``workspace`` is where it lies."""
     handles = handles or Handles()
     uri = handles.locate(workspace)
@@ -45,10 +44,9 @@ def workspace_index(
     state: Any,
     workspace: Name,
     paths: SomeNames,
-    recursive: bool = True,
+    recursive: Flag = True,
     extensions: Names | None = None,
     handles: Handles | None = None,
-    **engine: Any,
 ) -> Result:
     """Bring a workspace in step with files, folders, globs and bucket URIs.
 
@@ -78,7 +76,6 @@ def workspace_search(
     max_distance: Distance | None = None,
     n_lines: Count = 3,
     handles: Handles | None = None,
-    **engine: Any,
 ) -> Result:
     """Search a workspace: ``{results, query}``, with results as ``driftline search --json`` has them."""
     from driftline.flows.actions.sources import filter_for
@@ -92,7 +89,7 @@ def workspace_search(
 
 
 @action
-def workspace_stats(state: Any, workspace: Name, handles: Handles | None = None, **engine: Any) -> Result:
+def workspace_stats(state: Any, workspace: Name, handles: Handles | None = None) -> Result:
     """The figures of a workspace: ``{total_documents, total_lines, has_index, index_type}``."""
     handles = handles or Handles()
     stats = handles.workspace(handles.locate(workspace)).stats()
@@ -114,7 +111,6 @@ def semantic(
     max_distance: Distance | None = None,
     n_lines: Count = 3,
     handles: Handles | None = None,
-    **engine: Any,
 ) -> Result:
     """Search files: ``{results, query}``. With a workspace they are brought in step there first, so that only what has
     changed is embedded; without one, each call embeds them.
@@ -153,9 +149,8 @@ def _semtools_search(
     engine: Any = None,
     timeout: Seconds = semtools_cli.TIMEOUT_SECONDS,
     min_version: Version | None = None,
-    check_version: bool = False,
+    check_version: Flag = False,
     handles: Handles | None = None,
-    **engine_kwargs: Any,
 ) -> Result:
     """Search files line by line: ``{matches, best_match, has_matches, total_matches, query}``.
 

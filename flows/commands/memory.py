@@ -55,7 +55,7 @@ def put(
 ) -> int:
     """Store a value, or replace the value of a key."""
     with _opened(workspace, config, create=True) as store:
-        owner = store.hierarchy.root_entity if entity is None else store.hierarchy.entity(entity)
+        owner = store.names.root if entity is None else store.names.find(entity)
         expires = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)
         store.store(key, _value(sys.stdin.read() if value == "-" else value), owner, _fields(fields), expires)
     return _show({"key": key, "entity": owner.directory}, as_json, f"{key}  {owner.directory}")
@@ -95,7 +95,7 @@ def list_entries(
 
     with _opened(workspace, config) as store:
         store.flush()
-        directory = (store.hierarchy.root_entity if scope is None else store.hierarchy.entity(scope)).directory
+        directory = (store.names.root if scope is None else store.names.find(scope)).directory
         objects = store.workspace.objects
         listing = open_listing(memory_of(objects.uri, config), objects)
         rows = listing.list(directory, prefix=prefix, after=after, limit=limit).to_pylist()

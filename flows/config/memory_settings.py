@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from driftline.flows.config.defaults import DEFAULT_MAX_DELTAS
 from driftline.storage.errors import UsageError
+from driftline.storage.hierarchy import ROOT_ID
 
 if TYPE_CHECKING:
     from driftline.storage.memory.listing import MemoryListing
@@ -35,6 +36,12 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
 }
 """The environment variables, and the key that each of them sets."""
 
+SHORT_KEYS: Mapping[str, tuple[str, str]] = {
+    "metadata_cache_ttl": ("metadata_cache", "ttl_seconds"),
+    "threads": ("parallel_reads", "threads"),
+}
+"""Short for keys of the section ``performance``."""
+
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
@@ -43,16 +50,16 @@ class _Section(BaseModel):
 
 
 class CatalogSection(_Section):
-    """Where the catalog is; without ``url`` it is a SQLite file in the workspace."""
+    """Where the catalog is; without ``url`` it is a SQLite file in the workspace. The type ``sqlalchemy`` is either."""
 
-    type: Literal["sqlite", "postgresql"] | None = None
+    type: Literal["sqlite", "postgresql", "sqlalchemy"] | None = None
     url: str | None = Field(default=None, repr=False)
     pool_size: Annotated[int, Field(ge=1, le=100)] = 10
 
     @model_validator(mode="after")
     def _agree(self) -> CatalogSection:
         found = "sqlite" if (self.url or "sqlite").startswith("sqlite") else "postgresql"
-        if self.type is not None and self.type != found:
+        if self.type not in (None, "sqlalchemy", found):
             raise ValueError(f"the type is {self.type}, and the url is of {found}")
         return self
 
@@ -92,7 +99,7 @@ class ThreadsSection(_Section):
 
 
 class PerformanceSection(_Section):
-    """Caches and threads."""
+    """Caches and threads; ``metadata_cache_ttl`` and ``threads`` are short for the keys of the two."""
 
     metadata_cache: CacheSection = CacheSection()
     parallel_reads: ThreadsSection = ThreadsSection()
@@ -147,7 +154,10 @@ def load_memory_configuration(
     for variable, keys in VARIABLES.items():
         if variables.get(variable) and variable not in without:
             settings = merged(settings, _nested(keys, variables[variable]))
-    settings = _with_whole_root(merged(settings, given))
+    settings = merged(settings, given)
+    if "performance" in settings:
+        settings["performance"] = nested_performance(settings["performance"])
+    settings = _with_whole_root(settings)
     try:
         return MemoryConfiguration.model_validate(settings)
     except ValidationError as error:
@@ -216,6 +226,17 @@ def find_memory(configuration: MemoryConfiguration, workspace: Workspace) -> Cal
     return cache(lambda: open_memory(found, place.objects.uri, place.objects.storage_options))
 
 
+def nested_performance(section: Any) -> Any:
+    """The section ``performance`` with the keys of ``SHORT_KEYS`` where they belong."""
+    if not isinstance(section, Mapping):
+        return section
+    result = {key: value for key, value in section.items() if key not in SHORT_KEYS}
+    for key, place in SHORT_KEYS.items():
+        if section.get(key) is not None:
+            result = merged(result, _nested(place, section[key]))
+    return result
+
+
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """``below`` with the keys of ``above``; None in ``above`` leaves what is there."""
     result = dict(below)
@@ -278,13 +299,15 @@ def _nested(keys: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 
 def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
-    """A root of which only the id is named is of the first level."""
+    """A root of which only the id is named is of the first level, and one without an id has the default one."""
     hierarchy = settings.get("hierarchy")
     root = hierarchy.get("root_entity") if isinstance(hierarchy, dict) else None
-    if not isinstance(hierarchy, dict) or not isinstance(root, dict) or "type" in root or "id" not in root:
+    if not isinstance(hierarchy, dict) or not isinstance(root, dict) or not root or {"type", "id"} <= set(root):
         return settings
     levels = hierarchy.get("levels") or HierarchySection().levels
-    return {**settings, "hierarchy": {**hierarchy, "root_entity": {"type": levels[0], **root}}}
+    type = root.get("type", levels[0])
+    id = root.get("id") or (hierarchy.get("defaults") or {}).get(type, ROOT_ID)
+    return {**settings, "hierarchy": {**hierarchy, "root_entity": {**root, "type": type, "id": id}}}
 
 
 def _told(error: ValidationError) -> str:

@@ -10,19 +10,26 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self
+from typing import Any, Concatenate, Literal, ParamSpec, Self, get_args
 
 from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
-from driftline.flows.config.memory_settings import MemoryConfiguration, load_memory_configuration, open_memory
+from driftline.flows.config.memory_settings import (
+    MemoryConfiguration,
+    load_memory_configuration,
+    merged,
+    nested_performance,
+    open_memory,
+)
 from driftline.flows.output.compaction_events import ask_for_memory
 from driftline.storage.deltas.delta_index import Folded
-from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
+from driftline.storage.hierarchy import EntityName
 from driftline.storage.memory.reader import MemoryEntry
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.upkeep import compact_index, compact_indexes, entries_of
 
 Result = dict[str, Any]
+Errors = Literal["return", "raise"]
 _P = ParamSpec("_P")
 
 
@@ -50,17 +57,29 @@ def _told(
             self.core.catalog.check_open()
             return {"success": True, **method(self, *args, **kwargs)}
         except DriftlineError as error:
-            return {"success": False, "error": str(error), "error_type": error.kind}
+            if self.errors == "raise":
+                raise
+            return failure(error)
 
     return call  # type: ignore[return-value]  # wraps() hides that it is a function, which binds to its object
 
 
-class HierarchicalLTMBackend:
-    """A memory store behind dictionaries; ``core`` is what it adapts, and raises instead. Close it after use."""
+def failure(error: DriftlineError) -> Result:
+    """``{success, error, error_type}``, and the ``blob_path`` and ``blob_paths`` that were written in vain, if any."""
+    blobs = {name: value for name, value in error.to_dict().items() if name in ("blob_path", "blob_paths")}
+    return {"success": False, "error": str(error), "error_type": error.kind, **blobs}
 
-    def __init__(self, store: MemoryStore, configuration: MemoryConfiguration) -> None:
+
+class HierarchicalLTMBackend:
+    """A memory store behind dictionaries; ``core`` is what it adapts. Close it after use.
+
+    With ``errors="raise"`` failures are raised as the typed exceptions of ``core``.
+    """
+
+    def __init__(self, store: MemoryStore, configuration: MemoryConfiguration, errors: Errors = "return") -> None:
         self.core = store
         self.configuration = configuration
+        self.errors = errors
 
     def close(self) -> None:
         """Flush what is waiting and close the store."""
@@ -81,39 +100,37 @@ class HierarchicalLTMBackend:
         self,
         key: str,
         value: Any,
-        entity: Entity | str | None = None,
+        entity: EntityName | None = None,
         metadata: Mapping[str, Any] | None = None,
         expires_at: datetime | str | None = None,
     ) -> Result:
         """``{key, entity}``; without an entity the root owns it."""
-        owner = self.core.hierarchy.root_entity if entity is None else self.core.hierarchy.entity(entity)
+        owner = self.core.names.root if entity is None else self.core.names.find(entity)
         self.core.store(key, value, owner, metadata, _time(expires_at))
         return {"key": key, "entity": owner.directory}
 
     @_told
     def store_many(self, items: Sequence[Mapping[str, Any]]) -> Result:
         """``{stored}``; items have the arguments of ``store`` as keys."""
-        root = self.core.hierarchy.root_entity
         drafts = []
         for item in items:
             unknown = set(item) - {"key", "value", "entity", "metadata", "expires_at"}
             if unknown or "key" not in item or "value" not in item:
                 raise BadEntry("An item has key, value and perhaps entity, metadata, expires_at", str(sorted(item)))
-            expires = _time(item.get("expires_at"))
-            drafts.append(
-                MemoryItem(item["key"], item["value"], item.get("entity") or root, item.get("metadata"), expires)
-            )
+            owner, expires = item.get("entity") or self.core.names.root, _time(item.get("expires_at"))
+            owner = tuple(owner) if isinstance(owner, list) else owner  # a pair that comes from JSON
+            drafts.append(MemoryItem(item["key"], item["value"], owner, item.get("metadata"), expires))
         return {"stored": self.core.store_many(drafts)}
 
     @_told
-    def retrieve(self, key: str, entity: Entity | str | None = None) -> Result:
+    def retrieve(self, key: str, entity: EntityName | None = None) -> Result:
         """``{found, entry, value}``; ``value`` is None, too, where nothing was found."""
         entry = self.core.retrieve(key, entity)
         found = entry_to_dict(entry) if entry is not None else None
         return {"found": entry is not None, "entry": found, "value": entry.value if entry else None}
 
     @_told
-    def retrieve_batch(self, keys: Sequence[str], entity: Entity | str | None = None) -> Result:
+    def retrieve_batch(self, keys: Sequence[str], entity: EntityName | None = None) -> Result:
         """``{entries: {key: entry}, missing}``."""
         found = self.core.retrieve_batch(keys, entity)
         entries = {key: entry_to_dict(entry) for key, entry in found.items()}
@@ -125,21 +142,21 @@ class HierarchicalLTMBackend:
         entity_type: str,
         entity_id: str,
         include_descendants: bool = True,
-        allowed_ancestors: Sequence[Entity | str] | None = None,
         limit: int = 1_000,
         offset: int = 0,
+        allowed_ancestors: Sequence[EntityName] | None = None,
         cursor: str | None = None,
-        within: Entity | str | None = None,
+        within: EntityName | None = None,
     ) -> Result:
         """``{entries, total_count, has_more, cursor}``."""
         page = self.core.retrieve_by_entity(
             entity_type,
             entity_id,
+            include_descendants,
+            limit,
+            offset,
             within=within,
-            include_descendants=include_descendants,
             allowed_ancestors=allowed_ancestors,
-            limit=limit,
-            offset=offset,
             cursor=cursor,
         )
         entries = [entry_to_dict(entry) for entry in page.entries]
@@ -151,7 +168,7 @@ class HierarchicalLTMBackend:
         }
 
     @_told
-    def delete(self, key: str, entity: Entity | str | None = None) -> Result:
+    def delete(self, key: str, entity: EntityName | None = None) -> Result:
         """``{deleted}``: whether there was such an entry."""
         return {"deleted": self.core.delete(key, entity)}
 
@@ -160,8 +177,8 @@ class HierarchicalLTMBackend:
         self,
         query: str = "",
         metadata_filter: Mapping[str, Any] | None = None,
-        entity: Entity | str | None = None,
-        allowed_ancestors: Sequence[Entity | str] | None = None,
+        entity: EntityName | None = None,
+        allowed_ancestors: Sequence[EntityName] | None = None,
         limit: int = 1_000,
     ) -> Result:
         """``{entries}`` by the words of their keys and by their metadata."""
@@ -174,8 +191,8 @@ class HierarchicalLTMBackend:
         query: str,
         top_k: int = 5,
         filter: Mapping[str, Any] | None = None,
-        entity: Entity | str | None = None,
-        allowed_ancestors: Sequence[Entity | str] | None = None,
+        entity: EntityName | None = None,
+        allowed_ancestors: Sequence[EntityName] | None = None,
     ) -> Result:
         """``{results: [{record, score, rank}]}`` by meaning, best first."""
         hits = self.core.search_memory(query, top_k, filter, entity, allowed_ancestors=allowed_ancestors)
@@ -185,7 +202,7 @@ class HierarchicalLTMBackend:
     # -- entities ----------------------------------------------------------------------------
 
     @_told
-    def register_entity(self, entity: Entity | str) -> Result:
+    def register_entity(self, entity: EntityName) -> Result:
         """``{entity}``."""
         return {"entity": self.core.register_entity(entity).entity.directory}
 
@@ -199,26 +216,26 @@ class HierarchicalLTMBackend:
 
     @_told
     def list_entities(
-        self, within: Entity | str | None = None, entity_type: str | None = None, limit: int = 1_000
+        self, within: EntityName | None = None, entity_type: str | None = None, limit: int = 1_000
     ) -> Result:
         """``{entities}``, by their paths."""
         found = self.core.list_entities(within, entity_type, limit=limit)
         return {"entities": [record.entity.directory for record in found]}
 
     @_told
-    def move_entity(self, entity: Entity | str, parent: Entity | str) -> Result:
+    def move_entity(self, entity: EntityName, parent: EntityName) -> Result:
         """``{entity}``: where it is now."""
         return {"entity": self.core.move_entity(entity, parent).directory}
 
     @_told
-    def delete_entity(self, entity: Entity | str, cascade: bool = False) -> Result:
+    def delete_entity(self, entity: EntityName, cascade: bool = False) -> Result:
         """``{entries_deleted}``."""
         return {"entries_deleted": self.core.delete_entity(entity, cascade=cascade)}
 
     # -- upkeep ------------------------------------------------------------------------------
 
     @_told
-    def compact_indexes(self, entity_path: Entity | str | None = None, max_deltas: int | None = None) -> Result:
+    def compact_indexes(self, entity_path: EntityName | None = None, max_deltas: int | None = None) -> Result:
         """``{compacted_paths, entries_processed}`` of the index of an entity, or of all with more than ``max_deltas``.
 
         An entry counts once, in however many indexes it is.
@@ -228,7 +245,7 @@ class HierarchicalLTMBackend:
         threshold = self.configuration.index.compaction_threshold if max_deltas is None else max_deltas
         folded: dict[str, Folded] = {}
         if entity_path is not None:
-            folded = compact_index(workspace, self.core.hierarchy.entity(entity_path))
+            folded = compact_index(workspace, self.core.names.find(entity_path))
         else:
             for tenant in workspace.tenants():
                 folded |= compact_indexes(workspace, tenant, threshold)
@@ -259,31 +276,41 @@ def create_ltm_backend(
     hierarchy_defaults: Mapping[str, str] | None = None,
     index_config: Mapping[str, Any] | None = None,
     performance_config: Mapping[str, Any] | None = None,
+    catalog: Mapping[str, Any] | None = None,
+    storage: Mapping[str, Any] | None = None,
+    hierarchy: Mapping[str, Any] | None = None,
+    index: Mapping[str, Any] | None = None,
+    performance: Mapping[str, Any] | None = None,
     embedding: Mapping[str, Any] | None = None,
     inline_threshold: int | None = None,
     config: str | None = None,
+    errors: Errors = "return",
 ) -> HierarchicalLTMBackend:
     """Open a memory store whose methods return dictionaries.
 
-    Arguments win over environment variables, and those over ``config``, a YAML file. ``index_config``,
-    ``performance_config`` and ``embedding`` have the keys of the file's sections ``index``, ``performance`` and
-    ``embedding``; ``inline_threshold`` is in bytes. Raises UsageError, CatalogMismatch, UnsafeStore, WorkspaceTooNew,
-    CorruptFile, AccessDenied, CatalogError, StorageError.
+    Arguments win over environment variables, and those over ``config``, a YAML file. ``catalog``, ``storage``,
+    ``hierarchy``, ``index``, ``performance`` and ``embedding`` are sections of that file; ``catalog_url``,
+    ``storage_uri``, ``hierarchy_levels`` and ``hierarchy_defaults`` are single keys of them, and win over them, as
+    ``index_config`` and ``performance_config`` win over ``index`` and ``performance``. ``inline_threshold`` is in
+    bytes. With ``errors="raise"`` the methods raise typed exceptions. Raises UsageError, CatalogMismatch, UnsafeStore,
+    WorkspaceTooNew, CorruptFile, AccessDenied, CatalogError, StorageError.
     """
     if backend != "hierarchical":
         raise UsageError("There is no such memory backend", repr(backend), "It is 'hierarchical'.")
+    if errors not in get_args(Errors):
+        raise UsageError("There is no such way to report errors", repr(errors), "It is 'return' or 'raise'.")
     configuration = load_memory_configuration(
         config,
-        catalog={"url": catalog_url},
-        storage={"uri": storage_uri},
-        hierarchy={"levels": hierarchy_levels, "defaults": hierarchy_defaults},
-        index=index_config,
-        performance=performance_config,
+        catalog=merged(catalog or {}, {"url": catalog_url}),
+        storage=merged(storage or {}, {"uri": storage_uri}),
+        hierarchy=merged(hierarchy or {}, {"levels": hierarchy_levels, "defaults": hierarchy_defaults}),
+        index=merged(index or {}, index_config or {}),
+        performance=merged(nested_performance(performance or {}), nested_performance(performance_config or {})),
         embedding=embedding,
         inline_threshold=inline_threshold,
     )
     store = open_memory(configuration, ask_for_compaction=ask_for_memory)
-    return HierarchicalLTMBackend(store, configuration)
+    return HierarchicalLTMBackend(store, configuration, errors)
 
 
 def _time(given: datetime | str | None) -> datetime | None:

@@ -9,12 +9,13 @@ from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity
-from driftline.storage.hierarchy import Hierarchy
+from driftline.storage.hierarchy import EntityName
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entities import EntityRecord
 from driftline.storage.memory.catalog.queries import Scope
+from driftline.storage.memory.names import EntityNames
 
 DEFAULT_LIMIT = 1_000
 
@@ -25,28 +26,28 @@ def utc_now() -> datetime:
 
 
 class EntityRegistry:
-    """The entities of a catalog. Callers pass an ``Entity`` or text, such as ``org:acme/project:alpha``.
+    """The entities of a catalog. Callers pass an ``Entity``, text such as ``org:acme/project:alpha``, or a pair.
 
-    Missing levels get their defaults, so that ``user:alice`` is a complete path as well. Every call is confined to the
-    tenant of its entity. All methods raise BadEntity, CatalogError, CatalogConnectionError.
+    A name that is not a whole path means what ``EntityNames`` finds. Every call is confined to the tenant of its
+    entity. All methods raise BadEntity, CatalogError, CatalogConnectionError.
     """
 
     def __init__(
         self,
         catalog: Catalog,
-        hierarchy: Hierarchy,
+        names: EntityNames,
         now: Callable[[], datetime] = utc_now,
         on_change: Callable[[int], None] = lambda entries: None,
     ) -> None:
         """``on_change`` receives the number of entries that a call has moved or deleted."""
         self.catalog = catalog
-        self.hierarchy = hierarchy
+        self.names = names
         self._now = now
         self._on_change = on_change
 
-    def register_entity(self, entity: Entity | str) -> EntityRecord:
+    def register_entity(self, entity: EntityName) -> EntityRecord:
         """Register an entity and its ancestors; existing entities stay unchanged."""
-        node = self.hierarchy.entity(entity)
+        node = self.names.find(entity)
 
         def work(connection: Connection) -> EntityRecord | None:
             tenant = entity_tree.lock_tenant(connection, node, create=True)
@@ -63,49 +64,53 @@ class EntityRegistry:
         self, type: str, id: str, parents: Mapping[str, str] | None = None
     ) -> EntityRecord:
         """Register ``type:id`` below ``parents``, ``{level: id}``; missing levels get their defaults."""
-        return self.register_entity(self.hierarchy.named(type, id, parents))
+        return self.register_entity(self.names.hierarchy.named(type, id, parents))
 
-    def get_entity(self, entity: Entity | str) -> EntityRecord | None:
+    def get_entity(self, entity: EntityName) -> EntityRecord | None:
         """The record of an entity, or None."""
-        node = self.hierarchy.entity(entity)
+        node = self.names.find(entity)
         return self.catalog.read(lambda connection: entity_tree.find(connection, node))
 
     def list_entities(
         self,
-        within: Entity | str | None = None,
+        within: EntityName | None = None,
         type: str | None = None,
         *,
         limit: int = DEFAULT_LIMIT,
-        after: Entity | str | None = None,
+        after: EntityName | None = None,
     ) -> list[EntityRecord]:
         """Up to ``limit`` entities below ``within``, by default the root, ordered by path, starting after ``after``."""
-        top = self.hierarchy.root_entity if within is None else self.hierarchy.entity(within)
-        last = "" if after is None else self.hierarchy.entity(after).directory
+        if type is not None:
+            self.names.hierarchy.check_type(type)
+        top = self.names.root if within is None else self.names.find(within)
+        last = "" if after is None else self.names.find(after).directory
         return self.catalog.read(
             lambda connection: entity_tree.descendants(connection, top, type=type, after=last, limit=limit)
         )
 
-    def ancestors(self, entity: Entity | str) -> list[EntityRecord]:
+    def ancestors(self, entity: EntityName) -> list[EntityRecord]:
         """The ancestors of an entity, its parent first."""
-        node = self.hierarchy.entity(entity)
+        node = self.names.find(entity)
         return self.catalog.read(lambda connection: entity_tree.ancestors(connection, node))
 
     def descendants(
-        self, entity: Entity | str, type: str | None = None, max_depth: int | None = None
+        self, entity: EntityName, type: str | None = None, max_depth: int | None = None
     ) -> list[EntityRecord]:
         """All entities below an entity, ordered by path."""
-        node = self.hierarchy.entity(entity)
+        if type is not None:
+            self.names.hierarchy.check_type(type)
+        node = self.names.find(entity)
         return self.catalog.read(
             lambda connection: entity_tree.descendants(connection, node, type=type, max_depth=max_depth)
         )
 
-    def move_entity(self, entity: Entity | str, parent: Entity | str) -> Entity:
+    def move_entity(self, entity: EntityName, parent: EntityName) -> Entity:
         """Move an entity and its descendants below ``parent``; returns the entity with its new path.
 
         The parent must be of the next higher level and of the same tenant; it is registered if necessary. Blobs are not
         moved. Raises BadEntity, also if the new path already exists.
         """
-        source, above = self.hierarchy.entity(entity), self.hierarchy.entity(parent)
+        source, above = self.names.find_all([entity, parent])
         if above.tenant != source.tenant:
             raise BadEntity("An entity cannot move to another tenant", above.directory)
         if len(above.parts) != len(source.parts) - 1:
@@ -125,12 +130,12 @@ class EntityRegistry:
         self._on_change(self.catalog.write(work))
         return target
 
-    def delete_entity(self, entity: Entity | str, *, cascade: bool = False) -> int:
+    def delete_entity(self, entity: EntityName, *, cascade: bool = False) -> int:
         """Delete an entity and, with ``cascade``, all its descendants and entries; returns the number of entries.
 
         Raises BadEntity if it does not exist, or if it has descendants or entries and ``cascade`` is not set.
         """
-        node = self.hierarchy.entity(entity)
+        node = self.names.find(entity)
 
         def work(connection: Connection) -> int:
             tenant = entity_tree.lock_tenant(connection, node)

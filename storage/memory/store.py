@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogError, StorageError, UsageError
-from driftline.storage.hierarchy import Hierarchy
+from driftline.storage.hierarchy import EntityName, Hierarchy
 from driftline.storage.memory import upkeep
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import queries as entry_queries
@@ -25,7 +25,7 @@ from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, embedded_url
 from driftline.storage.memory.catalog.drafts import Drafts
 from driftline.storage.memory.catalog.entities import EntityRecord
-from driftline.storage.memory.catalog.queries import EntryRow, Scope
+from driftline.storage.memory.catalog.queries import EntryRow
 from driftline.storage.memory.catalog.values import (
     DEFAULT_CACHE_SECONDS,
     Blobs,
@@ -35,6 +35,7 @@ from driftline.storage.memory.catalog.values import (
 from driftline.storage.memory.closing import Closing
 from driftline.storage.memory.delta_watch import DeltaWatch
 from driftline.storage.memory.flush import Flusher
+from driftline.storage.memory.names import EntityNames
 from driftline.storage.memory.pages import Cursor, Page
 from driftline.storage.memory.reader import EntryReader, MemoryEntry
 from driftline.storage.memory.registry import DEFAULT_LIMIT, EntityRegistry, utc_now
@@ -56,7 +57,7 @@ class MemoryItem:
 
     key: str
     value: Any
-    entity: Entity | str
+    entity: EntityName
     metadata: Mapping[str, Any] | None = None
     expires_at: datetime | None = None
 
@@ -102,6 +103,7 @@ class MemoryStore:
         self.workspace = Workspace.open_for_writing(storage_uri, storage_options)
         self.catalog = Catalog(catalog_url or _embedded(self.workspace), pool_size)
         self.hierarchy = hierarchy or Hierarchy()
+        self.names = EntityNames(self.catalog, self.hierarchy)
         self._now = now
         self.catalog.prepare(self.workspace.config.workspace_id)
         self._inline_bytes = inline_bytes
@@ -111,7 +113,7 @@ class MemoryStore:
         self._search = MemorySearch(self.workspace.objects, embedder, self._reader.values) if embedder else None
         watch = DeltaWatch(self.workspace.objects, compaction_threshold, on_threshold) if on_threshold else None
         self._flusher = Flusher(self.catalog, self.workspace.objects, self._search, now, watch)
-        self._entities = EntityRegistry(self.catalog, self.hierarchy, now, self._flusher.notify)
+        self._entities = EntityRegistry(self.catalog, self.names, now, self._flusher.notify)
         self._closing = Closing(self, self._flusher, self._pool, self.catalog)
 
     def close(self) -> None:
@@ -135,7 +137,7 @@ class MemoryStore:
         self,
         key: str,
         value: Any,
-        entity: Entity | str,
+        entity: EntityName,
         metadata: Mapping[str, Any] | None = None,
         expires_at: datetime | None = None,
     ) -> None:
@@ -151,8 +153,8 @@ class MemoryStore:
         drafts: dict[Entity, Drafts] = defaultdict(Drafts)
 
         @cache
-        def place(owner: Entity | str) -> tuple[Drafts, str]:
-            entity = self.hierarchy.entity(owner)
+        def place(owner: EntityName) -> tuple[Drafts, str]:
+            entity = self.names.find(owner)
             return drafts[entity.tenant], entity.directory
 
         for item in items:
@@ -186,9 +188,9 @@ class MemoryStore:
         self._flusher.notify(number)
         return number
 
-    def delete(self, key: str, scope: Entity | str | None = None) -> bool:
+    def delete(self, key: str, scope: EntityName | None = None) -> bool:
         """Delete the entry of ``key``; returns whether ``scope`` had one."""
-        checked, visible = check_key(key), self._scope(scope)
+        checked, visible = check_key(key), self.names.scope(scope)
 
         def work(connection: Connection) -> int:
             tenant = entity_tree.lock_tenant(connection, visible.within)
@@ -200,7 +202,7 @@ class MemoryStore:
 
     # -- entities ----------------------------------------------------------------------------
 
-    def register_entity(self, entity: Entity | str) -> EntityRecord:
+    def register_entity(self, entity: EntityName) -> EntityRecord:
         """See ``EntityRegistry.register_entity``."""
         return self._entities.register_entity(entity)
 
@@ -210,36 +212,36 @@ class MemoryStore:
         """See ``EntityRegistry.register_entity_with_defaults``."""
         return self._entities.register_entity_with_defaults(type, id, parents)
 
-    def get_entity(self, entity: Entity | str) -> EntityRecord | None:
+    def get_entity(self, entity: EntityName) -> EntityRecord | None:
         """See ``EntityRegistry.get_entity``."""
         return self._entities.get_entity(entity)
 
     def list_entities(
         self,
-        within: Entity | str | None = None,
+        within: EntityName | None = None,
         type: str | None = None,
         *,
         limit: int = DEFAULT_LIMIT,
-        after: Entity | str | None = None,
+        after: EntityName | None = None,
     ) -> list[EntityRecord]:
         """See ``EntityRegistry.list_entities``."""
         return self._entities.list_entities(within, type, limit=limit, after=after)
 
-    def ancestors(self, entity: Entity | str) -> list[EntityRecord]:
+    def ancestors(self, entity: EntityName) -> list[EntityRecord]:
         """See ``EntityRegistry.ancestors``."""
         return self._entities.ancestors(entity)
 
     def descendants(
-        self, entity: Entity | str, type: str | None = None, max_depth: int | None = None
+        self, entity: EntityName, type: str | None = None, max_depth: int | None = None
     ) -> list[EntityRecord]:
         """See ``EntityRegistry.descendants``."""
         return self._entities.descendants(entity, type, max_depth)
 
-    def move_entity(self, entity: Entity | str, parent: Entity | str) -> Entity:
+    def move_entity(self, entity: EntityName, parent: EntityName) -> Entity:
         """See ``EntityRegistry.move_entity``."""
         return self._entities.move_entity(entity, parent)
 
-    def delete_entity(self, entity: Entity | str, *, cascade: bool = False) -> int:
+    def delete_entity(self, entity: EntityName, *, cascade: bool = False) -> int:
         """See ``EntityRegistry.delete_entity``."""
         return self._entities.delete_entity(entity, cascade=cascade)
 
@@ -255,25 +257,25 @@ class MemoryStore:
         self._flusher.notify(removed)
         return removed
 
-    def rebuild(self, within: Entity | str | None = None) -> dict[str, int]:
+    def rebuild(self, within: EntityName | None = None) -> dict[str, int]:
         """Rebuild the indexes at and below an entity from the catalog and, if it is a tenant, the tenant's vectors.
 
         Returns the number of entries in each index, by the entity's directory. Raises LeaseHeld while another process
         compacts or rebuilds the indexes.
         """
         self.flush()
-        top = self.hierarchy.root_entity if within is None else self.hierarchy.entity(within)
+        top = self.names.root if within is None else self.names.find(within)
         return upkeep.rebuild(self.catalog, self.workspace, self._search, top, self._now)
 
     # -- reading -----------------------------------------------------------------------------
 
-    def retrieve(self, key: str, scope: Entity | str | None = None) -> MemoryEntry | None:
+    def retrieve(self, key: str, scope: EntityName | None = None) -> MemoryEntry | None:
         """The entry of ``key``, or None if ``scope`` has none or it has expired."""
         return self.retrieve_batch([key], scope).get(key)
 
-    def retrieve_batch(self, keys: Iterable[str], scope: Entity | str | None = None) -> dict[str, MemoryEntry]:
+    def retrieve_batch(self, keys: Iterable[str], scope: EntityName | None = None) -> dict[str, MemoryEntry]:
         """The entries of ``keys`` within ``scope``, by key; blobs are read concurrently."""
-        checked, visible = [check_key(key) for key in keys], self._scope(scope)
+        checked, visible = [check_key(key) for key in keys], self.names.scope(scope)
         rows = self.catalog.read(lambda connection: entry_queries.get(connection, checked, visible, self._now()))
         return {entry.key: entry for entry in self._reader.entries(rows, visible)}
 
@@ -281,23 +283,25 @@ class MemoryStore:
         self,
         type: str,
         id: str,
-        *,
-        within: Entity | str | None = None,
         include_descendants: bool = True,
-        allowed_ancestors: Sequence[Entity | str] | None = None,
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        *,
+        within: EntityName | None = None,
+        allowed_ancestors: Sequence[EntityName] | None = None,
         cursor: str | None = None,
     ) -> Page[MemoryEntry]:
-        """A page of the entries of all entities ``type:id`` at or below ``within`` (the root), by owner and key.
+        """A page of the entries of the entity ``type:id``, by owner and key.
 
-        Several entities may have that name, for example in two projects. ``allowed_ancestors`` limits the entries to
-        those at or below one of these entities; an empty list allows nothing. ``cursor`` comes from the previous page;
-        unlike ``offset``, its cost does not grow with the position.
+        With ``within``, these are all entities of that name at or below it, for example in two projects.
+        ``allowed_ancestors`` limits the entries to those at or below one of these entities; an empty list allows
+        nothing. ``cursor`` comes from the previous page; unlike ``offset``, its cost does not grow with the position.
         """
         if limit < 0 or offset < 0:
             raise UsageError("limit and offset must not be negative", f"{limit}, {offset}")
-        visible, after = self._scope(within, allowed_ancestors), Cursor.parse(cursor)
+        top = self.names.home_of(type, id) if within is None else within
+        self.hierarchy.named(type, id)
+        visible, after = self.names.scope(top, allowed_ancestors), Cursor.parse(cursor)
         page = partial(entry_queries.page, include_descendants=include_descendants, after=after, offset=offset)
 
         def work(connection: Connection) -> tuple[list[EntryRow], int]:
@@ -317,9 +321,9 @@ class MemoryStore:
         self,
         query: str = "",
         metadata_filter: Mapping[str, Any] | None = None,
-        scope: Entity | str | None = None,
+        scope: EntityName | None = None,
         *,
-        allowed_ancestors: Sequence[Entity | str] | None = None,
+        allowed_ancestors: Sequence[EntityName] | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> list[MemoryEntry]:
         """The entries whose key contains every word of ``query`` and whose metadata matches, latest first.
@@ -327,7 +331,7 @@ class MemoryStore:
         All fields of the filter must match; a list matches any of its values; fields that are None are ignored. To
         search by meaning, use ``search_memory``.
         """
-        visible, fields = self._scope(scope, allowed_ancestors), check_fields(metadata_filter)
+        visible, fields = self.names.scope(scope, allowed_ancestors), check_fields(metadata_filter)
         rows = self.catalog.read(
             lambda connection: entry_queries.search(connection, query.split(), fields, visible, self._now(), limit)
         )
@@ -338,9 +342,9 @@ class MemoryStore:
         query: str,
         top_k: int = 5,
         filter: Mapping[str, Any] | None = None,
-        scope: Entity | str | None = None,
+        scope: EntityName | None = None,
         *,
-        allowed_ancestors: Sequence[Entity | str] | None = None,
+        allowed_ancestors: Sequence[EntityName] | None = None,
     ) -> list[MemoryHit[MemoryEntry]]:
         """The ``top_k`` entries whose text is nearest in meaning to ``query``, best first.
 
@@ -354,11 +358,11 @@ class MemoryStore:
             raise UsageError("top_k must not be negative", str(top_k))
         fields = check_fields(filter)
         entity = fields.pop("entity", None)
-        visible = self._scope(scope, allowed_ancestors)
+        visible = self.names.scope(scope, allowed_ancestors)
         places = [*([visible.allowed] if visible.allowed is not None else [])]
         if entity is not None:
             named = entity if isinstance(entity, list) else [entity]
-            places.append(tuple(self.hierarchy.entity(name) for name in named))
+            places.append(tuple(self.names.find_all(named)))
         if top_k and query.strip():
             self._flusher.settle()
 
@@ -372,10 +376,6 @@ class MemoryStore:
         return [MemoryHit(entry, score, rank) for rank, (entry, score) in enumerate(hits, start=1)]
 
     # -- inside ------------------------------------------------------------------------------
-
-    def _scope(self, scope: Entity | str | None, allowed: Sequence[Entity | str] | None = None) -> Scope:
-        within = self.hierarchy.root_entity if scope is None else self.hierarchy.entity(scope)
-        return Scope(within, None if allowed is None else tuple(self.hierarchy.entity(entity) for entity in allowed))
 
     def _write_blobs(self, drafts: Drafts) -> None:
         """Write the values that are too large to be inlined, concurrently."""

@@ -255,7 +255,9 @@ def test_the_same_name_under_two_parents_means_both_within_their_scope(filled: M
     assert filled.retrieve_by_entity("user", "alice", within=ACME).total_count == 15
     assert filled.retrieve_by_entity("session", "s1", within=ACME).total_count == 6
     assert filled.retrieve_by_entity("session", "s1", within="org:acme/project:beta").total_count == 3
-    assert filled.retrieve_by_entity("user", "nobody", within=ACME) == filled.retrieve_by_entity("user", "alice")
+    assert filled.retrieve_by_entity("user", "nobody", within=ACME) == filled.retrieve_by_entity("user", "nobody")
+    with pytest.raises(BadEntity, match="Several entities"):
+        filled.retrieve_by_entity("user", "alice")
 
 
 def test_allowed_ancestors_limit_and_an_empty_list_allows_nothing(filled: MemoryStore) -> None:

@@ -17,6 +17,7 @@ from driftline.storage.errors import BadEntity
 from driftline.storage.hierarchy import Hierarchy, is_within, lineage
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.tables import closure, entities, owners
+from driftline.storage.memory.names import EntityNames
 from driftline.storage.memory.registry import EntityRegistry
 
 NAMES = st.sampled_from(["a", "b", "a/b", "á"])
@@ -38,7 +39,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="driftline-tree-"))
         shutil.copy(template, self.directory / "catalog.sqlite")
         self.catalog = Catalog(f"sqlite:///{self.directory / 'catalog.sqlite'}")
-        self.registry = EntityRegistry(self.catalog, Hierarchy())
+        self.registry = EntityRegistry(self.catalog, EntityNames(self.catalog, Hierarchy()))
         self.tree: set[Entity] = set()
 
     @rule(entity=some_entity())

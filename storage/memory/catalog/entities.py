@@ -77,6 +77,15 @@ def find(connection: Connection, entity: Entity) -> EntityRecord | None:
     return _record(row) if row is not None else None
 
 
+def named(connection: Connection, type: str, name: str, tenant: Entity | None = None) -> list[Entity]:
+    """The entities of this type and name, in ``tenant`` or in all tenants, sorted by directory."""
+    query = sa.select(entities.c.path).where(entities.c.type == type, entities.c.name == name).order_by(entities.c.path)
+    if tenant is not None:
+        of_tenant = sa.select(tenants.c.id).where(tenants.c.path == tenant.directory)
+        query = query.where(entities.c.tenant_id == of_tenant.scalar_subquery())
+    return [Entity.of_directory(path) for path in connection.execute(query).scalars()]
+
+
 def all_tenants(connection: Connection) -> list[Entity]:
     """All tenants, including those without entities, sorted by name."""
     return [

@@ -1,0 +1,331 @@
+"""The arguments of actions: values from templates become what the action means, and errors name the argument.
+
+An action declares its arguments by annotations with a ``Kind``: ``top_k: Count = 10``, ``paths: Names | None = None``.
+``Parameters.of(action).read(positional, named)`` then gives its keyword arguments:
+
+- scalars become text where text is meant, and text becomes numbers, booleans and times;
+- JSON text becomes a list or a mapping where one is meant;
+- None and blank text mean the default of an optional argument (not of ``Anything``, which is the user's value);
+- positional arguments fill the declared arguments in their order;
+- what engines pass of their own (``ENGINE_ARGUMENTS``, names that begin with ``_``, objects that no YAML can hold) is
+  dropped, and any other unknown name is an error that names the nearest.
+
+Parameters without a Kind (``state``, handles) are not arguments: ``read`` passes them on by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from types import MappingProxyType
+from typing import Annotated, Any, Self, TypeAlias, get_args, get_type_hints
+
+from driftline.storage.errors import UsageError
+
+ENGINE_ARGUMENTS = frozenset(
+    {"state", "engine", "node", "node_name", "graph", "config", "parallel_results", "run_id", "thread_id"}
+    | {"checkpoint", "checkpoint_dir", "checkpointer"}
+)
+"""What engines pass to every action besides its own arguments."""
+MAX_NUMBER = 2**31 - 1
+"""Limit of whole numbers: more results than that do not exist."""
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,40}(\.0*)?")
+_UNUSABLE = re.compile("[\x00\ud800-\udfff]")
+_FLAGS: Mapping[str, bool] = MappingProxyType(
+    dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+)
+_SHOWN_CHARACTERS = 60
+
+
+class Unfit(ValueError):
+    """A value that an argument cannot take; the message says what it takes: "must be ..."."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an argument takes. ``read`` converts a value or raises Unfit; blank text is a value if ``keeps_blank``."""
+
+    read: Callable[[object], Any]
+    keeps_blank: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The declared arguments of an action, in their order, and its parameters that are none."""
+
+    kinds: Mapping[str, Kind]
+    required: frozenset[str]
+    others: frozenset[str]
+
+    @classmethod
+    def of(cls, action: Callable[..., Any]) -> Self:
+        """The parameters of ``action``, by their annotations."""
+        hints = get_type_hints(action, include_extras=True)
+        parameters = inspect.signature(action).parameters
+        found = {name: _kind_in(hints.get(name)) for name in parameters}
+        kinds = {name: kind for name, kind in found.items() if kind is not None}
+        required = {name for name in kinds if parameters[name].default is inspect.Parameter.empty}
+        return cls(kinds, frozenset(required), frozenset(parameters) - set(kinds))
+
+    def read(self, positional: Sequence[object], named: Mapping[str, object]) -> dict[str, Any]:
+        """The keyword arguments of a call. Raises UsageError, which names every argument that is wrong."""
+        given, problems = self._named(positional, named)
+        result: dict[str, Any] = {name: value for name, value in named.items() if name in self.others}
+        for name, kind in self.kinds.items():
+            value = given.get(name)
+            if name not in given or (_is_blank(value, name in self.required) and not kind.keeps_blank):
+                if name in self.required:
+                    problems.append(f"{name} is missing")
+                continue
+            try:
+                result[name] = kind.read(value)
+            except Unfit as error:
+                problems.append(f"{name} {error}, not {shown(value)}")
+        if problems:
+            raise UsageError("; ".join(problems))
+        return result
+
+    def _named(self, positional: Sequence[object], named: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
+        """The arguments by name, and what is wrong with their names."""
+        given = dict(zip(self.kinds, positional, strict=False))
+        problems = [f"{name} is given twice" for name in given if name in named]
+        if len(positional) > len(self.kinds):
+            problems.append(
+                f"{len(positional)} positional arguments are more than the {len(self.kinds)} that there are"
+            )
+        for name, value in named.items():
+            if name in self.kinds:
+                given[name] = value
+            elif name not in self.others and not _is_of_the_engine(name, value):
+                problems.append(self._unknown(name))
+        return given, problems
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name.strip("_"), self.kinds, 1) or difflib.get_close_matches(
+            name, self.kinds, 1
+        )
+        advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.kinds)}"
+        return f"there is no argument {shown(name)}: {advice}"
+
+
+def shown(value: object) -> str:
+    """``value`` as an error shows it: short, and printable."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        text = f"a very large {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+
+
+def _kind_in(hint: Any) -> Kind | None:
+    """The Kind in an annotation, also inside of ``... | None``."""
+    own = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Kind)), None)
+    return own or next((kind for each in get_args(hint) if (kind := _kind_in(each)) is not None), None)
+
+
+def _is_blank(value: object, is_required: bool) -> bool:
+    """Whether ``value`` is none; blank text is one where an argument is required, and its Kind judges it."""
+    return value is None or (not is_required and isinstance(value, str) and not value.strip())
+
+
+def _is_of_the_engine(name: str, value: object) -> bool:
+    data = (str, int, float, list, tuple, Mapping, date, time, os.PathLike)
+    return name in ENGINE_ARGUMENTS or name.startswith("_") or not (value is None or isinstance(value, data))
+
+
+# -- text ------------------------------------------------------------------------------------
+
+
+def text(value: object) -> str:
+    """Text, a path, or a scalar as YAML writes it. Raises Unfit."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, bool):
+        value = "true" if value else "false"
+    elif isinstance(value, date | time):
+        value = value.isoformat()
+    elif isinstance(value, int | float):
+        try:
+            value = str(value)
+        except ValueError as error:
+            raise Unfit("must be text") from error
+    if not isinstance(value, str):
+        raise Unfit("must be text")
+    if _UNUSABLE.search(value):
+        raise Unfit("must not contain NUL or unpaired surrogates")
+    return value
+
+
+def name(value: object) -> str:
+    """Text that is not empty. Raises Unfit."""
+    found = text(value)
+    if not found:
+        raise Unfit("must not be empty")
+    return found
+
+
+def query(value: object) -> str:
+    """Text that is not blank. Raises Unfit."""
+    found = text(value)
+    if not found.strip():
+        raise Unfit("must not be blank")
+    return found
+
+
+def names(value: object) -> list[str]:
+    """One name, a list of names, or JSON text of a list. Raises Unfit."""
+    value = _parsed(value, list)
+    if isinstance(value, Mapping):
+        raise Unfit("must be a name or a list of names")
+    return [name(each) for each in value] if isinstance(value, list | tuple) else [name(value)]
+
+
+def some_names(value: object) -> list[str]:
+    """``names``, at least one. Raises Unfit."""
+    found = names(value)
+    if not found:
+        raise Unfit("must name at least one")
+    return found
+
+
+def version(value: object) -> str:
+    """Numbers with dots between them. Raises Unfit."""
+    found = text(value).strip()
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", found):
+        raise Unfit("must be a version such as 1.5.1")
+    return found
+
+
+# -- numbers, booleans, times ----------------------------------------------------------------
+
+
+def whole(at_least: int) -> Callable[[object], int]:
+    """Reads a whole number from ``at_least`` to MAX_NUMBER, which may be text."""
+
+    def read(value: object) -> int:
+        if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+            value = int(value.strip().partition(".")[0])
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise Unfit("must be a whole number")
+        if not at_least <= value <= MAX_NUMBER:
+            raise Unfit(f"must be from {at_least} to {MAX_NUMBER:,}")
+        return value
+
+    return read
+
+
+def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> Callable[[object], float]:
+    """Reads a finite number in these bounds, which may be text; ``above`` excludes the lower bound."""
+    low = f"more than {at_least:g}" if above else f"at least {at_least:g}"
+    wanted = f"a number of {low}" if at_most == math.inf else f"a number from {at_least:g} to {at_most:g}"
+
+    def read(value: object) -> float:
+        try:
+            found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+        except (ValueError, OverflowError):
+            found = math.nan
+        if not (math.isfinite(found) and at_least <= found <= at_most) or (above and found == at_least):
+            raise Unfit(f"must be {wanted}")
+        return found
+
+    return read
+
+
+def flag(value: object) -> bool:
+    """A boolean, or the text or number that stands for one. Raises Unfit."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    if isinstance(value, str) and value.strip().lower() in _FLAGS:
+        return _FLAGS[value.strip().lower()]
+    raise Unfit("must be true or false")
+
+
+def moment(value: object) -> datetime:
+    """A time with its zone; UTC is meant where none is named, and midnight by a date. Raises Unfit."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.strip())
+        except ValueError as error:
+            raise Unfit("must be a date or a time in ISO 8601") from error
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime.combine(value, time())
+    if not isinstance(value, datetime):
+        raise Unfit("must be a date or a time in ISO 8601")
+    return value if value.utcoffset() is not None else value.replace(tzinfo=UTC)
+
+
+# -- mappings and entities -------------------------------------------------------------------
+
+
+def fields(value: object) -> Mapping[str, Any]:
+    """A mapping, or JSON text of one. Raises Unfit."""
+    found = _parsed(value, dict)
+    if not isinstance(found, Mapping):
+        raise Unfit("must be a mapping, or JSON text of one")
+    return found
+
+
+def entity(value: object) -> str | tuple[str, str]:
+    """The path of an entity, or its type and id as a pair, also as JSON text. Raises Unfit."""
+    value = _parsed(value, list)
+    if not isinstance(value, list | tuple):
+        return name(value)
+    if len(value) != 2:
+        raise Unfit("must be an entity: type:id, a path of these, or the pair [type, id]")
+    return name(value[0]), name(value[1])
+
+
+def entities(value: object) -> list[str | tuple[str, str]]:
+    """Entities, or one. Raises Unfit."""
+    value = _parsed(value, list)
+    if not isinstance(value, list | tuple) or _is_pair(value):
+        return [entity(value)]
+    return [entity(each) for each in value]
+
+
+def _is_pair(value: Sequence[object]) -> bool:
+    """Whether a list is one entity: the path of another would hold a colon."""
+    return len(value) == 2 and isinstance(value[0], str) and not any(c in value[0] for c in ":[")
+
+
+def _parsed(value: object, wanted: type) -> object:
+    """What JSON text stands for if that is a ``wanted``; anything else is itself."""
+    if not isinstance(value, str) or not value.lstrip().startswith("[" if wanted is list else "{"):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return found if isinstance(found, wanted) else value
+
+
+# -- what actions declare --------------------------------------------------------------------
+
+Anything: TypeAlias = Annotated[Any, Kind(lambda value: value, keeps_blank=True)]
+Text: TypeAlias = Annotated[str, Kind(text)]
+Name: TypeAlias = Annotated[str, Kind(name)]
+Names: TypeAlias = Annotated[list[str], Kind(names)]
+SomeNames: TypeAlias = Annotated[list[str], Kind(some_names)]
+Query: TypeAlias = Annotated[str, Kind(query)]
+Version: TypeAlias = Annotated[str, Kind(version)]
+Count: TypeAlias = Annotated[int, Kind(whole(0))]
+Positive: TypeAlias = Annotated[int, Kind(whole(1))]
+Distance: TypeAlias = Annotated[float, Kind(real(0, 2))]
+Seconds: TypeAlias = Annotated[float, Kind(real(0, above=True))]
+Flag: TypeAlias = Annotated[bool, Kind(flag)]
+Moment: TypeAlias = Annotated[datetime, Kind(moment)]
+Fields: TypeAlias = Annotated[Mapping[str, Any], Kind(fields)]
+EntityName: TypeAlias = Annotated[str | tuple[str, str], Kind(entity)]
+EntityNames: TypeAlias = Annotated[list[str | tuple[str, str]], Kind(entities)]

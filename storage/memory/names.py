@@ -1,0 +1,84 @@
+"""What the name of an entity means in a memory store: the registered entity of that name, or else one with defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy.engine import Connection
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity
+from driftline.storage.hierarchy import EntityName, Hierarchy, Parts
+from driftline.storage.memory.catalog import entities as entity_tree
+from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.catalog.queries import Scope
+
+_SHOWN = 5
+
+
+class EntityNames:
+    """Looks names up in the catalog.
+
+    A path that names every level from the first one on means itself. Of any other name, the longest part that is
+    registered counts: ``user:alice/session:new`` lies below the registered ``user:alice``. What is not registered gets
+    the levels of the root, and defaults. With a configured root, names are looked up in its tenant, else in all of
+    them. Methods raise BadEntity, CatalogError, CatalogConnectionError.
+    """
+
+    def __init__(self, catalog: Catalog, hierarchy: Hierarchy) -> None:
+        self.hierarchy = hierarchy
+        self._catalog = catalog
+
+    @property
+    def root(self) -> Entity:
+        """The entity that is meant where none is named."""
+        return self.hierarchy.root_entity
+
+    def find(self, name: EntityName) -> Entity:
+        """The entity that ``name`` means. Raises BadEntity if several registered ones have that name."""
+        return self.find_all([name])[0]
+
+    def find_all(self, names: Iterable[EntityName]) -> list[Entity]:
+        """The entities that ``names`` mean, in their order."""
+        parsed = [self.hierarchy.parts(name) for name in names]
+        short = {parts for parts in parsed if not self.hierarchy.is_complete(parts)}
+        found: dict[Parts, Entity] = {}
+        if short:
+            found = self._catalog.read(lambda connection: {parts: self._look_up(connection, parts) for parts in short})
+        return [found.get(parts) or self.hierarchy.complete(parts) for parts in parsed]
+
+    def home_of(self, type: str, id: str) -> Entity:
+        """Where the entity ``type:id`` is to be read: the root if one is configured, else the tenant of the entity."""
+        found = self.find((type, id))
+        return self.root if self.hierarchy.root else found.tenant
+
+    def scope(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope:
+        """What a call may see: what lies at or below ``within``, the root by default, and one of ``allowed``."""
+        named = [*([] if within is None else [within]), *(allowed or ())]
+        found = self.find_all(named)
+        top = self.root if within is None else found.pop(0)
+        return Scope(top, None if allowed is None else tuple(found))
+
+    def _look_up(self, connection: Connection, parts: Parts) -> Entity:
+        checked = self.hierarchy.complete(parts)
+        tenant = self.root.tenant if self.hierarchy.root else None
+        for length in range(len(parts), 0, -1):
+            known, rest = parts[:length], parts[length:]
+            if self.hierarchy.is_complete(known):
+                break
+            registered = [
+                entity
+                for entity in entity_tree.named(connection, *known[-1], tenant)
+                if set(known) <= set(entity.parts)
+            ]
+            if len(registered) > 1:
+                paths = [entity.directory for entity in registered]
+                more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+                raise BadEntity(
+                    "Several entities have this name",
+                    "/".join(f"{type}:{id}" for type, id in known),
+                    f"Name one of them by its path: {', '.join(paths[:_SHOWN])}{more}.",
+                )
+            if registered:
+                return self.hierarchy.complete((*registered[0].parts, *rest))
+        return checked
