@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
-from functools import cache, partial
-from itertools import chain
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CatalogError, StorageError, UsageError
+from driftline.storage.errors import UsageError
 from driftline.storage.hierarchy import EntityName, Hierarchy
 from driftline.storage.memory import upkeep
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import queries as entry_queries
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, embedded_url
-from driftline.storage.memory.catalog.drafts import Drafts
 from driftline.storage.memory.catalog.entities import EntityRecord
 from driftline.storage.memory.catalog.queries import EntryRow
 from driftline.storage.memory.catalog.values import (
@@ -40,26 +35,16 @@ from driftline.storage.memory.pages import Cursor, Page
 from driftline.storage.memory.reader import EntryReader, MemoryEntry
 from driftline.storage.memory.registry import DEFAULT_LIMIT, EntityRegistry, utc_now
 from driftline.storage.memory.search import MemoryHit, MemorySearch
+from driftline.storage.memory.writer import EntryWriter, MemoryItem
 from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
+
+__all__ = ["MemoryItem", "MemoryStore"]
 
 DEFAULT_INLINE_BYTES = 1_024
 DEFAULT_COMPACTION_THRESHOLD = 100
 DEFAULT_THREADS = 8
 """Blobs read or written at once; in a bucket, each waits for a round trip."""
-MAX_COMMIT_SECONDS = 1_800.0
-"""Cleanup may delete a blob without an entry after an hour, so the transaction must refer to it well before that."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryItem:
-    """One entry for ``store_many``."""
-
-    key: str
-    value: Any
-    entity: EntityName
-    metadata: Mapping[str, Any] | None = None
-    expires_at: datetime | None = None
 
 
 class MemoryStore:
@@ -106,7 +91,6 @@ class MemoryStore:
         self.names = EntityNames(self.catalog, self.hierarchy)
         self._now = now
         self.catalog.prepare(self.workspace.config.workspace_id)
-        self._inline_bytes = inline_bytes
         self._blobs = Blobs(self.workspace.objects, cache_seconds)
         self._pool = ThreadPoolExecutor(threads, "driftline-memory")
         self._reader = EntryReader(self.catalog, self._blobs, self._pool, now)
@@ -114,6 +98,7 @@ class MemoryStore:
         watch = DeltaWatch(self.workspace.objects, compaction_threshold, on_threshold) if on_threshold else None
         self._flusher = Flusher(self.catalog, self.workspace.objects, self._search, now, watch)
         self._entities = EntityRegistry(self.catalog, self.names, now, self._flusher.notify)
+        self._writer = EntryWriter(self.catalog, self.names, self._blobs, self._pool, inline_bytes, now)
         self._closing = Closing(self, self._flusher, self._pool, self.catalog)
 
     def close(self) -> None:
@@ -149,42 +134,7 @@ class MemoryStore:
 
     def store_many(self, items: Iterable[MemoryItem]) -> int:
         """Store ``items`` in one transaction; returns the number of entries. For each key, the last item wins."""
-        self.catalog.check_open()
-        drafts: dict[Entity, Drafts] = defaultdict(Drafts)
-
-        @cache
-        def place(owner: EntityName) -> tuple[Drafts, str]:
-            entity = self.names.find(owner)
-            return drafts[entity.tenant], entity.directory
-
-        for item in items:
-            draft, path = place(item.entity)
-            draft.add(item.key, item.value, path, item.metadata, item.expires_at, self._inline_bytes)
-        by_tenant = {tenant: some.latest() for tenant, some in drafts.items()}
-        started = time.monotonic()
-        for each in by_tenant.values():
-            self._write_blobs(each)
-        number = sum(map(len, by_tenant.values()))
-
-        def work(connection: Connection) -> None:
-            for owner in sorted(by_tenant):  # a fixed order avoids deadlocks between transactions
-                tenant = entity_tree.lock_tenant(connection, owner, create=True)
-                assert tenant is not None
-                entry_rows.put(connection, tenant, by_tenant[owner], self._now())
-            if time.monotonic() - started > MAX_COMMIT_SECONDS:
-                raise StorageError(
-                    f"Storing took more than {MAX_COMMIT_SECONDS / 60:.0f} minutes, and cleanup may delete its blobs",
-                    "",
-                    "Try again.",
-                )
-
-        if by_tenant:
-            try:
-                self.catalog.write(work)
-            except CatalogError as error:
-                paths = chain.from_iterable(each.blob_path for each in by_tenant.values())
-                error.blob_paths = tuple(path for path in paths if path)
-                raise
+        number = self._writer.write(items)
         self._flusher.notify(number)
         return number
 
@@ -374,19 +324,6 @@ class MemoryStore:
         entries = {entry.key: entry for entry in self._reader.entries([row for row, _ in nearest], visible)}
         hits = [(entries[row.key], score) for row, score in nearest if row.key in entries]
         return [MemoryHit(entry, score, rank) for rank, (entry, score) in enumerate(hits, start=1)]
-
-    # -- inside ------------------------------------------------------------------------------
-
-    def _write_blobs(self, drafts: Drafts) -> None:
-        """Write the values that are too large to be inlined, concurrently."""
-        positions = [position for position, data in enumerate(drafts.inline) if data is None]
-
-        def write(position: int) -> str:
-            key = drafts.key[position]
-            return self._blobs.write(drafts.path[position], key, drafts.large[key])
-
-        for position, path in zip(positions, self._pool.map(write, positions), strict=True):
-            drafts.blob_path[position] = path
 
 
 def _embedded(workspace: Workspace) -> str:

@@ -1,0 +1,119 @@
+"""Storing entries: their blobs first, then one transaction of the catalog for all of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from sqlalchemy.engine import Connection
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CatalogError, StorageError
+from driftline.storage.hierarchy import EntityName
+from driftline.storage.memory.catalog import entities as entity_tree
+from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.catalog.drafts import Drafts
+from driftline.storage.memory.catalog.values import Blobs
+from driftline.storage.memory.names import EntityNames
+
+MAX_COMMIT_SECONDS = 1_800.0
+"""Cleanup may delete a blob without an entry after an hour, so the transaction must refer to it well before that."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryItem:
+    """One entry for ``store_many``."""
+
+    key: str
+    value: Any
+    entity: EntityName
+    metadata: Mapping[str, Any] | None = None
+    expires_at: datetime | None = None
+
+
+class EntryWriter:
+    """Writes entries to blobs and catalog; ``pool`` writes blobs concurrently."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        names: EntityNames,
+        blobs: Blobs,
+        pool: ThreadPoolExecutor,
+        inline_bytes: int,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._catalog = catalog
+        self._names = names
+        self._blobs = blobs
+        self._pool = pool
+        self._inline_bytes = inline_bytes
+        self._now = now
+
+    def write(self, items: Iterable[MemoryItem]) -> int:
+        """Store ``items`` in one transaction; returns the number of entries. For each key, the last item wins.
+
+        Raises BadEntity, BadEntry, StorageError, and CatalogError with the paths of the blobs written in vain.
+        """
+        self._catalog.check_open()
+        by_tenant = self._drafted(items)
+        started = time.monotonic()
+        for drafts in by_tenant.values():
+            self._write_blobs(drafts)
+        if by_tenant:
+            try:
+                self._catalog.write(lambda connection: self._put(connection, by_tenant, started))
+            except CatalogError as error:
+                paths = chain.from_iterable(drafts.blob_path for drafts in by_tenant.values())
+                error.blob_paths = tuple(path for path in paths if path)
+                for path in error.blob_paths:
+                    _log.warning("The catalog failed, so that cleanup will delete this memory blob: %s", path)
+                raise
+        return sum(map(len, by_tenant.values()))
+
+    def _drafted(self, items: Iterable[MemoryItem]) -> dict[Entity, Drafts]:
+        drafts: dict[Entity, Drafts] = defaultdict(Drafts)
+
+        @cache
+        def place(owner: EntityName) -> tuple[Drafts, str]:
+            entity = self._names.find(owner)
+            return drafts[entity.tenant], entity.directory
+
+        for item in items:
+            draft, path = place(item.entity)
+            draft.add(item.key, item.value, path, item.metadata, item.expires_at, self._inline_bytes)
+        return {tenant: some.latest() for tenant, some in drafts.items()}
+
+    def _write_blobs(self, drafts: Drafts) -> None:
+        """Write the values that are too large to be inlined, concurrently."""
+        positions = [position for position, data in enumerate(drafts.inline) if data is None]
+
+        def write(position: int) -> str:
+            key = drafts.key[position]
+            return self._blobs.write(drafts.path[position], key, drafts.large[key])
+
+        for position, path in zip(positions, self._pool.map(write, positions), strict=True):
+            drafts.blob_path[position] = path
+
+    def _put(self, connection: Connection, by_tenant: Mapping[Entity, Drafts], started: float) -> None:
+        for owner in sorted(by_tenant):  # a fixed order avoids deadlocks between transactions
+            tenant = entity_tree.lock_tenant(connection, owner, create=True)
+            assert tenant is not None
+            entry_rows.put(connection, tenant, by_tenant[owner], self._now())
+        if time.monotonic() - started > MAX_COMMIT_SECONDS:
+            raise StorageError(
+                f"Storing took more than {MAX_COMMIT_SECONDS / 60:.0f} minutes, and cleanup may delete its blobs",
+                "",
+                "Try again.",
+            )
