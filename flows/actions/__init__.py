@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from driftline.flows.actions import memory, search
-from driftline.flows.actions.calls import bind
-from driftline.flows.actions.handles import Handles, close_with
+from driftline.flows.actions.registering import chosen
+from driftline.storage.hierarchy import EntityName
 
 __all__ = ["register_actions"]
 
 
-def register_actions(registry: Any, engine: Any = None, *, home: str | None = None) -> None:
-    """Register every action under its name and under ``actions.`` with an underscore; existing names stay.
+def register_actions(
+    registry: Any,
+    engine: Any = None,
+    *,
+    home: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    within: EntityName | None = None,
+    only: Collection[str] | str | None = None,
+    replace: bool = False,
+) -> None:
+    """Register actions under their names and under ``actions.`` with an underscore.
 
     ``registry`` is a mutable mapping, or has ``register(name, function)`` and ``in`` or ``get``. The actions share open
-    handles, which close with ``engine`` (handles.CLOSE_HOOKS). ``home`` holds workspaces with plain names.
+    handles, which close with ``engine`` (handles.CLOSE_HOOKS). ``home`` holds workspaces with plain names; ``settings``
+    are those of the agent, by default the engine's, whose ``ltm`` configures the memory; ``within`` is the only entity
+    whose memory the actions see. ``only`` names actions or the groups ``search`` and ``memory``. Existing names stay,
+    and so do names that the engine resolves to its own actions, unless ``replace``. Raises UsageError.
     """
-    handles = Handles(home)
-    bind(registry, search.ACTIONS, handles=handles)
-    close_with(engine, handles.close)
-    memory.register(registry, engine)
+    names = chosen(only, {"search": search.ACTIONS, "memory": memory.MEMORY_ACTIONS})
+    if names & set(search.ACTIONS):
+        search.register_actions(registry, engine, home=home, only=names, replace=replace)
+    if names & set(memory.MEMORY_ACTIONS):
+        memory.register_actions(registry, engine, settings=settings, within=within, only=names, replace=replace)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from driftline.flows.actions.arguments import Parameters
@@ -83,35 +83,6 @@ def action(function: Action, on_failure: Mapping[str, Any] | None = None) -> Act
         return {"success": False, **failure, **(on_failure or {})}
 
     return call
-
-
-def bind(registry: Any, actions: Mapping[str, Action], **given: Any) -> None:
-    """Put ``actions`` into ``registry`` with the arguments ``given``; names that are there already stay.
-
-    Each is there twice: by its name, and as ``actions.`` and its name with an underscore.
-    """
-    for name, function in actions.items():
-        bound = _bound(function, given)
-        for known_as in (name, f"actions.{name.replace('.', '_')}"):
-            if not _holds(registry, known_as):
-                if isinstance(registry, MutableMapping):
-                    registry[known_as] = bound
-                else:
-                    registry.register(known_as, bound)
-
-
-def _bound(function: Action, given: Mapping[str, Any]) -> Action:
-    @functools.wraps(function)
-    def call(*positional: Any, **named: Any) -> Result:
-        return function(*positional, **{**named, **given})
-
-    return call
-
-
-def _holds(registry: Any, name: str) -> bool:
-    if hasattr(registry, "__contains__"):
-        return name in registry
-    return hasattr(registry, "get") and registry.get(name) is not None
 
 
 def _comes_from_lance(error: Exception) -> bool:

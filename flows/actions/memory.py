@@ -1,39 +1,52 @@
 """Actions for memory: ``ltm.store``, ``ltm.retrieve``, ``ltm.retrieve_by_entity``, ``ltm.delete``, ``ltm.search`` and
 ``memory.search``.
 
-They share one store, set up by ``$LTM_CONFIG`` and the environment (flows/config/memory_settings.py), opened at the
-first call and closed with the engine.
+They share one store, set up by the agent's ``settings.ltm`` or ``$LTM_CONFIG`` and by the environment
+(flows/config/memory_settings.py), opened at the first call and closed with the engine.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from driftline.flows.actions.arguments import (
     Anything,
     Count,
-    EntityName,
-    EntityNames,
+    Entities,
     Fields,
     Flag,
     Moment,
     Name,
+    OneEntity,
     Query,
     Text,
 )
-from driftline.flows.actions.calls import Action, Result, action, bind
+from driftline.flows.actions.calls import Action, Result, action
 from driftline.flows.actions.handles import close_with
+from driftline.flows.actions.registering import bind
+from driftline.storage.hierarchy import EntityName
 
 if TYPE_CHECKING:
     from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
 
 
-class MemoryHandle:
-    """The store that the actions share."""
+BACKEND = "hierarchical"
+_SETTINGS = ("settings", "config", "_config")
+"""Attributes under which engines keep the settings of their agent, or its whole document."""
 
-    def __init__(self) -> None:
+
+class MemoryHandle:
+    """The store that the actions share; ``settings`` gives the section ``ltm`` of the agent at the first call."""
+
+    def __init__(
+        self, settings: Callable[[], Mapping[str, Any] | None] = lambda: None, within: EntityName | None = None
+    ) -> None:
+        self._settings = settings
+        self._within = within
         self._lock = threading.Lock()
         self._backend: HierarchicalLTMBackend | None = None
 
@@ -43,7 +56,7 @@ class MemoryHandle:
 
         with self._lock:
             if self._backend is None:
-                self._backend = create_ltm_backend()
+                self._backend = create_ltm_backend(settings=self._settings())
             return self._backend
 
     def close(self) -> None:
@@ -54,13 +67,36 @@ class MemoryHandle:
             backend.close()
 
 
+def _settings_of(engine: Any) -> Callable[[], Mapping[str, Any] | None]:
+    """What looks up ``settings.ltm`` of the agent that ``engine`` runs, as far as it shows it, and keeps none alive."""
+    try:
+        running = weakref.ref(engine)
+    except TypeError:  # None, or an object that cannot be watched, and shows nothing
+        return lambda: None
+
+    def look() -> Mapping[str, Any] | None:
+        shown = (getattr(running(), name, None) for name in _SETTINGS)
+        return next((found for each in shown if (found := ltm_section(each)) is not None), None)
+
+    return look
+
+
+def ltm_section(settings: object) -> Mapping[str, Any] | None:
+    """The section ``ltm`` of an agent's settings, or of its whole document; None if it is for another backend."""
+    inner = settings.get("settings", settings) if isinstance(settings, Mapping) else None
+    section = inner.get("ltm") if isinstance(inner, Mapping) else None
+    if not isinstance(section, Mapping) or section.get("backend", BACKEND) != BACKEND:
+        return None
+    return section
+
+
 @action
 def ltm_store(
     state: Any,
     memory: MemoryHandle,
     key: Text,
     value: Anything,
-    entity: EntityName | None = None,
+    entity: OneEntity | None = None,
     metadata: Fields | None = None,
     expires_at: Moment | None = None,
 ) -> Result:
@@ -69,9 +105,15 @@ def ltm_store(
 
 
 @action
-def ltm_retrieve(state: Any, memory: MemoryHandle, key: Text, entity: EntityName | None = None) -> Result:
-    """One entry: ``{found, entry, value}``."""
-    return memory.backend().retrieve(key, entity)
+def ltm_retrieve(
+    state: Any, memory: MemoryHandle, key: Text, entity: OneEntity | None = None, default: Anything = None
+) -> Result:
+    """One entry: ``{found, entry, value, metadata}``; ``value`` is ``default`` where there is none."""
+    answer = memory.backend().retrieve(key, entity)
+    if answer["success"]:
+        entry = answer["entry"] or {"value": default, "metadata": None}
+        answer |= {"value": entry["value"], "metadata": entry["metadata"]}
+    return answer
 
 
 @action
@@ -81,11 +123,11 @@ def ltm_retrieve_by_entity(
     entity_type: Name,
     entity_id: Name,
     include_descendants: Flag = True,
-    allowed_ancestors: EntityNames | None = None,
+    allowed_ancestors: Entities | None = None,
     limit: Count = 1_000,
     offset: Count = 0,
     cursor: Text | None = None,
-    within: EntityName | None = None,
+    within: OneEntity | None = None,
 ) -> Result:
     """The entries of an entity: ``{entries, total_count, has_more, cursor}``."""
     return memory.backend().retrieve_by_entity(
@@ -94,7 +136,7 @@ def ltm_retrieve_by_entity(
 
 
 @action
-def ltm_delete(state: Any, memory: MemoryHandle, key: Text, entity: EntityName | None = None) -> Result:
+def ltm_delete(state: Any, memory: MemoryHandle, key: Text, entity: OneEntity | None = None) -> Result:
     """Delete an entry: ``{deleted}``."""
     return memory.backend().delete(key, entity)
 
@@ -105,12 +147,15 @@ def ltm_search(
     memory: MemoryHandle,
     query: Text = "",
     metadata_filter: Fields | None = None,
-    entity: EntityName | None = None,
-    allowed_ancestors: EntityNames | None = None,
+    entity: OneEntity | None = None,
+    allowed_ancestors: Entities | None = None,
     limit: Count = 1_000,
 ) -> Result:
-    """Entries by the words of their keys and by their metadata: ``{entries}``."""
-    return memory.backend().search(query, metadata_filter, entity, allowed_ancestors, limit)
+    """Entries by the words of their keys and by their metadata: ``{entries, results, count}``, the first two alike."""
+    answer = memory.backend().search(query, metadata_filter, entity, allowed_ancestors, limit)
+    if answer["success"]:
+        answer |= {"results": answer["entries"], "count": len(answer["entries"])}
+    return answer
 
 
 @action
@@ -120,8 +165,8 @@ def memory_search(
     query: Query,
     top_k: Count = 5,
     filter: Fields | None = None,
-    entity: EntityName | None = None,
-    allowed_ancestors: EntityNames | None = None,
+    entity: OneEntity | None = None,
+    allowed_ancestors: Entities | None = None,
 ) -> Result:
     """Entries by their meaning: ``{results: [{record, score, rank}]}``."""
     return memory.backend().search_memory(query, top_k, filter, entity, allowed_ancestors)
@@ -137,8 +182,17 @@ MEMORY_ACTIONS: Mapping[str, Action] = {
 }
 
 
-def register(registry: Any, engine: Any = None) -> None:
-    """Register MEMORY_ACTIONS, each also under ``actions.``; the store that they share closes with ``engine``."""
-    memory = MemoryHandle()
-    bind(registry, MEMORY_ACTIONS, memory=memory)
+def register_actions(
+    registry: Any,
+    engine: Any = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    within: EntityName | None = None,
+    only: Collection[str] = frozenset(MEMORY_ACTIONS),
+    replace: bool = False,
+) -> None:
+    """Register the actions ``only`` of this group, which share a store; see ``driftline.flows.actions``."""
+    memory = MemoryHandle(_settings_of(engine) if settings is None else partial(ltm_section, settings), within)
+    actions = {name: function for name, function in MEMORY_ACTIONS.items() if name in only}
+    bind(registry, actions, engine, replace=replace, memory=memory)
     close_with(engine, memory.close)

@@ -5,7 +5,7 @@ Their arguments are read as ``arguments`` says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from driftline.flows.actions import semtools_cli
@@ -22,7 +22,8 @@ from driftline.flows.actions.arguments import (
     Version,
 )
 from driftline.flows.actions.calls import Action, Result, action
-from driftline.flows.actions.handles import Handles
+from driftline.flows.actions.handles import Handles, close_with
+from driftline.flows.actions.registering import bind
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 from driftline.storage.workspace.workspace import Workspace
 
@@ -201,3 +202,18 @@ ACTIONS: Mapping[str, Action] = {
     "search.semantic": semantic,
     "semtools.search": semtools_search,
 }
+
+
+def register_actions(
+    registry: Any,
+    engine: Any = None,
+    *,
+    home: str | None = None,
+    only: Collection[str] = frozenset(ACTIONS),
+    replace: bool = False,
+) -> None:
+    """Register the actions ``only`` of this group; see ``driftline.flows.actions.register_actions``."""
+    handles = Handles(home)
+    actions = {name: function for name, function in ACTIONS.items() if name in only}
+    bind(registry, actions, engine, replace=replace, handles=handles)
+    close_with(engine, handles.close)

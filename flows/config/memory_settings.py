@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from driftline.storage.workspace.workspace import Workspace
 
 CONFIG_VARIABLE = "LTM_CONFIG"
+SECTION = "settings.ltm"
 VARIABLES: Mapping[str, tuple[str, ...]] = {
     "DATABASE_URL": ("catalog", "url"),
     "LTM_STORAGE_URI": ("storage", "uri"),
@@ -139,29 +140,33 @@ def load_memory_configuration(
     environ: Mapping[str, str] | None = None,
     *,
     below: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
     **given: Any,
 ) -> MemoryConfiguration:
-    """The configuration in the YAML file at ``path``, else at $LTM_CONFIG, over ``below``, else of defaults.
+    """The configuration in the YAML file at ``path``, else ``settings``, else at $LTM_CONFIG; over ``below``.
 
-    The environment, except for the variables ``without``, wins over the file, and ``given``, sections by name, over
-    both. Raises UsageError, which names the key that is wrong.
+    ``settings`` is what ``settings.ltm`` of an agent holds. The environment, except for the variables ``without``, wins
+    over all of these, and ``given``, sections by name, over the environment. Raises UsageError, which names the key
+    that is wrong.
     """
     variables = os.environ if environ is None else environ
-    named = path or variables.get(CONFIG_VARIABLE)
-    settings: dict[str, Any] = _resolve(dict(below or {}), variables, "[memory]")
-    settings = merged(settings, _read(Path(named).expanduser(), variables)) if named else settings
+    found: dict[str, Any] = _resolve(dict(below or {}), variables, "[memory]")
+    where = str(path or (SECTION if settings is not None else variables.get(CONFIG_VARIABLE)) or "")
+    if path is None and settings is not None:
+        found = merged(found, _resolve(settings, variables, where))
+    elif where:
+        found = merged(found, _read(Path(where).expanduser(), variables))
     for variable, keys in VARIABLES.items():
         if variables.get(variable) and variable not in without:
-            settings = merged(settings, _nested(keys, variables[variable]))
-    settings = merged(settings, given)
-    if "performance" in settings:
-        settings["performance"] = nested_performance(settings["performance"])
-    settings = _with_whole_root(settings)
+            found = merged(found, _nested(keys, variables[variable]))
+    found = merged(found, given)
+    if "performance" in found:
+        found["performance"] = nested_performance(found["performance"])
     try:
-        return MemoryConfiguration.model_validate(settings)
+        return MemoryConfiguration.model_validate(_with_whole_root(found))
     except ValidationError as error:
-        raise UsageError("The configuration of the memory store is wrong", str(named or ""), _told(error)) from None
+        raise UsageError("The configuration of the memory store is wrong", where, _told(error)) from None
 
 
 def open_memory(
@@ -276,7 +281,7 @@ def _read(path: Path, variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _resolve(value: Any, variables: Mapping[str, str], where: str) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _resolve(each, variables, where) for key, each in value.items()}
     if isinstance(value, list):
         return [_resolve(each, variables, where) for each in value]

@@ -284,11 +284,13 @@ def create_ltm_backend(
     embedding: Mapping[str, Any] | None = None,
     inline_threshold: int | None = None,
     config: str | None = None,
+    settings: Mapping[str, Any] | None = None,
     errors: Errors = "return",
 ) -> HierarchicalLTMBackend:
     """Open a memory store whose methods return dictionaries.
 
-    Arguments win over environment variables, and those over ``config``, a YAML file. ``catalog``, ``storage``,
+    Arguments win over environment variables, and those over ``config``, a YAML file, or ``settings``, what its
+    ``settings.ltm`` holds. ``catalog``, ``storage``,
     ``hierarchy``, ``index``, ``performance`` and ``embedding`` are sections of that file; ``catalog_url``,
     ``storage_uri``, ``hierarchy_levels`` and ``hierarchy_defaults`` are single keys of them, and win over them, as
     ``index_config`` and ``performance_config`` win over ``index`` and ``performance``. ``inline_threshold`` is in
@@ -301,6 +303,7 @@ def create_ltm_backend(
         raise UsageError("There is no such way to report errors", repr(errors), "It is 'return' or 'raise'.")
     configuration = load_memory_configuration(
         config,
+        settings=settings,
         catalog=merged(catalog or {}, {"url": catalog_url}),
         storage=merged(storage or {}, {"uri": storage_uri}),
         hierarchy=merged(hierarchy or {}, {"levels": hierarchy_levels, "defaults": hierarchy_defaults}),

@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import driftline as dl
-from driftline.flows.config.memory_settings import MemoryConfiguration
+from driftline.flows.actions import register_actions
+from driftline.flows.config.memory_settings import MemoryConfiguration, load_memory_configuration
 from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
-from driftline.storage.errors import CatalogError, StorageError
+from driftline.storage.errors import BadEntity, CatalogError, StorageError
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.objects.local_disk import LocalDisk
 from tests.conformance.memory_places import (
@@ -43,6 +44,7 @@ from tests.conformance.memory_places import (
 )
 from tests.conformance.table import criterion
 from tests.servers.postgres_server import PostgresServer
+from tests.support.yaml_engine import run_yaml
 
 SESSION: Any = ("session", "s123")
 CONFIGURATION = """
@@ -130,6 +132,51 @@ def age(path: Path, seconds: float) -> None:
 # -- configuration ---------------------------------------------------------------------------
 
 
+@criterion("003", "AC 1", "settings.ltm of an agent's YAML configures the store")
+def test_every_key_of_the_configuration_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text(CONFIGURATION.replace("STORAGE", "gs://team-memory/ltm/"))
+    found = load_memory_configuration(path, {"DATABASE_URL": "postgresql://db/memory", "ORG_ID": "acme"})
+    assert (found.catalog.url, found.catalog.pool_size) == ("postgresql://db/memory", 10)
+    assert found.storage.uri == "gs://team-memory/ltm/"
+    assert found.hierarchy.levels == tuple(LEVELS)
+    assert found.hierarchy.root_entity is not None
+    assert (found.hierarchy.root_entity.type, found.hierarchy.root_entity.id) == ("org", "acme")
+    assert found.hierarchy.defaults == {"org": "default", "project": "_unassigned"}
+    assert found.performance.metadata_cache.ttl_seconds == 600
+    assert found.performance.parallel_reads.threads == 8
+
+
+@criterion("003", "AC 1", "a store opens with that YAML, PostgreSQL and file://")
+def test_a_store_opens_with_that_configuration(
+    tmp_path: Path, postgres_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent.yaml").write_text(CONFIGURATION.replace("STORAGE", f"file://{tmp_path}/ltm/"))
+    monkeypatch.setenv("DATABASE_URL", postgres_catalog)
+    monkeypatch.setenv("ORG_ID", "acme")
+    with dl.create_ltm_backend(config=str(tmp_path / "agent.yaml"), embedding={"enabled": False}) as backend:
+        assert ok(backend.store("goal", "ship it"))["entity"] == ACME
+        assert ok(backend.retrieve("goal"))["value"] == "ship it"
+    assert files(tmp_path / "ltm", "_index_delta_*.parquet")
+
+
+@criterion("003", "AC 2", "the factory takes a kind and flat arguments")
+def test_the_factory_makes_a_hierarchical_backend(place: Path, postgres_catalog: str) -> None:
+    with dl.create_ltm_backend(
+        "hierarchical",
+        catalog_url=postgres_catalog,
+        storage_uri=f"file://{place}/",
+        hierarchy_levels=["org", "team", "member"],
+        hierarchy_defaults={"team": "_none"},
+        index_config={"row_group_size": 122880, "compression": "zstd"},
+        performance_config={"metadata_cache_ttl": 600, "threads": 8},
+        embedding={"enabled": False},
+    ) as backend:
+        assert type(backend).__name__ == "HierarchicalLTMBackend"
+        assert ok(backend.store("key", 1, "member:alice"))["entity"] == "org:default/team:_none/member:alice"
+        assert ok(backend.retrieve("key"))["value"] == 1
+
+
 # -- entries ---------------------------------------------------------------------------------
 
 
@@ -151,6 +198,49 @@ def test_a_value_that_was_read_is_read_from_the_cache(
     reads = blob_reads(monkeypatch)
     assert [ok(backend.retrieve("large"))["value"] for _ in range(3)] == [LARGE] * 3
     assert len(reads) <= 1
+
+
+@criterion("003", "AC 3", "store keeps a value of an entity: blob, catalog, index")
+def test_store_associates_a_value_with_an_entity(registered: HierarchicalLTMBackend, place: Path) -> None:
+    value = {"messages": [LARGE]}
+    stored = registered.store(key="conversation:001", value=value, entity=SESSION)
+    assert ok(stored)["entity"] == S123
+    (blob,) = blobs(place)
+    assert blob.startswith(f"{S123}/")
+    entry = ok(registered.retrieve("conversation:001"))["entry"]
+    assert (entry["value"], entry["entity"]) == (value, S123)
+    registered.core.flush()
+    for directory in LINEAGE:
+        assert files(place / directory, "_index_delta_*.parquet")
+
+
+@criterion("003", "AC 3", "store takes metadata and a time of expiry")
+def test_store_takes_metadata_and_a_time_of_expiry(registered: HierarchicalLTMBackend) -> None:
+    from datetime import UTC, datetime, timedelta
+
+    past, later = datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(hours=1)
+    ok(registered.store("gone", 1, SESSION, {"phase": 1}, past))
+    ok(registered.store("kept", 2, SESSION, metadata={"phase": 2}, expires_at=later))
+    assert not ok(registered.retrieve("gone"))["found"]
+    assert ok(registered.retrieve("kept"))["entry"]["metadata"] == {"phase": 2}
+
+
+@criterion("003", "AC 5", "retrieve_by_entity gives an entity with its descendants, in pages")
+def test_retrieve_by_entity_covers_all_that_lies_below(registered: HierarchicalLTMBackend) -> None:
+    """Positional order: type, id, include_descendants, limit, offset."""
+    for n in range(5):
+        ok(registered.store(f"of the session {n}", n, S123))
+    ok(registered.store("of the project", 0, ALPHA))
+    ok(registered.store("of another", 0, f"{ACME}/project:beta"))
+    page = registered.retrieve_by_entity("project", "alpha")
+    assert (len(page["entries"]), page["total_count"], page["has_more"]) == (6, 6, False)
+    assert keys(registered.retrieve_by_entity("project", "alpha", False)) == ["of the project"]
+    positional: Any = registered.retrieve_by_entity
+    first = positional("project", "alpha", True, 4)
+    rest = positional("project", "alpha", True, 4, 4)
+    assert (len(first["entries"]), first["total_count"], first["has_more"]) == (4, 6, True)
+    assert (len(rest["entries"]), rest["total_count"], rest["has_more"]) == (2, 6, False)
+    assert sorted(keys(first) + keys(rest)) == keys(page)
 
 
 # -- blobs and indexes -----------------------------------------------------------------------
@@ -185,6 +275,12 @@ def test_compact_indexes_folds_what_has_many_deltas(backend: HierarchicalLTMBack
         assert (place / directory / "_index.parquet").exists()
         assert not list((place / directory).glob("_index_delta_*.parquet"))
     assert ok(backend.retrieve_by_entity("project", "alpha"))["total_count"] == 4
+
+
+@criterion("003", "AC 6", "a value lies below the whole path of its entity")
+def test_the_path_of_a_value_comes_from_the_closure_table(registered: HierarchicalLTMBackend, place: Path) -> None:
+    ok(registered.store("key", LARGE, SESSION))
+    assert [path.rpartition("/")[0] for path in blobs(place)] == [S123]
 
 
 # -- queries ---------------------------------------------------------------------------------
@@ -248,6 +344,20 @@ def test_registering_fills_missing_levels(place: Path, sqlite_catalog: str) -> N
             assert ok(again)["entity"] == filled
         known = ok(backend.list_entities("org:default"))["entities"]
         assert known == ["org:default/project:_unassigned", filled.rpartition("/")[0], filled]
+
+
+@criterion("003", "AC 12", "allowed_ancestors decide who may read an entity")
+def test_an_entity_outside_the_allowed_ancestors_gives_nothing(registered: HierarchicalLTMBackend) -> None:
+    ok(registered.store("plan", 1, S123))
+    allowing: list[Any] = [[ALPHA], [ACME], ["project:beta", "project:alpha"], [("project", "alpha")]]
+    for allowed in allowing:
+        page = registered.retrieve_by_entity("session", "s123", allowed_ancestors=allowed)
+        assert keys(page) == ["plan"]
+    refusing: list[Any] = [[], ["project:beta"], ["org:globex"]]
+    for allowed in refusing:
+        page = registered.retrieve_by_entity("session", "s123", allowed_ancestors=allowed)
+        assert page.get("entries", []) == []
+        assert page.get("total_count", 0) == 0
 
 
 # -- failures --------------------------------------------------------------------------------
@@ -397,6 +507,22 @@ def test_orphans_are_counted_and_deleted(
     assert [each.endswith(path) for each in done["deleted_paths"]] == [True]
     assert path in caplog.text
     assert blobs(place) == [kept]
+
+
+@criterion("003", "AC 14", "a failed catalog names the blob, in the error and in the log")
+def test_a_failed_catalog_names_the_blob(
+    backend: HierarchicalLTMBackend, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing_catalog(monkeypatch)
+    with caplog.at_level(logging.WARNING), pytest.raises(CatalogError) as failure:
+        backend.core.store("key", LARGE, S123)
+    (path,) = blobs(place)
+    assert failure.value.blob_path is not None
+    assert failure.value.blob_path.endswith(path)
+    assert path in caplog.text
+    answer = backend.store("key", LARGE, S123)
+    assert (answer["success"], answer["error_type"]) == (False, "catalog_error")
+    assert (place / answer["blob_path"]).exists()
 
 
 # -- the listed test cases -------------------------------------------------------------------
@@ -566,6 +692,71 @@ def test_store_updates_the_catalog(backend: HierarchicalLTMBackend, sqlite_catal
         rows = connection.execute("SELECT key, metadata FROM ltm_entries").fetchall()
     assert [(key, "plan" in metadata) for key, metadata in rows] == [("key", True)]
     assert [entry["key"] for entry in ok(backend.search("", {"phase": "plan"}))["entries"]] == ["key"]
+
+
+@criterion("003", "UNIT-002", "an unknown entity type is refused")
+def test_an_unknown_entity_type_is_refused(backend: HierarchicalLTMBackend) -> None:
+    unknown: Any = ("galaxy", "m31")
+    for answer in (
+        backend.store("key", 1, "galaxy:m31"),
+        backend.store("key", 1, unknown),
+        backend.register_entity_with_defaults("galaxy", "m31"),
+        backend.register_entity_with_defaults("session", "s1", parents={"galaxy": "m31"}),
+        backend.retrieve_by_entity("galaxy", "m31"),
+    ):
+        assert (answer["success"], answer.get("error_type")) == (False, "bad_entity")
+        assert "galaxy" in answer["error"]
+        assert all(level in answer["error"] for level in LEVELS)
+    with pytest.raises(BadEntity):
+        backend.core.retrieve_by_entity("galaxy", "m31")
+
+
+@criterion("003", "INT-004", "a failed catalog logs the orphan")
+def test_a_failed_catalog_logs_the_orphan(
+    backend: HierarchicalLTMBackend, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        path = orphan(backend, place)
+    assert any(path in record.getMessage() for record in caplog.records if record.name.startswith("driftline"))
+
+
+@criterion("003", "E2E-001", "an agent writes, reads, queries and searches")
+def test_an_agent_writes_reads_and_queries(
+    tmp_path: Path, tiny_model: Path, postgres_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}, storage: {{uri: 'file://{tmp_path}/ltm'}}}}}}"
+    (tmp_path / "memory.yaml").write_text(settings)
+    monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
+    monkeypatch.setenv("DATABASE_URL", postgres_catalog)
+    registry: dict[str, Callable[..., Any]] = {}
+    register_actions(registry)
+    state = run_yaml(AGENT, registry, {"topic": "conversation", "question": "where is the parser"})
+    assert ok(state["stored"])["key"] == "conversation:001"
+    assert ok(state["recalled"])["value"] == {"messages": ["where is the parser"]}
+    assert ok(state["page"])["total_count"] == 1
+    assert [hit["record"]["key"] for hit in ok(state["found"])["results"]] == ["conversation:001"]
+
+
+@criterion("003", "E2E-002", "two organisations work side by side and never meet")
+def test_two_organisations_never_meet(
+    tmp_path: Path, tiny_model: Path, postgres_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "memory"
+    for name in ("acme", "globex"):
+        monkeypatch.setenv("LTM_ROOT_ENTITY_ID", name)
+        with open_backend(place, postgres_catalog, embedding={"model": str(tiny_model)}) as backend:
+            for n in range(3):
+                ok(backend.store(f"note {n}", {"of": name, "text": f"a note on parsers {n} {LARGE}"}, "user:alice"))
+    for name in ("acme", "globex"):
+        monkeypatch.setenv("LTM_ROOT_ENTITY_ID", name)
+        with open_backend(place, postgres_catalog, embedding={"model": str(tiny_model)}) as backend:
+            found = [hit["record"] for hit in ok(backend.search_memory("parsers", 20))["results"]]
+            found += ok(backend.retrieve_by_entity("user", "alice"))["entries"]
+            found += ok(backend.search("note"))["entries"]
+            found += ok(backend.retrieve_batch(["note 0", "note 1"]))["entries"].values()
+            assert len(found) == 3 + 3 + 3 + 2
+            assert {entry["value"]["of"] for entry in found} == {name}
+    assert {path.partition("/")[0] for path in blobs(place)} == {ACME, "org:globex"}
 
 
 # -- environment variables -------------------------------------------------------------------

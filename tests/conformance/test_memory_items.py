@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import subprocess
 import sys
@@ -17,13 +18,15 @@ import pytest
 from hypothesis import strategies as st
 
 import driftline as dl
+from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import MemoryConfiguration, find_memory, load_memory_configuration
 from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
 from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
 from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
-from driftline.storage.errors import CatalogError
+from driftline.storage.errors import BadEntity, BadEntry, CatalogError, DriftlineError
 from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.store import MemoryItem
 from tests.conformance.memory_places import (
     ACME,
     ALICE,
@@ -33,11 +36,13 @@ from tests.conformance.memory_places import (
     LEVELS,
     LINEAGE,
     NOWHERE,
+    PARENTS,
     ROOT,
     S123,
     blobs,
     decided,
     files,
+    keys,
     ok,
     open_backend,
     without_variables,
@@ -81,10 +86,154 @@ def acme(place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> I
 # -- 1: configuration ------------------------------------------------------------------------
 
 
+@criterion("memory", "1", "catalog.type may be sqlalchemy, whatever the database")
+@pytest.mark.parametrize("url", ["sqlite:///catalog.sqlite", "postgresql://db/memory", "postgresql+psycopg2://db/m"])
+def test_the_type_of_the_catalog_may_be_sqlalchemy(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text(f"settings: {{ltm: {{catalog: {{type: sqlalchemy, url: '{url}'}}}}}}")
+    assert load_memory_configuration(path, {}).catalog.url == url
+
+
+@criterion("memory", "1", "the factory takes the sections of the file, too")
+def test_the_factory_takes_sections(place: Path, sqlite_catalog: str) -> None:
+    with dl.create_ltm_backend(
+        "hierarchical",
+        catalog={"type": "sqlalchemy", "url": sqlite_catalog, "pool_size": 3},
+        storage={"uri": f"file://{place}"},
+        hierarchy={"levels": LEVELS, "root_entity": {"type": "org", "id": "acme"}, "defaults": {"project": "none"}},
+        performance={"metadata_cache": {"enabled": False}, "parallel_reads": {"threads": 2}},
+        index={"format": "parquet", "row_group_size": 122880, "compression": "zstd", "compaction_threshold": 9},
+        embedding={"enabled": False},
+    ) as backend:
+        found = backend.configuration
+        assert (found.catalog.pool_size, found.performance.parallel_reads.threads) == (3, 2)
+        assert (found.performance.metadata_cache.enabled, found.index.compaction_threshold) == (False, 9)
+        assert ok(backend.store("key", 1, "user:alice"))["entity"] == "org:acme/project:none/user:alice"
+
+
+@criterion("memory", "1", "sections and flat arguments go together, and the flat ones win")
+def test_flat_arguments_and_sections_go_together(place: Path, sqlite_catalog: str) -> None:
+    with dl.create_ltm_backend(
+        "hierarchical",
+        catalog_url=sqlite_catalog,
+        catalog={"pool_size": 3},
+        storage_uri=str(place),
+        storage={"uri": "file:///nowhere"},
+        hierarchy_levels=LEVELS,
+        hierarchy={"root_entity": {"id": "acme"}},
+        embedding={"enabled": False},
+    ) as backend:
+        assert backend.configuration.catalog.pool_size == 3
+        assert ok(backend.store("key", 1))["entity"] == ACME
+    assert place.exists()
+
+
+@criterion("memory", "1", "postgresql+psycopg2:// is understood")
+def test_the_url_may_name_the_driver_of_the_documents(place: Path, postgres_catalog: str) -> None:
+    with open_backend(place, postgres_catalog.replace("postgresql:", "postgresql+psycopg2:")) as backend:
+        ok(backend.store("key", 1, S123))
+        assert ok(backend.retrieve("key", ACME))["value"] == 1
+
+
 # -- 2: pairs --------------------------------------------------------------------------------
 
 
+@criterion("memory", "2", "an entity may be a pair wherever one is taken")
+def test_an_entity_may_be_a_pair_everywhere(acme: HierarchicalLTMBackend) -> None:
+    user: Any = ("user", "alice")
+    beta: Any = ("project", "beta")
+    ok(acme.register_entity_with_defaults("session", "s123", PARENTS))
+    assert ok(acme.store("key", 1, SESSION))["entity"] == S123
+    assert ok(acme.store_many([{"key": "other", "value": 2, "entity": SESSION}]))["stored"] == 1
+    assert ok(acme.retrieve("key", SESSION))["value"] == 1
+    assert set(ok(acme.retrieve_batch(["key", "other"], user))["entries"]) == {"key", "other"}
+    assert keys(acme.retrieve_by_entity("session", "s123", within=user)) == ["key", "other"]
+    assert keys(acme.retrieve_by_entity("session", "s123", allowed_ancestors=[user])) == ["key", "other"]
+    assert keys(acme.search("key", None, SESSION)) == ["key"]
+    assert ok(acme.list_entities(user))["entities"] == [S123]
+    assert ok(acme.register_entity(beta))["entity"] == f"{ACME}/project:beta"
+    assert ok(acme.move_entity(user, beta))["entity"] == f"{ACME}/project:beta/user:alice"
+    assert ok(acme.delete("key", SESSION))["deleted"]
+    assert ok(acme.delete_entity(user, cascade=True))["entries_deleted"] == 1
+
+
+@criterion("memory", "2", "the typed store takes pairs, too")
+def test_the_typed_store_takes_pairs(place: Path) -> None:
+    with dl.MemoryStore(str(place)) as store:
+        store.store("key", 1, SESSION)
+        store.store_many([MemoryItem("other", 2, SESSION)])
+        assert sorted(entry.key for entry in store.search("", None, SESSION)) == ["key", "other"]
+        record = store.get_entity(SESSION)
+        assert record is not None
+        assert record.entity.id == "s123"
+
+
+@criterion("memory", "2", "in actions a pair is a list")
+def test_a_pair_is_a_list_in_actions(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LTM_STORAGE_URI", str(place))
+    registry: dict[str, Run] = {}
+    register_actions(registry)
+    session = ["session", "s123"]
+    ok(registry["ltm.store"]({}, key="key", value=1, entity=session))
+    assert ok(registry["ltm.retrieve"]({}, key="key", entity=session))["value"] == 1
+    assert keys(registry["ltm.search"]({}, query="key", entity=session)) == ["key"]
+    assert keys(
+        registry["ltm.retrieve_by_entity"]({}, entity_type="session", entity_id="s123", allowed_ancestors=[session])
+    ) == ["key"]
+    assert ok(registry["ltm.delete"]({}, key="key", entity=session))["deleted"]
+
+
 # -- 3: found by name ------------------------------------------------------------------------
+
+
+@criterion("memory", "3", "a registered entity is found by its name, for writes and reads")
+@pytest.mark.parametrize("root", [None, "acme"])
+def test_a_registered_entity_is_found_by_its_name(
+    root: str | None, place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a configured root, in any organisation; with one, in that."""
+    if root:
+        monkeypatch.setenv("LTM_ROOT_ENTITY_ID", root)
+    with open_backend(place, sqlite_catalog) as backend:
+        ok(backend.register_entity_with_defaults("session", "s123", parents=PARENTS))
+        assert ok(backend.store("key", 1, "session:s123"))["entity"] == S123
+        assert ok(backend.retrieve("key", "session:s123"))["value"] == 1
+        assert keys(backend.search("", None, "user:alice")) == ["key"]
+        assert keys(backend.retrieve_by_entity("session", "s123")) == ["key"]
+        assert keys(backend.retrieve_by_entity("project", "alpha")) == ["key"]
+        assert ok(backend.list_entities("user:alice"))["entities"] == [S123]
+        assert ok(backend.store("below", 1, "user:alice/session:new"))["entity"] == f"{ALICE}/session:new"
+        assert ok(backend.delete("key", "session:s123"))["deleted"]
+
+
+@criterion("memory", "3", "two entities of one name are an error that lists them")
+def test_two_entities_of_one_name_are_an_error_that_lists_them(acme: HierarchicalLTMBackend) -> None:
+    other = f"{ACME}/project:beta/user:bob/session:s123"
+    for path in (S123, other):
+        ok(acme.register_entity(path))
+    for answer in (acme.store("key", 1, "session:s123"), acme.retrieve("key", "session:s123")):
+        assert (answer["success"], answer.get("error_type")) == (False, "bad_entity")
+        assert S123 in answer["error"]
+        assert other in answer["error"]
+    with pytest.raises(BadEntity):
+        acme.core.store("key", 1, "session:s123")
+    assert ok(acme.store("key", 1, other))["entity"] == other
+
+
+@criterion("memory", "3", "only an unknown entity gets defaults")
+def test_only_an_unknown_entity_gets_defaults(acme: HierarchicalLTMBackend) -> None:
+    ok(acme.register_entity_with_defaults("session", "s123", parents=PARENTS))
+    assert ok(acme.store("known", 1, "session:s123"))["entity"] == S123
+    unknown = f"{ACME}/project:_unassigned/user:_unassigned/session:s9"
+    assert ok(acme.store("unknown", 1, "session:s9"))["entity"] == unknown
+    assert ok(acme.retrieve("unknown", "session:s9"))["value"] == 1
+
+
+@criterion("memory", "3", "an entity of another organisation is not what a name means")
+def test_a_name_does_not_lead_to_another_organisation(acme: HierarchicalLTMBackend) -> None:
+    for path in (S123, GLOBEX):
+        ok(acme.register_entity(path))
+    assert ok(acme.store("key", 1, "session:s123"))["entity"] == S123
 
 
 # -- 4: the root -----------------------------------------------------------------------------
@@ -108,6 +257,66 @@ def ask_mcp(place: Path, question: dict[str, Any]) -> dict[str, Any]:
     assert not outcome.is_error, outcome
     found: dict[str, Any] = outcome.structured_content
     return found
+
+
+@criterion("memory", "4", "what names no organisation is in that of the root")
+def test_what_names_no_organisation_is_in_the_root(acme: HierarchicalLTMBackend) -> None:
+    assert ok(acme.store("a", 1))["entity"] == ACME
+    assert ok(acme.store("b", 1, "project:alpha"))["entity"] == ALPHA
+    filled = f"{ACME}/project:_unassigned/user:bob"
+    assert ok(acme.register_entity_with_defaults("user", "bob"))["entity"] == filled
+    assert ok(acme.register_entity("project:beta"))["entity"] == f"{ACME}/project:beta"
+    assert ok(acme.list_entities("project:_unassigned"))["entities"] == [filled]
+    assert ok(acme.retrieve("b", "project:alpha"))["value"] == 1
+    assert keys(acme.retrieve_by_entity("project", "alpha", within="project:alpha")) == ["b"]
+    assert keys(acme.retrieve_by_entity("project", "alpha", allowed_ancestors=["project:alpha"])) == ["b"]
+    assert keys(acme.search("", None, None, allowed_ancestors=["project:alpha"])) == ["b"]
+    assert ok(acme.store_many([{"key": "c", "value": 1, "entity": "user:carol"}]))
+    assert ok(acme.retrieve("c"))["entry"]["entity"] == f"{ACME}/project:_unassigned/user:carol"
+
+
+@criterion("memory", "4", "a default for the organisation does not beat the root")
+def test_the_root_wins_over_the_default_of_its_level(
+    place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
+    with open_backend(place, sqlite_catalog, hierarchy_defaults={"org": "default"}) as backend:
+        assert ok(backend.store("key", 1, "project:alpha"))["entity"] == ALPHA
+
+
+@criterion("memory", "4", "the command line and MCP look in the root")
+def test_the_command_line_and_mcp_look_in_the_root(
+    place: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driftline: Run
+) -> None:
+    (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
+    monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
+    monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
+
+    def run(*words: str) -> Any:
+        return driftline("memory", *words, "--workspace", place, "--json")
+
+    assert run("put", "plan", "parser", "--entity", "project:alpha").json["entity"] == ALPHA
+    assert run("get", "plan").json["value"] == "parser"
+    assert run("get", "plan", "--in", "project:alpha").code == 0
+    assert run("list", "project:alpha").json["entity"] == ALPHA
+    assert [hit["record"]["key"] for hit in run("search", "parser", "--in", "project:alpha").json["results"]] == [
+        "plan"
+    ]
+    (hit,) = ask_mcp(place, {"query": "parser", "entity": "project:alpha"})["results"]
+    assert hit["record"]["entity"] == ALPHA
+
+
+@criterion("memory", "4", "either half of the root's variables works alone")
+@pytest.mark.parametrize(
+    ("variable", "value", "root"),
+    [("LTM_ROOT_ENTITY_ID", "acme", ACME), ("LTM_ROOT_ENTITY_TYPE", "org", "org:default")],
+)
+def test_either_half_of_the_root_works_alone(
+    variable: str, value: str, root: str, place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with open_backend(place, sqlite_catalog) as backend:
+        assert ok(backend.store("key", 1))["entity"] == root
 
 
 # -- 5: a boundary ---------------------------------------------------------------------------
@@ -473,6 +682,66 @@ def test_the_names_of_memory_are_public() -> None:
     names += ["StorageError", "CatalogError", "CatalogConnectionError", "BadEntity", "BadEntry", "UsageError"]
     assert [name for name in names if name not in dl.__all__] == []
     assert all(isinstance(getattr(dl, name), type) for name in names)
+
+
+@criterion("memory", "9", "retrieve_by_entity has the documented order of arguments")
+def test_the_arguments_have_the_documented_order(acme: HierarchicalLTMBackend) -> None:
+    for n in range(4):
+        ok(acme.store(f"key {n}", n, S123))
+    backend: Any = acme
+    page = ok(backend.retrieve_by_entity("project", "alpha", True, 2, 1))
+    assert (keys(page), page["total_count"], page["has_more"]) == (["key 1", "key 2"], 4, True)
+    core: Any = acme.core
+    assert [entry.key for entry in core.retrieve_by_entity("project", "alpha", True, 2, 1).entries] == [
+        "key 1",
+        "key 2",
+    ]
+
+
+@criterion("memory", "9", 'errors="raise" has the backend raise typed exceptions')
+def test_the_backend_can_raise(place: Path) -> None:
+    with open_backend(place, errors="raise") as backend:
+        with pytest.raises(BadEntry):
+            backend.store("", 1)
+        with pytest.raises(BadEntity):
+            backend.store("key", 1, "galaxy:m31")
+        assert ok(backend.store("key", 1))["entity"] == "org:default"
+    with pytest.raises(DriftlineError):
+        open_backend(place, errors="perhaps")
+
+
+@criterion("memory", "9", "every blob that was written in vain is named: error, dictionary, log")
+def test_every_blob_written_in_vain_is_named(
+    backend: HierarchicalLTMBackend, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(entry_rows, "put", _fail)
+    with caplog.at_level(logging.WARNING), pytest.raises(CatalogError) as failure:
+        backend.core.store_many([MemoryItem(f"key {n}", LARGE + str(n), S123) for n in range(3)])
+    written = blobs(place)
+    assert len(written) == 3
+    error: Any = failure.value
+    assert sorted(error.blob_paths) == written
+    assert error.blob_path in written
+    assert all(path in caplog.text for path in written)
+    answer = backend.store_many([{"key": f"key {n}", "value": LARGE + str(n), "entity": S123} for n in range(3)])
+    assert answer["error_type"] == "catalog_error"
+    assert sorted(answer["blob_paths"]) == sorted(set(blobs(place)) - set(written))
+    assert answer["blob_path"] in answer["blob_paths"]
+
+
+@criterion("memory", "9", "unknown entity types are errors")
+@pytest.mark.parametrize("wrong", ["galaxy", "sesion"])
+def test_unknown_entity_types_are_errors(wrong: str, acme: HierarchicalLTMBackend) -> None:
+    pair: Any = (wrong, "x")
+    for answer in (
+        acme.retrieve_by_entity(wrong, "x"),
+        acme.list_entities(None, wrong),
+        acme.store("key", 1, f"{wrong}:x"),
+        acme.store("key", 1, pair),
+    ):
+        assert (answer["success"], answer.get("error_type")) == (False, "bad_entity")
+        assert wrong in answer["error"]
+        assert "session" in answer["error"]
 
 
 # -- 10: defaults ----------------------------------------------------------------------------

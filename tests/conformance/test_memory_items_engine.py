@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 import os
 import shutil
 import signal
@@ -11,30 +13,35 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
 
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import find_memory, load_memory_configuration
 from driftline.storage import errors
-from driftline.storage.memory.store import MemoryItem
+from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from tests.conformance.memory_places import (
     LARGE,
     ROOT,
     arguments,
     files,
+    keys,
     ok,
     open_backend,
     public_calls,
+    reference_pages,
     without_variables,
 )
 from tests.conformance.table import criterion
+from tests.support.yaml_engine import run_yaml
 
 Run = Callable[..., Any]
 MOMENT_SECONDS = 4.0
@@ -259,6 +266,44 @@ class Configured:
         setattr(self, name, document["settings"] if name == "settings" else document)
 
 
+@criterion("engine", "5", "settings.ltm of the agent's YAML is read")
+@pytest.mark.parametrize("attribute", ["settings", "config"])
+def test_the_settings_of_the_agent_are_read(attribute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the engine that the actions are registered for: its settings, or its whole document."""
+    monkeypatch.setenv("ORG_ID", "acme")
+    document = AGENT.format(folder=tmp_path)
+    engine = Configured(attribute, yaml.safe_load(document))
+    registry: dict[str, Run] = {}
+    register_actions(registry, engine)
+    state = run_yaml(document, registry, {})
+    assert ok(state["stored"])["entity"] == "org:acme"
+    for close in engine.on_close:
+        close()
+    assert files(tmp_path / "ltm", "_index_delta_*.parquet")
+
+
+@criterion("engine", "5", "settings that the engine learns of later count, too")
+def test_settings_may_come_after_the_registration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines import actions before they read the settings of the agent."""
+    monkeypatch.setenv("ORG_ID", "acme")
+    registry: dict[str, Run] = {}
+    document = AGENT.format(folder=tmp_path)
+    engine = Configured("settings", {"settings": {}})
+    register_actions(registry, engine)
+    engine.__dict__["settings"] = yaml.safe_load(document)["settings"]
+    assert ok(run_yaml(document, registry, {})["stored"])["entity"] == "org:acme"
+    assert (tmp_path / "catalog.sqlite").exists()
+
+
+@criterion("engine", "5", "settings can be given with the registration")
+def test_settings_can_be_given_with_the_registration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORG_ID", "acme")
+    registry: dict[str, Run] = {}
+    options: dict[str, Any] = {"settings": yaml.safe_load(AGENT.format(folder=tmp_path))["settings"]}
+    register_actions(registry, **options)
+    assert ok(registry["ltm.store"]({}, key="plan", value=1))["entity"] == "org:acme"
+
+
 # -- 6: closed -------------------------------------------------------------------------------
 
 GIVEN: dict[str, Any] = {
@@ -332,3 +377,198 @@ def kinds_of(error: type[errors.DriftlineError]) -> Iterator[str]:
     yield error.kind
     for below in error.__subclasses__():
         yield from kinds_of(below)
+
+
+@criterion("engine", "7", "scalars that are not text become text")
+def test_scalars_become_text(registry: dict[str, Run]) -> None:
+    ok(registry["ltm.store"]({}, key=42, value=1, entity="session:42"))
+    assert ok(registry["ltm.retrieve"]({}, key="42"))["found"]
+    assert ok(registry["ltm.retrieve"]({}, key=42))["found"]
+    assert keys(registry["ltm.retrieve_by_entity"]({}, entity_type="session", entity_id=42)) == ["42"]
+    ok(registry["ltm.store"]({}, key=1.5, value=1, entity=["session", 42]))
+    assert ok(registry["ltm.retrieve"]({}, key="1.5"))["found"]
+    assert ok(registry["ltm.search"]({}, query=42))["entries"]
+    assert ok(registry["ltm.delete"]({}, key=42))["deleted"]
+
+
+@criterion("engine", "7", "a date or a time that YAML has read is a time of expiry")
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (date(2999, 1, 1), True),
+        (datetime(2999, 1, 1, 12, 30), True),
+        (datetime(2999, 1, 1, tzinfo=UTC), True),
+        ("2999-01-01", True),
+        ("2999-01-01T00:00:00Z", True),
+        (date(1999, 1, 1), False),
+        (datetime.now(UTC) - timedelta(hours=1), False),
+    ],
+)
+def test_a_date_is_a_time_of_expiry(given: object, found: bool, registry: dict[str, Run]) -> None:
+    """Without a zone, UTC is meant."""
+    ok(registry["ltm.store"]({}, key="key", value=1, expires_at=given))
+    assert ok(registry["ltm.retrieve"]({}, key="key"))["found"] is found
+
+
+@criterion("engine", "7", "an empty or missing optional value means its default")
+@pytest.mark.parametrize("empty", ["", None, "  "])
+def test_an_empty_value_means_its_default(empty: str | None, registry: dict[str, Run]) -> None:
+    ok(registry["ltm.store"]({}, key="key", value=1, entity=empty, metadata=empty, expires_at=empty))
+    assert ok(registry["ltm.retrieve"]({}, key="key", entity=empty))["found"]
+    page = registry["ltm.retrieve_by_entity"](
+        {},
+        entity_type="org",
+        entity_id="default",
+        include_descendants=empty,
+        allowed_ancestors=empty,
+        limit=empty,
+        offset=empty,
+        cursor=empty,
+        within=empty,
+    )
+    assert keys(page) == ["key"]
+    found = registry["ltm.search"](
+        {}, query=empty, metadata_filter=empty, entity=empty, allowed_ancestors=empty, limit=empty
+    )
+    assert keys(found) == ["key"]
+    assert ok(registry["ltm.delete"]({}, key="key", entity=empty))["deleted"]
+
+
+@criterion("engine", "7", "JSON text is read where a list or a mapping is expected")
+def test_json_text_is_read(registry: dict[str, Run]) -> None:
+    ok(registry["ltm.store"]({}, key="key", value=1, entity='["session", "s1"]', metadata='{"phase": 2}'))
+    assert ok(registry["ltm.retrieve"]({}, key="key"))["entry"]["metadata"] == {"phase": 2}
+    assert keys(registry["ltm.search"]({}, metadata_filter='{"phase": [1, 2]}')) == ["key"]
+    page = registry["ltm.retrieve_by_entity"](
+        {}, entity_type="session", entity_id="s1", allowed_ancestors='["org:default"]', include_descendants="false"
+    )
+    assert keys(page) == ["key"]
+    wrong = registry["ltm.store"]({}, key="key", value=1, metadata='{"phase": ')
+    assert (wrong["success"], wrong["error_type"]) == (False, "validation_error")
+
+
+@criterion("engine", "7", "an agent whose templates all render to text works")
+@pytest.mark.parametrize("keeps_types", [True, False])
+def test_an_agent_of_templates_works(keeps_types: bool, registry: dict[str, Run]) -> None:
+    document = """
+nodes:
+  - name: remember
+    uses: ltm.store
+    with:
+      key: "{{ number }}"
+      value: "{{ text }}"
+      entity: "user:{{ number }}"
+      metadata: {n: 1}
+      expires_at: "{{ none }}"
+    output: stored
+  - name: list
+    uses: ltm.retrieve_by_entity
+    with: {entity_type: user, entity_id: "{{ number }}", limit: "{{ number }}", include_descendants: "{{ yes }}"}
+    output: page
+  - name: again
+    uses: ltm.retrieve
+    with: {key: "{{ stored.key }}", entity: "{{ stored.entity }}"}
+    output: found
+"""
+    state = {"number": 42, "text": "a cat", "none": None, "yes": True}
+    done = run_yaml(document, registry, state, keeps_types=keeps_types)
+    assert ok(done["stored"])["key"] == "42"
+    assert keys(done["page"]) == ["42"]
+    assert ok(done["found"])["value"] == "a cat"
+
+
+@criterion("engine", "7", "a misspelt argument is an error that names the nearest")
+@pytest.mark.parametrize(
+    ("name", "misspelt", "meant"),
+    [
+        ("memory.search", "topk", "top_k"),
+        ("memory.search", "filters", "filter"),
+        ("ltm.store", "entiti", "entity"),
+        ("ltm.retrieve_by_entity", "include_descendents", "include_descendants"),
+        ("ltm.search", "metadata_filters", "metadata_filter"),
+        ("ltm.retrieve", "entity_", "entity"),
+    ],
+)
+def test_a_misspelt_argument_is_named(name: str, misspelt: str, meant: str, registry: dict[str, Run]) -> None:
+    required = {"query": "x", "key": "k", "value": 1, "entity_type": "org", "entity_id": "default"}
+    signature = inspect.signature(registry[name])
+    given = {key: value for key, value in required.items() if key in signature.parameters}
+    answer = registry[name]({}, **given, **{misspelt: "x"})
+    assert (answer["success"], answer.get("error_type")) == (False, "validation_error")
+    assert misspelt in answer["error"]
+    assert f"'{meant}'" in answer["error"]
+
+
+@criterion("engine", "7", "messages are ours")
+def test_messages_are_ours(registry: dict[str, Run]) -> None:
+    failures = [
+        registry["ltm.store"]({}, value=1),
+        registry["ltm.store"]({}, key=[1], value=1),
+        registry["ltm.store"]({}, key="key", value=1, metadata="[]"),
+        registry["ltm.store"]({}, key="key", value=1, expires_at="soon"),
+        registry["ltm.retrieve_by_entity"]({}, entity_type="org", entity_id="default", limit="many"),
+        registry["ltm.retrieve_by_entity"]({}, entity_type="org", entity_id="default", limit=-1),
+        registry["ltm.retrieve_by_entity"]({}, entity_type="org", entity_id="default", include_descendants="perhaps"),
+        registry["memory.search"]({}, query="x", top_k=-1),
+        registry["memory.search"]({}),
+    ]
+    for failure, argument in zip(
+        failures,
+        ["key", "key", "metadata", "expires_at", "limit", "limit", "include_descendants", "top_k", "query"],
+        strict=True,
+    ):
+        assert not failure["success"]
+        assert failure["error_type"] in ("validation_error", "bad_entry")
+        assert argument in failure["error"] or failure["error_type"] == "bad_entry"
+        for foreign in ("pydantic", "Input should", "input_value", "Field required", "String should", "Value should"):
+            assert foreign not in failure["error"]
+
+
+@criterion("engine", "7", "impossible names and numbers give dictionaries")
+@pytest.mark.parametrize("wrong", ["a\0b", "\ud800", "", "x" * 5_000], ids=["NUL", "surrogate", "empty", "long"])
+def test_impossible_names_give_dictionaries(wrong: str, registry: dict[str, Run]) -> None:
+    """What cannot be stored is a failure; a read of it is one, too, or finds nothing."""
+    for answer in (
+        registry["ltm.store"]({}, key=wrong, value=1),
+        registry["ltm.store"]({}, key="key", value=1, entity=f"user:{wrong}"),
+        registry["ltm.store"]({}, key="key", value="\ud800"),
+        registry["ltm.retrieve_by_entity"]({}, entity_type=wrong, entity_id="x"),
+    ):
+        assert (answer["success"], bool(answer.get("error"))) == (False, True), answer
+        answer["error"].encode()
+    for answer in (
+        registry["ltm.retrieve"]({}, key=wrong),
+        registry["ltm.retrieve_by_entity"]({}, entity_type="user", entity_id=wrong),
+        registry["ltm.delete"]({}, key=wrong),
+        registry["ltm.search"]({}, query=wrong),
+        registry["ltm.search"]({}, metadata_filter={wrong: wrong}),
+        registry["ltm.search"]({}, metadata_filter={"field": wrong}),
+        registry["memory.search"]({}, query=wrong),
+    ):
+        assert isinstance(answer["success"], bool)
+
+
+@criterion("engine", "7", "every error_type stands in the reference")
+def test_every_error_type_stands_in_the_reference() -> None:
+    """Memory answers with the kinds of its errors; the page of the actions, or one that it leads to, lists them."""
+    pages = [text for path, text in reference_pages().items() if "error_type" in text or "errors" in path]
+    of_memory = {"validation_error", "prerequisite_missing", *kinds_of(errors.CatalogError)}
+    of_memory |= set(kinds_of(errors.UsageError)) | set(kinds_of(errors.StorageError)) | {"lease_held", "lease_lost"}
+    of_memory -= {"source_not_found", "source_conflict"}
+    missing = {kind for kind in of_memory if not any(f"`{kind}`" in page for page in pages)}
+    assert missing == set()
+
+
+@criterion("engine", "7", "the typed store refuses the same")
+@pytest.mark.parametrize("wrong", ["a\0b", "\ud800"], ids=["NUL", "surrogate"])
+def test_the_typed_store_refuses_impossible_names(wrong: str, tmp_path: Path) -> None:
+    with MemoryStore(str(tmp_path / "memory")) as store:
+        for call in (
+            lambda: store.store(wrong, 1, "user:alice"),
+            lambda: store.store("key", 1, f"user:{wrong}"),
+            lambda: store.retrieve_by_entity(wrong, "x"),
+        ):
+            with pytest.raises(dl.DriftlineError):
+                call()
+        with contextlib.suppress(dl.DriftlineError):
+            assert store.retrieve_by_entity("user", wrong).entries == ()
