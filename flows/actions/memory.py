@@ -56,7 +56,7 @@ class MemoryHandle:
 
         with self._lock:
             if self._backend is None:
-                self._backend = create_ltm_backend(settings=self._settings())
+                self._backend = create_ltm_backend(settings=self._settings(), within=self._within)
             return self._backend
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from driftline.flows.commands.app import DONE, NOTHING_FOUND, app
-from driftline.flows.commands.options import JsonOption, WorkspaceOption
+from driftline.flows.commands.options import JsonOption, WithinOption, WorkspaceOption
 from driftline.flows.output.plain import say
 from driftline.storage.errors import UsageError
 
@@ -49,12 +49,13 @@ def put(
     expires_in: Annotated[
         float | None, typer.Option(min=0.0, metavar="SECONDS", help="Let the entry expire after this time.")
     ] = None,
+    within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Store a value, or replace the value of a key."""
-    with _opened(workspace, config, create=True) as store:
+    with _opened(workspace, config, within, create=True) as store:
         owner = store.names.root if entity is None else store.names.find(entity)
         expires = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)
         store.store(key, _value(sys.stdin.read() if value == "-" else value), owner, _fields(fields), expires)
@@ -65,6 +66,7 @@ def put(
 def get(
     key: Annotated[str, typer.Argument(metavar="KEY")],
     scope: ScopeOption = None,
+    within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -72,7 +74,7 @@ def get(
     """Print the value of a key; with --json, the whole entry. Exit code 1 when there is none."""
     from driftline.flows.memory.dict_backend import entry_to_dict
 
-    with _opened(workspace, config) as store:
+    with _opened(workspace, config, within) as store:
         entry = store.retrieve(key, scope)
     if entry is None:
         return _show({"key": key, "entry": None}, as_json) or NOTHING_FOUND
@@ -85,6 +87,7 @@ def list_entries(
     prefix: Annotated[str, typer.Option(help="Only keys that start with this.")] = "",
     after: Annotated[str, typer.Option(help="Continue after this key.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="Maximum number of entries.")] = 100,
+    within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -93,7 +96,7 @@ def list_entries(
     from driftline.flows.config.memory_settings import open_listing
     from driftline.flows.config.memory_upkeep import memory_of
 
-    with _opened(workspace, config) as store:
+    with _opened(workspace, config, within) as store:
         store.flush()
         directory = (store.names.root if scope is None else store.names.find(scope)).directory
         objects = store.workspace.objects
@@ -112,6 +115,7 @@ def search(
     scope: ScopeOption = None,
     top_k: Annotated[int, typer.Option(min=0, help="Maximum number of results.")] = 5,
     fields: FieldsOption = None,
+    within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -119,7 +123,7 @@ def search(
     """Find the entries that mean QUERY. Exit code 1 when there are none."""
     from driftline.flows.memory.dict_backend import entry_to_dict
 
-    with _opened(workspace, config) as store:
+    with _opened(workspace, config, within) as store:
         hits = store.search_memory(query, top_k, _fields(fields), scope)
     results = [{"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank} for hit in hits]
     lines = [
@@ -132,12 +136,13 @@ def search(
 def delete(
     key: Annotated[str, typer.Argument(metavar="KEY")],
     scope: ScopeOption = None,
+    within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Delete the entry of a key. Exit code 1 when there is none."""
-    with _opened(workspace, config) as store:
+    with _opened(workspace, config, within) as store:
         deleted = store.delete(key, scope)
     return _show({"key": key, "deleted": deleted}, as_json) or (DONE if deleted else NOTHING_FOUND)
 
@@ -146,12 +151,13 @@ def delete(
 def move(
     entity: Annotated[str, typer.Argument(metavar="ENTITY", help="It moves with everything below it.")],
     parent: Annotated[str, typer.Argument(metavar="PARENT", help="Its new parent, in the same tenant.")],
+    within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Move an entity, with its entries, under another parent."""
-    with _opened(workspace, config) as store:
+    with _opened(workspace, config, within) as store:
         moved = store.move_entity(entity, parent)
     return _show({"entity": entity, "moved_to": moved.directory}, as_json, moved.directory)
 
@@ -159,19 +165,22 @@ def move(
 @memory.command()
 def rebuild(
     scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root.")] = None,
+    within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Rebuild the indexes at and below an entity from the catalog, and the vectors of a tenant."""
-    with _opened(workspace, config) as store:
+    with _opened(workspace, config, within) as store:
         sizes = store.rebuild(scope)
     return _show({"indexes": sizes}, as_json, f"rebuilt {len(sizes):,} indexes")
 
 
 @contextmanager
-def _opened(workspace: str | None, config: str | None, *, create: bool = False) -> Iterator[MemoryStore]:
-    """The store of a command; ``create`` allows to create a workspace that was named."""
+def _opened(
+    workspace: str | None, config: str | None, within: str | None, *, create: bool = False
+) -> Iterator[MemoryStore]:
+    """The store of a command, bound to ``within``; ``create`` allows to create a workspace that was named."""
     from driftline.flows.config.locate import workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, open_memory
     from driftline.flows.config.memory_upkeep import memory_of
@@ -183,7 +192,7 @@ def _opened(workspace: str | None, config: str | None, *, create: bool = False) 
     configuration, options = memory_of(uri, config), options_for(uri)
     if not create:
         Workspace.open(uri, options)
-    with open_memory(configuration, uri, options, ask_for_memory) as store:
+    with open_memory(configuration, uri, options, ask_for_memory, within) as store:
         yield store
 
 

@@ -56,3 +56,7 @@ MaxDistanceOption = Annotated[
     typer.Option("--max-distance", min=0.0, max=2.0, help="Drop results farther than this (1 - cosine)."),
 ]
 NLinesOption = Annotated[int, typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.")]
+WithinOption = Annotated[
+    str | None,
+    typer.Option(metavar="ENTITY", help="See nothing but what is at or below this entity, such as org:acme."),
+]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from driftline.flows.commands.app import DONE, app
-from driftline.flows.commands.options import WorkspaceOption
+from driftline.flows.commands.options import WithinOption, WorkspaceOption
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import warn
 from driftline.storage.errors import MissingExtra
@@ -21,10 +21,11 @@ def mcp(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the http transport; 0 chooses a free one.")
     ] = 8765,
+    within: WithinOption = None,
 ) -> int:
     """Serve the workspace to MCP clients: search_lines, read_context, index_status, search_memory."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.memory_settings import find_memory
+    from driftline.flows.config.memory_settings import boundary_of, find_memory
     from driftline.flows.config.memory_upkeep import memory_of
     from driftline.flows.config.toml_file import options_for
     from driftline.storage.workspace.workspace import Workspace
@@ -38,12 +39,14 @@ def mcp(
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
     opened = Workspace.open(target, options_for(target))
-    memory = find_memory(memory_of(target), opened)
+    settings = memory_of(target)
+    boundary = None if within is None else boundary_of(settings, within)
+    memory = find_memory(settings, opened, boundary)
     try:
         if transport == "stdio":
-            serve_stdio(opened, memory)
+            serve_stdio(opened, memory, boundary)
         else:
-            serve_http(opened, host, port, lambda url: warn(f"serving {url}"), memory)
+            serve_http(opened, host, port, lambda url: warn(f"serving {url}"), memory, boundary)
     except KeyboardInterrupt:
         pass  # the usual way to stop it
     return DONE

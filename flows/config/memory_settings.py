@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from driftline.flows.config.defaults import DEFAULT_MAX_DELTAS
-from driftline.storage.errors import UsageError
-from driftline.storage.hierarchy import ROOT_ID
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity, UsageError
+from driftline.storage.hierarchy import ROOT_ID, EntityName, Hierarchy
 
 if TYPE_CHECKING:
     from driftline.storage.memory.listing import MemoryListing
@@ -174,24 +175,24 @@ def open_memory(
     storage_uri: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     ask_for_compaction: Callable[[str, str, int], None] | None = None,
+    within: EntityName | None = None,
 ) -> MemoryStore:
     """The store that ``configuration`` describes, at ``storage_uri`` if that is given. Raises as ``MemoryStore``.
 
-    ``ask_for_compaction`` is called with the workspace, a tenant and its deltas when there are too many.
+    ``ask_for_compaction`` is called with the workspace, a tenant and its deltas when there are too many. The store is
+    bound to ``within``, if that is an entity.
     """
-    from driftline.storage.hierarchy import Hierarchy
     from driftline.storage.memory.store import MemoryStore
 
     uri = storage_uri or configuration.storage.uri
     if uri is None:
         raise UsageError("No workspace was named for the memory", "", "Set storage.uri, or LTM_STORAGE_URI.")
-    hierarchy, cache = configuration.hierarchy, configuration.performance.metadata_cache
-    root, ask = hierarchy.root_entity, ask_for_compaction
+    cache, ask = configuration.performance.metadata_cache, ask_for_compaction
     return MemoryStore(
         uri,
         catalog_url=configuration.catalog.url,
         storage_options=storage_options,
-        hierarchy=Hierarchy(hierarchy.levels, hierarchy.defaults, (root.type, root.id) if root else None),
+        hierarchy=hierarchy_of(configuration),
         embedder=_embedder(configuration.embedding.model) if configuration.embedding.enabled else None,
         inline_bytes=configuration.inline_threshold,
         threads=configuration.performance.parallel_reads.threads,
@@ -199,6 +200,7 @@ def open_memory(
         pool_size=configuration.catalog.pool_size,
         compaction_threshold=configuration.index.compaction_threshold,
         on_threshold=(lambda tenant, deltas: ask(uri, str(tenant), deltas)) if ask is not None else None,
+        within=within,
     )
 
 
@@ -211,8 +213,28 @@ def open_listing(configuration: MemoryConfiguration, objects: ObjectStore) -> Me
     return MemoryListing(objects, threads=threads, cached=cached)
 
 
-def find_memory(configuration: MemoryConfiguration, workspace: Workspace) -> Callable[[], MemoryStore] | None:
-    """What opens the store that can be searched by meaning, once, or None where there is none.
+def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entity:
+    """The entity that ``within`` names by its path from the first level on. Raises BadEntity.
+
+    Nothing is looked up: lines and memory must mean the same entity.
+    """
+    found = hierarchy_of(configuration)
+    parts = found.parts(within)
+    if not found.is_complete(parts):
+        raise BadEntity("A boundary is the whole path of an entity", repr(within)[:200], "Begin with its organisation.")
+    return found.complete(parts)
+
+
+def hierarchy_of(configuration: MemoryConfiguration) -> Hierarchy:
+    """The hierarchy that ``configuration`` describes. Raises UsageError, BadEntity."""
+    section, root = configuration.hierarchy, configuration.hierarchy.root_entity
+    return Hierarchy(section.levels, section.defaults, (root.type, root.id) if root else None)
+
+
+def find_memory(
+    configuration: MemoryConfiguration, workspace: Workspace, within: EntityName | None = None
+) -> Callable[[], MemoryStore] | None:
+    """What opens the store that can be searched by meaning, once, bound to ``within``, or None where there is none.
 
     It lies where the configuration says, else in ``workspace`` if that holds memory: without memory, no database is
     asked. Nothing is created by looking. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
@@ -228,7 +250,7 @@ def find_memory(configuration: MemoryConfiguration, workspace: Workspace) -> Cal
         return None
     catalog = configuration.catalog.model_copy(update={"url": url})
     found = configuration.model_copy(update={"catalog": catalog})
-    return cache(lambda: open_memory(found, place.objects.uri, place.objects.storage_options))
+    return cache(lambda: open_memory(found, place.objects.uri, place.objects.storage_options, within=within))
 
 
 def nested_performance(section: Any) -> Any:

@@ -14,6 +14,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import ToolAnnotations
 
 from driftline.flows.mcp_server.tools import LineTools, MemoryTools, protocol_errors
+from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
@@ -27,13 +28,18 @@ _GRACE_SECONDS = 3
 """How long an interrupted HTTP server waits for clients that hold a stream open."""
 
 
-def make_server(workspace: Workspace, memory: Callable[[], MemoryStore] | None = None) -> MCPServer[Any]:
-    """The server of an open workspace, and of the memory store that ``memory`` opens."""
+def make_server(
+    workspace: Workspace, memory: Callable[[], MemoryStore] | None = None, within: Entity | None = None
+) -> MCPServer[Any]:
+    """The server of an open workspace, and of the memory store that ``memory`` opens.
+
+    With ``within`` it serves only lines at or below that entity; ``memory`` is bound by whoever opens it.
+    """
     instructions = _INSTRUCTIONS + (_MEMORY_INSTRUCTIONS if memory else "")
     server: MCPServer[Any] = MCPServer(
         "driftline", instructions=instructions, version=version("driftline"), log_level="WARNING"
     )
-    lines = LineTools(workspace)
+    lines = LineTools(workspace, within)
     tools: list[Callable[..., Any]] = [lines.search_lines, lines.index_status, lines.read_context]
     if memory is not None:
         tools.append(MemoryTools(memory).search_memory)
@@ -43,9 +49,11 @@ def make_server(workspace: Workspace, memory: Callable[[], MemoryStore] | None =
     return server
 
 
-def serve_stdio(workspace: Workspace, memory: Callable[[], MemoryStore] | None = None) -> None:
+def serve_stdio(
+    workspace: Workspace, memory: Callable[[], MemoryStore] | None = None, within: Entity | None = None
+) -> None:
     """Serve one client over standard input and output until it closes them. An interrupt ends the process."""
-    server = make_server(workspace, memory)
+    server = make_server(workspace, memory, within)
     # KeyboardInterrupt does not reach the thread in which the SDK reads, and there is nothing to finish.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -60,6 +68,7 @@ def serve_http(
     port: int,
     on_ready: Callable[[str], None],
     memory: Callable[[], MemoryStore] | None = None,
+    within: Entity | None = None,
 ) -> None:
     """Serve over streamable HTTP until interrupted. Port 0 chooses a free port; ``on_ready`` receives the URL.
 
@@ -75,7 +84,7 @@ def serve_http(
         security = TransportSecuritySettings(
             allowed_hosts=[f"{name}:*" for name in names], allowed_origins=[f"http://{name}:*" for name in names]
         )
-        app = make_server(workspace, memory).streamable_http_app(transport_security=security)
+        app = make_server(workspace, memory, within).streamable_http_app(transport_security=security)
         on_ready(f"http://{shown}:{listener.getsockname()[1]}/mcp")
         uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_SECONDS)).run(
             sockets=[listener]

@@ -17,6 +17,7 @@ from pydantic import Field
 from driftline.flows.mcp_server import answers
 from driftline.flows.mcp_server.answers import MAX_ANSWER_BYTES, ContextAnswer, IndexStatus, SearchAnswer
 from driftline.flows.mcp_server.memory import FilterValue, MemoryAnswer, memory_answer
+from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.memory.store import MemoryStore
@@ -54,9 +55,10 @@ def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @dataclass(frozen=True, slots=True)
 class LineTools:
-    """Tools over the lines of a workspace, which each call reads anew."""
+    """Tools over the lines of a workspace, or of what is at or below ``within``; each call reads them anew."""
 
     workspace: Workspace
+    within: Entity | None = None
 
     def search_lines(
         self,
@@ -78,6 +80,7 @@ class LineTools:
     ) -> SearchAnswer:
         """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
         where = LineFilter(
+            entities=None if self.within is None else (self.within,),
             paths=tuple(paths) if paths else None,
             dirs=tuple(dirs) if dirs else None,
             globs=tuple(globs) if globs else None,
@@ -96,7 +99,7 @@ class LineTools:
 
     def index_status(self) -> IndexStatus:
         """Show what is indexed: sources, documents, lines, and the model that embedded them."""
-        return answers.index_status(self.workspace.reread().stats())
+        return answers.index_status(self.workspace.reread().stats(self.within))
 
     def read_context(
         self,
@@ -108,7 +111,10 @@ class LineTools:
         ] = None,
     ) -> ContextAnswer:
         """Read an indexed document around a line. Only indexed documents can be read."""
-        return answers.context_answer(read_excerpt(self.workspace.reread(), path, line, n_lines=n_lines, source=source))
+        opened = self.workspace.reread()
+        return answers.context_answer(
+            read_excerpt(opened, path, line, n_lines=n_lines, source=source, within=self.within)
+        )
 
 
 @dataclass(frozen=True, slots=True)

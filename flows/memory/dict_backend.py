@@ -247,16 +247,23 @@ class HierarchicalLTMBackend:
         if entity_path is not None:
             folded = compact_index(workspace, self.core.names.find(entity_path))
         else:
-            for tenant in workspace.tenants():
-                folded |= compact_indexes(workspace, tenant, threshold)
+            boundary = self.core.names.boundary
+            for top in workspace.tenants() if boundary is None else [boundary]:
+                folded |= compact_indexes(workspace, top, threshold)
         return {"compacted_paths": sorted(folded), "entries_processed": entries_of(folded)}
 
     @_told
     def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
-        """What ``driftline cleanup --json`` prints."""
+        """What ``driftline cleanup --json`` prints; a bound store cleans the memory blobs within its boundary."""
         from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+        from driftline.flows.runs.cleanup_within import clean_within
 
-        objects = self.core.workspace.objects
+        core, objects = self.core, self.core.workspace.objects
+        if (boundary := core.names.boundary) is not None:
+            if not dry_run:
+                core.collect_expired()
+            report = clean_within(core.workspace, core.catalog, boundary, max_age_seconds, dry_run=dry_run)
+            return report.to_dict()
         request = CleanupRequest(
             objects.uri,
             max_age_seconds,
@@ -285,6 +292,7 @@ def create_ltm_backend(
     inline_threshold: int | None = None,
     config: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    within: EntityName | None = None,
     errors: Errors = "return",
 ) -> HierarchicalLTMBackend:
     """Open a memory store whose methods return dictionaries.
@@ -294,8 +302,9 @@ def create_ltm_backend(
     ``hierarchy``, ``index``, ``performance`` and ``embedding`` are sections of that file; ``catalog_url``,
     ``storage_uri``, ``hierarchy_levels`` and ``hierarchy_defaults`` are single keys of them, and win over them, as
     ``index_config`` and ``performance_config`` win over ``index`` and ``performance``. ``inline_threshold`` is in
-    bytes. With ``errors="raise"`` the methods raise typed exceptions. Raises UsageError, CatalogMismatch, UnsafeStore,
-    WorkspaceTooNew, CorruptFile, AccessDenied, CatalogError, StorageError.
+    bytes. ``within`` binds the store to an entity (see ``MemoryStore``). With ``errors="raise"`` the methods raise
+    typed exceptions. Raises BadEntity, UsageError, CatalogMismatch, UnsafeStore, WorkspaceTooNew, CorruptFile,
+    AccessDenied, CatalogError, StorageError.
     """
     if backend != "hierarchical":
         raise UsageError("There is no such memory backend", repr(backend), "It is 'hierarchical'.")
@@ -312,7 +321,7 @@ def create_ltm_backend(
         embedding=embedding,
         inline_threshold=inline_threshold,
     )
-    store = open_memory(configuration, ask_for_compaction=ask_for_memory)
+    store = open_memory(configuration, ask_for_compaction=ask_for_memory, within=within)
     return HierarchicalLTMBackend(store, configuration, errors)
 
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -50,12 +50,15 @@ class Flusher:
         search: MemorySearch | None,
         now: Callable[[], datetime],
         watch: DeltaWatch | None = None,
+        within: Entity | None = None,
     ) -> None:
+        """``within`` limits the flushes to its tenant, and what they count to what lies at or below it."""
         self._catalog = catalog
         self._objects = objects
         self._search = search
         self._now = now
         self._watch = watch
+        self._within = within
         self._name = uuid.uuid4().hex
         self._one_at_a_time = threading.Lock()
         self._state = threading.Condition()
@@ -91,7 +94,7 @@ class Flusher:
             return
         before = self._now() - timedelta(seconds=OVERDUE_SECONDS)
         find = partial(outbox.overdue, before=before, for_vectors=self._search is not None)
-        left = self._catalog.read(find)
+        left = self._visible(self._catalog.read(find))
         if not left:
             return
         try:
@@ -120,7 +123,7 @@ class Flusher:
 
     def _flush(self, shared: bool) -> int:
         flushed = 0
-        for tenant in self._catalog.read(partial(outbox.waiting, for_vectors=self._search is not None)):
+        for tenant in self._visible(self._catalog.read(partial(outbox.waiting, for_vectors=self._search is not None))):
             number = self._empty(tenant, shared=shared)
             if number is None:
                 self._waiting += 1  # the other process may have read the outbox for the last time
@@ -134,7 +137,7 @@ class Flusher:
         flushed = 0
         while batch := self._batch(tenant):
             self._publish(tenant, batch)
-            flushed += len(batch)
+            flushed += sum(map(self._counts, batch))
             if self._watch is not None:
                 self._watch.flushed(tenant)
             if shared:
@@ -159,6 +162,15 @@ class Flusher:
             self.flush()
         if self._watch is not None:
             self._watch.look()
+
+    def _visible(self, tenants: Sequence[Entity]) -> list[Entity]:
+        return [tenant for tenant in tenants if self._within is None or tenant == self._within.tenant]
+
+    def _counts(self, change: Change) -> bool:
+        if self._within is None:
+            return True
+        top = f"{self._within.directory}/"
+        return any(f"{path}/".startswith(top) for path in (change.path, change.left_path) if path)
 
     def _publish(self, tenant: Entity, batch: list[Change]) -> None:
         publish(self._objects, [change for change in batch if not change.is_indexed], self._now())

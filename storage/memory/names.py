@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity
-from driftline.storage.hierarchy import EntityName, Hierarchy, Parts
+from driftline.storage.hierarchy import EntityName, Hierarchy, Parts, is_within
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.queries import Scope
@@ -25,8 +26,10 @@ class EntityNames:
     them. Methods raise BadEntity, CatalogError, CatalogConnectionError.
     """
 
-    def __init__(self, catalog: Catalog, hierarchy: Hierarchy) -> None:
-        self.hierarchy = hierarchy
+    def __init__(self, catalog: Catalog, hierarchy: Hierarchy, boundary: Entity | None = None) -> None:
+        """``boundary`` is the root, and nothing outside of it is looked up or found."""
+        self.hierarchy = hierarchy if boundary is None else replace(hierarchy, root=boundary)
+        self.boundary = boundary
         self._catalog = catalog
 
     @property
@@ -40,6 +43,19 @@ class EntityNames:
 
     def find_all(self, names: Iterable[EntityName]) -> list[Entity]:
         """The entities that ``names`` mean, in their order."""
+        found = self.places(names)
+        for entity in found:
+            if not self.is_inside(entity):
+                # Whether it exists must not show.
+                raise BadEntity("The entity is outside of what this store is bound to", entity.directory)
+        return found
+
+    def is_inside(self, entity: Entity) -> bool:
+        """Whether ``entity`` is at or below the boundary."""
+        return self.boundary is None or is_within(entity, self.boundary)
+
+    def places(self, names: Iterable[EntityName]) -> list[Entity]:
+        """The entities that ``names`` mean as limits of a read, where those outside of the boundary do no harm."""
         parsed = [self.hierarchy.parts(name) for name in names]
         short = {parts for parts in parsed if not self.hierarchy.is_complete(parts)}
         found: dict[Parts, Entity] = {}
@@ -54,10 +70,8 @@ class EntityNames:
 
     def scope(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope:
         """What a call may see: what lies at or below ``within``, the root by default, and one of ``allowed``."""
-        named = [*([] if within is None else [within]), *(allowed or ())]
-        found = self.find_all(named)
-        top = self.root if within is None else found.pop(0)
-        return Scope(top, None if allowed is None else tuple(found))
+        top = self.root if within is None else self.find(within)
+        return Scope(top, None if allowed is None else tuple(self.places(allowed)))
 
     def _look_up(self, connection: Connection, parts: Parts) -> Entity:
         checked = self.hierarchy.complete(parts)
@@ -69,7 +83,7 @@ class EntityNames:
             registered = [
                 entity
                 for entity in entity_tree.named(connection, *known[-1], tenant)
-                if set(known) <= set(entity.parts)
+                if set(known) <= set(entity.parts) and self.is_inside(entity)
             ]
             if len(registered) > 1:
                 paths = [entity.directory for entity in registered]
@@ -82,3 +96,9 @@ class EntityNames:
             if registered:
                 return self.hierarchy.complete((*registered[0].parts, *rest))
         return checked
+
+
+def bound_names(catalog: Catalog, hierarchy: Hierarchy, within: EntityName | None) -> EntityNames:
+    """The names of a store that is bound to ``within``, if that is an entity."""
+    names = EntityNames(catalog, hierarchy)
+    return names if within is None else EntityNames(catalog, hierarchy, names.find(within))

@@ -91,7 +91,8 @@ class EntityRegistry:
     def ancestors(self, entity: EntityName) -> list[EntityRecord]:
         """The ancestors of an entity, its parent first."""
         node = self.names.find(entity)
-        return self.catalog.read(lambda connection: entity_tree.ancestors(connection, node))
+        above = self.catalog.read(lambda connection: entity_tree.ancestors(connection, node))
+        return [record for record in above if self.names.is_inside(record.entity)]
 
     def descendants(
         self, entity: EntityName, type: str | None = None, max_depth: int | None = None

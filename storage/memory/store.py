@@ -30,7 +30,7 @@ from driftline.storage.memory.catalog.values import (
 from driftline.storage.memory.closing import Closing
 from driftline.storage.memory.delta_watch import DeltaWatch
 from driftline.storage.memory.flush import Flusher
-from driftline.storage.memory.names import EntityNames
+from driftline.storage.memory.names import bound_names
 from driftline.storage.memory.pages import Cursor, Page
 from driftline.storage.memory.reader import EntryReader, MemoryEntry
 from driftline.storage.memory.registry import DEFAULT_LIMIT, EntityRegistry, utc_now
@@ -75,6 +75,7 @@ class MemoryStore:
         now: Callable[[], datetime] = utc_now,
         compaction_threshold: int = DEFAULT_COMPACTION_THRESHOLD,
         on_threshold: Callable[[Entity, int], None] | None = None,
+        within: EntityName | None = None,
     ) -> None:
         """Open the workspace and the catalog, and create them if they do not exist.
 
@@ -82,21 +83,23 @@ class MemoryStore:
         is called when text is first embedded. Entries stored without an embedder become searchable by meaning once a
         store with an embedder is open or, in a tenant without vectors, after ``rebuild``. ``on_threshold`` is called
         with a tenant and the number of deltas in its index when there are more than ``compaction_threshold``.
-        Raises CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew, CorruptFile, AccessDenied,
-        StorageError.
+        ``within`` binds the store to an entity, which is its root: no call reads, writes, lists, counts or reveals
+        anything outside of it.
+        Raises BadEntity, CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew, CorruptFile,
+        AccessDenied, StorageError.
         """
         self.workspace = Workspace.open_for_writing(storage_uri, storage_options)
         self.catalog = Catalog(catalog_url or _embedded(self.workspace), pool_size)
-        self.hierarchy = hierarchy or Hierarchy()
-        self.names = EntityNames(self.catalog, self.hierarchy)
         self._now = now
         self.catalog.prepare(self.workspace.config.workspace_id)
+        self.names = bound_names(self.catalog, hierarchy or Hierarchy(), within)
+        self.hierarchy = self.names.hierarchy
         self._blobs = Blobs(self.workspace.objects, cache_seconds)
         self._pool = ThreadPoolExecutor(threads, "driftline-memory")
         self._reader = EntryReader(self.catalog, self._blobs, self._pool, now)
         self._search = MemorySearch(self.workspace.objects, embedder, self._reader.values) if embedder else None
         watch = DeltaWatch(self.workspace.objects, compaction_threshold, on_threshold) if on_threshold else None
-        self._flusher = Flusher(self.catalog, self.workspace.objects, self._search, now, watch)
+        self._flusher = Flusher(self.catalog, self.workspace.objects, self._search, now, watch, self.names.boundary)
         self._entities = EntityRegistry(self.catalog, self.names, now, self._flusher.notify)
         self._writer = EntryWriter(self.catalog, self.names, self._blobs, self._pool, inline_bytes, now)
         self._closing = Closing(self, self._flusher, self._pool, self.catalog)
@@ -202,8 +205,8 @@ class MemoryStore:
         return self._flusher.flush()
 
     def collect_expired(self) -> int:
-        """Delete the expired entries of all tenants; returns the number of entries."""
-        removed = upkeep.collect_expired(self.catalog, self._now())
+        """Delete the expired entries of all tenants, or within the boundary; returns the number of entries."""
+        removed = upkeep.collect_expired(self.catalog, self._now(), self.names.boundary)
         self._flusher.notify(removed)
         return removed
 
@@ -312,7 +315,7 @@ class MemoryStore:
         places = [*([visible.allowed] if visible.allowed is not None else [])]
         if entity is not None:
             named = entity if isinstance(entity, list) else [entity]
-            places.append(tuple(self.names.find_all(named)))
+            places.append(tuple(self.names.places(named)))
         if top_k and query.strip():
             self._flusher.settle()
 

@@ -34,10 +34,12 @@ LEASE = "memory"
 """The purpose of the lease that compactions and rebuilds of a tenant's memory indexes hold."""
 
 
-def collect_expired(catalog: Catalog, now: datetime) -> int:
-    """Delete the expired entries in batches; returns the number of entries."""
+def collect_expired(catalog: Catalog, now: datetime, within: Entity | None = None) -> int:
+    """Delete the expired entries, of all tenants or at and below ``within``, in batches; returns their number."""
     total = 0
-    while expired := catalog.read(lambda connection: entry_queries.expired_keys(connection, now, EXPIRED_AT_ONCE)):
+    while expired := catalog.read(
+        lambda connection: entry_queries.expired_keys(connection, now, EXPIRED_AT_ONCE, within)
+    ):
         by_tenant: dict[str, list[str]] = defaultdict(list)
         for path, key in expired:
             by_tenant[path].append(key)

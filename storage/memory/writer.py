@@ -110,7 +110,7 @@ class EntryWriter:
         for owner in sorted(by_tenant):  # a fixed order avoids deadlocks between transactions
             tenant = entity_tree.lock_tenant(connection, owner, create=True)
             assert tenant is not None
-            entry_rows.put(connection, tenant, by_tenant[owner], self._now())
+            entry_rows.put(connection, tenant, by_tenant[owner], self._now(), self._names.boundary)
         if time.monotonic() - started > MAX_COMMIT_SECONDS:
             raise StorageError(
                 f"Storing took more than {MAX_COMMIT_SECONDS / 60:.0f} minutes, and cleanup may delete its blobs",

@@ -109,9 +109,10 @@ class Workspace:
         fingerprints = (table_fingerprint(name, LineTable.KIND) for name in names)
         return [LineTable(self.objects, tenant.tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
 
-    def stats(self) -> WorkspaceStats:
-        """The figures of the workspace."""
-        return collect(self.objects, self.config, self.sources(), self.tenants())
+    def stats(self, within: Entity | None = None) -> WorkspaceStats:
+        """The figures of the workspace, or of what is at or below ``within``."""
+        tenants = [tenant for tenant in self.tenants() if within is None or tenant == within.tenant]
+        return collect(self.objects, self.config, self.sources(within), tenants)
 
     # -- sources -----------------------------------------------------------------------------
 

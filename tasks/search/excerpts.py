@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.hierarchy import is_within
 from driftline.storage.ids import content_hash
 from driftline.storage.lance.table import quote
 from driftline.storage.sources.source import known_source
@@ -28,15 +29,25 @@ class Excerpt:
     current: bool
 
 
-def read_excerpt(workspace: Workspace, path: str, line: int, *, n_lines: int, source: str | None = None) -> Excerpt:
+def read_excerpt(
+    workspace: Workspace,
+    path: str,
+    line: int,
+    *,
+    n_lines: int,
+    source: str | None = None,
+    within: Entity | None = None,
+) -> Excerpt:
     """The line of an indexed document, and ``n_lines`` on each side; ``source`` may be left out where one has the path.
+
+    Only documents of sources at or below ``within`` are read.
 
     What has not been indexed is never returned: a document is read by its path in the manifest, and only believed when
     its hash is the manifest's. Raises UsageError for anything else, StorageError.
     """
     if line < 1 or n_lines < 0:
         raise UsageError("Lines count from 1, and n_lines must not be negative", f"{line}, {n_lines}")
-    entity, digest = _indexed(workspace, path, source)
+    entity, digest = _indexed(workspace, path, source, within)
     lines = _read(workspace, entity, path, digest)
     first, last = max(0, line - 1 - n_lines), line - 1 + n_lines
     current = lines is not None
@@ -46,12 +57,14 @@ def read_excerpt(workspace: Workspace, path: str, line: int, *, n_lines: int, so
     return Excerpt(str(entity), path, first + 1, tuple(part), current)
 
 
-def _indexed(workspace: Workspace, path: str, source: str | None) -> tuple[Entity, str]:
-    """The source that has indexed ``path``, and the hash of what it has indexed."""
+def _indexed(workspace: Workspace, path: str, source: str | None, within: Entity | None) -> tuple[Entity, str]:
+    """The source at or below ``within`` that has indexed ``path``, and the hash of what it has indexed."""
     if source is None:
-        entities = [entity for entity, _ in workspace.sources()]
+        entities = [entity for entity, _ in workspace.sources(within)]
     else:
         entities = [Entity.parse(source, workspace.config.hierarchy)]
+        if within is not None:
+            entities = [entity for entity in entities if is_within(entity, within)]
     found: list[tuple[Entity, str]] = []
     for entity in entities:
         rows = workspace.manifest(entity).get([path], columns=["hash", "reason"]).to_pylist()

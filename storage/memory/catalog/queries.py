@@ -136,15 +136,20 @@ def search(
     return [EntryRow(*row) for row in connection.execute(query, parameters)]
 
 
-def expired_keys(connection: Connection, now: datetime, limit: int) -> list[tuple[str, str]]:
-    """``(path of the tenant, key)`` of up to ``limit`` expired entries."""
+def expired_keys(
+    connection: Connection, now: datetime, limit: int, within: Entity | None = None
+) -> list[tuple[str, str]]:
+    """``(path of the tenant, key)`` of up to ``limit`` expired entries, in all tenants or at and below ``within``."""
     query = (
         sa.select(tenants.c.path, entries.c.key)
         .join(tenants, tenants.c.id == entries.c.tenant_id)
         .where(entries.c.expires <= now)
         .limit(limit)
     )
-    return [(path, key) for path, key in connection.execute(query)]
+    if within is None:
+        return [(path, key) for path, key in connection.execute(query)]
+    query = query.where(_at_or_below("within", entries.c.entity_id))
+    return [(path, key) for path, key in connection.execute(query, {"within": [within.directory]})]
 
 
 def blob_references(connection: Connection) -> tuple[frozenset[str], dict[str, datetime]]:

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntry
 from driftline.storage.memory.catalog.database import bulk_insert, upsert
 from driftline.storage.memory.catalog.drafts import COLUMNS as DRAFT_COLUMNS
 from driftline.storage.memory.catalog.drafts import Drafts
@@ -24,10 +25,15 @@ from driftline.storage.memory.catalog.queries import COLUMNS, EntryRow, Scope, a
 from driftline.storage.memory.catalog.tables import UtcTime, closure, entities, entries, outbox, retired_blobs
 
 
-def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime) -> None:
-    """Store ``new``, whose keys are distinct, register the owners, and retire the blobs of replaced entries."""
+def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, within: Entity | None = None) -> None:
+    """Store ``new``, whose keys are distinct, register the owners, and retire the blobs of replaced entries.
+
+    Raises BadEntry for a key of an entry that is neither at nor below ``within``.
+    """
     ids = ensure(connection, tenant, set(new.path), now)
     known = {row.key: row for row in _locked(connection, tenant, new.key)}
+    if within is not None:
+        _check_inside(known.values(), within)
     same = {"tenant_id": tenant.id, "rev": tenant.rev, "updated": now}
     added = new.some([key not in known for key in new.key]) if known else new
     bulk_insert(connection, entries, _columns(added, ids), {**same, "created": now})
@@ -42,6 +48,12 @@ def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime) -> N
     left = [known[key].path if key in known else None for key in new.key]
     moved_from = [was if was != path else None for was, path in zip(left, new.path, strict=True)]
     _enqueue(connection, tenant, new.key, new.path, moved_from, now)
+
+
+def _check_inside(known: Iterable[EntryRow], within: Entity) -> None:
+    for row in known:
+        if not f"{row.path}/".startswith(f"{within.directory}/"):
+            raise BadEntry("This key cannot be used here", repr(row.key)[:80], "Choose another key.")
 
 
 def _columns(new: Drafts, ids: Mapping[str, int]) -> dict[str, Sequence[Any]]:
