@@ -93,14 +93,12 @@ def list_entries(
     as_json: JsonOption = False,
 ) -> int:
     """List the keys at and below an entity, with owner and size, from its index. Exit code 1 when there are none."""
-    from driftline.flows.config.memory_settings import open_listing
-    from driftline.flows.config.memory_upkeep import memory_of
+    from driftline.storage.memory.listing import MemoryListing
 
     with _opened(workspace, config, within) as store:
         store.flush()
         directory = (store.names.root if scope is None else store.names.find(scope)).directory
-        objects = store.workspace.objects
-        listing = open_listing(memory_of(objects.uri, config), objects)
+        listing = MemoryListing(store.workspace.objects)
         rows = listing.list(directory, prefix=prefix, after=after, limit=limit).to_pylist()
         total = listing.totals(directory, prefix=prefix).entries
     entries = [{**row, "metadata": json.loads(row["metadata"]), **_times(row)} for row in rows]

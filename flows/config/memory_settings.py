@@ -20,9 +20,7 @@ from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.hierarchy import ROOT_ID, EntityName, Hierarchy
 
 if TYPE_CHECKING:
-    from driftline.storage.memory.listing import MemoryListing
     from driftline.storage.memory.store import MemoryStore
-    from driftline.storage.objects.store import ObjectStore
     from driftline.storage.workspace.workspace import Workspace
 
 CONFIG_VARIABLE = "LTM_CONFIG"
@@ -88,14 +86,14 @@ class HierarchySection(_Section):
 
 
 class CacheSection(_Section):
-    """What is cached: blobs, which never change, and the footers of index files."""
+    """What is cached: blobs, which never change."""
 
     enabled: bool = True
     ttl_seconds: Annotated[float, Field(ge=0)] = 600.0
 
 
 class ThreadsSection(_Section):
-    """How many blobs are read at once; DuckDB gets as many threads."""
+    """How many blobs are read at once."""
 
     threads: Annotated[int, Field(ge=1, le=256)] = 8
 
@@ -202,15 +200,6 @@ def open_memory(
         on_threshold=(lambda tenant, deltas: ask(uri, str(tenant), deltas)) if ask is not None else None,
         within=within,
     )
-
-
-def open_listing(configuration: MemoryConfiguration, objects: ObjectStore) -> MemoryListing:
-    """What answers listings and counts from the indexes, with the cache and the threads of ``configuration``."""
-    from driftline.storage.memory.listing import MemoryListing
-
-    performance = configuration.performance
-    threads, cached = performance.parallel_reads.threads, performance.metadata_cache.enabled
-    return MemoryListing(objects, threads=threads, cached=cached)
 
 
 def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entity:

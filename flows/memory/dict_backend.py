@@ -24,6 +24,7 @@ from driftline.flows.output.compaction_events import ask_for_memory
 from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.hierarchy import EntityName
+from driftline.storage.memory.index_query import KeyRange
 from driftline.storage.memory.reader import MemoryEntry
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.upkeep import compact_index, compact_indexes, entries_of
@@ -198,6 +199,22 @@ class HierarchicalLTMBackend:
         hits = self.core.search_memory(query, top_k, filter, entity, allowed_ancestors=allowed_ancestors)
         results = [{"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank} for hit in hits]
         return {"results": results}
+
+    @_told
+    def query_index(
+        self,
+        range: KeyRange | None = None,
+        group_by: str | None = None,
+        entity: EntityName | None = None,
+        rev: int | None = None,
+        limit: int = 1_000,
+    ) -> Result:
+        """``{rows}`` of the index of an entity: entries without values, or ``{LEVEL: id, entity, entries, size_bytes}``
+        of each entity of the level ``group_by``.
+
+        ``range`` is the first key and the one behind the last. ``rev`` asks for an earlier revision of the index.
+        """
+        return {"rows": self.core.query_index(range, group_by, entity, rev=rev, limit=limit)}
 
     # -- entities ----------------------------------------------------------------------------
 

@@ -155,6 +155,21 @@ class DeltaIndex:
             pieces = list(self._folded(base, log.deltas, Keys.all(), [self.key, "op", "rev"]))
         return max((pc.max(piece["rev"]).as_py() or 0 for piece in pieces), default=0)
 
+    def reduce(
+        self,
+        work: Callable[[Iterator[pa.Table]], _Result],
+        low: str = "",
+        high: str | None = None,
+        *,
+        columns: Sequence[str],
+        as_of: int | None = None,
+    ) -> _Result:
+        """What ``work`` makes of the rows that ``between`` returns, in pieces of bounded size; ``work`` may stop early.
+
+        It is called again if files vanish meanwhile.
+        """
+        return self._settled(lambda: work(self._live(Keys.between(low, high), columns, as_of)))
+
     def check(self) -> None:
         """Read the footer of every file, which detects truncated and foreign files. Raises as reads do."""
         self._settled(self._check)

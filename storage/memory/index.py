@@ -10,9 +10,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from driftline.storage.deltas.delta_index import ADD, READ_THREADS, REMOVE, DeltaIndex
-from driftline.storage.deltas.files import FileReader
-from driftline.storage.deltas.key_ranges import Keys
+from driftline.storage.deltas.delta_index import ADD, REMOVE, DeltaIndex
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile
 from driftline.storage.hierarchy import directories
@@ -45,17 +43,6 @@ class MemoryIndex(DeltaIndex):
 
     def __init__(self, objects: ObjectStore, directory: str) -> None:
         super().__init__(objects, directory, KIND, FIELDS)
-
-    def raw(self, names: Sequence[str]) -> pa.Table:
-        """The rows of the files ``names`` without folding, including removals and superseded rows."""
-        columns = self.file_schema.names
-
-        def read(name: str) -> pa.Table:
-            with FileReader(self.objects, f"{self.directory}/{name}", self.layout) as file:
-                return file.read(Keys.all(), columns)
-
-        with ThreadPoolExecutor(READ_THREADS, "driftline-memory-index") as pool:
-            return pa.concat_tables(in_threads(pool, read, names))
 
 
 def publish(objects: ObjectStore, changes: Sequence[Change], now: datetime) -> int:

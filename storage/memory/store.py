@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.hierarchy import EntityName, Hierarchy
-from driftline.storage.memory import upkeep
+from driftline.storage.memory import index_query, upkeep
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import queries as entry_queries
 from driftline.storage.memory.catalog import writes as entry_rows
@@ -30,6 +30,8 @@ from driftline.storage.memory.catalog.values import (
 from driftline.storage.memory.closing import Closing
 from driftline.storage.memory.delta_watch import DeltaWatch
 from driftline.storage.memory.flush import Flusher
+from driftline.storage.memory.index_query import KeyRange
+from driftline.storage.memory.listing import MemoryListing
 from driftline.storage.memory.names import bound_names
 from driftline.storage.memory.pages import Cursor, Page
 from driftline.storage.memory.reader import EntryReader, MemoryEntry
@@ -219,6 +221,29 @@ class MemoryStore:
         self.flush()
         top = self.names.root if within is None else self.names.find(within)
         return upkeep.rebuild(self.catalog, self.workspace, self._search, top, self._now)
+
+    def query_index(
+        self,
+        range: KeyRange | None = None,
+        group_by: str | None = None,
+        scope: EntityName | None = None,
+        *,
+        rev: int | None = None,
+        limit: int = DEFAULT_LIMIT,
+    ) -> list[dict[str, Any]]:
+        """The entries at or below ``scope`` from its index, without their values; or totals by level ``group_by``.
+
+        ``range`` is the first key and the one behind the last. ``rev`` asks for the index as of that revision of the
+        tenant, which must not precede the last compaction. The rows are those of ``index_query``.
+        """
+        keys = index_query.check_range(range)
+        level = group_by and self.hierarchy.check_type(group_by)
+        entity = self.names.root if scope is None else self.names.find(scope)
+        self._flusher.settle()
+        listing, now = MemoryListing(self.workspace.objects), self._now()
+        if level:
+            return index_query.totals_by_level(listing, entity, level, keys, now, as_of=rev)
+        return index_query.entries_between(listing, entity, keys, now, limit=limit, as_of=rev)
 
     # -- reading -----------------------------------------------------------------------------
 

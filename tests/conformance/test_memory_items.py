@@ -773,6 +773,59 @@ def keeps_duckdb() -> bool:
     return '"duckdb' in (ROOT / "pyproject.toml").read_text()
 
 
+@criterion("memory", "11", "listing prints nothing to standard error")
+def test_a_listing_leaves_standard_error_empty(place: Path) -> None:
+    with open_backend(place) as backend:
+        ok(backend.store("key", 1, "org:default/project:alpha"))
+    done = subprocess.run(
+        [*COMMAND, "memory", "list", "--workspace", str(place)], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert "key" in done.stdout
+    assert done.stderr == ""
+
+
+@criterion("memory", "11", "query_index answers ranges and sums over base and deltas")
+@pytest.mark.parametrize("kind", ["disk", "bucket"])
+def test_indexes_are_queried(
+    kind: str, place: Path, sqlite_catalog: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``range`` are the first key and the one behind the last, ``group_by`` a level."""
+    where = str(place) if kind == "disk" else request.getfixturevalue("s3_bucket")
+    monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
+    with open_backend(where, sqlite_catalog) as backend:
+        for n in range(4):
+            ok(backend.store(f"key {n}", n, f"{ACME}/project:{'ab'[n % 2]}"))
+        backend.core.flush()
+        ok(backend.compact_indexes(None, 0))
+        ok(backend.delete("key 3"))
+        asked: Any = backend
+        query: Run = asked.query_index
+        rows = ok(query(range=("key 1", "key 3")))["rows"]
+        assert [row["key"] for row in rows] == ["key 1", "key 2"]
+        totals = ok(query(group_by="project"))["rows"]
+        assert {row["project"]: row["entries"] for row in totals} == {"a": 2, "b": 1}
+        assert all(row["size_bytes"] > 0 for row in totals)
+
+
+@criterion("memory", "11", "query_index knows earlier revisions")
+def test_indexes_are_queried_as_of_a_revision(acme: HierarchicalLTMBackend) -> None:
+    ok(acme.store("early", 1, S123))
+    first = acme.core.retrieve("early", ACME)
+    assert first is not None
+    ok(acme.store("late", 2, S123))
+    acme.core.flush()
+    asked: Any = acme
+    query: Run = asked.query_index
+    assert [row["key"] for row in ok(query())["rows"]] == ["early", "late"]
+    assert [row["key"] for row in ok(query(rev=first.rev))["rows"]] == ["early"]
+
+
+@criterion("memory", "11", "DuckDB, which did not pay, is gone: there is no connection to keep or to close")
+def test_no_database_engine_is_needed_for_indexes() -> None:
+    assert "duckdb" not in (ROOT / "pyproject.toml").read_text().lower()
+    assert decided("DuckDB", "query_index")
+
+
 # -- 12: search ------------------------------------------------------------------------------
 
 

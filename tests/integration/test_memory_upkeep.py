@@ -140,7 +140,7 @@ def test_listings_come_from_the_indexes(
     uri = str(tmp_path / "it's a workspace") if place == "local" else request.getfixturevalue("s3_bucket")
     past = datetime.now(UTC) - timedelta(seconds=1)
     with MemoryStore(uri, catalog_url=sqlite_catalog) as store:
-        listing = MemoryListing(store.workspace.objects, threads=1)
+        listing = MemoryListing(store.workspace.objects)
         assert listing.totals(ACME) == Totals(0, 0)
         store.store_many(MemoryItem(f"k{n:03}", n, S1 if n % 2 else S2, {"n": n}) for n in range(100))
         store.store("expired", 1, S1, expires_at=past)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
@@ -92,7 +93,8 @@ def test_damage_is_detected_and_indexes_are_repaired(store: MemoryStore) -> None
 def _one_row(store: MemoryStore) -> tuple[str, object]:
     index = MemoryIndex(store.workspace.objects, S1_DIRECTORY.rpartition("/")[0])
     name = index.log().deltas[0]
-    return name.removeprefix("_index_delta_").removesuffix(".parquet"), index.raw([name])
+    rows = pq.read_table(Path(index.objects.uri) / index.directory / name, partitioning=None)
+    return name.removeprefix("_index_delta_").removesuffix(".parquet"), rows
 
 
 def test_memory_written_during_the_check_is_skipped(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

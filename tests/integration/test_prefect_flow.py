@@ -198,7 +198,7 @@ def test_all_flows_open_a_store_by_references_that_the_server_keeps_unread(
 
 
 def test_the_index_flow_loads_no_catalog_and_no_cluster(told: dict[str, Any]) -> None:
-    assert not {name.partition(".")[0] for name in told["loaded"]} & {"sqlalchemy", "distributed", "duckdb"}
+    assert not {name.partition(".")[0] for name in told["loaded"]} & {"sqlalchemy", "distributed"}
 
 
 def modules_after(code: str) -> set[str]:

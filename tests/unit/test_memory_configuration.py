@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.config.memory_settings import MemoryConfiguration, load_memory_configuration, open_listing
+from driftline.flows.config.memory_settings import MemoryConfiguration, load_memory_configuration, open_memory
 from driftline.storage.errors import UsageError
-from driftline.storage.objects.store import ObjectStore
 
 FULL = """
 settings:
@@ -103,10 +102,10 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_cache_size_and_threads_reach_duckdb(tmp_path: Path, enabled: bool) -> None:
-    performance = {"metadata_cache": {"enabled": enabled}, "parallel_reads": {"threads": 3}}
-    configuration = load_memory_configuration(environ={}, performance=performance)
-    with open_listing(configuration, ObjectStore.open(str(tmp_path)))._cursor() as cursor:
-        names = ("threads", "parquet_metadata_cache", "enable_http_metadata_cache")
-        settings = [cursor.sql(f"SELECT current_setting('{name}')").fetchall()[0][0] for name in names]
-    assert settings == [3, enabled, enabled]
+def test_cache_and_threads_reach_the_store(tmp_path: Path, enabled: bool) -> None:
+    performance = {"metadata_cache": {"enabled": enabled, "ttl_seconds": 60}, "parallel_reads": {"threads": 3}}
+    configuration = load_memory_configuration(
+        environ={}, performance=performance, storage={"uri": str(tmp_path / "workspace")}
+    )
+    with open_memory(configuration) as store:
+        assert (store._pool._max_workers, store._blobs._cache.ttl) == (3, 60 if enabled else 0)
