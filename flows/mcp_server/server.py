@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
-import socket
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 from mcp.server import MCPServer
-from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import ToolAnnotations
 
+from driftline.flows.mcp_server.http import http_server
 from driftline.flows.mcp_server.tools import LineTools, MemoryTools, protocol_errors
 from driftline.storage.entities import Entity
-from driftline.storage.errors import UsageError
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 
@@ -24,8 +21,6 @@ _INSTRUCTIONS = (
     "giving it the hit's path, line and source."
 )
 _MEMORY_INSTRUCTIONS = " Look up what was stored in memory with search_memory."
-_GRACE_SECONDS = 3
-"""How long an interrupted HTTP server waits for clients that hold a stream open."""
 
 
 def make_server(
@@ -74,35 +69,6 @@ def serve_http(
 
     Raises UsageError for an address that is in use, or that other machines can reach: there is no authentication.
     """
-    import uvicorn
-
-    listener = _listen(host, port)
-    with listener:
-        shown = f"[{host}]" if ":" in host else host
-        names = [shown, "127.0.0.1", "localhost", "[::1]"]
-        # Prevents DNS rebinding: a web page must not reach the server through the browser of its visitor.
-        security = TransportSecuritySettings(
-            allowed_hosts=[f"{name}:*" for name in names], allowed_origins=[f"http://{name}:*" for name in names]
-        )
-        app = make_server(workspace, memory, within).streamable_http_app(transport_security=security)
-        on_ready(f"http://{shown}:{listener.getsockname()[1]}/mcp")
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE_SECONDS)).run(
-            sockets=[listener]
-        )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    address_text = f"{host}:{port}"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if not ipaddress.ip_address(address[0]).is_loopback:
-            raise UsageError("The MCP server listens on loopback only", address_text, "Use 127.0.0.1 or localhost.")
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()  # clients that read the URL can connect at once
-    except OSError as error:
-        raise UsageError(
-            "The MCP server cannot listen on this address", address_text, f"Choose another --port ({error})."
-        ) from error
-    return listener
+    server = http_server(make_server(workspace, memory, within), host, port)
+    on_ready(server.url)
+    server.run()
