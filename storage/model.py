@@ -34,6 +34,7 @@ class SkipReason(enum.StrEnum):
     EXCLUDED = "excluded"
     SECRET = "secret"
     BAD_NAME = "undecodable name"
+    ODD_KEY = "key is not a plain path"
     OUTSIDE = "link leads outside the source or in a circle"
     UNSTABLE = "changed while it was read"
 

@@ -23,6 +23,15 @@ Arrow array end at 2 GiB."""
 _BINARY_WINDOW = 8 * 1024
 _SAMPLE_BYTES = 64 * 1024
 _MAX_CONTROL_FRACTION = 0.02
+_BEFORE_BYTES = 4 * 1024
+"""Context before the first byte that is not UTF-8, for the detection of the encoding."""
+_DETECTABLE_BYTES = 32
+_MAX_WESTERN_FRACTION = 0.5
+"""Non-ASCII bytes, and their share in the letters, below which a text counts as Western: statistics need more."""
+_MAX_REPLACED_FRACTION = 0.01
+REPLACEMENT = "\ufffd"
+_HIGH_BYTES = bytes(range(128, 256))
+_LETTERS = _HIGH_BYTES + bytes(range(65, 91)) + bytes(range(97, 123))
 
 # Longest first: the UTF-32 mark begins with the UTF-16 one.
 _BYTE_ORDER_MARKS = (
@@ -39,9 +48,9 @@ _ODD_CHARACTERS = dict.fromkeys((*_ODD_ASCII, *range(0x80, 0xA0)))
 def decode(data: bytes) -> tuple[str, SkipReason | None]:
     """Decode a file: ``(text, None)``, or ``("", reason)`` if it has no text.
 
-    A byte order mark selects UTF-16 or UTF-32. Otherwise the encoding is UTF-8 or what charset-normalizer detects at
-    the beginning. Decoding is strict. A NUL byte in the first 8 KiB or many control characters mean BINARY. The text
-    never begins with a byte order mark and can always be encoded as UTF-8.
+    A byte order mark selects UTF-16 or UTF-32. Otherwise the encoding is UTF-8, even where some bytes are damaged, or
+    a legacy encoding. The few bytes that it cannot decode become U+FFFD. A NUL byte in the first 8 KiB or many control
+    characters mean BINARY. The text never begins with a byte order mark and can always be encoded as UTF-8.
     """
     for mark, marked in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
@@ -53,27 +62,46 @@ def decode(data: bytes) -> tuple[str, SkipReason | None]:
         return "", SkipReason.BINARY
     try:
         return data.decode("utf-8-sig"), None
-    except UnicodeDecodeError:
-        encoding = _detect(sample)
+    except UnicodeDecodeError as error:
+        damaged = data.decode("utf-8-sig", errors="replace")
+        if _is_mostly_utf8(damaged):
+            return damaged, None
+        encoding = _detect(data[max(0, error.start - _BEFORE_BYTES) :][:_SAMPLE_BYTES])
     return _decode_as(data, encoding) if encoding else ("", SkipReason.UNDECODABLE)
+
+
+def has_replaced_bytes(data: bytes, text: str) -> bool:
+    """Whether ``decode`` replaced bytes of ``data`` that it could not decode."""
+    return REPLACEMENT in text and REPLACEMENT.encode() not in data
+
+
+def _is_mostly_utf8(damaged: str) -> bool:
+    """Whether a text that was decoded with replacements has more characters of several bytes than replacements."""
+    replaced = damaged.count(REPLACEMENT)
+    return len(damaged) - len(damaged.encode("ascii", errors="ignore")) > 2 * replaced
 
 
 def _detect(sample: bytes) -> str | None:
     """The legacy encoding of ``sample``, as a Python codec name."""
     from charset_normalizer import from_bytes  # takes 50 ms to import, and few trees need it
 
-    if len(sample) == _SAMPLE_BYTES:
-        # The cut may split a multibyte character, which would exclude its encoding.
-        sample = sample[: sample.rfind(b"\n") + 1] or sample
-    best = from_bytes(sample).best()
+    high = len(sample) - len(sample.translate(None, _HIGH_BYTES))
+    letters = len(sample) - len(sample.translate(None, _LETTERS))
+    if high < _DETECTABLE_BYTES and high < _MAX_WESTERN_FRACTION * letters:
+        return "cp1252"  # too little evidence to tell it from its neighbours
+    # The cut may split a multibyte character, which would exclude its encoding.
+    start, end = sample.find(b"\n") + 1, sample.rfind(b"\n") + 1
+    best = from_bytes(sample[start:end] if len(sample) == _SAMPLE_BYTES and start < end else sample).best()
     return best.encoding if best else None
 
 
 def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
+    text = data.decode(encoding, errors="replace").removeprefix("\ufeff")
     try:
-        text = data.decode(encoding).removeprefix("\ufeff")
         text.encode()  # some legacy codecs yield unpaired surrogates
     except UnicodeError:
+        return "", SkipReason.UNDECODABLE
+    if text.count(REPLACEMENT) > _MAX_REPLACED_FRACTION * len(text):
         return "", SkipReason.UNDECODABLE
     sample = text[:_SAMPLE_BYTES]
     if len(sample) - len(sample.translate(_ODD_CHARACTERS)) > _MAX_CONTROL_FRACTION * len(sample):

@@ -176,9 +176,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
     check_uri(workspace, place(file))
     options = {key: _as_option(value) for key, value in parsed.storage_options.items()}
     check_options(options, place(file, "[storage_options]"))
-    sources: list[ConfiguredSource] = []
-    for row, table in enumerate(parsed.sources):
-        sources.append(_source(table, file, place(file, "sources", row), sources))
+    sources = _sources(parsed.sources, file)
     workspaces = {
         name: tuple(_parts(table, sources, file, place(file, f"[workspaces.{name}]")))
         for name, table in parsed.workspaces.items()
@@ -205,7 +203,23 @@ def _memory(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return table
 
 
-def _source(table: SourceTable, file: Path, where: str, before: Sequence[ConfiguredSource]) -> ConfiguredSource:
+def _sources(tables: Sequence[SourceTable], file: Path) -> list[ConfiguredSource]:
+    sources: list[ConfiguredSource] = []
+    uris, entities = set[str](), set[Entity]()
+    for row, table in enumerate(tables):
+        where = place(file, "sources", row)
+        source = _source(table, file, where)
+        if source.uri in uris:
+            raise UsageError("A source is listed twice", where, f"Remove one entry for {table.uri}.")
+        if source.entity in entities:
+            raise UsageError(f"Two sources have the entity {source.entity}", where, "Give one of them another entity.")
+        uris.add(source.uri)
+        entities.add(source.entity)
+        sources.append(source)
+    return sources
+
+
+def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
     check_uri(table.uri, where)
     uri = absolute_uri(table.uri, file.parent)
     level = INDEX_LEVELS[-1]
@@ -213,10 +227,6 @@ def _source(table: SourceTable, file: Path, where: str, before: Sequence[Configu
     entity = _entity(table.entity or f"{level}:{name}", where)
     if entity.type != level:
         raise UsageError(f"Documents belong to a {level}, which {entity} is not", where, f"Add /{level}:NAME.")
-    if any(other.uri == uri for other in before):
-        raise UsageError("A source is listed twice", where, f"Remove one entry for {table.uri}.")
-    if any(other.entity == entity for other in before):
-        raise UsageError(f"Two sources have the entity {entity}", where, "Give one of them another entity.")
     schedule = None
     if table.schedule is not None:
         is_cron = isinstance(table.schedule, str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,9 @@ from driftline.tasks.indexing.reading import ReadFile, read_all
 from driftline.tasks.indexing.rows import line_rows
 from driftline.tasks.scanning.diff import classify
 from driftline.tasks.stopwatch import Stopwatch
-from driftline.tasks.text import decode, split_documents
+from driftline.tasks.text import decode, has_replaced_bytes, split_documents
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,8 @@ class _Drafts:
             self.replaced.append(path)
         with watch.phase("split"):
             text, reason = decode(read.data)
+        if has_replaced_bytes(read.data, text):
+            log.warning("%s: bytes that are not text in the encoding of the file were replaced", path)
         if reason is not None:
             self.kept.append(replace(meta, lines=0, reason=reason))
             self.skipped.append((path, reason))

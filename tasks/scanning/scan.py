@@ -165,7 +165,7 @@ def _list_remote(spec: ScanSpec) -> Listing:
             if _is_plain(folder):
                 _add_remote(listing, spec, source.list(folder, recursive=True))
             else:
-                listing.skip(SkipReason.BAD_NAME, folder)
+                listing.skip(SkipReason.ODD_KEY, folder)
     return listing
 
 
@@ -175,7 +175,7 @@ def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> 
         if _is_plain(info.path):
             files.append(info)
         else:
-            listing.skip(SkipReason.BAD_NAME, info.path)
+            listing.skip(SkipReason.ODD_KEY, info.path)
     matcher = Matcher(spec.rules)
     paths = pa.array([info.path for info in files], pa.string())
     secret, excluded = matcher.secret(paths), matcher.excluded(paths)

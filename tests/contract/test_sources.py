@@ -250,7 +250,7 @@ def test_a_key_that_would_not_read_back_is_left_out_with_its_reason(
     monkeypatch.setattr(Source, "list", lambda self, prefix="", *, recursive=True: iter(infos))
     result = scan(ScanSpec(source, "fp"), lambda _: MANIFEST_SCHEMA.empty_table(), now_ns=0)
     assert result.diff.new["path"].to_pylist() == ["good.py"]
-    assert result.skipped.to_pylist() == [{"path": key, "reason": "undecodable name"}]
+    assert result.skipped.to_pylist() == [{"path": key, "reason": "key is not a plain path"}]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.model import SkipReason
-from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, lines_between, split_documents, split_lines
+from driftline.tasks.text import (
+    MAX_LINE_CHARACTERS,
+    REPLACEMENT,
+    decode,
+    has_replaced_bytes,
+    lines_between,
+    split_documents,
+    split_lines,
+)
 
 RUSSIAN = "Съешь же ещё этих мягких французских булок, да выпей чаю.\n" * 20
 
@@ -40,6 +48,25 @@ def test_a_legacy_encoding_is_detected(encoding: str) -> None:
 def test_detection_reads_the_beginning_of_a_large_file_and_tolerates_a_split_character() -> None:
     text = "日本語の文章をここに書きます。\n" * 10_000
     assert decode(text.encode("shift_jis")) == (text, None)
+
+
+@pytest.mark.parametrize("text", ["naïve", "a café", "Grüße aus Köln\n", "El niño comió", "x = 1  # coût élevé\n"])
+def test_short_western_files_are_read_as_western(text: str) -> None:
+    assert decode(text.encode("latin-1")) == (text, None)
+
+
+def test_one_damaged_byte_far_from_the_beginning_is_replaced_or_read_as_western() -> None:
+    plain = "a plain line\n" * 10_000
+    assert decode(plain.encode() + b"caf\xe9\n") == (plain + "café\n", None)
+    text, reason = decode(("Ein schöner Tag für Ümläute\n" * 9).encode() + b"\xff" + plain.encode())
+    assert (reason, text.count(REPLACEMENT), text.count("schöner")) == (None, 1, 9)
+
+
+def test_replaced_bytes_are_told_from_replacement_characters_of_the_file() -> None:
+    damaged = "größer ".encode() + b"\xff"
+    assert has_replaced_bytes(damaged, decode(damaged)[0])
+    written = "größer \ufffd".encode()
+    assert not has_replaced_bytes(written, decode(written)[0])
 
 
 def test_a_nul_byte_means_binary() -> None:
