@@ -102,10 +102,9 @@ def ci(
 
 
 def _configuration(config: str | None) -> Configuration | None:
-    from driftline.flows.config.toml_file import find_config, load_config
+    from driftline.flows.config.toml_file import locate_config
 
-    path = find_config(config)
-    return load_config(path) if path is not None else None
+    return locate_config(config)
 
 
 def _summary_file() -> Path | None:

@@ -41,10 +41,10 @@ def deploy(
     as_json: JsonOption = False,
 ) -> int:
     """Register schedules for the sources of driftline.toml with a Prefect server; its workers run them."""
-    from driftline.flows.config.toml_file import open_config
+    from driftline.flows.config.toml_file import trusted_config
     from driftline.flows.scheduling.deployments import deployments_of
 
-    deployments = deployments_of(open_config(config), executor=executor, prefix=prefix)
+    deployments = deployments_of(trusted_config(config), executor=executor, prefix=prefix)
     _prepare_environment()
     from driftline.flows.output.terminal import print_json
     from driftline.flows.scheduling.registration import register, server_url
@@ -73,10 +73,10 @@ def serve(
     prefix: PrefixOption = "",
 ) -> int:
     """Run the sources of driftline.toml on schedule on this machine; start a Prefect server if none is configured."""
-    from driftline.flows.config.toml_file import open_config
+    from driftline.flows.config.toml_file import trusted_config
     from driftline.flows.scheduling.deployments import deployments_of
 
-    configuration = open_config(config)
+    configuration = trusted_config(config)
     deployments = deployments_of(configuration, executor=executor, prefix=prefix)
     _prepare_environment()
     from driftline.flows.scheduling.serving import serve as serve_deployments

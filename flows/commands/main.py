@@ -18,13 +18,24 @@ from typing import Annotated
 
 import typer
 
-from driftline.flows.commands import ci, deploying, grepping, history, indexing, keeping, memory, searching, serving
+from driftline.flows.commands import (
+    ci,
+    deploying,
+    grepping,
+    history,
+    indexing,
+    keeping,
+    memory,
+    searching,
+    serving,
+    trusting,
+)
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
 from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
 from driftline.flows.output.plain import print_traceback, warn
 from driftline.storage.errors import DriftlineError, UsageError
 
-COMMANDS = (indexing, searching, grepping, keeping, deploying, serving, ci, history, memory)
+COMMANDS = (indexing, searching, grepping, keeping, deploying, serving, ci, history, memory, trusting)
 """Importing a module adds its commands to ``app``."""
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _GARBAGE_THRESHOLD = 50_000

@@ -6,11 +6,13 @@ names the key, its table, and the fix.
 
 from __future__ import annotations
 
+import logging
 import os
 import posixpath
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +20,14 @@ from driftline.flows.config.paths import WORKSPACE_FOLDER, absolute_uri, local_p
 from driftline.flows.config.schema import File, SourceTable, WorkspaceTable, parse, place
 from driftline.flows.config.secret_references import check_catalog, check_options, check_uri, resolve_options
 from driftline.flows.config.surroundings import Surroundings
+from driftline.flows.config.trust import distrust, is_trusted, trust
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
 
 if TYPE_CHECKING:
     from driftline.storage.lines.filters import LineFilter
+
+log = logging.getLogger(__name__)
 
 CONFIG_FILE = "driftline.toml"
 CONFIG_VARIABLE = "DRIFTLINE_CONFIG"
@@ -61,7 +66,8 @@ class Configuration:
 
     ``workspace`` is an absolute path or a URI, by default ``.driftline`` beside the file. ``storage_options`` keep
     secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are those of
-    1,000 requests, by kind. ``memory`` has the sections of ``settings.ltm``, references included.
+    1,000 requests, by kind. ``memory`` has the sections of ``settings.ltm``, references included. A file that is not
+    trusted has neither storage options nor memory: ``is_withheld``.
     """
 
     path: Path
@@ -72,6 +78,7 @@ class Configuration:
     storage_options: Mapping[str, str] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
+    is_withheld: bool = False
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """The storage options with their references resolved. Raises UsageError."""
@@ -94,20 +101,61 @@ def find_config(given: str | os.PathLike[str] | None, surroundings: Surroundings
     return nearest(around.cwd, CONFIG_FILE, os.path.isfile)
 
 
+def trusted_config(given: str | os.PathLike[str] | None) -> Configuration:
+    """As ``open_config``, for what others will run with the file. Raises UsageError also if it is not trusted."""
+    config = open_config(given)
+    if config.is_withheld:
+        raise UsageError(
+            "The configuration is not trusted", str(config.path), "Run 'driftline trust', or name it with --config."
+        )
+    return config
+
+
 def open_config(given: str | os.PathLike[str] | None, surroundings: Surroundings | None = None) -> Configuration:
     """Load the file that ``find_config`` locates. Raises UsageError if there is none or it is invalid."""
     around = surroundings or Surroundings.current()
+    config = locate_config(given, around)
+    if config is None:
+        raise UsageError(f"No {CONFIG_FILE} here or above", str(around.cwd), "Create one, or name it with --config.")
+    return config
+
+
+def locate_config(
+    given: str | os.PathLike[str] | None, surroundings: Surroundings | None = None
+) -> Configuration | None:
+    """Load the file that ``find_config`` locates, if there is one. Raises UsageError if it is invalid.
+
+    A file that nobody has named must be trusted (``trust``); else its storage options and memory are left out, with a
+    warning.
+    """
+    around = surroundings or Surroundings.current()
     path = find_config(given, around)
     if path is None:
-        raise UsageError(f"No {CONFIG_FILE} here or above", str(around.cwd), "Create one, or name it with --config.")
-    return load_config(path)
+        return None
+    content = _read(path)
+    config = _resolve(_parse(content, path), path)
+    is_named = bool(given or around.environ.get(CONFIG_VARIABLE))
+    if is_named or not (config.storage_options or config.memory) or is_trusted(path, content, around.environ):
+        return config
+    _warn_of(path)
+    return replace(config, storage_options={}, memory={}, is_withheld=True)
+
+
+@cache
+def _warn_of(path: Path) -> None:
+    """Warn once for each file."""
+    log.warning(
+        "%s is not trusted: its storage options and [memory] are not used. Review it, then run 'driftline trust', "
+        "or name it with --config or %s",
+        path,
+        CONFIG_VARIABLE,
+    )
 
 
 def options_for(workspace: str, surroundings: Surroundings | None = None) -> dict[str, str] | None:
     """The storage options of the located file if ``workspace`` is the one it names, else None."""
     around = surroundings or Surroundings.current()
-    path = find_config(None, around)
-    config = load_config(path) if path is not None else None
+    config = locate_config(None, around)
     return config.options(around.environ) if config is not None and config.workspace == workspace else None
 
 
@@ -120,23 +168,43 @@ def prices_for(surroundings: Surroundings | None = None) -> Mapping[str, float]:
 def memory_table_for(workspace: str, surroundings: Surroundings | None = None) -> Mapping[str, Any]:
     """The ``[memory]`` of the located file if ``workspace`` is the one it names, else nothing."""
     around = surroundings or Surroundings.current()
-    path = find_config(None, around)
-    config = load_config(path) if path is not None else None
+    config = locate_config(None, around)
     return config.memory if config is not None and config.workspace == absolute_uri(workspace, around.cwd) else {}
 
 
 def load_config(path: str | os.PathLike[str]) -> Configuration:
     """Read and validate a configuration file. Raises UsageError."""
     file = Path(path).resolve()
+    return _resolve(_parse(_read(file), file), file)
+
+
+def trust_config(given: str | os.PathLike[str] | None, *, revoke: bool = False) -> Configuration:
+    """Trust the located file as it is now, or with ``revoke`` no more, and load it. Raises UsageError."""
+    around = Surroundings.current()
+    path = find_config(given, around)
+    if path is None:
+        raise UsageError(f"No {CONFIG_FILE} here or above", str(around.cwd), "Name the file.")
+    content = _read(path)
+    config = _resolve(_parse(content, path), path)
+    (distrust if revoke else trust)(path, content, around.environ)
+    return config
+
+
+def _read(file: Path) -> bytes:
     try:
-        raw = tomllib.loads(file.read_bytes().decode())
+        return file.read_bytes()
     except OSError as error:
         raise UsageError("The configuration cannot be read", str(file), f"{error.strerror}.") from error
+
+
+def _parse(content: bytes, file: Path) -> File:
+    try:
+        raw = tomllib.loads(content.decode())
     except UnicodeDecodeError as error:
         raise UsageError("The configuration is not UTF-8", str(file), "Save it as UTF-8.") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError("The configuration is not valid TOML", str(file), f"{error}.") from error
-    return _resolve(parse(raw, file), file)
+    return parse(raw, file)
 
 
 def named_workspace_filter(config: Configuration, name: str) -> LineFilter:

@@ -59,6 +59,8 @@ aws_endpoint_url = "{s3_server.endpoint}"
 aws_region = "us-east-1"
 """
     )
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert "${TEAM_SECRET}" in driftline("trust").out
     told = [driftline("--log-json", "index", "--all", "--json"), driftline("runs"), driftline("report", "--json")]
     assert told[0].code == 3, told[0].err
     assert [source["documents_total"] for source in told[0].json["sources"]] == [1, 0]

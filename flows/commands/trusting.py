@@ -1,0 +1,30 @@
+"""``driftline trust``: let a configuration file use this user's credentials."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from driftline.flows.commands.app import DONE, app
+from driftline.flows.output.plain import say
+
+
+@app.command()
+def trust(
+    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="Default: the nearest driftline.toml.")] = None,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take the trust back.")] = False,
+) -> int:
+    """Let a driftline.toml that is found by walking up use its storage options and [memory].
+
+    The trust ends when the file changes.
+    """
+    from driftline.flows.config.toml_file import trust_config
+
+    config = trust_config(file, revoke=revoke)
+    say(f"{'no longer trusted' if revoke else 'trusted'}: {config.path}")
+    for key, value in config.storage_options.items():
+        say(f"  {key} = {value}")  # secrets are references here
+    for section in config.memory:
+        say(f"  [memory.{section}]")
+    return DONE

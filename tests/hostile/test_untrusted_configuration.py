@@ -1,0 +1,139 @@
+"""A driftline.toml of an unpacked folder sends no credential of the user to an endpoint of its author."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Driftline = Callable[..., Any]
+
+TOKEN = "the-token-of-the-build"
+COMMANDS = (
+    *(
+        ("search", "line"),
+        ("status",),
+        ("sources",),
+        ("runs",),
+        ("verify",),
+        ("compact",),
+        ("cleanup",),
+        ("ci", "docs"),
+    ),
+    *(("index", "--all"), ("index", "docs"), ("remove", "source:docs"), ("memory", "list", "org:default")),
+    *(("search", "line", "--in", "all"), ("report", "--out", "report.html")),
+)
+
+
+class Endpoint:
+    """A server that keeps the first bytes of each connection and answers with an error."""
+
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                self.received.append(connection.recv(65_536))
+                connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    server = Endpoint()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a configuration that names an endpoint and a variable of the build."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("CI_TOKEN", TOKEN)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "DRIFTLINE_CONFIG", "DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "unpacked"
+    (folder / "docs").mkdir(parents=True)
+    (folder / "docs/a.txt").write_text("a line\n")
+    (folder / "driftline.toml").write_text(
+        f"""
+workspace = "s3://bucket/workspace"
+[[sources]]
+uri = "docs"
+[workspaces.all]
+dirs = ["docs"]
+[storage_options]
+aws_access_key_id = "${{CI_TOKEN}}"
+aws_secret_access_key = "${{CI_TOKEN}}"
+aws_endpoint_url = "http://127.0.0.1:{endpoint.port}"
+aws_region = "us-east-1"
+aws_allow_http = "true"
+[memory.catalog]
+url = "postgresql://user:${{CI_TOKEN}}@127.0.0.1:{endpoint.port}/catalog"
+"""
+    )
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_configuration_that_nobody_trusted_is_not_obeyed(
+    unpacked: Path, endpoint: Endpoint, driftline: Driftline, command: tuple[str, ...]
+) -> None:
+    # A workspace beside the file, so that no store of the real world is asked.
+    (unpacked / "driftline.toml").write_text(
+        (unpacked / "driftline.toml").read_text().replace('"s3://bucket/workspace"', '".driftline"')
+    )
+    done = driftline(*command)
+    assert endpoint.received == []
+    assert TOKEN not in done.out + done.err
+
+
+def test_a_trusted_configuration_is_obeyed_until_it_changes(
+    unpacked: Path, endpoint: Endpoint, driftline: Driftline
+) -> None:
+    trusted = driftline("trust")
+    assert (trusted.code, TOKEN in trusted.out) == (0, False)
+    assert "aws_access_key_id = ${CI_TOKEN}" in trusted.out
+    assert driftline("status").code != 0
+    assert any(TOKEN.encode() in request for request in endpoint.received)
+    file = unpacked / "driftline.toml"
+    for change in (lambda: file.write_text(file.read_text() + "\n"), lambda: driftline("trust", "--revoke")):
+        driftline("trust")
+        change()
+        endpoint.received.clear()
+        file.write_text(file.read_text().replace('"s3://bucket/workspace"', '".driftline"'))
+        driftline("status")
+        assert endpoint.received == []
+
+
+@pytest.mark.parametrize("how", ["--config", "DRIFTLINE_CONFIG"])
+def test_a_file_that_is_named_needs_no_trust(
+    unpacked: Path, endpoint: Endpoint, driftline: Driftline, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: tuple[str, ...] = ("--config", "driftline.toml")
+    if how == "DRIFTLINE_CONFIG":
+        monkeypatch.setenv(how, "driftline.toml")
+        arguments = ()
+    driftline("index", "--all", *arguments)
+    assert any(TOKEN.encode() in request for request in endpoint.received)
+
+
+def test_deploying_asks_for_trust(unpacked: Path, driftline: Driftline) -> None:
+    refused = driftline("deploy")
+    assert (refused.code, "driftline trust" in refused.err) == (2, True)
