@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import driftline as dl
@@ -39,12 +42,14 @@ from tests.conformance.memory_places import (
     PARENTS,
     ROOT,
     S123,
+    arguments,
     blobs,
     decided,
     files,
     keys,
     ok,
     open_backend,
+    public_calls,
     without_variables,
 )
 from tests.conformance.table import criterion
@@ -431,6 +436,134 @@ STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
     "range": st.none(),
     "group_by": st.none() | st.sampled_from(LEVELS),
 }
+
+
+@criterion("memory", "5", "whatever a bound store is asked, nothing outside is read, written or revealed")
+@pytest.mark.parametrize("kind", ["backend", "store"])
+@pytest.mark.parametrize("within", [ACME, ALPHA])
+def test_no_public_call_leaves_its_boundary(kind: str, within: str, walls: Walls, tmp_path: Path) -> None:
+    place = tmp_path / "memory"
+    shutil.copytree(walls.place, place)
+    bounded = Walls(place, walls.model)
+    before = bounded.outside(within)
+    with bounded.open(kind, within) as target:
+        calls = public_calls(target)
+
+        # What one call has changed stays for the next: nothing could be repeated to make it shorter.
+        @settings(max_examples=60, deadline=None, phases=[Phase.generate], database=None)
+        @given(st.data())
+        def asked(data: st.DataObject) -> None:
+            name = data.draw(st.sampled_from(sorted(calls)))
+            drawn = {key: data.draw(each) for key, each in STRATEGIES.items() if key in calls[name].parameters}
+            if kind == "store" and "items" in drawn:
+                drawn["items"] = [MemoryItem(**item) for item in drawn["items"]]
+            if kind == "store" and name == "retrieve_by_entity":
+                drawn["type"] = drawn["type"] or "org"
+            try:
+                answer = repr(getattr(target, name)(**arguments(calls[name], drawn)))
+            except DriftlineError as error:
+                answer = str(error)
+            assert not any(secret in answer for secret in SECRETS[within]), (name, drawn)
+
+        asked()
+    assert bounded.outside(within) == before
+
+
+@criterion("memory", "5", "an entity outside that exists is told like one that does not")
+def test_an_error_does_not_tell_what_exists_outside(walls: Walls, tmp_path: Path) -> None:
+    place = tmp_path / "memory"
+    shutil.copytree(walls.place, place)
+    with Walls(place, walls.model).open("backend", ACME) as backend:
+        for name in ("retrieve", "delete", "register_entity", "delete_entity", "list_entities", "search"):
+            said = []
+            for org in ("globex", "umbrella"):
+                given = {
+                    "key": "plan",
+                    "query": "",
+                    "entity": f"org:{org}/project:alpha",
+                    "within": f"org:{org}/project:alpha",
+                }
+                answer = getattr(backend, name)(**arguments(public_calls(backend)[name], given))
+                said.append(json.dumps(answer).replace(org, "that"))
+            assert said[0] == said[1], name
+
+
+@criterion("memory", "5", "upkeep of a bound store counts and touches what lies within")
+@pytest.mark.parametrize("within", [ACME, ALPHA])
+def test_the_upkeep_of_a_bound_store_stays_within(within: str, walls: Walls, tmp_path: Path) -> None:
+    place = tmp_path / "memory"
+    shutil.copytree(walls.place, place)
+    with Walls(place, walls.model).open("backend", within) as backend:
+        cleaned = ok(backend.cleanup_orphans(0, True))
+        assert (cleaned["orphan_count"], cleaned["deleted_count"]) == (0, 0)
+        assert "globex" not in json.dumps(cleaned)
+        compacted = ok(backend.compact_indexes(None, 0))
+        assert compacted["compacted_paths"]
+        assert all(f"{path}/".startswith(f"{within}/") for path in compacted["compacted_paths"])
+
+
+@criterion("memory", "5", "a bound store takes its boundary for its root")
+@pytest.mark.parametrize("within", [ACME, ALPHA])
+def test_the_boundary_is_the_root(within: str, place: Path) -> None:
+    with open_backend(place, within=within) as backend:
+        assert ok(backend.store("key", 1))["entity"] == within
+        assert ok(backend.store("deep", 1, "session:s1"))["entity"].startswith(f"{within}/")
+        assert ok(backend.retrieve("key"))["value"] == 1
+        assert not backend.store("outside", 1, GLOBEX)["success"]
+
+
+@criterion("memory", "5", "actions can be bound")
+def test_actions_can_be_bound(walls: Walls, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "memory"
+    shutil.copytree(walls.place, place)
+    monkeypatch.setenv("LTM_STORAGE_URI", str(place))
+    (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
+    monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
+    before = Walls(place, tiny_model).outside(ALPHA)
+    registry: dict[str, Run] = {}
+    options: dict[str, Any] = {"within": ALPHA}
+    register_actions(registry, **options)
+    assert ok(registry["ltm.retrieve"]({}, key="plan"))["value"] == "our parser"
+    answers = [
+        registry[name]({}, **given, entity=outside)
+        for outside in (GLOBEX, "org:globex", f"{ACME}/project:beta", ["org", "globex"])
+        for name, given in (
+            ("ltm.store", {"key": "plan", "value": 1}),
+            ("ltm.retrieve", {"key": "plan"}),
+            ("ltm.delete", {"key": "plan"}),
+            ("ltm.search", {"query": ""}),
+            ("memory.search", {"query": "parser"}),
+        )
+    ]
+    answers += [
+        registry["ltm.retrieve_by_entity"]({}, entity_type="org", entity_id=name, within=f"org:{name}")
+        for name in ("globex", "acme")
+    ]
+    assert not any(secret in json.dumps(answer) for secret in SECRETS[ALPHA] for answer in answers)
+    assert Walls(place, tiny_model).outside(ALPHA) == before
+
+
+@criterion("memory", "5", "driftline mcp --within serves one entity")
+def test_the_mcp_server_can_be_bound(walls: Walls, tmp_path: Path, tiny_model: Path) -> None:
+    import os
+
+    from mcp import Client, StdioServerParameters
+
+    (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
+    environment = {**os.environ, "LTM_CONFIG": str(tmp_path / "memory.yaml")}
+    command = [*COMMAND[1:], "mcp", "--workspace", str(walls.place), "--within", ALPHA]
+    questions: list[dict[str, Any]] = [{"query": "parser"}]
+    questions += [{"query": "parser", "entity": outside} for outside in ("org:globex", GLOBEX, ACME)]
+    questions += [{"query": "parser", "filter": {"entity": "org:globex"}}]
+
+    async def talk() -> list[Any]:
+        server = StdioServerParameters(command=COMMAND[0], args=command, env=environment)
+        async with Client(server, read_timeout_seconds=60) as client:
+            return [await client.call_tool("search_memory", question) for question in questions]
+
+    first, *others = asyncio.run(talk())
+    assert [hit["record"]["value"] for hit in first.structured_content["results"]] == ["our parser"]
+    assert not any(secret in repr(outcome) for secret in SECRETS[ALPHA] for outcome in others)
 
 
 # -- 6: the application's database -----------------------------------------------------------

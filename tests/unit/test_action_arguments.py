@@ -160,9 +160,9 @@ def test_all_wrong_arguments_are_named_at_once() -> None:
 
 def test_positional_arguments_come_in_their_order() -> None:
     assert read("q", 1, "n", handle="h") == {"query": "q", "value": 1, "name": "n", "handle": "h"}
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="query is given twice"):
         read("q", query="r")
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="40 positional arguments"):
         read(*range(40))
 
 
