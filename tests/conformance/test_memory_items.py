@@ -19,6 +19,7 @@ import psycopg
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from mcp import Client, StdioServerParameters
 
 import driftline as dl
 from driftline.flows.actions import register_actions
@@ -246,8 +247,6 @@ def test_a_name_does_not_lead_to_another_organisation(acme: HierarchicalLTMBacke
 
 def ask_mcp(place: Path, question: dict[str, Any]) -> dict[str, Any]:
     """What the tool ``search_memory`` answers."""
-    from mcp import Client
-
     from driftline.flows.mcp_server.server import make_server
     from driftline.storage.workspace.workspace import Workspace
 
@@ -546,8 +545,6 @@ def test_actions_can_be_bound(walls: Walls, tmp_path: Path, tiny_model: Path, mo
 @criterion("memory", "5", "driftline mcp --within serves one entity")
 def test_the_mcp_server_can_be_bound(walls: Walls, tmp_path: Path, tiny_model: Path) -> None:
     import os
-
-    from mcp import Client, StdioServerParameters
 
     (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
     environment = {**os.environ, "LTM_CONFIG": str(tmp_path / "memory.yaml")}
