@@ -56,10 +56,26 @@ class ActionError(DriftlineError):
         return functools.partial(ActionError, self.error_type, self.what, **self.details), ()
 
 
-def action(function: Action, on_failure: Mapping[str, Any] | None = None) -> Action:
+def documented_type(error: DriftlineError) -> str:
+    """The ``error_type`` of an error in the actions of search."""
+    return next(name for kind, name in _ERROR_TYPES if isinstance(error, kind))
+
+
+def own_type(error: DriftlineError) -> str:
+    """The ``error_type`` of an error in the actions of memory: its kind, or ``validation_error`` of wrong arguments."""
+    return "validation_error" if type(error) is UsageError else error.kind
+
+
+def action(
+    function: Action,
+    on_failure: Mapping[str, Any] | None = None,
+    *,
+    type_of: Callable[[DriftlineError], str] = documented_type,
+) -> Action:
     """``function`` as an action: its result gets ``success``; errors become dictionaries, with ``on_failure`` added.
 
-    Its arguments are read as ``arguments`` says; positional ones come after ``state``.
+    Its arguments are read as ``arguments`` says; positional ones come after ``state``. ``type_of`` gives the
+    ``error_type`` of an error.
     """
     parameters = Parameters.of(function)
 
@@ -70,7 +86,7 @@ def action(function: Action, on_failure: Mapping[str, Any] | None = None) -> Act
         except ActionError as error:
             failure = {"error": str(error), "error_type": error.error_type, **error.details}
         except DriftlineError as error:
-            error_type = next(name for kind, name in _ERROR_TYPES if isinstance(error, kind))
+            error_type = type_of(error)
             failure = {"error": str(error), "error_type": error_type}
             if error_type == "prerequisite_missing":
                 failure["install_hint"] = error.fix

@@ -25,9 +25,10 @@ from driftline.flows.actions.arguments import (
     Query,
     Text,
 )
-from driftline.flows.actions.calls import Action, Result, action
+from driftline.flows.actions.calls import Action, Result, action, own_type
 from driftline.flows.actions.handles import close_with
 from driftline.flows.actions.registering import bind
+from driftline.storage.errors import StoreClosed
 from driftline.storage.hierarchy import EntityName
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 BACKEND = "hierarchical"
 _SETTINGS = ("settings", "config", "_config")
 """Attributes under which engines keep the settings of their agent, or its whole document."""
+
+
+_action = partial(action, type_of=own_type)
 
 
 class MemoryHandle:
@@ -49,20 +53,24 @@ class MemoryHandle:
         self._within = within
         self._lock = threading.Lock()
         self._backend: HierarchicalLTMBackend | None = None
+        self._closed = False
 
     def backend(self) -> HierarchicalLTMBackend:
-        """The store, opened at the first call. Raises UsageError where nothing names its workspace."""
+        """The store, opened at the first call. Raises UsageError where nothing names its workspace, and StoreClosed."""
         from driftline.flows.memory.dict_backend import create_ltm_backend
 
         with self._lock:
+            if self._closed:
+                fix = "Register the actions with a new one."
+                raise StoreClosed("The engine of this action has been closed", fix=fix)
             if self._backend is None:
                 self._backend = create_ltm_backend(settings=self._settings(), within=self._within)
             return self._backend
 
     def close(self) -> None:
-        """Flush and close the store, if it was opened; the next call opens it again."""
+        """Flush and close the store, if it was opened; may be called again."""
         with self._lock:
-            backend, self._backend = self._backend, None
+            backend, self._backend, self._closed = self._backend, None, True
         if backend is not None:
             backend.close()
 
@@ -90,7 +98,7 @@ def ltm_section(settings: object) -> Mapping[str, Any] | None:
     return section
 
 
-@action
+@_action
 def ltm_store(
     state: Any,
     memory: MemoryHandle,
@@ -104,7 +112,7 @@ def ltm_store(
     return memory.backend().store(key, value, entity, metadata, expires_at)
 
 
-@action
+@_action
 def ltm_retrieve(
     state: Any, memory: MemoryHandle, key: Text, entity: OneEntity | None = None, default: Anything = None
 ) -> Result:
@@ -116,7 +124,7 @@ def ltm_retrieve(
     return answer
 
 
-@action
+@_action
 def ltm_retrieve_by_entity(
     state: Any,
     memory: MemoryHandle,
@@ -135,13 +143,13 @@ def ltm_retrieve_by_entity(
     )
 
 
-@action
+@_action
 def ltm_delete(state: Any, memory: MemoryHandle, key: Text, entity: OneEntity | None = None) -> Result:
     """Delete an entry: ``{deleted}``."""
     return memory.backend().delete(key, entity)
 
 
-@action
+@_action
 def ltm_search(
     state: Any,
     memory: MemoryHandle,
@@ -158,7 +166,7 @@ def ltm_search(
     return answer
 
 
-@action
+@_action
 def memory_search(
     state: Any,
     memory: MemoryHandle,

@@ -192,3 +192,17 @@ def test_actions_share_a_store_that_closes_with_the_engine(
     assert call["ltm.store"]({}, key="", value=1)["error_type"] == "bad_entry"
     for close in engine.on_close:
         close()
+    for name, given in (("ltm.store", {"key": "key", "value": 1}), ("memory.search", {"query": "a cat"})):
+        assert call[name]({}, **given)["error_type"] == "store_closed"
+
+
+def test_an_action_tells_the_kind_of_what_keeps_the_store_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry: dict[str, Callable[..., Any]] = {}
+    register_actions(registry)
+    assert registry["ltm.retrieve"]({}, key="key")["error_type"] == "validation_error"
+    monkeypatch.setenv("LTM_STORAGE_URI", str(tmp_path / "workspace"))
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "_workspace.json").write_text("{")
+    assert registry["ltm.retrieve"]({}, key="key")["error_type"] == "corrupt_file"
