@@ -93,13 +93,16 @@ def list_entries(
     as_json: JsonOption = False,
 ) -> int:
     """List the keys at and below an entity, with owner and size, from its index. Exit code 1 when there are none."""
+    from driftline.storage.memory.catalog.private_keys import BEHIND_PRIVATE, shown
     from driftline.storage.memory.listing import MemoryListing
 
     with _opened(workspace, config, within) as store:
         store.flush()
         directory = (store.names.root if scope is None else store.names.find(scope)).directory
         listing = MemoryListing(store.workspace.objects)
-        rows = listing.list(directory, prefix=prefix, after=after, limit=limit).to_pylist()
+        behind = f"{after}{BEHIND_PRIVATE}" if after else ""
+        found = listing.list(directory, prefix=prefix, after=behind, limit=limit).to_pylist()
+        rows = [{**row, "key": shown(row["key"])} for row in found]
         total = listing.totals(directory, prefix=prefix).entries
     entries = [{**row, "metadata": json.loads(row["metadata"]), **_times(row)} for row in rows]
     lines = [f"{row['key']}  {row['entity']}  {row['size_bytes']:,} bytes" for row in rows]

@@ -9,6 +9,7 @@ from typing import Any
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
+from driftline.storage.memory.catalog.private_keys import shown
 from driftline.storage.memory.listing import DEFAULT_LIMIT, MemoryListing, Totals
 
 KeyRange = tuple[str | None, str | None]
@@ -29,7 +30,7 @@ def entries_between(
     low, high = keys
     rows = listing.list(entity.directory, low=low or "", high=high, limit=limit, now=now, as_of=as_of).to_pylist()
     return [
-        {**row, "metadata": json.loads(row["metadata"])}
+        {**row, "key": shown(row["key"]), "metadata": json.loads(row["metadata"])}
         | {name: row[name].isoformat() if row[name] else None for name in _TIMES}
         for row in rows
     ]

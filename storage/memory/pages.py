@@ -5,12 +5,24 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from driftline.storage.errors import UsageError
 
+MAX_COUNT = 2**62
+"""More entries than databases count: a greater limit or offset means this one."""
+
 _Entry = TypeVar("_Entry")
+_SURROGATE = re.compile("[\x00\ud800-\udfff]")
+
+
+def check_count(value: object, what: str) -> int:
+    """``value``, a limit or an offset, as databases can take it. Raises UsageError."""
+    if not isinstance(value, int) or value < 0:
+        raise UsageError(f"{what} must be a whole number, and not negative")
+    return min(value, MAX_COUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,7 @@ class Cursor(tuple[int, str]):
             owner, key = json.loads(base64.urlsafe_b64decode(text.encode()))
         except (ValueError, TypeError, binascii.Error):
             raise invalid from None
-        if not isinstance(owner, int) or not isinstance(key, str):
+        if not isinstance(owner, int) or not isinstance(key, str) or abs(owner) > MAX_COUNT or _SURROGATE.search(key):
             raise invalid
         return cls((owner, key))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import ObjectNotFound, StorageError
 from driftline.storage.memory.catalog import queries as entry_queries
 from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.catalog.private_keys import MARK, shown
 from driftline.storage.memory.catalog.queries import EntryRow, Scope
 from driftline.storage.memory.catalog.values import Blobs, decode
 from driftline.storage.memory.threads import in_threads
@@ -97,3 +98,8 @@ def _entry(row: EntryRow, data: bytes) -> MemoryEntry:
         row.expires,
         row.rev,
     )
+
+
+def as_shown(entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
+    """``entries`` with the keys that their users know."""
+    return [replace(entry, key=shown(entry.key)) if MARK in entry.key else entry for entry in entries]

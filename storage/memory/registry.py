@@ -16,6 +16,7 @@ from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entities import EntityRecord
 from driftline.storage.memory.catalog.queries import Scope
 from driftline.storage.memory.names import EntityNames
+from driftline.storage.memory.pages import check_count
 
 DEFAULT_LIMIT = 1_000
 
@@ -83,6 +84,7 @@ class EntityRegistry:
         if type is not None:
             self.names.hierarchy.check_type(type)
         top = self.names.root if within is None else self.names.find(within)
+        limit = check_count(limit, "limit")
         last = "" if after is None else self.names.find(after).directory
         return self.catalog.read(
             lambda connection: entity_tree.descendants(connection, top, type=type, after=last, limit=limit)

@@ -16,6 +16,7 @@ from driftline.storage.errors import UsageError
 from driftline.storage.hierarchy import EntityName, Hierarchy
 from driftline.storage.memory import index_query, upkeep
 from driftline.storage.memory.catalog import entities as entity_tree
+from driftline.storage.memory.catalog import private_keys
 from driftline.storage.memory.catalog import queries as entry_queries
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, embedded_url
@@ -33,8 +34,8 @@ from driftline.storage.memory.flush import Flusher
 from driftline.storage.memory.index_query import KeyRange
 from driftline.storage.memory.listing import MemoryListing
 from driftline.storage.memory.names import bound_names
-from driftline.storage.memory.pages import Cursor, Page
-from driftline.storage.memory.reader import EntryReader, MemoryEntry
+from driftline.storage.memory.pages import Cursor, Page, check_count
+from driftline.storage.memory.reader import EntryReader, MemoryEntry, as_shown
 from driftline.storage.memory.registry import DEFAULT_LIMIT, EntityRegistry, utc_now
 from driftline.storage.memory.search import MemoryHit, MemorySearch
 from driftline.storage.memory.writer import EntryWriter, MemoryItem
@@ -148,8 +149,14 @@ class MemoryStore:
         checked, visible = check_key(key), self.names.scope(scope)
 
         def work(connection: Connection) -> int:
-            tenant = entity_tree.lock_tenant(connection, visible.within)
-            return entry_rows.remove(connection, tenant, [checked], visible, self._now()) if tenant else 0
+            tenant, now = entity_tree.lock_tenant(connection, visible.within), self._now()
+            if tenant is None:
+                return 0
+            removed = entry_rows.remove(connection, tenant, [checked], visible, now)
+            if removed:
+                return removed
+            own = [row.key for row in private_keys.find(connection, [checked], visible, now).values()]
+            return entry_rows.remove(connection, tenant, own, visible, now) if own else 0
 
         removed = self.catalog.write(work)
         self._flusher.notify(removed)
@@ -243,7 +250,7 @@ class MemoryStore:
         listing, now = MemoryListing(self.workspace.objects), self._now()
         if level:
             return index_query.totals_by_level(listing, entity, level, keys, now, as_of=rev)
-        return index_query.entries_between(listing, entity, keys, now, limit=limit, as_of=rev)
+        return index_query.entries_between(listing, entity, keys, now, limit=check_count(limit, "limit"), as_of=rev)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -254,8 +261,8 @@ class MemoryStore:
     def retrieve_batch(self, keys: Iterable[str], scope: EntityName | None = None) -> dict[str, MemoryEntry]:
         """The entries of ``keys`` within ``scope``, by key; blobs are read concurrently."""
         checked, visible = [check_key(key) for key in keys], self.names.scope(scope)
-        rows = self.catalog.read(lambda connection: entry_queries.get(connection, checked, visible, self._now()))
-        return {entry.key: entry for entry in self._reader.entries(rows, visible)}
+        rows = self.catalog.read(lambda connection: private_keys.get(connection, checked, visible, self._now()))
+        return {entry.key: entry for entry in as_shown(self._reader.entries(rows, visible))}
 
     def retrieve_by_entity(
         self,
@@ -275,8 +282,7 @@ class MemoryStore:
         ``allowed_ancestors`` limits the entries to those at or below one of these entities; an empty list allows
         nothing. ``cursor`` comes from the previous page; unlike ``offset``, its cost does not grow with the position.
         """
-        if limit < 0 or offset < 0:
-            raise UsageError("limit and offset must not be negative", f"{limit}, {offset}")
+        limit, offset = check_count(limit, "limit"), check_count(offset, "offset")
         top = self.names.home_of(type, id) if within is None else within
         self.hierarchy.named(type, id)
         visible, after = self.names.scope(top, allowed_ancestors), Cursor.parse(cursor)
@@ -293,7 +299,7 @@ class MemoryStore:
         shown = rows[:limit]
         has_more = len(rows) > limit
         following = str(Cursor.after(shown[-1].owner_id, shown[-1].key)) if has_more and shown else None
-        return Page(tuple(self._reader.entries(shown, visible)), total, has_more, following)
+        return Page(tuple(as_shown(self._reader.entries(shown, visible))), total, has_more, following)
 
     def search(
         self,
@@ -310,10 +316,11 @@ class MemoryStore:
         search by meaning, use ``search_memory``.
         """
         visible, fields = self.names.scope(scope, allowed_ancestors), check_fields(metadata_filter)
+        limit = check_count(limit, "limit")
         rows = self.catalog.read(
             lambda connection: entry_queries.search(connection, query.split(), fields, visible, self._now(), limit)
         )
-        return self._reader.entries(rows, visible)
+        return as_shown(self._reader.entries(rows, visible))
 
     def search_memory(
         self,
@@ -350,7 +357,7 @@ class MemoryStore:
 
         nearest = self._search.nearest(query, top_k, visible.within, tuple(places), fields, check)
         entries = {entry.key: entry for entry in self._reader.entries([row for row, _ in nearest], visible)}
-        hits = [(entries[row.key], score) for row, score in nearest if row.key in entries]
+        hits = [(as_shown([entries[row.key]])[0], score) for row, score in nearest if row.key in entries]
         return [MemoryHit(entry, score, rank) for rank, (entry, score) in enumerate(hits, start=1)]
 
 

@@ -16,12 +16,13 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CatalogError, StorageError
+from driftline.storage.errors import BadEntry, CatalogError, StorageError
 from driftline.storage.hierarchy import EntityName
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.drafts import Drafts
+from driftline.storage.memory.catalog.private_keys import MAX_BOUND_CHARACTERS
 from driftline.storage.memory.catalog.values import Blobs
 from driftline.storage.memory.names import EntityNames
 
@@ -90,9 +91,14 @@ class EntryWriter:
             entity = self._names.find(owner)
             return drafts[entity.tenant], entity.directory
 
+        boundary = self._names.boundary
+        is_deep = boundary is not None and boundary.tenant != boundary
         for item in items:
             draft, path = place(item.entity)
             draft.add(item.key, item.value, path, item.metadata, item.expires_at, self._inline_bytes)
+            if is_deep and len(item.key) > MAX_BOUND_CHARACTERS:
+                fix = f"Shorten it to {MAX_BOUND_CHARACTERS} characters."
+                raise BadEntry("A key is too long for a bound store", repr(item.key[:40] + "…"), fix)
         return {tenant: some.latest() for tenant, some in drafts.items()}
 
     def _write_blobs(self, drafts: Drafts) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import BadEntity, CatalogMismatch
+from driftline.storage.errors import BadEntity, CatalogMismatch, UsageError
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 
@@ -476,3 +476,15 @@ def test_hostile_keys_are_keys_like_any_other(store: MemoryStore) -> None:
         assert entry.value == LARGE + name
     assert store.retrieve_by_entity("session", "s1", within=ACME).total_count == len(names)
     assert sorted(indexed(store, ACME)) == sorted(names)
+
+
+@pytest.mark.parametrize("large", [2**63, 10**30])
+def test_more_than_there_can_be_is_all_there_is(store: MemoryStore, large: int) -> None:
+    store.store_many([MemoryItem(f"key {n}", n, S1) for n in range(3)])
+    assert len(store.retrieve_by_entity("org", "acme", limit=large).entries) == 3
+    assert store.retrieve_by_entity("org", "acme", offset=large).entries == ()
+    assert len(store.search("key", None, ACME, limit=large)) == 3
+    assert len(store.list_entities(ACME, limit=large)) == 3
+    for wrong in (-1, "5"):
+        with pytest.raises(UsageError):
+            store.search("key", None, ACME, limit=wrong)  # type: ignore[arg-type]

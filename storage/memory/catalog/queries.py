@@ -72,7 +72,7 @@ COLUMNS = (
 def get(connection: Connection, keys: Iterable[str], scope: Scope, now: datetime) -> list[EntryRow]:
     """The entries of ``keys`` that are in ``scope`` and have not expired."""
     query = _get_query(connection.dialect.name, len(scope.within.parts) > 1, scope.allowed is not None)
-    parameters = {"tenant": scope.within.tenant.directory, **_parameters(scope, now)}
+    parameters = {"tenant": scope.within.tenant.directory, **parameters_of(scope, now)}
     return [EntryRow(*row) for row in connection.execute(query, {**parameters, "keys": as_list(connection, keys)})]
 
 
@@ -93,7 +93,7 @@ def page(
     cost of a page depends only on its size. ``after`` is ``(owner id, key)`` of the last entry of the previous page.
     """
     query = _page_query(len(tops) == 1, scope.allowed is not None, include_descendants, after is not None)
-    parameters = {**_parameters(scope, now), "tops": tops[0] if len(tops) == 1 else list(tops), "offset": offset}
+    parameters = {**parameters_of(scope, now), "tops": tops[0] if len(tops) == 1 else list(tops), "offset": offset}
     parameters["limit"] = MAX_ROWS if limit is None else limit
     if after is not None:
         parameters |= {"after_owner": after[0], "after_key": after[1]}
@@ -105,7 +105,7 @@ def count(
 ) -> int:
     """The total number of entries of all pages: the sums of the owners minus the expired entries."""
     owned_query, expired_query = _count_queries(scope.allowed is not None, include_descendants)
-    parameters = {**_parameters(scope, now), "tops": list(tops)}
+    parameters = {**parameters_of(scope, now), "tops": list(tops)}
     owned = int(connection.execute(owned_query, parameters).scalar_one())
     return owned - int(connection.execute(expired_query, parameters).scalar_one())
 
@@ -124,7 +124,7 @@ def search(
     A field matches a value that it equals, or a list that contains it.
     """
     query = (
-        _visible(len(scope.within.parts) > 1, scope.allowed is not None)
+        visible(len(scope.within.parts) > 1, scope.allowed is not None)
         .where(*(sa.func.lower(entries.c.key).contains(_lower(word), autoescape=True) for word in words))
         .order_by(entries.c.updated.desc(), entries.c.key)
         .limit(limit)
@@ -132,7 +132,7 @@ def search(
     for name, expected in fields.items():
         values = expected if isinstance(expected, (list, tuple)) else [expected]
         query = query.where(sa.or_(sa.false(), *(_has_field(connection, name, value) for value in values)))
-    parameters = {"tenant": scope.within.tenant.directory, **_parameters(scope, now)}
+    parameters = {"tenant": scope.within.tenant.directory, **parameters_of(scope, now)}
     return [EntryRow(*row) for row in connection.execute(query, parameters)]
 
 
@@ -177,7 +177,7 @@ _TOPS = (
 )
 
 
-def _parameters(scope: Scope, now: datetime) -> dict[str, Any]:
+def parameters_of(scope: Scope, now: datetime) -> dict[str, Any]:
     parameters: dict[str, Any] = {"now": now, "within": [scope.within.directory]}
     if scope.allowed is not None:
         parameters["allowed"] = [entity.directory for entity in scope.allowed]
@@ -186,7 +186,7 @@ def _parameters(scope: Scope, now: datetime) -> dict[str, Any]:
 
 @cache
 def _get_query(dialect: str, is_deep: bool, is_limited: bool) -> sa.Select[Any]:
-    return _visible(is_deep, is_limited).where(is_listed(dialect, entries.c.key, "keys"))
+    return visible(is_deep, is_limited).where(is_listed(dialect, entries.c.key, "keys"))
 
 
 @cache
@@ -247,7 +247,7 @@ def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[
 
 
 @cache
-def _visible(is_deep: bool, is_limited: bool) -> sa.Select[Any]:
+def visible(is_deep: bool, is_limited: bool) -> sa.Select[Any]:
     """The entries in a scope: ``is_deep`` if it is below the tenant's root, ``is_limited`` if it has ``allowed``."""
     return (
         sa.select(*COLUMNS)

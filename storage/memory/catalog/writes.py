@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import BadEntry
+from driftline.storage.memory.catalog import private_keys
 from driftline.storage.memory.catalog.database import bulk_insert, upsert
 from driftline.storage.memory.catalog.drafts import COLUMNS as DRAFT_COLUMNS
 from driftline.storage.memory.catalog.drafts import Drafts
@@ -28,12 +28,14 @@ from driftline.storage.memory.catalog.tables import UtcTime, closure, entities, 
 def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, within: Entity | None = None) -> None:
     """Store ``new``, whose keys are distinct, register the owners, and retire the blobs of replaced entries.
 
-    Raises BadEntry for a key of an entry that is neither at nor below ``within``.
+    Entries that are neither at nor below ``within`` stay; ``new`` gets private forms of their keys.
     """
     ids = ensure(connection, tenant, set(new.path), now)
     known = {row.key: row for row in _locked(connection, tenant, new.key)}
-    if within is not None:
-        _check_inside(known.values(), within)
+    if within is not None and within.tenant != within:
+        apart = private_keys.apart(connection, new, known.values(), within, now)
+        if apart is not new:
+            new, known = apart, {row.key: row for row in _locked(connection, tenant, apart.key)}
     same = {"tenant_id": tenant.id, "rev": tenant.rev, "updated": now}
     added = new.some([key not in known for key in new.key]) if known else new
     bulk_insert(connection, entries, _columns(added, ids), {**same, "created": now})
@@ -48,12 +50,6 @@ def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, with
     left = [known[key].path if key in known else None for key in new.key]
     moved_from = [was if was != path else None for was, path in zip(left, new.path, strict=True)]
     _enqueue(connection, tenant, new.key, new.path, moved_from, now)
-
-
-def _check_inside(known: Iterable[EntryRow], within: Entity) -> None:
-    for row in known:
-        if not f"{row.path}/".startswith(f"{within.directory}/"):
-            raise BadEntry("This key cannot be used here", repr(row.key)[:80], "Choose another key.")
 
 
 def _columns(new: Drafts, ids: Mapping[str, int]) -> dict[str, Sequence[Any]]:
