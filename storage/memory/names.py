@@ -59,6 +59,8 @@ class EntityNames:
         parsed = [self.hierarchy.parts(name) for name in names]
         short = {parts for parts in parsed if not self.hierarchy.is_complete(parts)}
         found: dict[Parts, Entity] = {}
+        for parts in short:
+            self.hierarchy.complete(parts)  # raises before the catalog sees what it cannot take
         if short:
             found = self._catalog.read(lambda connection: {parts: self._look_up(connection, parts) for parts in short})
         return [found.get(parts) or self.hierarchy.complete(parts) for parts in parsed]
@@ -74,17 +76,12 @@ class EntityNames:
         return Scope(top, None if allowed is None else tuple(self.places(allowed)))
 
     def _look_up(self, connection: Connection, parts: Parts) -> Entity:
-        checked = self.hierarchy.complete(parts)
-        tenant = self.root.tenant if self.hierarchy.root else None
+        """The entity of the longest part of ``parts`` that is registered, completed, or else one with defaults."""
         for length in range(len(parts), 0, -1):
             known, rest = parts[:length], parts[length:]
             if self.hierarchy.is_complete(known):
                 break
-            registered = [
-                entity
-                for entity in entity_tree.named(connection, *known[-1], tenant)
-                if set(known) <= set(entity.parts) and self.is_inside(entity)
-            ]
+            registered = self._registered(connection, known)
             if len(registered) > 1:
                 paths = [entity.directory for entity in registered]
                 more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
@@ -95,7 +92,20 @@ class EntityNames:
                 )
             if registered:
                 return self.hierarchy.complete((*registered[0].parts, *rest))
-        return checked
+        return self.hierarchy.complete(parts)
+
+    def _registered(self, connection: Connection, parts: Parts) -> list[Entity]:
+        """The entities of that name that may be meant: those below the root, if it is configured and has any."""
+        tenant = self.root.tenant if self.hierarchy.root else None
+        if self.hierarchy.is_complete(parts[:1]):
+            tenant = Entity(parts[:1])
+        found = [
+            entity
+            for entity in entity_tree.named(connection, *parts[-1], tenant)
+            if set(parts) <= set(entity.parts) and self.is_inside(entity)
+        ]
+        below = [entity for entity in found if is_within(entity, self.root)] if self.hierarchy.root else []
+        return below or found
 
 
 def bound_names(catalog: Catalog, hierarchy: Hierarchy, within: EntityName | None) -> EntityNames:
