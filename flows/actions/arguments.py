@@ -113,7 +113,7 @@ class Parameters:
             name, self.kinds, 1
         )
         advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.kinds)}"
-        return f"there is no argument {shown(name)}: {advice}"
+        return f"There is no argument {shown(name)}: {advice}"
 
 
 def shown(value: object) -> str:

@@ -24,7 +24,7 @@ from driftline.storage.errors import (
     UsageError,
 )
 from driftline.storage.layout import CATALOG
-from driftline.storage.memory.catalog import tables
+from driftline.storage.memory.catalog import neighbours, tables
 from driftline.storage.memory.catalog.migrations.unprefixed import is_unprefixed
 
 RETRY_DELAYS_SECONDS = (0.1, 0.4, 1.6)
@@ -63,11 +63,16 @@ class Catalog:
     """
 
     def __init__(self, url: str, pool_size: int = DEFAULT_POOL_SIZE) -> None:
-        parsed = parse_url(url)
-        self.where = parsed.render_as_string(hide_password=True)
-        self.is_sqlite = parsed.get_backend_name() == "sqlite"
-        self._engine = _engine(parsed, pool_size)
+        self._pool_size = pool_size
         self._is_closed = False
+        parsed = parse_url(url)
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        self._connect(neighbours.file_of(parsed) if self.is_sqlite else parsed)
+
+    def _connect(self, url: URL) -> None:
+        self._url = url
+        self.where = url.render_as_string(hide_password=True)
+        self._engine = _engine(url, self._pool_size)
 
     def read(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run ``work`` in a read-only transaction and return its result."""
@@ -113,8 +118,14 @@ class Catalog:
 
     def migrate(self) -> None:
         """Create the tables or upgrade them to the current version. Raises CatalogMismatch."""
-        if self.read(self._version) != _HEAD:
+        version = self.read(self._version)
+        if version is None and self.is_sqlite and self.read(neighbours.are_in):
+            self._engine.dispose()
+            self._connect(neighbours.file_beside(self._url))
+        if version != _HEAD:
             self.write(self._upgrade)
+        if version is None:
+            self._engine.dispose()  # new connections see a schema that is new
 
     def close(self) -> None:
         """Close all connections; later calls raise StoreClosed."""
@@ -169,8 +180,11 @@ class Catalog:
 
         if not self.is_sqlite:  # SQLite has one writer at a time anyway
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-        if self._version(connection) == _HEAD:
+        version = self._version(connection)
+        if version == _HEAD:
             return
+        if version is None and not self.is_sqlite and neighbours.are_in(connection):
+            neighbours.create_schema(connection)
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
         config.attributes["connection"] = connection
@@ -267,7 +281,7 @@ def _engine(url: URL, pool_size: int) -> sa.Engine:
         sa.event.listen(engine, "connect", _prepare_sqlite)
         return engine
     try:
-        return sa.create_engine(
+        engine = sa.create_engine(
             url,
             pool_size=pool_size,
             hide_parameters=True,
@@ -278,6 +292,8 @@ def _engine(url: URL, pool_size: int) -> sa.Engine:
         raise MissingExtra(
             "PostgreSQL needs an optional dependency", "psycopg", "Run: pip install 'driftline[postgres]'"
         ) from error
+    sa.event.listen(engine, "connect", neighbours.find_schema)
+    return engine
 
 
 def _json(value: Any) -> str:
