@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from types import MappingProxyType
-from typing import Annotated, Any, Self, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_type_hints
 
 from driftline.storage.errors import UsageError
 
@@ -295,6 +295,18 @@ def entities(value: object) -> list[str | tuple[str, str]]:
     return [entity(each) for each in value]
 
 
+def choice(*allowed: str) -> Callable[[object], str]:
+    """One of these words, in any case. Reading raises Unfit."""
+
+    def read(value: object) -> str:
+        found = value.strip().lower() if isinstance(value, str) else ""
+        if found not in allowed:
+            raise Unfit(f"must be {', '.join(allowed[:-1])} or {allowed[-1]}")
+        return found
+
+    return read
+
+
 def _is_pair(value: Sequence[object]) -> bool:
     """Whether a list is one entity: the path of another would hold a colon."""
     return len(value) == 2 and isinstance(value[0], str) and not any(c in value[0] for c in ":[")
@@ -327,5 +339,6 @@ Seconds: TypeAlias = Annotated[float, Kind(real(0, above=True))]
 Flag: TypeAlias = Annotated[bool, Kind(flag)]
 Moment: TypeAlias = Annotated[datetime, Kind(moment)]
 Fields: TypeAlias = Annotated[Mapping[str, Any], Kind(fields)]
+SearchMode: TypeAlias = Annotated[Literal["hybrid", "vector", "text"], Kind(choice("hybrid", "vector", "text"))]
 OneEntity: TypeAlias = Annotated[str | tuple[str, str], Kind(entity)]
 Entities: TypeAlias = Annotated[list[str | tuple[str, str]], Kind(entities)]

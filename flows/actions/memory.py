@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from driftline.flows.actions.arguments import (
     Anything,
     Count,
+    Distance,
     Entities,
     Fields,
     Flag,
@@ -23,6 +24,7 @@ from driftline.flows.actions.arguments import (
     Name,
     OneEntity,
     Query,
+    SearchMode,
     Text,
 )
 from driftline.flows.actions.calls import Action, Result, action, own_type
@@ -175,9 +177,13 @@ def memory_search(
     filter: Fields | None = None,
     entity: OneEntity | None = None,
     allowed_ancestors: Entities | None = None,
+    max_distance: Distance | None = None,
+    mode: SearchMode = "hybrid",
+    explain: Flag = False,
 ) -> Result:
-    """Entries by their meaning: ``{results: [{record, score, rank}]}``."""
-    return memory.backend().search_memory(query, top_k, filter, entity, allowed_ancestors)
+    """Entries by words and meaning: ``{results: [{record, score, rank}]}``; with ``explain``, ``explanation``."""
+    backend = memory.backend()
+    return backend.search_memory(query, top_k, filter, entity, allowed_ancestors, max_distance, mode, explain)
 
 
 MEMORY_ACTIONS: Mapping[str, Action] = {

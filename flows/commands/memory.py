@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from driftline.flows.commands.app import DONE, NOTHING_FOUND, app
-from driftline.flows.commands.options import JsonOption, WithinOption, WorkspaceOption
+from driftline.flows.commands.options import JsonOption, MaxDistanceOption, WithinOption, WorkspaceOption
 from driftline.flows.output.plain import say
 from driftline.storage.errors import UsageError
 
@@ -32,6 +32,11 @@ ScopeOption = Annotated[
 FieldsOption = Annotated[
     list[str] | None, typer.Option("--where", metavar="FIELD=VALUE", help="Only entries with this metadata field.")
 ]
+ModeOption = Annotated[
+    Literal["hybrid", "vector", "text"],
+    typer.Option(help="Rank by words and meaning, by meaning alone, or by words alone."),
+]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Show what the search did and how long it took.")]
 
 
 @memory.command()
@@ -116,21 +121,27 @@ def search(
     scope: ScopeOption = None,
     top_k: Annotated[int, typer.Option(min=0, help="Maximum number of results.")] = 5,
     fields: FieldsOption = None,
+    max_distance: MaxDistanceOption = None,
+    mode: ModeOption = "hybrid",
+    explain: ExplainOption = False,
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Find the entries that mean QUERY. Exit code 1 when there are none."""
-    from driftline.flows.memory.dict_backend import entry_to_dict
+    """Find the entries that answer QUERY, by words and meaning. Exit code 1 when there are none."""
+    from driftline.flows.memory.dict_backend import hits_to_dict
 
     with _opened(workspace, config, within) as store:
-        hits = store.search_memory(query, top_k, _fields(fields), scope)
-    results = [{"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank} for hit in hits]
+        hits = store.search_memory(
+            query, top_k, _fields(fields), scope, max_distance=max_distance, mode=mode, explain=explain
+        )
+    result = hits_to_dict(hits)
     lines = [
         f"{hit.score:.2f}  {hit.record.key}  {json.dumps(hit.record.value, ensure_ascii=False)[:200]}" for hit in hits
     ]
-    return _show({"query": query, "results": results}, as_json, *lines) or (DONE if hits else NOTHING_FOUND)
+    lines += [f"{name}: {value}" for name, value in result.get("explanation", {}).items()]
+    return _show({"query": query, **result}, as_json, *lines) or (DONE if hits else NOTHING_FOUND)
 
 
 @memory.command()

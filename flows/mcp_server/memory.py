@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
 
 from driftline.flows.memory.dict_backend import entry_to_dict
-from driftline.storage.memory.store import MemoryStore
+from driftline.storage.memory.reader import MemoryEntry
+from driftline.storage.memory.search import MemoryHit
 
 MAX_FIELD_CHARACTERS = 4_000
 """Limit of a value and of metadata, as JSON."""
@@ -44,21 +46,11 @@ class MemoryAnswer(BaseModel):
     truncated: bool
 
 
-def memory_answer(
-    store: MemoryStore,
-    query: str,
-    top_k: int,
-    filter: dict[str, FilterValue] | None,
-    entity: str | None,
-    max_bytes: int,
-) -> MemoryAnswer:
-    """The entries nearest to ``query`` that fit into ``max_bytes`` of JSON.
-
-    Raises UsageError, BadEntity, CatalogError, StorageError.
-    """
+def memory_answer(query: str, hits: Iterable[MemoryHit[MemoryEntry]], max_bytes: int) -> MemoryAnswer:
+    """The first ``hits`` of ``query``, as many as fit into ``max_bytes`` of JSON."""
     results: list[MemoryResult] = []
     room = max_bytes
-    for hit in store.search_memory(query, top_k, filter, entity):
+    for hit in hits:
         result = MemoryResult(record=_short(entry_to_dict(hit.record)), score=hit.score, rank=hit.rank)
         room -= len(result.model_dump_json().encode())
         if room < 0:

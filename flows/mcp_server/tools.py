@@ -126,7 +126,7 @@ class MemoryTools:
     def search_memory(
         self,
         query: Query,
-        top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Maximum number of entries.")] = 5,
+        top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K, description="Maximum number of entries.")] = 5,
         filter: Annotated[
             dict[str, FilterValue] | None,
             Field(description="Metadata fields, all of which must match; a list matches any of its values."),
@@ -135,6 +135,13 @@ class MemoryTools:
             str | None,
             Field(description="Search at or below this entity, such as org:acme/project:alpha; default: the root."),
         ] = None,
+        max_distance: Annotated[
+            float | None, Field(ge=0, le=2, description="Leave out entries farther from the query: 1 - cosine, 0 to 2.")
+        ] = None,
+        mode: Annotated[
+            Mode, Field(description="Rank by words and meaning, by meaning alone, or by words alone.")
+        ] = "hybrid",
     ) -> MemoryAnswer:
         """Find the entries of the memory store that answer a query, best first."""
-        return memory_answer(self.open_store(), query, top_k, filter, entity, MAX_ANSWER_BYTES)
+        hits = self.open_store().search_memory(query, top_k, filter, entity, max_distance=max_distance, mode=mode)
+        return memory_answer(query, hits, MAX_ANSWER_BYTES)

@@ -25,7 +25,9 @@ from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.hierarchy import EntityName
 from driftline.storage.memory.index_query import KeyRange
+from driftline.storage.memory.ranking import Mode
 from driftline.storage.memory.reader import MemoryEntry
+from driftline.storage.memory.search import MemoryHits
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.upkeep import compact_index, compact_indexes, entries_of
 
@@ -47,6 +49,12 @@ def entry_to_dict(entry: MemoryEntry) -> Result:
         "updated": entry.updated.isoformat(),
         "expires": entry.expires.isoformat() if entry.expires else None,
     }
+
+
+def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
+    """``{results: [{record, score, rank}]}``, and ``explanation`` if the hits have one."""
+    results = [{"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank} for hit in hits]
+    return {"results": results, **({"explanation": hits.explanation.to_dict()} if hits.explanation else {})}
 
 
 def _told(
@@ -194,11 +202,25 @@ class HierarchicalLTMBackend:
         filter: Mapping[str, Any] | None = None,
         entity: EntityName | None = None,
         allowed_ancestors: Sequence[EntityName] | None = None,
+        max_distance: float | None = None,
+        mode: Mode = "hybrid",
+        explain: bool = False,
     ) -> Result:
-        """``{results: [{record, score, rank}]}`` by meaning, best first."""
-        hits = self.core.search_memory(query, top_k, filter, entity, allowed_ancestors=allowed_ancestors)
-        results = [{"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank} for hit in hits]
-        return {"results": results}
+        """``{results: [{record, score, rank}]}`` by words and meaning, best first; with ``explain``, ``explanation``.
+
+        The score is 1 - distance. ``max_distance`` drops what is farther. ``mode`` is hybrid, vector or text.
+        """
+        hits = self.core.search_memory(
+            query,
+            top_k,
+            filter,
+            entity,
+            allowed_ancestors=allowed_ancestors,
+            max_distance=max_distance,
+            mode=mode,
+            explain=explain,
+        )
+        return hits_to_dict(hits)
 
     @_told
     def query_index(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy.engine import Connection
 
@@ -112,3 +113,28 @@ def bound_names(catalog: Catalog, hierarchy: Hierarchy, within: EntityName | Non
     """The names of a store that is bound to ``within``, if that is an entity."""
     names = EntityNames(catalog, hierarchy)
     return names if within is None else EntityNames(catalog, hierarchy, names.find(within))
+
+
+def split_filter(fields: Mapping[str, Any], hierarchy: Hierarchy) -> tuple[dict[str, Any], list[EntityName] | None]:
+    """The fields of the metadata in a filter, and the entities that it names under ``entity``, or None.
+
+    ``entity`` may be the name of a field, too: a value that is no path of an entity, such as ``invoice``, is one.
+    """
+    rest = {name: value for name, value in fields.items() if name != "entity"}
+    given = fields.get("entity")
+    if given is None:
+        return rest, None
+    if _is_pair(given, hierarchy):
+        return rest, [(given[0], given[1])]
+    named = given if isinstance(given, list) else [given]
+    if all(_is_path(each, hierarchy) for each in named):
+        return rest, named
+    return dict(fields), None
+
+
+def _is_pair(value: object, hierarchy: Hierarchy) -> bool:
+    return isinstance(value, list) and len(value) == 2 and value[0] in hierarchy.levels and isinstance(value[1], str)
+
+
+def _is_path(value: object, hierarchy: Hierarchy) -> bool:
+    return isinstance(value, str) and value.partition(":")[0] in hierarchy.levels and ":" in value

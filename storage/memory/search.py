@@ -1,4 +1,4 @@
-"""Semantic search of memory: embeds the text of entries, and confirms every hit with the catalog."""
+"""Search of memory by words and meaning: embeds the text of entries, and confirms every hit with the catalog."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from driftline.storage.entities import Entity
+from driftline.storage.lines.words import telling_words
 from driftline.storage.memory.catalog.outbox import Change
 from driftline.storage.memory.catalog.queries import EntryRow
-from driftline.storage.memory.vectors import VectorFilter, VectorRow, VectorTable, vector_tables
+from driftline.storage.memory.explanation import MemoryExplanation
+from driftline.storage.memory.ranking import Mode, ranked
+from driftline.storage.memory.vectors import Found, VectorFilter, VectorRow, VectorTable, vector_tables
 from driftline.storage.model import Embedder
 from driftline.storage.objects.store import ObjectStore
 
 TEXT_FIELD = "text_field"
 """The metadata field that names the text field of the value; without it, the whole value is embedded."""
 EMBED_AT_ONCE = 1_000
+WORD_CANDIDATES = 100
+"""Entries that match the words of a query best, which are judged by their meaning, too."""
 MAX_ROUNDS = 6
 """Maximum number of searches per query; each fetches four times as many hits, until the catalog confirms enough."""
 
@@ -27,11 +32,38 @@ _Entry = TypeVar("_Entry")
 
 @dataclass(frozen=True, slots=True)
 class MemoryHit(Generic[_Entry]):
-    """A matching entry; ``score`` is the cosine, ``rank`` counts from 1."""
+    """A matching entry; ``score`` is 1 - distance, the cosine of its text and the query, ``rank`` counts from 1."""
 
     record: _Entry
     score: float
     rank: int
+
+
+class MemoryHits(list[MemoryHit[_Entry]]):
+    """The hits of a search, best first. ``explanation`` says what the search did, if that was asked for."""
+
+    explanation: MemoryExplanation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a search looks for: entries of the tenant of ``within`` that ``where`` allows."""
+
+    query: str
+    top_k: int
+    within: Entity
+    where: VectorFilter
+    mode: Mode = "hybrid"
+    max_distance: float | None = None
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The entries that a search has found, best first, and what it did."""
+
+    found: list[tuple[EntryRow, Found]]
+    explanation: MemoryExplanation
 
 
 class MemorySearch:
@@ -73,38 +105,42 @@ class MemorySearch:
         """Embed all entries of a tenant again and replace its vectors in one commit."""
         self.table(tenant).replace_all(lambda: map(self._vectors, pages()), last, self.embedder.dim)
 
-    def nearest(
-        self,
-        query: str,
-        top_k: int,
-        within: Entity,
-        places: tuple[tuple[Entity, ...], ...],
-        fields: Mapping[str, Any],
-        check: Callable[[Sequence[str]], Mapping[str, EntryRow]],
-    ) -> list[tuple[EntryRow, float]]:
-        """The ``top_k`` entries nearest to ``query`` that ``check`` confirms, with their scores, best first."""
-        if top_k == 0 or not query.strip():
-            return []
-        table = self.table(within)
+    def find(self, question: Question, check: Callable[[Sequence[str]], Mapping[str, EntryRow]]) -> Answer:
+        """The ``top_k`` entries that answer a question best and that ``check`` confirms, best first."""
+        explanation = MemoryExplanation(question.mode)
+        if question.top_k == 0 or not question.query.strip():
+            return Answer([], explanation)
+        table = self.table(question.within)
         if not table.exists():
-            return []
-        vector = self.embedder.embed_query(query)
-        where = VectorFilter(((within,), *places), fields)
-        confirmed: list[tuple[EntryRow, float]] = []
-        fetch = top_k
+            return Answer([], explanation)
+        with explanation.timed("embedding"):
+            vector = self.embedder.embed_query(question.query)
+        words = telling_words(question.query) if question.mode != "vector" else []
+        explanation.words = words
+        if question.explain:
+            table.describe(question.where, explanation)
+        confirmed: list[tuple[EntryRow, Found]] = []
+        fetch, by_words = question.top_k, max(question.top_k, WORD_CANDIDATES)
         for _ in range(MAX_ROUNDS):
-            hits = table.nearest(vector, fetch, where)
-            rows = check([key for key, _, _ in hits])
+            with explanation.timed("searching"):
+                near = table.nearest(vector, fetch, question.where) if question.mode != "text" else []
+                worded = table.matching(words, vector, by_words, question.where)
+            best = ranked(near, worded, question.mode, question.max_distance)
+            with explanation.timed("confirming"):
+                rows = check([hit.key for hit in best])
             # A hit counts only if the entry has not changed since it was embedded.
-            current = [(rows[key], 1.0 - d) for key, rev, d in hits if key in rows and rows[key].rev == rev]
-            confirmed = current[:top_k]
-            if len(confirmed) == top_k or len(hits) < fetch:
+            confirmed = [(rows[hit.key], hit) for hit in best if hit.key in rows and rows[hit.key].rev == hit.rev]
+            explanation.by_meaning, explanation.by_words = len(near), len(worded)
+            explanation.candidates, explanation.dropped = len(best), len(best) - len(confirmed)
+            if len(confirmed) >= question.top_k or (len(near) < fetch and len(worded) < by_words):
                 break
-            fetch *= 4
-        return confirmed
+            if question.max_distance is not None and near and near[-1].distance > question.max_distance:
+                break
+            fetch, by_words = 4 * fetch, 4 * by_words
+        return Answer(confirmed[: question.top_k], explanation)
 
     def _vectors(self, rows: Sequence[EntryRow]) -> list[VectorRow]:
-        """The vectors of the ``rows`` whose text has at least one known token."""
+        """The ``rows`` that have text, with its vector and its words; without a known token, the vector is empty."""
         embedded: list[VectorRow] = []
         for start in range(0, len(rows), EMBED_AT_ONCE):
             some = rows[start : start + EMBED_AT_ONCE]
@@ -114,9 +150,10 @@ class MemorySearch:
                 continue
             vectors = self.embedder.embed([text for _, text in with_text], np.float16)
             embedded += [
-                VectorRow(row.key, row.rev, row.path, row.metadata, vector)
-                for (row, _), vector in zip(with_text, vectors, strict=True)
-                if vector.any()
+                VectorRow(row.key, row.rev, row.path, row.metadata, vector if vector.any() else vector[:0], words)
+                for (row, words), vector in zip(
+                    [(row, f"{row.key} {text}") for row, text in with_text], vectors, strict=True
+                )
             ]
         return embedded
 

@@ -33,11 +33,13 @@ from driftline.storage.memory.delta_watch import DeltaWatch
 from driftline.storage.memory.flush import Flusher
 from driftline.storage.memory.index_query import KeyRange
 from driftline.storage.memory.listing import MemoryListing
-from driftline.storage.memory.names import bound_names
+from driftline.storage.memory.names import bound_names, split_filter
 from driftline.storage.memory.pages import Cursor, Page, check_count
+from driftline.storage.memory.ranking import MODES, Mode
 from driftline.storage.memory.reader import EntryReader, MemoryEntry, as_shown
 from driftline.storage.memory.registry import DEFAULT_LIMIT, EntityRegistry, utc_now
-from driftline.storage.memory.search import MemoryHit, MemorySearch
+from driftline.storage.memory.search import MemoryHit, MemoryHits, MemorySearch, Question
+from driftline.storage.memory.vectors import VectorFilter
 from driftline.storage.memory.writer import EntryWriter, MemoryItem
 from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
@@ -46,6 +48,7 @@ __all__ = ["MemoryItem", "MemoryStore"]
 
 DEFAULT_INLINE_BYTES = 1_024
 DEFAULT_COMPACTION_THRESHOLD = 100
+MAX_DISTANCE = 2.0
 DEFAULT_THREADS = 8
 """Blobs read or written at once; in a bucket, each waits for a round trip."""
 
@@ -330,24 +333,28 @@ class MemoryStore:
         scope: EntityName | None = None,
         *,
         allowed_ancestors: Sequence[EntityName] | None = None,
-    ) -> list[MemoryHit[MemoryEntry]]:
-        """The ``top_k`` entries whose text is nearest in meaning to ``query``, best first.
+        max_distance: float | None = None,
+        mode: Mode = "hybrid",
+        explain: bool = False,
+    ) -> MemoryHits[MemoryEntry]:
+        """The ``top_k`` entries that answer ``query`` best, by its words and its meaning, best first.
 
-        ``filter`` has fields of the metadata, as in ``search``, and may have ``entity``: hits are at or below it. The
-        filter applies before the search, and the catalog confirms every hit. Raises UsageError without an embedder.
+        The score of a hit is 1 - distance, the cosine of its text and the query; ``max_distance`` (0 to 2) drops what
+        is farther. ``mode`` ranks by the words of key and text and by meaning (``hybrid``), by meaning alone
+        (``vector``: hits are sorted by their score), or by words alone (``text``). ``filter`` has fields of the
+        metadata, as in ``search``, and may have ``entity``: an entity, at or below which hits are, or else the value of
+        a field of that name. The filter applies before the search, and the catalog confirms every hit. With
+        ``explain`` the hits have an ``explanation``. Raises UsageError, also without an embedder.
         """
         self.catalog.check_open()
         if self._search is None:
             raise UsageError("The memory store was opened without an embedding model", self.workspace.objects.uri)
-        if top_k < 0:
-            raise UsageError("top_k must not be negative", str(top_k))
-        fields = check_fields(filter)
-        entity = fields.pop("entity", None)
+        _check_search(top_k, max_distance, mode)
+        fields, named = split_filter(check_fields(filter), self.hierarchy)
         visible = self.names.scope(scope, allowed_ancestors)
-        places = [*([visible.allowed] if visible.allowed is not None else [])]
-        if entity is not None:
-            named = entity if isinstance(entity, list) else [entity]
-            places.append(tuple(self.names.places(named)))
+        places: list[tuple[Entity, ...]] = [(visible.within,)]
+        places += [visible.allowed] if visible.allowed is not None else []
+        places += [tuple(self.names.places(named))] if named is not None else []
         if top_k and query.strip():
             self._flusher.settle()
 
@@ -355,10 +362,22 @@ class MemoryStore:
             rows = self.catalog.read(lambda connection: entry_queries.get(connection, keys, visible, self._now()))
             return {row.key: row for row in rows}
 
-        nearest = self._search.nearest(query, top_k, visible.within, tuple(places), fields, check)
-        entries = {entry.key: entry for entry in self._reader.entries([row for row, _ in nearest], visible)}
-        hits = [(as_shown([entries[row.key]])[0], score) for row, score in nearest if row.key in entries]
-        return [MemoryHit(entry, score, rank) for rank, (entry, score) in enumerate(hits, start=1)]
+        where = VectorFilter(tuple(places), fields)
+        answer = self._search.find(Question(query, top_k, visible.within, where, mode, max_distance, explain), check)
+        entries = {each.key: each for each in self._reader.entries([row for row, _ in answer.found], visible)}
+        found = [(as_shown([entries[row.key]])[0], hit) for row, hit in answer.found if row.key in entries]
+        hits = MemoryHits(MemoryHit(each, 1.0 - hit.distance, rank) for rank, (each, hit) in enumerate(found, start=1))
+        hits.explanation = answer.explanation if explain else None
+        return hits
+
+
+def _check_search(top_k: int, max_distance: float | None, mode: str) -> None:
+    if top_k < 0:
+        raise UsageError("top_k must not be negative", str(top_k))
+    if max_distance is not None and not 0 <= max_distance <= MAX_DISTANCE:
+        raise UsageError("max_distance must be between 0 and 2", str(max_distance))
+    if mode not in MODES:
+        raise UsageError("Unknown mode of search", repr(mode)[:80], f"Modes are: {', '.join(MODES)}.")
 
 
 def _embedded(workspace: Workspace) -> str:

@@ -6,10 +6,11 @@ marker, so two commits conflict, and each change is applied once and in order, w
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,9 @@ from driftline.storage.lance.vector_index import (
     through_index,
 )
 from driftline.storage.layout import table_fingerprint, tables_directory
+from driftline.storage.lines.indexes import TOKENIZER
+from driftline.storage.lines.words import as_indexed, terms
+from driftline.storage.memory.explanation import MemoryExplanation
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -39,11 +43,19 @@ MIN_INDEXED_ROWS = 10_000
 MIN_VECTOR_INDEX_ROWS = 100_000
 _INDEXES: dict[str, Literal["BTREE", "LABEL_LIST"]] = {"key": "BTREE", "places": "LABEL_LIST", "fields": "LABEL_LIST"}
 _MARKER = "key = ''"
+_WORDS = pa.field("words", pa.string())
+_TINY = float(np.finfo(np.float32).tiny)
+_TEXT = "words_idx"
+MAX_WORD_CHARACTERS = 8_192
+"""What follows in a longer text is found by its meaning only."""
+MAX_UNINDEXED_WORDS = 20_000
+"""With more rows that the index of words does not cover, which take 5 microseconds each, a search looks in it alone."""
 
 
 def schema(dim: int) -> pa.Schema:
     """The columns of ``memory_embeddings``: ``places`` has the directories of the owner and its ancestors, ``fields``
-    the fields of the metadata, each as JSON of its name and value; ``vector`` is ``(dim,) float16``."""
+    the fields of the metadata, each as JSON of its name and value, ``words`` the key and the text of the entry, cut;
+    ``vector`` is ``(dim,) float16``."""
     return pa.schema(
         [
             pa.field("key", pa.string()),
@@ -52,6 +64,7 @@ def schema(dim: int) -> pa.Schema:
             pa.field("places", pa.list_(pa.string())),
             pa.field("fields", pa.list_(pa.string())),
             pa.field("vector", pa.list_(VECTOR_TYPE, dim)),
+            _WORDS,
         ]
     )
 
@@ -65,6 +78,20 @@ class VectorRow:
     path: str
     metadata: Mapping[str, Any]
     vector: NDArray[Any]
+    words: str = ""
+
+
+class Found(NamedTuple):
+    """An entry that a search has found: ``distance`` is 1 - cosine.
+
+    ``match`` is the share of the words of the query that its key and text hold, from 0 to 1; a word weighs more the
+    fewer of the entries that were found hold it.
+    """
+
+    key: str
+    rev: int
+    distance: float
+    match: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +164,7 @@ class VectorTable(LanceTable):
             return
         known = {index.name for index in dataset.describe_indices()}
         try:
+            self._index_words(dataset)
             for column, kind in _INDEXES.items():
                 if f"{column}_idx" not in known:
                     dataset.create_scalar_index(column, kind, name=f"{column}_idx")
@@ -149,6 +177,7 @@ class VectorTable(LanceTable):
     def replace_all(self, pages: Callable[[], Iterable[Sequence[VectorRow]]], last: int, dim: int) -> None:
         """Replace all rows by those of ``pages``, in one version. Raises CommitConflict, StorageError, CorruptFile."""
         self._prepare(dim)
+        self._add_words()
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()
             added = self._fragments([_marker_row(max(last, _applied(dataset)))], dataset.schema)
@@ -162,6 +191,24 @@ class VectorTable(LanceTable):
     def _prepare(self, dim: int) -> None:
         # Without a marker that both replace, two first commits would not conflict.
         self._create(_to_table([_marker_row(0)], schema(dim)))
+        with contextlib.suppress(OSError):  # another process builds it, or else the next compaction
+            self._index_words(self.open())
+
+    def _add_words(self) -> None:
+        """Give a table from before words could be searched its column and index. Raises StorageError."""
+        dataset = self.open()
+        if _WORDS.name in dataset.schema.names:
+            return
+        try:
+            dataset.add_columns(_WORDS)
+            self._index_words(self.open())
+        except OSError as error:
+            raise StorageError(f"Could not add a column ({first_line(error)})", self.uri, "Try again.") from error
+
+    def _index_words(self, dataset: LanceDataset) -> None:
+        known = {index.name for index in dataset.describe_indices()}
+        if _TEXT not in known and _WORDS.name in dataset.schema.names:
+            dataset.create_scalar_index(_WORDS.name, "INVERTED", name=_TEXT, with_position=False, **TOKENIZER)
 
     def _fragments(self, rows: Sequence[VectorRow], columns: pa.Schema) -> list[FragmentMetadata]:
         return self.write(_to_table(rows, columns)) if rows else []
@@ -187,11 +234,8 @@ class VectorTable(LanceTable):
 
     # -- reading -----------------------------------------------------------------------------
 
-    def nearest(self, query: NDArray[np.float32], top_k: int, where: VectorFilter) -> list[tuple[str, int, float]]:
-        """``(key, rev, distance)`` of the entries nearest to ``query``, ``(dim,)``, best first; distance is 1 - cosine.
-
-        The filter is applied before the search.
-        """
+    def nearest(self, query: NDArray[np.float32], top_k: int, where: VectorFilter) -> list[Found]:
+        """The entries nearest to ``query``, ``(dim,)``, best first. The filter is applied before the search."""
         length = np.linalg.norm(query)
         if top_k == 0 or not length > 0:
             return []
@@ -208,8 +252,46 @@ class VectorTable(LanceTable):
             columns=["key", "rev", "_distance"], nearest=nearest, filter=condition, prefilter=True, limit=top_k
         )
         # Half the squared distance of vectors of length 1 is 1 - cosine.
-        hits = [(row["key"], row["rev"], row["_distance"] / 2) for row in scanner.to_table().to_pylist()]
-        return sorted(hits, key=lambda hit: (hit[2], hit[0]))
+        hits = [Found(row["key"], row["rev"], row["_distance"] / 2) for row in scanner.to_table().to_pylist()]
+        return sorted(hits, key=lambda hit: (hit.distance, hit.key))
+
+    def matching(
+        self, words: Sequence[str], query: NDArray[np.float32], limit: int, where: VectorFilter
+    ) -> list[Found]:
+        """The entries that match ``words`` best, and their distances from ``query``, best first; filtered as above.
+
+        There are none in a table whose words are not indexed, from before they were.
+        """
+        from lance.query import MatchQuery
+
+        dataset = self.open()
+        if limit == 0 or not words or all(index.name != _TEXT for index in dataset.describe_indices()):
+            return []
+        unindexed = int(dataset.stats.index_stats(_TEXT)["num_unindexed_rows"])
+        rows = dataset.scanner(
+            columns=["key", "rev", "vector", _WORDS.name, "_score"],
+            full_text_query=MatchQuery(as_indexed(words), _WORDS.name),
+            filter=where.to_sql(),
+            prefilter=True,
+            limit=limit,
+            fast_search=unindexed > MAX_UNINDEXED_WORDS,
+        ).to_table()
+        if not len(rows):
+            return []
+        distances = _distances(rows["vector"].combine_chunks(), query)
+        matches = _matches(words, rows[_WORDS.name].to_pylist())
+        columns = (rows["key"].to_pylist(), rows["rev"].to_pylist(), distances.tolist(), matches.tolist())
+        return sorted(map(Found, *columns), key=lambda hit: (-hit.match, hit.key))
+
+    def describe(self, where: VectorFilter, explanation: MemoryExplanation) -> None:
+        """Fill in what ``explanation`` says of the table and of the entries that ``where`` allows."""
+        dataset = self.open()
+        kinds = {index.name: index.index_type for index in dataset.describe_indices()}
+        explanation.entries = int(dataset.count_rows("key <> ''"))
+        explanation.matches = int(dataset.count_rows(where.to_sql()))
+        explanation.index = kinds.get(VECTOR) if explanation.matches > EXACT_SEARCH_ROWS else None
+        if _TEXT in kinds:
+            explanation.unindexed_words = int(dataset.stats.index_stats(_TEXT)["num_unindexed_rows"])
 
     def revs(self) -> list[tuple[str, int]]:
         """``(key, rev)`` of every vector. Raises CorruptFile."""
@@ -221,7 +303,7 @@ class VectorTable(LanceTable):
         return list(zip(rows["key"].to_pylist(), rows["rev"].to_pylist(), strict=True))
 
     def count(self) -> int:
-        """The number of entries with a vector."""
+        """The number of entries with text."""
         return int(self.open().count_rows("key <> ''"))
 
 
@@ -230,6 +312,26 @@ def vector_tables(objects: ObjectStore, tenant: Entity) -> list[VectorTable]:
     names = objects.list_dirs(tables_directory(tenant))
     fingerprints = (table_fingerprint(name, VectorTable.KIND) for name in names)
     return [VectorTable(objects, tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
+
+
+def _distances(vectors: pa.FixedSizeListArray, query: NDArray[np.float32]) -> NDArray[np.float32]:
+    """``(n,)``: 1 - cosine of each of ``n`` vectors and ``query``; 1 for a vector or query without a known word."""
+    distances = np.ones(len(vectors), np.float32)
+    known = vectors.is_valid().to_numpy(zero_copy_only=False)
+    length = float(np.linalg.norm(query))
+    if known.any() and length > 0:
+        flat = vectors.drop_null().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+        distances[known] -= flat.reshape(-1, len(query)) @ (query / length)
+    return distances
+
+
+def _matches(words: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
+    """``(n,)``: the ``match`` of each of ``n`` entries."""
+    wanted = sorted(set(terms(" ".join(words))))
+    held = [set(terms(text)) for text in texts]
+    holds = np.array([[term in some for term in wanted] for some in held], np.float64).reshape(len(texts), len(wanted))
+    weights = np.log1p(len(texts) / np.maximum(1.0, holds.sum(axis=0)))
+    return np.asarray(holds @ weights / max(float(weights.sum()), _TINY), np.float64)
 
 
 def _applied(dataset: LanceDataset) -> int:
@@ -248,6 +350,7 @@ def _to_table(rows: Sequence[VectorRow], columns: pa.Schema) -> pa.Table:
         "places": [directories(row.path) if row.path else [] for row in rows],
         "fields": [[field_tag(name, value) for name, value in row.metadata.items()] for row in rows],
         "vector": [row.vector.astype(np.float16) if len(row.vector) else None for row in rows],
+        _WORDS.name: [row.words[:MAX_WORD_CHARACTERS] or None for row in rows],
     }
     arrays = [pa.array(values[field.name], field.type) for field in columns]
     return pa.table(arrays, schema=columns)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.indexes import TEXT_COLUMN
 from driftline.storage.lines.table import LINES_PER_BLOCK
+from driftline.storage.lines.words import telling_words, terms
 from driftline.storage.model import Embedder
 from driftline.tasks.search.ranking import (
     DEFINITION_BONUS,
@@ -29,7 +30,6 @@ from driftline.tasks.search.ranking import (
     text_scores,
     word_weights,
 )
-from driftline.tasks.search.terms import telling_words, terms
 
 JUDGED_LINES = 20
 """For each result wanted, so many lines with the best words are also judged by their meaning."""

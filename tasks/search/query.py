@@ -16,6 +16,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.queries import FALLBACK_THRESHOLD, LineQuery, Strategy
+from driftline.storage.lines.words import as_indexed, telling_words
 from driftline.storage.model import Embedder
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
@@ -24,7 +25,6 @@ from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.hits import Hit, hits
-from driftline.tasks.search.terms import as_indexed, telling_words
 from driftline.tasks.search.windows import Window, merge_windows
 
 FETCH_FACTOR = 3

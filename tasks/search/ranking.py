@@ -20,7 +20,7 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.tasks.search.terms import NAME_PART, terms_of
+from driftline.storage.lines.words import NAME_PART, terms_of
 
 WORD_REACH, WORD_DECAY = 8, 0.85
 """Lines on either side whose words count for a line, and what they count for each line of distance."""

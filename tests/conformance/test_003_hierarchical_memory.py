@@ -314,6 +314,19 @@ def test_the_cache_and_the_threads_have_the_documented_defaults() -> None:
     assert performance.parallel_reads.threads == 8 or decided("LTM_PARALLEL_THREADS", "8")
 
 
+@criterion("003", "AC 9", "performance_config has metadata_cache_ttl and threads")
+def test_the_time_to_live_of_the_cache_is_configurable(
+    place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_backend(place, sqlite_catalog, performance_config={"metadata_cache_ttl": 0, "threads": 2}) as backend:
+        performance = backend.configuration.performance
+        assert (performance.metadata_cache.ttl_seconds, performance.parallel_reads.threads) == (0, 2)
+        ok(backend.store("large", LARGE, "session:s1"))
+        reads = blob_reads(monkeypatch)
+        assert [ok(backend.retrieve("large"))["value"] for _ in range(3)] == [LARGE] * 3
+        assert len(reads) == 3
+
+
 # -- isolation -------------------------------------------------------------------------------
 
 

@@ -373,3 +373,11 @@ def test_a_search_changes_nothing(store: MemoryStore, place: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*.lance/**/*") if path.is_file()}
     found(store, "record3", 10, {"source": "tas"})
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*.lance/**/*") if path.is_file()} == before
+
+
+@criterion("004", "docs 1", "a page says options, result, default, filter and the formula of the score")
+def test_a_page_documents_the_search() -> None:
+    formula = re.compile(r"1 [-−–] (the )?(cosine )?`?distance")
+    pages = [text for text in reference_pages().values() if "memory.search" in text]
+    wanted = ("top_k", "filter", "record", "score", "rank", "max_distance", "explain")
+    assert any(all(word in page for word in wanted) and formula.search(page) for page in pages)

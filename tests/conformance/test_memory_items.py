@@ -51,6 +51,7 @@ from tests.conformance.memory_places import (
     ok,
     open_backend,
     public_calls,
+    reference_pages,
     without_variables,
 )
 from tests.conformance.table import criterion
@@ -976,6 +977,89 @@ def remembered(place: Path, tiny_model: Path) -> Iterator[HierarchicalLTMBackend
 
 def hits(answer: Any) -> list[str]:
     return [hit["record"]["key"] for hit in ok(answer)["results"]]
+
+
+@criterion("memory", "12", "a metadata field called entity can be filtered")
+def test_a_field_called_entity_can_be_filtered(remembered: HierarchicalLTMBackend) -> None:
+    assert hits(remembered.search_memory("parser", 5, {"entity": "invoice"})) == ["names"]
+    assert sorted(hits(remembered.search_memory("parser", 5, {"entity": ["invoice", "order"]}))) == ["names", "parser"]
+    assert keys(remembered.search("", {"entity": "invoice"})) == ["names"]
+
+
+@criterion("memory", "12", "numbers match numbers")
+def test_numbers_match_numbers(remembered: HierarchicalLTMBackend) -> None:
+    for wanted, expected in [
+        (1, "names"),
+        (1.0, "names"),
+        (2, "parser"),
+        (2.0, "parser"),
+        (2**40, "other"),
+        (10**20, "huge"),
+    ]:
+        assert hits(remembered.search_memory("parser", 5, {"n": wanted})) == [expected]
+        assert keys(remembered.search("", {"n": wanted})) == [expected]
+    assert hits(remembered.search_memory("parser", 5, {"ratio": 0.5})) == ["names"]
+    for wrong in (True, "1"):
+        assert hits(remembered.search_memory("parser", 5, {"n": wrong})) == []
+        assert keys(remembered.search("", {"n": wrong})) == []
+
+
+@criterion("memory", "12", "top_k=0 is valid through MCP")
+def test_no_hits_can_be_asked_for_through_mcp(
+    place: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
+    monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
+    with open_backend(place, embedding={"model": str(tiny_model)}) as backend:
+        ok(backend.store("key", "parser"))
+    assert ask_mcp(place, {"query": "parser", "top_k": 0})["results"] == []
+
+
+@criterion("memory", "12", "the reference says what scores are")
+def test_the_reference_says_what_scores_are() -> None:
+    pages = [text for text in reference_pages().values() if "memory.search" in text]
+    assert any("1 - distance" in page and "cosine" in page for page in pages)
+
+
+@criterion("memory", "12", "words are found as well as meaning")
+def test_words_are_found_as_well_as_meaning(remembered: HierarchicalLTMBackend) -> None:
+    """No vector knows this name: words find it, written as it is or split."""
+    assert hits(remembered.search_memory("acquireLease", 1)) == ["names"]
+    assert hits(remembered.search_memory("acquire_lease", 1)) == ["names"]
+    assert hits(remembered.search_memory("parser", 1)) == ["parser"]
+
+
+@criterion("memory", "12", "max_distance drops what is farther")
+def test_max_distance_drops_what_is_farther(remembered: HierarchicalLTMBackend) -> None:
+    options: dict[str, Any] = {"max_distance": 0.01}
+    whole = "a namespace of its own"
+    assert hits(remembered.search_memory(whole, 5, **options)) == ["other"]
+    options = {"max_distance": 2.0}
+    assert len(hits(remembered.search_memory(whole, 5, **options))) == 4
+
+
+@criterion("memory", "12", "explain tells how the hits were found")
+def test_explain_tells_how_hits_were_found(remembered: HierarchicalLTMBackend, place: Path, driftline: Run) -> None:
+    options: dict[str, Any] = {"explain": True}
+    answer = ok(remembered.search_memory("parser", 5, **options))
+    assert answer["explanation"]
+    assert "explanation" not in ok(remembered.search_memory("parser"))
+    assert driftline("memory", "search", "parser", "--workspace", place, "--explain", "--json").json["explanation"]
+
+
+@criterion("memory", "12", "the actions take max_distance and explain")
+def test_the_actions_take_the_options_of_the_search(
+    remembered: HierarchicalLTMBackend, place: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
+    monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
+    monkeypatch.setenv("LTM_STORAGE_URI", str(place))
+    remembered.core.flush()
+    registry: dict[str, Run] = {}
+    register_actions(registry)
+    answer = registry["memory.search"]({}, query="the parser of arguments", max_distance="0.01", explain="true")
+    assert hits(answer) == ["parser"]
+    assert answer["explanation"]
 
 
 # -- 13: figures -----------------------------------------------------------------------------

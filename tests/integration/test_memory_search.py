@@ -194,6 +194,37 @@ def test_a_store_without_a_model_leaves_vectors_to_one_that_has_it(
     assert "dog" not in found(store, "dog", 10)
 
 
+def test_words_are_searched_alone_or_with_meaning_or_not_at_all(store: MemoryStore) -> None:
+    assert found(store, "kitten", 10, mode="text") == ["field"]
+    assert found(store, "xylophone", 10, mode="text") == []
+    assert found(store, "engine", 1, mode="text", filter={"source": "web", "phase": "act"}) == ["release"]
+    for mode in ("hybrid", "vector", "text"):
+        hits = store.search_memory("cat on a sofa", 3, None, ACME, mode=mode, explain=True)
+        assert hits[0].record.key == "cat"
+        assert hits.explanation is not None
+        assert (hits.explanation.mode, hits.explanation.entries) == (mode, 6)
+        assert hits.explanation.words == ([] if mode == "vector" else ["cat", "sofa"])
+    assert store.search_memory("cat", 3, None, ACME).explanation is None
+    wrong: list[dict[str, Any]] = [{"mode": "perhaps"}, {"max_distance": -1}, {"max_distance": 3}]
+    for options in wrong:
+        with pytest.raises(UsageError):
+            store.search_memory("cat", 3, None, ACME, **options)
+
+
+def test_a_table_without_words_is_searched_by_meaning_until_it_is_rebuilt(
+    store: MemoryStore, embedder: Counting
+) -> None:
+    store.flush()
+    table = VectorTable(store.workspace.objects, store.hierarchy.entity(ACME), embedder.fingerprint)
+    table.open().drop_columns(["words"])
+    assert found(store, "kitten couch", 1) == ["field"]
+    assert found(store, "kitten", 10, mode="text") == []
+    store.store("late", "a late kitten", S1)
+    assert "late" in found(store, "late kitten", 10)
+    store.rebuild(ACME)
+    assert set(found(store, "kitten", 10, mode="text")) == {"field", "late"}
+
+
 def test_vectors_are_rebuilt_from_the_catalog(store: MemoryStore, embedder: Counting) -> None:
     store.flush()
     before = found(store, "cat", 10)
@@ -228,7 +259,7 @@ def test_a_large_table_gets_a_vector_index_that_finds_the_same(
 
     def answers() -> list[list[str]]:
         return [
-            found(store, query, 10, filter)
+            found(store, query, 10, filter, mode="vector")
             for query in ("kitten on a sofa", "tax law")
             for filter in (None, {"phase": 1}, {"entity": S2, "phase": [0, 2]})
         ]

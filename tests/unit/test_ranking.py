@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from driftline.storage.lines.words import terms
 from driftline.tasks.search import ranking
 from driftline.tasks.search.ranking import (
     CandidateLines,
@@ -20,7 +21,6 @@ from driftline.tasks.search.ranking import (
     text_scores,
     word_weights,
 )
-from driftline.tasks.search.terms import terms
 
 K1, B = 1.2, 0.75
 Floats = NDArray[np.float32]

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from driftline.storage.lines.indexes import TEXT, TEXT_COLUMN, TOKENIZER
-from driftline.tasks.search.terms import telling_words, terms
+from driftline.storage.lines.words import telling_words, terms
 
 TEXTS = (
     "getHTTPResponse",

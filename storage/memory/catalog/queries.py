@@ -6,6 +6,7 @@ The functions run in an open transaction. Query objects are cached: building one
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from sqlalchemy.engine import Connection
 from driftline.storage.entities import Entity
 from driftline.storage.memory.catalog.tables import UtcTime, closure, entities, entries, owners, retired_blobs, tenants
 
+MAX_WHOLE = 2**63
 MAX_ROWS = 2**62
 """Stands for "no limit" where SQL needs a number."""
 
@@ -299,6 +301,16 @@ def _lower(word: str) -> str:
     return "".join(c.lower() if c.isascii() else c for c in word)  # SQLite's lower() changes only ASCII
 
 
+def _as_number(value: object) -> object:
+    """``value`` as SQLite has it, whose whole numbers have 64 bits: larger ones are floating."""
+    if not isinstance(value, int) or -MAX_WHOLE <= value < MAX_WHOLE:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def _has_field(connection: Connection, name: str, value: object) -> sa.ColumnElement[bool]:
     if connection.dialect.name == "postgresql":
         return entries.c.metadata.op("@>", is_comparison=True)(sa.literal({name: value}, JSONB()))
@@ -309,5 +321,5 @@ def _has_field(connection: Connection, name: str, value: object) -> sa.ColumnEle
         case str():
             same = sa.and_(fields.c.type == "text", fields.c.value == value)
         case _:
-            same = sa.and_(fields.c.type.in_(["integer", "real"]), fields.c.value == value)
+            same = sa.and_(fields.c.type.in_(["integer", "real"]), fields.c.value == _as_number(value))
     return sa.exists().select_from(fields).where(fields.c.key == name, same)

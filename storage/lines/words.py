@@ -10,9 +10,8 @@ from driftline.storage.lines.indexes import tokens
 
 NAME_PART = re.compile(r"[^\W_]+")
 """The tokenizer leaves the underscores of _cache and __init__ where they are."""
-_PARTS_KEPT = 65_536
-
 WORDS_OF_A_NAME = 2
+_PARTS_KEPT = 65_536
 
 _FILLERS = """
 a an and are as at be been but by can do does for from had has have how if in into is it its of on or so such than
@@ -25,6 +24,12 @@ STOP_WORDS = frozenset(_FILLERS.split())
 def terms(text: str) -> list[str]:
     """The terms of ``text`` in their order: ``parse_HTTPRequests`` gives pars, http, request."""
     return [term for part in NAME_PART.findall(text) for term in terms_of(part)]
+
+
+@lru_cache(_PARTS_KEPT)
+def terms_of(part: str) -> tuple[str, ...]:
+    """The terms of one NAME_PART."""
+    return tuple(tokens(part))
 
 
 def telling_words(query: str) -> list[str]:
@@ -41,9 +46,3 @@ def as_indexed(words: Sequence[str]) -> str:
     if len(words) > WORDS_OF_A_NAME:
         return " ".join(words)
     return " ".join(f"{word} _{word} __{word}__ {word}_" for word in words)
-
-
-@lru_cache(_PARTS_KEPT)
-def terms_of(part: str) -> tuple[str, ...]:
-    """The terms of one NAME_PART."""
-    return tuple(tokens(part))
