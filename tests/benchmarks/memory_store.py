@@ -1,13 +1,17 @@
-"""The memory store over SQLite and PostgreSQL: reads by entity and by key, single and bulk stores, batches of blobs.
+"""The memory store over SQLite and PostgreSQL: reads by entity and by key, single and bulk stores, blobs, searches.
 
-    .venv/bin/python tests/benchmarks/memory_store.py [--entries 5000000] [--postgres 1000000] [--small]
+    .venv/bin/python tests/benchmarks/memory_store.py [--entries 5000000] [--postgres 5000000] [--fsync 1] [--bucket 1]
+                                                      [--search 1000000] [--small]
 
 ``store_many`` loads the entries into one tenant: 20 per session, 200 per user, ten projects. Nothing flushes meanwhile:
-reads by entity and by key query the catalog, not the indexes. ``--postgres 0`` skips PostgreSQL.
+reads by entity and by key query the catalog, not the indexes. ``--entries 0`` skips SQLite, ``--postgres 0``
+PostgreSQL, which syncs its log with ``--fsync 1``. With ``--bucket 1`` the workspace, and so the blobs, are in an S3
+server on loopback. ``--search`` is the number of entries that ``search_memory`` searches (``memory_search.py``).
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import shutil
@@ -21,10 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import measure
+import memory_search
 
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.objects.local_disk import LocalDisk
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the servers of the tests
 PER_SESSION, PER_USER, PROJECTS = 20, 200, 10
 BATCH = 50_000
 DELAY_SECONDS = 0.020
@@ -33,14 +39,14 @@ LARGE = "a value that is not inlined " * 100
 
 
 def main() -> int:
-    options = measure.begin(__doc__, entries=5_000_000, postgres=1_000_000)
+    options = measure.begin(__doc__, entries=5_000_000, postgres=5_000_000, fsync=0, bucket=0, search=1_000_000)
     verdict = measure.Verdict(options.small)
-    for name, url in catalogs(options.postgres > 0):
+    for name, url in catalogs(options):
         entries = 2_000 if options.small else options.postgres if url else options.entries
         print(f"{name}, {entries:,} entries", flush=True)
-        with measure.scratch() as folder:
+        with measure.scratch() as folder, place(folder, options.bucket) as (uri, storage_options):
             catalog_url = url or f"sqlite:///{folder / 'catalog.sqlite'}"
-            with MemoryStore(str(folder / "workspace"), catalog_url=catalog_url) as store:
+            with MemoryStore(uri, catalog_url=catalog_url, storage_options=storage_options) as store:
                 # No background work during the measurements.
                 store._flusher.notify = lambda rows: None  # type: ignore[method-assign]
                 run = Run(store, name, folder, entries, 3 if options.small else 50, verdict)
@@ -49,24 +55,42 @@ def main() -> int:
                 run.write()
                 run.read_blobs()
                 run.flush()
+    if options.search:
+        memory_search.measure_search(2_000 if options.small else options.search, verdict)
     return verdict.exit_code
 
 
-def catalogs(with_postgres: bool) -> Iterator[tuple[str, str | None]]:
+def catalogs(options: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
     """The kinds of catalogs, with a URL for those that need a server."""
-    yield "SQLite", None
-    if not with_postgres:
+    where = ", blobs in a bucket" if options.bucket else ""
+    if options.entries:
+        yield f"SQLite{where}", None
+    if not options.postgres:
         return
-    sys.path.insert(0, str(Path(__file__).parents[2]))
     import pytest
 
     from tests.servers.postgres_server import postgres
 
     try:
-        with postgres() as server:
-            yield "PostgreSQL without fsync", server.database()
+        with postgres(fsync=bool(options.fsync)) as server:
+            yield f"PostgreSQL with{'' if options.fsync else 'out'} fsync{where}", server.database()
     except pytest.skip.Exception as reason:
         print(f"PostgreSQL is left out: {reason}")
+
+
+@contextmanager
+def place(folder: Path, in_bucket: bool) -> Iterator[tuple[str, dict[str, str] | None]]:
+    """The URI of the workspace and its storage options: below ``folder``, or in an S3 server that stores there."""
+    if not in_bucket:
+        yield str(folder / "workspace"), None
+        return
+    from tests.servers.s3_server import running_s3
+
+    (folder / "s3").mkdir()
+    with running_s3(folder / "s3") as server:
+        keys = {"aws_access_key_id": server.access_key, "aws_secret_access_key": server.secret_key}
+        options = {"aws_endpoint": server.endpoint, "aws_region": "us-east-1", "aws_allow_http": "true", **keys}
+        yield f"s3://{server.bucket}/memory", options
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +159,7 @@ class Run:
             each = f"{counted[0] / (self.repeats + 1):.2f}" if counted else "unknown"
             print(f"  fsyncs of this process for a store, {what}: {each}")
         print(f"  one fsync of this disk, p50: {quantile(syncs, 0.5) * 1000:.2f} ms")
-        reachable = min(500.0, 0.5 / quantile(syncs, 0.5)) if self.name == "SQLite" else 500.0
+        reachable = min(500.0, 0.5 / quantile(syncs, 0.5)) if self.name.startswith("SQLite") else 500.0
         rate = len(stores) / sum(stores)
         self.verdict.at_least(f"{self.name}: stores one by one, inlined", rate, reachable, "entries/s", OBSTACLE)
 
@@ -143,6 +167,10 @@ class Run:
         number = 20 * self.repeats
         keys = [f"blob-{n}" for n in range(number + self.repeats)]
         self.store.store_many(MemoryItem(key, LARGE + key, "org:acme/project:p0/user:blobs") for key in keys)
+        if not self.store.workspace.objects.is_local:
+            sessions = timed(lambda: self.store.retrieve_by_entity("user", "blobs", limit=20), self.repeats)
+            self.at_most("20 entries in blobs, p95", sessions, 0.95, 200)
+            return
         get = LocalDisk.get
 
         def slow(disk: LocalDisk, path: str) -> tuple[bytes, str]:

@@ -772,6 +772,13 @@ def test_two_organisations_never_meet(
     assert {path.partition("/")[0] for path in blobs(place)} == {ACME, "org:globex"}
 
 
+@criterion("003", "PERF-002", "the benchmark measures a project at 5 million entries against 500 ms")
+def test_the_benchmark_measures_a_project(benchmark_help: str) -> None:
+    assert "postgres=5_000_000" in benchmark_help or "--postgres 5000000" in benchmark_help
+    assert "by project" in benchmark_help
+    assert "0.95, 500" in benchmark_help
+
+
 # -- environment variables -------------------------------------------------------------------
 
 

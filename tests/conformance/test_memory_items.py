@@ -1069,3 +1069,10 @@ def test_the_actions_take_the_options_of_the_search(
 def _benchmark_help() -> str:
     program = str(ROOT / "tests" / "benchmarks" / "memory_store.py")
     return subprocess.run([sys.executable, program, "--help"], capture_output=True, text=True, check=True).stdout
+
+
+@criterion("memory", "13", "the benchmark offers the cases that are measured")
+@pytest.mark.parametrize("option", ["--entries", "--postgres", "--fsync", "--bucket", "--search"])
+def test_the_benchmark_offers_what_is_measured(option: str) -> None:
+    """Entries in PostgreSQL, with fsync, blobs in a bucket; entries that are searched by their meaning."""
+    assert option in _benchmark_help()

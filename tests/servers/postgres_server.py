@@ -49,8 +49,8 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres() -> Iterator[PostgresServer]:
-    """Start a server without fsync; skips the test if PostgreSQL is not installed."""
+def postgres(*, fsync: bool = False) -> Iterator[PostgresServer]:
+    """Start a server, by default without ``fsync``; skips the test if PostgreSQL is not installed."""
     if not shutil.which("initdb") or not shutil.which("postgres"):
         pytest.skip(HINT)
     # Only root can enter the TMPDIR of a pytest that runs as root.
@@ -73,7 +73,7 @@ def postgres() -> Iterator[PostgresServer]:
     settings = {
         "listen_addresses": "127.0.0.1",
         "unix_socket_directories": "",
-        "fsync": "off",
+        "fsync": "on" if fsync else "off",
         "max_connections": "200",
     }
     command = ["postgres", "-D", str(data), "-p", str(port)]
