@@ -572,3 +572,17 @@ def test_the_typed_store_refuses_impossible_names(wrong: str, tmp_path: Path) ->
                 call()
         with contextlib.suppress(dl.DriftlineError):
             assert store.retrieve_by_entity("user", wrong).entries == ()
+
+
+@criterion("engine", "7", "numbers that are too large give dictionaries")
+@pytest.mark.parametrize("limit", [10**30, 2**63, "1" + "0" * 30])
+def test_a_number_that_is_too_large_gives_a_dictionary(limit: object, registry: dict[str, Run]) -> None:
+    ok(registry["ltm.store"]({}, key="key", value=1))
+    for answer in (
+        registry["ltm.retrieve_by_entity"]({}, entity_type="org", entity_id="default", limit=limit),
+        registry["ltm.search"]({}, limit=limit),
+    ):
+        assert answer["error_type"] == "validation_error" if not answer["success"] else keys(answer) == ["key"]
+    answer = registry["ltm.retrieve_by_entity"]({}, entity_type="org", entity_id="default", offset=limit)
+    assert isinstance(answer["success"], bool)
+    assert registry["ltm.search"]({}, metadata_filter={"n": 10**30})["success"] in (True, False)
