@@ -32,6 +32,10 @@ class MemoryExplanation:
     dropped: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def hide_tenant(self) -> None:
+        """Leave out what counts entries of the whole tenant, of which a store bound below it must not learn."""
+        self.entries, self.unindexed_words = self.matches, 0
+
     def to_dict(self) -> dict[str, Any]:
         """As ``memory search --explain --json`` prints it."""
         return asdict(self)

@@ -367,6 +367,8 @@ class MemoryStore:
         entries = {each.key: each for each in self._reader.entries([row for row, _ in answer.found], visible)}
         found = [(as_shown([entries[row.key]])[0], hit) for row, hit in answer.found if row.key in entries]
         hits = MemoryHits(MemoryHit(each, 1.0 - hit.distance, rank) for rank, (each, hit) in enumerate(found, start=1))
+        if (boundary := self.names.boundary) is not None and boundary.tenant != boundary:
+            answer.explanation.hide_tenant()
         hits.explanation = answer.explanation if explain else None
         return hits
 

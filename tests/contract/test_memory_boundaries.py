@@ -135,3 +135,12 @@ def test_a_long_key_is_refused_whether_it_is_taken_or_not(opened: Opened) -> Non
     assert alpha.retrieve_batch([longest])[longest].value == 2
     with pytest.raises(BadEntry, match="too long"):
         alpha.store(longest + "k", 1, ALPHA)
+
+
+def test_an_explanation_counts_what_lies_inside(opened: Opened) -> None:
+    opened(BETA).store_many(MemoryItem(f"key {n}", "a parser", BETA) for n in range(5))
+    alpha = opened(ALPHA)
+    alpha.store("key", "a parser", ALPHA)
+    explanation = alpha.search_memory("parser", explain=True).explanation
+    assert explanation is not None
+    assert (explanation.entries, explanation.matches, explanation.unindexed_words) == (1, 1, 0)
