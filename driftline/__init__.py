@@ -56,9 +56,10 @@ if TYPE_CHECKING:
     from driftline.storage.lines.indexes import IndexScope
     from driftline.storage.lines.queries import Strategy
     from driftline.storage.memory.catalog.entities import EntityRecord
+    from driftline.storage.memory.explanation import MemoryExplanation
     from driftline.storage.memory.pages import Page
     from driftline.storage.memory.reader import MemoryEntry
-    from driftline.storage.memory.search import MemoryHit
+    from driftline.storage.memory.search import MemoryHit, MemoryHits
     from driftline.storage.memory.store import MemoryItem, MemoryStore
     from driftline.storage.model import (
         CURRENT_EMBEDDING_VERSION,
@@ -87,7 +88,8 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "storage.memory.catalog.entities": ("EntityRecord",),
     "storage.memory.pages": ("Page",),
     "storage.memory.reader": ("MemoryEntry",),
-    "storage.memory.search": ("MemoryHit",),
+    "storage.memory.search": ("MemoryHit", "MemoryHits"),
+    "storage.memory.explanation": ("MemoryExplanation",),
     "storage.memory.store": ("MemoryItem", "MemoryStore"),
     "storage.model": (
         "CURRENT_EMBEDDING_VERSION",
@@ -140,7 +142,9 @@ __all__ = [
     "LineFilter",
     "LineStore",
     "MemoryEntry",
+    "MemoryExplanation",
     "MemoryHit",
+    "MemoryHits",
     "MemoryItem",
     "MemoryStore",
     "MissingExtra",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -69,6 +69,8 @@ def compact_workspace(request: CompactRequest, progress: Progress | None = None)
     Workspace.open(request.workspace, request.storage_options)  # compaction does not create a workspace
     workspace = Workspace.open_for_writing(request.workspace, request.storage_options)
     named = _named(workspace, request)
+    if named is None and request.max_deltas is None and request.compaction_threshold is None:
+        request = replace(request, compaction_threshold=compaction_threshold(workspace))
     progress = progress or NullProgress()
     report = CompactReport(new_ulid(), workspace.objects.uri)
     config = workspace.config
@@ -150,7 +152,7 @@ class _Compaction:
             return
         self.progress.phase(f"folding the memory of {self.tenant}")
         try:
-            folded = compact_indexes(self.workspace, self.tenant, self._max_memory_deltas())
+            folded = compact_indexes(self.workspace, self.tenant, self._max_memory_deltas)
         except LeaseHeld as error:
             self._skip(f"Skipped the memory of {self.tenant}: {error.what}")
             return
@@ -235,12 +237,10 @@ class _Compaction:
     def _max_deltas(self) -> int:
         return DEFAULT_MAX_DELTAS if self.request.max_deltas is None else self.request.max_deltas
 
+    @property
     def _max_memory_deltas(self) -> int:
-        given = (self.request.max_deltas, self.request.compaction_threshold)
-        threshold = next((each for each in given if each is not None), None)
-        if threshold is None:
-            threshold = compaction_threshold(self.workspace)
-        return self._max_deltas if threshold is None else threshold
+        given, threshold = self.request.max_deltas, self.request.compaction_threshold
+        return next((each for each in (given, threshold) if each is not None), DEFAULT_MAX_DELTAS)
 
     def _skip(self, message: str) -> None:
         self.report.skipped.append(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from driftline.storage.errors import DriftlineError
@@ -24,12 +25,18 @@ class Closing:
     def close(self) -> None:
         """Flush and close; does nothing the second time. Raises StorageError, CatalogError."""
         if self._finalizer.detach() is not None:
-            _close(*self._parts)
+            _close(*self._parts, Flusher.count_deltas)
 
 
-def _close(flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
+def _close(
+    flusher: Flusher,
+    pool: ThreadPoolExecutor,
+    catalog: Catalog,
+    last: Callable[[Flusher], None] = lambda flusher: None,
+) -> None:
     try:
         flusher.close()
+        last(flusher)
     finally:
         pool.shutdown()
         catalog.close()

@@ -115,7 +115,8 @@ class Flusher:
             try:
                 return self._flush(shared)
             except BaseException:
-                self._waiting += 1
+                with self._state:
+                    self._waiting += 1
                 raise
             finally:
                 with self._state:
@@ -126,7 +127,8 @@ class Flusher:
         for tenant in self._visible(self._catalog.read(partial(outbox.waiting, for_vectors=self._search is not None))):
             number = self._empty(tenant, shared=shared)
             if number is None:
-                self._waiting += 1  # the other process may have read the outbox for the last time
+                with self._state:
+                    self._waiting += 1  # the other process may have read the outbox for the last time
             flushed += number or 0
         return flushed
 
@@ -160,6 +162,9 @@ class Flusher:
             self._thread.join()
         if self.has_waiting:
             self.flush()
+
+    def count_deltas(self) -> None:
+        """Look whether what was flushed calls for a compaction. Raises StorageError."""
         if self._watch is not None:
             self._watch.look()
 
