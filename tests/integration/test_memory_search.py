@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
@@ -12,13 +13,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from driftline.storage.errors import BadEntry, UsageError
+from driftline.storage.errors import BadEntry, StorageError, UsageError
 from driftline.storage.lance import vector_index
 from driftline.storage.lance.vector_index import is_indexed
 from driftline.storage.memory import vectors as memory_vectors
+from driftline.storage.memory.flush import CLAIM_SECONDS, OVERDUE_SECONDS
+from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.upkeep import compact_vectors
 from driftline.storage.memory.vectors import VectorTable
+from driftline.storage.objects.local_disk import LocalDisk
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 ACME = "org:acme"
@@ -223,6 +227,42 @@ def test_a_table_without_words_is_searched_by_meaning_until_it_is_rebuilt(
     assert "late" in found(store, "late kitten", 10)
     store.rebuild(ACME)
     assert set(found(store, "kitten", 10, mode="text")) == {"field", "late"}
+
+
+def test_a_search_takes_over_what_an_ended_process_left(
+    store: MemoryStore,
+    open_store: Callable[..., MemoryStore],
+    clock: list[datetime],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store.flush()
+    ended, reader = open_store(), open_store()
+    ended._flusher.notify = lambda rows: None  # type: ignore[method-assign]  # it ended before its flush
+    ended.store("bird", "a bird sings", S1)
+    assert "bird" not in found(reader, "a bird sings", 10)  # a process that runs would flush it in a moment
+    clock[0] += timedelta(seconds=OVERDUE_SECONDS + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalDisk, "create", _full_disk)
+        assert "cat" in found(reader, "cat", 10)
+    assert "what another process left" in caplog.text
+    clock[0] += timedelta(seconds=CLAIM_SECONDS + 1)  # the failed attempt has left its claim
+    assert found(reader, "a bird sings", 1) == ["bird"]
+
+
+def _full_disk(*_: object) -> str:
+    raise StorageError("The disk is full", "delta")
+
+
+def test_a_store_that_nobody_closes_flushes_when_it_is_collected(
+    store: MemoryStore, tmp_path: Path, embedder: Counting
+) -> None:
+    forgotten = MemoryStore(str(tmp_path / "forgotten"), embedder=lambda: embedder)
+    forgotten.store("bird", "a bird sings", S1)
+    objects = forgotten.workspace.objects
+    del forgotten
+    gc.collect()
+    assert MemoryIndex(objects, ACME).read(columns=["key"])["key"].to_pylist() == ["bird"]
 
 
 def test_vectors_are_rebuilt_from_the_catalog(store: MemoryStore, embedder: Counting) -> None:
