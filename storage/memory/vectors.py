@@ -239,7 +239,7 @@ class VectorTable(LanceTable):
         length = np.linalg.norm(query)
         if top_k == 0 or not length > 0:
             return []
-        dataset, condition = self.open(), where.to_sql()
+        dataset, condition = self.open(cached=True), where.to_sql()
         by_index = is_indexed(dataset) and dataset.count_rows(condition) > EXACT_SEARCH_ROWS
         nearest: dict[str, Any] = {
             "column": "vector",
@@ -264,7 +264,7 @@ class VectorTable(LanceTable):
         """
         from lance.query import MatchQuery
 
-        dataset = self.open()
+        dataset = self.open(cached=True)
         if limit == 0 or not words or all(index.name != _TEXT for index in dataset.describe_indices()):
             return []
         unindexed = int(dataset.stats.index_stats(_TEXT)["num_unindexed_rows"])
