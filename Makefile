@@ -33,11 +33,11 @@ NPM_INSTALL := npm install --silent --no-audit --no-fund --no-save --ignore-scri
 PEERS := llama-index-core==0.14.25 model2vec
 PEERS_STAMP := $(VENV)/peers/.installed-$(subst $(eval ) ,_,$(PEERS))
 
-.PHONY: help setup demo quick test coverage soak bench peers servers azurite browser readme docs lint workflows format \
-	types layers check lock dist clean
+.PHONY: help setup demo quick test coverage conformance soak bench peers servers azurite browser readme docs lint workflows \
+	format types layers check lock dist clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUNTIME) ## index a real tree of more than 1,000 files and search it
 	@bash tests/demo.sh "$(abspath $(BIN))"
@@ -55,6 +55,9 @@ coverage: $(DEVELOPMENT) servers ## all tests, with the branch coverage of the p
 	$(BIN)/coverage run $(PYTEST) $(ARGS)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
+
+conformance: $(DEVELOPMENT) servers ## the tests of the specification, and the table of which line of it passes
+	$(BIN)/python $(PYTEST) tests/conformance --conformance-table $(ARGS)
 
 soak: $(DEVELOPMENT) ## the long proofs in full: a minute of 13 processes, hundreds of random histories
 	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/python -m pytest --timeout 3600 \

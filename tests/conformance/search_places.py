@@ -1,0 +1,135 @@
+"""What the conformance tests of search share: trees of files, registries of actions, and looks into answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows.actions import register_actions
+
+ROOT = Path(__file__).parents[2]
+Answer = dict[str, Any]
+Registry = dict[str, Callable[..., Answer]]
+Driftline = Callable[..., Any]
+
+ENGINE_ARGUMENTS: Mapping[str, Any] = {
+    "engine": object(),
+    "node": "a node",
+    "graph": object(),
+    "config": {},
+    "checkpoint_dir": None,
+    "parallel_results": [],
+}
+"""What engines pass to every action besides its own arguments."""
+
+NOTES = {
+    "src/leases.py": "def renew_lease(holder):\n    return holder.renew()\n",
+    "src/login.py": "def check_password(user, password):\n    raise LoginFailed(user)\n",
+    "src/deep/parser.py": "class ArgumentParser:\n    pass\n",
+    "lib/errors.rs": "fn handle_login_error(error: Error) {\n    retry(error)\n}\n",
+    "lib/notes.txt": "Boil the potatoes in salted water.\n",
+    "docs/leases.md": "# Leases\nA lease expires when its holder is dead.\nRenew it in time.\n",
+    "docs/deep/cooking.md": "Fry the onions in butter.\n",
+}
+
+
+def plant(folder: Path, files: Mapping[str, str | bytes]) -> Path:
+    """``folder`` with these files, their parents included."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def actions(home: Path | None = None, engine: Any = None) -> Registry:
+    """All actions in a registry; plain names of workspaces lie in ``home``."""
+    registry: Registry = {}
+    register_actions(registry, engine, home=None if home is None else str(home))
+    return registry
+
+
+def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what the environment of the tests says about workspaces and models."""
+    for name in list(os.environ):
+        if name.startswith(("DRIFTLINE_", "LTM_", "SEMTOOLS_")) or name == "DATABASE_URL":
+            monkeypatch.delenv(name)
+
+
+def ok(answer: Answer) -> Answer:
+    """``answer``, which is no failure."""
+    assert answer.get("success") is True, answer
+    return answer
+
+
+def error_type(answer: Answer) -> str:
+    """The kind of a failure, which has the documented shape."""
+    assert answer.get("success") is False, answer
+    assert isinstance(answer["error"], str), answer
+    assert answer["error"], answer
+    return str(answer["error_type"])
+
+
+def places(hits: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """File names, without folders, and lines of hits, in their order."""
+    return [(os.path.basename(hit.get("path") or hit["file"]), hit["line"]) for hit in hits]
+
+
+def names(answer: Answer) -> set[str]:
+    """The file names, without folders, of an answer's results."""
+    return {name for name, _ in places(ok(answer)["results"])}
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, int]]:
+    """Sizes and times of all files below a folder: equal while nothing is written."""
+    found = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {str(path.relative_to(folder)): (stat.st_size, stat.st_mtime_ns) for path, stat in sorted(found.items())}
+
+
+def pages() -> dict[str, str]:
+    """The pages that users read, by their paths."""
+    found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "flows").glob("*.md")]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in found if path.exists()}
+
+
+def action_pages() -> str:
+    """The reference of the actions."""
+    return "\n".join(text for text in pages().values() if "search.workspace_create" in text)
+
+
+def ask_mcp(workspace: str, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
+    """The structured answers of the MCP server over a workspace; an error of the protocol is an assertion here."""
+    from mcp import Client
+
+    import driftline as dl
+    from driftline.flows.mcp_server.server import make_server
+
+    async def talk() -> list[Any]:
+        async with Client(make_server(dl.open(workspace)), read_timeout_seconds=60) as client:
+            return [await client.call_tool(name, arguments) for name, arguments in calls]
+
+    outcomes = asyncio.run(talk())
+    for outcome in outcomes:
+        assert not outcome.is_error, outcome
+    return [outcome.structured_content for outcome in outcomes]
+
+
+def mcp_parameters(workspace: str, tool: str) -> set[str]:
+    """The names of the parameters of a tool of the MCP server."""
+    from mcp import Client
+
+    import driftline as dl
+    from driftline.flows.mcp_server.server import make_server
+
+    async def talk() -> Any:
+        async with Client(make_server(dl.open(workspace)), read_timeout_seconds=60) as client:
+            return await client.list_tools()
+
+    listed = asyncio.run(talk())
+    return next(set(each.input_schema["properties"]) for each in listed.tools if each.name == tool)

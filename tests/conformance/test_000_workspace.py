@@ -1,0 +1,382 @@
+"""Document 000: a workspace of line embeddings, indexed and searched by actions."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import typing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import driftline as dl
+from driftline.tasks.search.grep import open_embedder
+from tests.conformance.search_places import (
+    ENGINE_ARGUMENTS,
+    NOTES,
+    Answer,
+    Driftline,
+    Registry,
+    actions,
+    error_type,
+    files_of,
+    names,
+    ok,
+    places,
+    plant,
+    without_variables,
+)
+from tests.conformance.table import criterion
+from tests.support.yaml_engine import YamlEngine
+
+WORKSPACE_ACTIONS = (
+    "search.workspace_create",
+    "search.workspace_index",
+    "search.workspace_search",
+    "search.workspace_stats",
+)
+OLD_NS = 1_600_000_000_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_variables(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tree ``project`` and the workspace ``ws`` over it, which tests only read."""
+    place = tmp_path_factory.mktemp("notes")
+    plant(place / "project", NOTES)
+    dl.index(str(place / "project"), workspace=str(place / "ws"))
+    return place
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return actions(tmp_path / "home")
+
+
+@pytest.fixture
+def own(ws: str, tmp_path: Path) -> Path:
+    """A folder with an empty workspace ``ws`` of the small model, and ``tree`` with three files of an old time."""
+    plant(tmp_path / "tree", {"a.md": "parser\none\n", "b.md": "group\ntwo\n", "c.md": "action\nthree\n"})
+    for name in "abc":
+        os.utime(tmp_path / "tree" / f"{name}.md", ns=(OLD_NS, OLD_NS))
+    return tmp_path
+
+
+def index(registry: Registry, own: Path, **options: object) -> Answer:
+    given = {"workspace": str(own / "ws"), "paths": [str(own / "tree")], **options}
+    return ok(registry["search.workspace_index"]({}, **given))
+
+
+def state_of(own: Path, name: str) -> str:
+    """What ``analyze_document_states`` says of one file of the tree."""
+    path = str(own / "tree" / name)
+    analyze: Any = dl.analyze_document_states
+    ((answered, state),) = analyze([path], workspace=str(own / "ws"))
+    assert answered == path
+    return str(state.value)
+
+
+def embedded(driftline: Driftline, own: Path) -> list[int]:
+    """The lines that each run over the workspace has embedded, newest first."""
+    runs = driftline("runs", "--workspace", own / "ws", "--json").json["runs"]
+    return [run["lines_embedded"] for run in runs if run["kind"] == "index"]
+
+
+# -- acceptance criteria ---------------------------------------------------------------------
+
+
+@criterion("000", "AC 2", "index stores the lines of files and directories, and counts")
+@criterion("000", "T12", "the action indexes files")
+def test_files_and_directories_are_indexed(registry: Registry, own: Path) -> None:
+    plant(own / "tree", {"deep/d.py": "value\n", "deep/e.txt": "value\n"})
+    assert index(registry, own, paths=[str(own / "tree/a.md")]) == {
+        "success": True,
+        "indexed": 1,
+        "updated": 0,
+        "skipped": 0,
+        "total_lines": 2,
+    }
+    whole = index(registry, own)
+    assert (whole["updated"], whole["total_lines"]) == (0, 8)
+    assert whole["indexed"] + whole["skipped"] == 5
+    assert dl.open(str(own / "ws")).stats().total_documents == 5
+
+
+@criterion("000", "AC 2", "recursive and extensions choose the files of a directory")
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ({}, 8),
+        ({"recursive": False}, 6),
+        ({"extensions": [".py"]}, 1),
+        ({"extensions": [".py", ".md"]}, 7),
+        ({"extensions": ["txt"]}, 1),
+        ({"extensions": [".md"], "recursive": False}, 6),
+    ],
+)
+def test_the_files_of_a_directory_are_chosen(
+    options: dict[str, object], lines: int, registry: Registry, own: Path
+) -> None:
+    plant(own / "tree", {"deep/d.py": "value\n", "deep/e.txt": "value\n"})
+    answer = index(registry, own, **options)
+    assert answer["total_lines"] == lines
+    assert set(answer) >= {"success", "indexed", "updated", "skipped", "total_lines"}
+
+
+@criterion("000", "AC 3", "search finds indexed lines, in some paths or in all")
+@criterion("000", "T13", "the action searches")
+def test_indexed_lines_are_found(registry: Registry, notes: Path) -> None:
+    def search(**options: object) -> Answer:
+        given = {"workspace": str(notes / "ws"), "query": "when does a lease expire", **options}
+        return ok(registry["search.workspace_search"]({}, **given))
+
+    found = search()
+    assert found["query"] == "when does a lease expire"
+    assert ("leases.md", 2) in places(found["results"])[:3]
+    assert [hit["rank"] for hit in found["results"]] == list(range(1, len(found["results"]) + 1))
+    project = notes / "project"
+    everything = ["leases.py", "login.py", "parser.py", "errors.rs", "notes.txt", "leases.md", "cooking.md"]
+    for paths, allowed in (
+        ([project / "src"], everything[:3]),
+        ([project / "src/leases.py", project / "lib"], [everything[0], *everything[3:5]]),
+        (["docs"], everything[5:]),
+        ([project], everything),
+    ):
+        found = search(paths=[str(path) for path in paths], top_k=20)
+        assert names(found) == set(allowed), paths
+    assert search(paths=[])["results"] == []
+
+
+@criterion("000", "AC 3", "ten results at most and three lines around each, unless told otherwise")
+def test_a_search_has_the_documented_defaults(registry: Registry, tmp_path: Path, tiny_model: Path) -> None:
+    lines = [f"line {number}\n" for number in range(40)]
+    lines[20] = "parser\n"
+    plant(tmp_path / "tree", {f"{number:02}.txt": "".join(lines) for number in range(12)})
+    dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    search = registry["search.workspace_search"]
+    found = ok(search({}, workspace=str(tmp_path / "ws"), query="parser"))["results"]
+    assert len(found) == 10
+    assert {(hit["line"], hit["start_line"], hit["end_line"], len(hit["context"])) for hit in found} == {
+        (21, 18, 24, 7)
+    }
+    few = ok(search({}, workspace=str(tmp_path / "ws"), query="parser", top_k=2, n_lines=0))["results"]
+    assert [hit["context"] for hit in few] == [["parser"], ["parser"]]
+
+
+@criterion("000", "AC 4", "stats counts documents and lines, and names the index")
+@criterion("000", "T14", "the action counts")
+def test_the_figures_of_a_workspace_are_told(registry: Registry, notes: Path) -> None:
+    stats = ok(registry["search.workspace_stats"]({}, workspace=str(notes / "ws")))
+    lines = sum(text.count("\n") for text in NOTES.values()) - 1  # a line of a brace alone has no words
+    assert stats == {
+        "success": True,
+        "total_documents": len(NOTES),
+        "total_lines": lines,
+        "has_index": False,
+        "index_type": None,
+    }
+
+
+@criterion("000", "AC 6", "only changed files are embedded again")
+@criterion("000", "T15", "a modified file is indexed again, the others are skipped")
+def test_only_changed_files_are_embedded_again(own: Path, registry: Registry, driftline: Driftline) -> None:
+    assert index(registry, own)["indexed"] == 3
+    (own / "tree/b.md").write_text("group\ntwo\nand more\n")
+    again = index(registry, own)
+    assert (again["indexed"], again["updated"], again["skipped"], again["total_lines"]) == (0, 1, 2, 7)
+    still = index(registry, own)
+    assert (still["indexed"], still["updated"], still["skipped"]) == (0, 0, 3)
+    assert embedded(driftline, own)[:3] == [0, 3, 6]
+
+
+@criterion("000", "AC 7", "a vector index is made at 256 rows")
+@criterion("000", "T10", "255 rows have no index, 256 have one")
+def test_the_vector_index_is_made_at_256_rows(own: Path, registry: Registry) -> None:
+    """The document names IVF_PQ; a better kind of IVF may stand in its place."""
+    plant(own / "tree", {"long.md": "word\n" * 249})
+
+    def stats() -> Answer:
+        return ok(registry["search.workspace_stats"]({}, workspace=str(own / "ws")))
+
+    assert index(registry, own)["total_lines"] == 255
+    assert (stats()["has_index"], stats()["index_type"]) == (False, None)
+    plant(own / "tree", {"last.md": "word\n"})
+    assert index(registry, own)["total_lines"] == 256
+    assert stats()["has_index"] is True
+    assert stats()["index_type"].startswith("IVF_")
+
+
+@criterion("000", "AC 8", "the actions live and close with their engine")
+def test_the_actions_close_with_their_engine(tmp_path: Path) -> None:
+    engine = YamlEngine()
+    registry = actions(tmp_path / "home", engine)
+    ok(registry["search.workspace_create"]({}, workspace="notes", **ENGINE_ARGUMENTS))
+    ok(registry["search.workspace_stats"]({}, workspace="notes", **ENGINE_ARGUMENTS))
+    engine.close()
+    error_type(registry["search.workspace_stats"]({}, workspace="notes", **ENGINE_ARGUMENTS))
+    another = actions(tmp_path / "home", YamlEngine())
+    ok(another["search.workspace_stats"]({}, workspace="notes"))
+
+
+@criterion("000", "AC 10", "search.semantic may use a workspace")
+def test_semantic_search_may_use_a_workspace(own: Path, registry: Registry) -> None:
+    index(registry, own)
+    given = {"query": "parser", "files": [str(own / "tree")], "top_k": 1, "n_lines": 0}
+    plain = ok(registry["search.semantic"]({}, **given))
+    quick = ok(registry["search.semantic"]({}, **given, workspace=str(own / "ws")))
+    assert places(plain["results"]) == places(quick["results"]) == [("a.md", 1)]
+    assert error_type(registry["search.semantic"]({}, **given, workspace=str(own / "nowhere"))) == "workspace_not_found"
+
+
+AGENT = """
+nodes:
+  - name: open
+    uses: search.workspace_create
+    with: {path: "~/workspaces/notes/"}
+    output: place
+  - name: learn
+    uses: search.workspace_index
+    with:
+      workspace: "{{ place.workspace }}"
+      paths: [src/, lib/]
+      extensions: [".py", ".rs"]
+    output: learned
+  - name: ask
+    uses: search.workspace_search
+    with:
+      workspace: "{{ place.workspace }}"
+      query: "what happens when a login fails"
+      top_k: 10
+    output: found
+"""
+
+
+@criterion("000", "AC 12", "without a workspace the searches work as before, and leave nothing behind")
+def test_searches_need_no_workspace(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(plant(tmp_path / "project", NOTES))
+    before = files_of(tmp_path)
+    found = ok(registry["search.semantic"]({}, query="when does a lease expire", files="docs/**/*.md"))
+    assert places(found["results"])[0] == ("leases.md", 2)
+    match = ok(registry["semtools.search"]({}, query="a lease expires", files=["docs"], max_distance=1))["best_match"]
+    assert (match["file"], match["line"]) == ("docs/leases.md", 2)
+    assert files_of(tmp_path) == before
+
+
+@pytest.fixture
+def store(own: Path) -> dl.LineStore:
+    """The lines of one source by hand, in the small model's 24 dimensions."""
+    return dl.LineStore(dl.open(str(own / "ws")), "source:by-hand")
+
+
+def vector(text: str, tiny_model: Path) -> np.typing.NDArray[np.float32]:
+    return open_embedder(str(tiny_model)).embed_query(text)
+
+
+@criterion("000", "T7", "a search by vector is limited to paths")
+def test_a_search_by_vector_is_limited_to_paths(own: Path, registry: Registry, tiny_model: Path) -> None:
+    index(registry, own)
+    lines = dl.LineStore(dl.open(str(own / "ws")), "source:tree")
+
+    def paths(**options: Any) -> set[str]:
+        found = lines.search_line_embeddings(vector("parser", tiny_model), **options)
+        return set(found["path"].to_pylist())
+
+    assert paths(top_k=10) == {"a.md", "b.md", "c.md"}
+    assert paths(paths=["b.md"]) == {"b.md"}
+    assert paths(paths=["b.md", "c.md", "none.md"], top_k=10) == {"b.md", "c.md"}
+    assert paths(paths=[]) == set()
+
+
+@criterion("000", "T8", "a search by vector is limited by distance")
+def test_a_search_by_vector_is_limited_by_distance(own: Path, registry: Registry, tiny_model: Path) -> None:
+    index(registry, own)
+    lines = dl.LineStore(dl.open(str(own / "ws")), "source:tree")
+    parser = vector("parser", tiny_model)
+    distances = lines.search_line_embeddings(parser, top_k=10)["distance"].to_pylist()
+    assert distances == sorted(distances)
+    limit = (distances[1] + distances[2]) / 2
+    near = lines.search_line_embeddings(parser, top_k=10, max_distance=limit)["distance"].to_pylist()
+    assert near == distances[:2]
+    given = {"workspace": str(own / "ws"), "query": "parser", "n_lines": 0}
+    close = ok(registry["search.workspace_search"]({}, **given, max_distance=0.01))["results"]
+    assert [hit["text"] for hit in close] == ["parser"]
+
+
+@criterion("000", "T9", "a document is deleted with its lines")
+def test_a_document_is_deleted_with_its_lines(own: Path, registry: Registry, tiny_model: Path) -> None:
+    index(registry, own)
+    lines = dl.LineStore(dl.open(str(own / "ws")), "source:tree")
+    assert lines.delete_documents(["a.md", "unknown.md"]) == 1
+    found = lines.search_line_embeddings(vector("parser", tiny_model), top_k=10)["path"].to_pylist()
+    assert set(found) == {"b.md", "c.md"}
+    assert ok(registry["search.workspace_stats"]({}, workspace=str(own / "ws")))["total_documents"] == 2
+
+
+@criterion("000", "AC 16", "the public functions are typed")
+def test_the_public_functions_are_typed(registry: Registry) -> None:
+    """Each parameter and return has a type that resolves, and the package says that it is typed."""
+    public: list[Any] = [dl.index, dl.search, dl.grep, dl.open, dl.analyze_document_states]
+    methods = [method for name, method in inspect.getmembers(dl.LineStore, callable) if not name.startswith("_")]
+    for function in [*public, *methods, *(inspect.unwrap(registry[name]) for name in WORKSPACE_ACTIONS)]:
+        signature = inspect.signature(function)
+        assert signature.return_annotation is not signature.empty, function
+        for parameter in signature.parameters.values():
+            assert parameter.name == "self" or parameter.annotation is not parameter.empty, (function, parameter)
+    for function in public:
+        kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+        assert inspect.Parameter.VAR_KEYWORD not in kinds, f"{function.__name__} hides its keywords"
+    for shape in (dl.LineEmbedding, dl.DocMeta, dl.WorkspaceStats):
+        assert typing.get_type_hints(shape)
+    assert (Path(dl.__file__).parent / "py.typed").exists()
+
+
+@criterion("000", "AC 17", "damage and lost connections are errors with a type")
+def test_damage_and_lost_connections_have_types(registry: Registry, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index(registry, own)
+    given = {"workspace": str(own / "ws")}
+    for file in (own / "ws").rglob("*.lance/data/*"):
+        file.write_bytes(b"no data")
+    broken = registry["search.workspace_search"]({}, **given, query="parser group")
+    assert error_type(broken) in ("lancedb_error", "index_corrupt")
+    (own / "ws" / "_workspace.json").write_text("{")
+    for name, arguments in (
+        ("search.workspace_stats", {}),
+        ("search.workspace_search", {"query": "parser"}),
+        ("search.workspace_index", {"paths": [str(own / "tree")]}),
+        ("search.workspace_create", {}),
+    ):
+        assert error_type(registry[name]({}, **given, **arguments)) == "index_corrupt", name
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    away = registry["search.workspace_stats"]({}, workspace="s3://bucket/workspace")
+    assert error_type(away) in ("lancedb_error", "storage_error")
+
+
+# -- listed test cases that no criterion above is the same as ---------------------------------
+
+
+@criterion("000", "T16", "a workspace that is not there is an error of its own")
+def test_a_missing_workspace_is_an_error_of_its_own(registry: Registry, tmp_path: Path) -> None:
+    given = {"workspace": str(tmp_path / "nowhere")}
+    for name, arguments in (
+        ("search.workspace_index", {"paths": [str(tmp_path)]}),
+        ("search.workspace_search", {"query": "parser"}),
+        ("search.workspace_stats", {}),
+    ):
+        answer = registry[name]({}, **given, **arguments)
+        assert set(answer) == {"success", "error", "error_type"}
+        assert error_type(answer) == "workspace_not_found", name
+        assert str(tmp_path / "nowhere") in answer["error"]
+    assert not (tmp_path / "nowhere").exists()

@@ -1,0 +1,133 @@
+"""What a real engine for YAML agents met in the actions: imports, arguments of templates, calls side by side.
+
+Items that concern memory alone are in ``test_memory_items_engine.py``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+import driftline as dl
+from tests.conformance.search_places import (
+    ROOT,
+    Answer,
+    Registry,
+    actions,
+    error_type,
+    ok,
+    plant,
+    without_variables,
+)
+from tests.conformance.table import criterion
+from tests.support.yaml_engine import YamlEngine
+
+ENGINE_PINS = {"typer": "0.20.0"}
+"""What the engine pins exactly, so that both can be installed only if Driftline allows it."""
+NEWER_TYPER = {"TyperException", "exceptions"}
+"""Names that typer 0.20 does not have."""
+
+
+FILES = {"docs/a.md": "parser\none\n", "docs/b.md": "group\ntwo\n", "src/c.py": "action\n"}
+ODD_FILES = {"2024": "the year 2024 and 42\n", "[odd].md": "parser\n"}
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A project that nobody changes, and beside it a workspace of the small model over two of its folders."""
+    place = tmp_path_factory.mktemp("indexed")
+    plant(place / "project", {**FILES, **ODD_FILES})
+    sources = [str(place / "project" / name) for name in ("docs", "src")]
+    dl.index(*sources, workspace=str(place / "ws"), model=str(tiny_model))
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_variables(monkeypatch)
+    monkeypatch.chdir(indexed / "project")
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return actions(tmp_path / "home")
+
+
+@pytest.fixture
+def ws(indexed: Path, tmp_path: Path) -> str:
+    """A copy of the workspace, which a test may change."""
+    return str(shutil.copytree(indexed / "ws", tmp_path / "ws"))
+
+
+# -- 3: installed beside the engine ----------------------------------------------------------
+
+
+def requirements() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [Requirement(line) for line in project["dependencies"]]
+
+
+# -- 4: imported one by one, and beside the engine's own -------------------------------------
+
+SEARCH = ("search.", "semtools.", "actions.search_", "actions.semtools_")
+
+
+def _own(state: Any, **_: Any) -> Answer:
+    return {"own": True}
+
+
+# -- 6: closed -------------------------------------------------------------------------------
+
+
+@criterion("engine", "6", "after the engine has closed, every action answers with one typed error")
+def test_a_closed_engine_has_one_error(tmp_path: Path, ws: str) -> None:
+    engine = YamlEngine()
+    registry = actions(tmp_path / "home", engine)
+    given: dict[str, dict[str, Any]] = {
+        "search.workspace_create": {"workspace": ws},
+        "search.workspace_index": {"workspace": ws, "paths": ["docs"]},
+        "search.workspace_search": {"workspace": ws, "query": "parser"},
+        "search.workspace_stats": {"workspace": ws},
+        "search.semantic": {"query": "parser", "files": "docs"},
+        "semtools.search": {"query": "parser", "files": "docs"},
+    }
+    for name, arguments in given.items():
+        ok(registry[name]({}, **arguments))
+    engine.close()
+    engine.close()
+    answers = {name: registry[name]({}, **arguments) for name, arguments in given.items()}
+    assert len({error_type(answer) for answer in answers.values()}) == 1, answers
+    assert all("closed" in answer["error"] for answer in answers.values())
+
+
+# -- 7: arguments from templates -------------------------------------------------------------
+
+
+TEMPLATES = """
+nodes:
+  - name: index
+    uses: search.workspace_index
+    with: {workspace: "{{ ws }}", paths: "{{ paths | tojson }}", recursive: "{{ deep }}", extensions: "{{ none }}"}
+  - name: find
+    uses: search.workspace_search
+    with:
+      workspace: "{{ ws }}"
+      query: "{{ question }}"
+      paths: "{{ missing }}"
+      top_k: "{{ count }}"
+      max_distance: "{{ none }}"
+      n_lines: "{{ zero }}"
+    output: found
+  - name: grep
+    uses: semtools.search
+    with: {query: "{{ question }}", files: "{{ found.results[0].file }}", n_results: "{{ count }}", max_distance: 2}
+    output: matches
+"""
+
+
+# -- 8: one meaning, and side by side --------------------------------------------------------

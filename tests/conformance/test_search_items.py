@@ -1,0 +1,195 @@
+"""What users met who followed documents 000 to 002: items 1 to 12 of search."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import driftline as dl
+from tests.conformance.search_places import (
+    Answer,
+    Driftline,
+    Registry,
+    actions,
+    ok,
+    plant,
+    without_variables,
+)
+from tests.conformance.table import criterion
+from tests.support.semtools_program import VERSIONS, install
+
+WORDS = ("parser", "group", "action", "option", "value", "prefix", "usage", "namespace", "default", "string")
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_variables(monkeypatch)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return actions(tmp_path / "home")
+
+
+# -- 1: how places are named -----------------------------------------------------------------
+
+
+# -- 2: one file is one document -------------------------------------------------------------
+
+OVERLAPS: Mapping[str, list[tuple[list[str], dict[str, Any]]]] = {
+    "inner then outer": [(["src"], {}), (["."], {})],
+    "outer then inner": [(["."], {}), (["src"], {})],
+    "a folder with endings, then a glob over it": [(["src"], {"extensions": [".py"]}), (["src/**/*"], {})],
+    "a glob, then its folder with endings": [(["src/**/*"], {}), (["src"], {"extensions": [".py"]})],
+    "a file, then its folder": [(["src/a.py"], {}), (["."], {})],
+    "a folder with endings, then a file": [([".",], {"extensions": [".md"]}), (["src/a.py", "src/a.md"], {})],
+    "a link": [(["src"], {}), (["link"], {})],
+    "a link inside": [(["src"], {}), (["holder"], {})],
+    "three at once": [(["src", ".", "src/deep/**/*.py"], {})],
+    "not recursive": [(["src"], {"recursive": False}), (["src/deep"], {}), (["."], {})],
+}  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: files of one line each, no two alike, and links to their folder."""
+    files = {"src/a.py": "parser", "src/a.md": "group", "src/deep/b.py": "action", "top.md": "option"}
+    project = plant(tmp_path / "project", {name: f"{text}\n" for name, text in files.items()})
+    (project / "link").symlink_to("src")
+    plant(project / "holder", {"own.md": "value\n"})
+    (project / "holder" / "linked").symlink_to("../src")
+    monkeypatch.chdir(project)
+    return project
+
+
+def assert_once(registry: Registry, ws: str) -> set[str]:
+    """The texts of all lines that can be found, none of them twice in any mode."""
+    texts: list[str] = []
+    for mode in ("vector", "hybrid"):
+        found = dl.search(ws, "parser namespace", mode=mode, top_k=50, n_lines=0).results
+        texts = [hit.text for hit in found]
+        assert len(texts) == len(set(texts)), [(hit.source, hit.path) for hit in found]
+    stats = ok(registry["search.workspace_stats"]({}, workspace=ws))
+    assert (stats["total_documents"], stats["total_lines"]) == (len(texts), len(texts))
+    return set(texts)
+
+
+# -- 3: a search changes nothing -------------------------------------------------------------
+
+
+@criterion("search", "3", "what is indexed and what is not share one ranking")
+def test_both_parts_share_one_ranking(registry: Registry, ws: str, project: Path) -> None:
+    plant(project, {"other/exact.txt": "the quick parser of values\n", "src/near.py": "the parser of values\n"})
+    ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src"]))
+    given = {"workspace": ws, "query": "the quick parser of values", "n_lines": 0}
+    found = ok(registry["search.semantic"]({}, **given, files=["src", "other"], top_k=2))["results"]
+    assert [os.path.basename(hit["path"]) for hit in found] == ["exact.txt", "near.py"]
+    assert [hit["rank"] for hit in found] == [1, 2]
+    assert found[0]["score"] > found[1]["score"]
+
+
+# -- 4: deletions and leases -----------------------------------------------------------------
+
+
+@pytest.fixture
+def many(ws: str, tmp_path: Path, registry: Registry) -> Path:
+    """A folder of 270 indexed files, 20 of them Markdown."""
+    files = {f"{n}.txt": f"{WORDS[n % 10]}\n" for n in range(250)} | {f"{n}.md": "value\n" for n in range(20)}
+    tree = plant(tmp_path / "many", files)
+    assert ok(registry["search.workspace_index"]({}, workspace=ws, paths=[str(tree)]))["indexed"] == 270
+    return tree
+
+
+# -- 5: the programs of semtools -------------------------------------------------------------
+
+
+@pytest.fixture(params=VERSIONS)
+def program(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
+    """A version of semtools, the only one on the path, and where it records its calls; eight files that match."""
+    lines = "first\n\nthe quality gate\n\n"
+    monkeypatch.chdir(plant(tmp_path / "files", {f"{n}.md": lines for n in range(8)}))
+    return request.param, install(tmp_path / "bin", request.param, monkeypatch)
+
+
+GATE: Mapping[str, Any] = {"query": "the quality gate", "files": "*.md"}
+
+
+# -- 6: folders, dots and links as filters ---------------------------------------------------
+
+
+@pytest.fixture
+def two(ws: str, project: Path) -> Path:
+    """The project, of which ``src/deep`` and ``holder`` are sources, without what lies between."""
+    (project / "holder" / "linked").unlink()
+    dl.index(str(project / "src/deep"), str(project / "holder"), workspace=ws)
+    return project
+
+
+# -- 7: the settings of searches -------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A folder with the workspace ``ws`` over ``tree``: 30 documents in ``a``, 10 in ``b``, three lines each."""
+    place = tmp_path_factory.mktemp("searched")
+    for folder, count in (("a", 30), ("b", 10)):
+        for n in range(count):
+            plant(place / "tree" / folder, {f"{n:02}.py": f"{WORDS[n % 10]}\n{WORDS[n // 10]} {folder}\nparser {n}\n"})
+    dl.index(str(place / "tree"), workspace=str(place / "ws"), model=str(tiny_model))
+    return place
+
+
+# -- 8: named workspaces ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def named(ws: str, project: Path) -> Path:
+    """The project, indexed, with a ``driftline.toml`` whose workspace ``sub`` is its folder ``src/deep``."""
+    (project / "holder/linked").unlink()
+    text = f'workspace = "{ws}"\n[[sources]]\nuri = "."\n[workspaces.sub]\ndirs = ["src/deep"]\n'
+    plant(project, {"driftline.toml": text})
+    dl.index(str(project), workspace=ws)
+    return project
+
+
+# -- 9: hits can be opened -------------------------------------------------------------------
+
+
+def assert_opens(hits: list[Mapping[str, Any]]) -> None:
+    assert hits
+    for hit in hits:
+        assert os.path.isabs(hit["file"])
+        assert Path(hit["file"]).read_text().splitlines()[hit["line"] - 1] == hit["text"]
+        assert hit["file"].endswith(hit["path"].removeprefix("./"))
+
+
+# -- 10: models, options and thresholds ------------------------------------------------------
+
+
+def model_of(ws: str) -> str | None:
+    return dl.open(ws).stats().model
+
+
+# -- 11: types of Python ---------------------------------------------------------------------
+
+
+# -- 12: the rest ----------------------------------------------------------------------------
+
+
+@criterion("search", "12", "results of mode vector are sorted by score")
+@pytest.mark.parametrize("n_lines", [0, 1, 3])
+def test_results_by_vector_are_sorted(n_lines: int, searched: Path, driftline: Driftline, registry: Registry) -> None:
+    ws = str(searched / "ws")
+    answers: list[Answer] = [
+        dl.search(ws, "parser of groups", mode="vector", top_k=40, n_lines=n_lines).to_dict(),
+        driftline("search", "value prefix", "--workspace", ws, "--mode", "vector", "-n", n_lines, "--json").json,
+        ok(registry["search.workspace_search"]({}, workspace=ws, query="usage", mode="vector", n_lines=n_lines)),
+    ]
+    for answer in answers:
+        scores = [hit["score"] for hit in answer["results"]]
+        assert len(scores) >= 10
+        assert scores == sorted(scores, reverse=True)

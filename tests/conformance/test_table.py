@@ -1,0 +1,24 @@
+"""The table of conformance is whole: each line has a test, and each test a line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance.table import ROWS, carried_rows
+
+CARRIED = carried_rows()
+
+
+def test_every_row_stands_once() -> None:
+    assert len(set(ROWS)) == len(ROWS)
+
+
+def test_every_test_carries_a_row_that_there_is() -> None:
+    assert {row: tests for row, tests in CARRIED.items() if row not in ROWS} == {}
+
+
+def test_no_test_is_excused(request: pytest.FixtureRequest) -> None:
+    """A conformance test passes or fails: none is skipped or expected to fail."""
+    excuses = ("skip", "skipif", "xfail")
+    ours = [item for item in request.session.items if item.get_closest_marker("criterion")]
+    assert [item.nodeid for item in ours if any(map(item.get_closest_marker, excuses))] == []
