@@ -1,4 +1,4 @@
-"""Actions that index and search: ``search.workspace_*``, ``search.semantic`` and ``semtools.search``.
+"""Actions that index and search: ``search.workspace_*`` and ``search.semantic``; ``semtools.search`` is beside them.
 
 Their arguments are read as ``arguments`` says.
 """
@@ -8,23 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from driftline.flows.actions import semtools_cli
-from driftline.flows.actions.arguments import (
-    Count,
-    Distance,
-    Flag,
-    Name,
-    Names,
-    Positive,
-    Query,
-    Seconds,
-    SomeNames,
-    Version,
-)
+from driftline.flows.actions.arguments import Count, Distance, Flag, Name, Names, Query, SomeNames
 from driftline.flows.actions.calls import Action, Result, action
 from driftline.flows.actions.handles import Handles, close_with
 from driftline.flows.actions.registering import bind
-from driftline.storage.errors import UsageError, WorkspaceNotFound
+from driftline.flows.actions.semtools import semtools_search
+from driftline.storage.errors import WorkspaceNotFound
 from driftline.storage.workspace.workspace import Workspace
 
 
@@ -139,60 +128,6 @@ def semantic(
     report = search(opened, query, top_k=top_k, max_distance=max_distance, n_lines=n_lines, where=where)
     return {"results": report.to_dict()["results"], "query": query}
 
-
-def _semtools_search(
-    state: Any,
-    query: Query,
-    files: SomeNames,
-    max_distance: Distance = 0.5,
-    n_results: Positive = 10,
-    n_lines: Count = 0,
-    engine: Any = None,
-    timeout: Seconds = semtools_cli.TIMEOUT_SECONDS,
-    min_version: Version | None = None,
-    check_version: Flag = False,
-    handles: Handles | None = None,
-) -> Result:
-    """Search files line by line: ``{matches, best_match, has_matches, total_matches, query}``.
-
-    With ``engine="cli"`` the ``semtools`` program searches, for at most ``timeout`` seconds; ``check_version`` asks for
-    semtools_cli.MIN_VERSION, ``min_version`` for another one. A match is ``{file, line, score, text, context}``.
-    """
-    from driftline.tasks.scanning.selection import files_named
-    from driftline.tasks.search.grep import grep, read_texts
-
-    if isinstance(engine, str) and engine not in ("cli", "driftline"):
-        raise UsageError("There is no such engine", repr(engine), "It is 'cli', or left out.")
-    matches: list[dict[str, Any]]
-    if engine == "cli":
-        wanted = min_version or (semtools_cli.MIN_VERSION if check_version else None)
-        matches = semtools_cli.search(
-            query,
-            list(files_named(files)),
-            max_distance=max_distance,
-            n_lines=n_lines,
-            timeout_seconds=timeout,
-            min_version=wanted,
-        )[:n_results]
-    else:
-        embedder = (handles or Handles()).embedder()
-        found = grep(
-            query, read_texts(files), embedder, top_k=n_results, max_distance=max_distance, n_lines=n_lines
-        ).results
-        matches = [
-            {"file": hit.path, "line": hit.line, "score": hit.score, "text": hit.text, "context": list(hit.context)}
-            for hit in found
-        ]
-    return {
-        "matches": matches,
-        "best_match": max(matches, key=lambda match: match["score"], default=None),
-        "has_matches": bool(matches),
-        "total_matches": len(matches),
-        "query": query,
-    }
-
-
-semtools_search = action(_semtools_search, on_failure={"matches": [], "has_matches": False})
 
 ACTIONS: Mapping[str, Action] = {
     "search.workspace_create": workspace_create,

@@ -76,9 +76,9 @@ def files_named(
 ) -> Iterator[str]:
     """The path of each file that ``names`` select, without duplicates; files of a folder or glob are sorted.
 
-    With ``stdin``, STDIN selects standard input. Files above MAX_FILE_BYTES that are not named themselves are skipped
-    and reported to ``on_skip``. Raises SourceNotFound, also for a glob without matches, AccessDenied, StorageError,
-    UsageError.
+    With ``stdin``, STDIN selects standard input. Files above MAX_FILE_BYTES and secrets that are not named themselves
+    are skipped and reported to ``on_skip``; what patterns exclude is not. Raises SourceNotFound, also for a glob that
+    matches nothing, AccessDenied, StorageError, UsageError.
     """
     seen: set[str] = set()
     for name in names:
@@ -98,6 +98,9 @@ def _files(named: str, selection: Selection, on_skip: Callable[[str, SkipReason]
     if not os.access(root, os.R_OK | os.X_OK):
         raise AccessDenied("The folder cannot be read", selection.folder, "Check its permissions.")
     listing = Walk(root, selection.rules, find_work_tree(root)).run([Subtree()])
+    for path, reason in zip(listing.skipped_paths, listing.skipped_reasons, strict=True):
+        if reason != SkipReason.EXCLUDED:
+            on_skip(prefix + path, SkipReason(reason))
     if not listing.paths and selection.rules.include:
         raise SourceNotFound("No file matches", named, "Name files that an index skips without a glob.")
     for path, size in sorted(zip(listing.paths, listing.sizes, strict=True)):

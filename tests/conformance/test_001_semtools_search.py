@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,10 @@ from tests.conformance.search_places import (
 )
 from tests.conformance.table import criterion
 from tests.support.semtools_program import (
+    FAILURE_VARIABLE,
+    SLEEP_VARIABLE,
     VERSIONS,
+    calls,
     install,
 )
 from tests.support.yaml_engine import YamlEngine
@@ -74,7 +79,110 @@ def found(answer: Answer) -> list[tuple[str, int]]:
 # -- the search ------------------------------------------------------------------------------
 
 
+@criterion("001", "AC 1", "the action searches and returns matches")
+@criterion("001", "AC 2", "query says what to look for")
+@criterion("001", "T1", "a basic search returns matches")
+def test_a_search_returns_matches(either: Search) -> None:
+    answer = ok(either({}, query=QUERY, files="docs/stories/7.md"))
+    assert answer["query"] == QUERY
+    assert found(answer)[0] == GATE
+    assert answer["matches"][0]["text"] == "Quality gate: concerns, issues, problems."
+
+
+@criterion("001", "AC 3", "files is a glob or a list")
+@criterion("001", "T2", "files may be a glob")
+@pytest.mark.parametrize("files", ["docs/stories/*.md", "docs/**/*.md", "./docs/stories/7.md"])
+def test_files_may_be_a_glob(files: str, either: Search) -> None:
+    (file, line) = found(either({}, query=QUERY, files=files))[0]
+    assert (os.path.normpath(file), line) == GATE
+
+
+@criterion("001", "AC 3", "a glob of two stars goes any depth, and none at all")
+def test_two_stars_go_any_depth(either: Search) -> None:
+    answer = either({}, query="listen port bind connect", files="src/**/*.py", max_distance=1.0)
+    assert {file for file, _ in found(answer)} == {"src/client.py", "src/deep/server.py"}
+
+
+@criterion("001", "AC 3", "files is a glob or a list")
+@criterion("001", "T3", "files may be a list")
+def test_files_may_be_a_list(either: Search) -> None:
+    files = ["docs/stories/8.md", "docs/stories/7.md", "docs/deep/*.md"]
+    assert found(either({}, query=QUERY, files=files))[0] == GATE
+
+
+@criterion("001", "AC 4", "max_distance drops what is farther")
+@criterion("001", "T4", "max_distance drops what is farther")
+def test_max_distance_drops_what_is_farther(either: Search) -> None:
+    plant(Path(), {"three.txt": "onions\nthe gate of a garden\nthe quality gate\n"})
+    given = {"query": "the quality gate", "files": "three.txt"}
+    best, second = ok(either({}, **given, max_distance=1.0))["matches"][:2]
+    limit = (2 - best["score"] - second["score"]) / 2
+    assert found(either({}, **given, max_distance=limit)) == [("three.txt", 3)]
+    assert all(match["score"] >= 0.5 for match in ok(either({}, query=QUERY, files="docs/**/*.md"))["matches"])
+
+
+@criterion("001", "AC 5", "n_results limits the matches")
+@criterion("001", "T5", "n_results limits the matches")
+def test_n_results_limits_the_matches(either: Search) -> None:
+    plant(Path(), {"many.txt": "the quality gate\n" * 30})
+    given = {"query": "the quality gate", "files": "many.txt"}
+    assert len(found(either({}, **given))) == 10
+    for wanted in (1, 4, 25):
+        answer = either({}, **given, n_results=wanted)
+        assert (len(found(answer)), answer["total_matches"]) == (wanted, wanted)
+
+
+@criterion("001", "AC 6", "n_lines adds the lines around a match")
+@criterion("001", "T6", "n_lines adds the lines around a match")
+def test_n_lines_adds_the_lines_around(either: Search) -> None:
+    """The line of a match and its text stay those of the match, at both ends of a file, too."""
+    text = Path(GATE[0]).read_text().splitlines()
+    for n_lines in (0, 1, 2, 9):
+        best = ok(either({}, query=QUERY, files=GATE[0], n_lines=n_lines))["best_match"]
+        assert (best["file"], best["line"], best["text"]) == (*GATE, text[3])
+        assert best["context"] == text[max(0, 3 - n_lines) : 4 + n_lines]
+
+
 # -- the answer ------------------------------------------------------------------------------
+
+
+@criterion("001", "AC 7", "the answer and its matches have the documented keys")
+def test_the_answer_has_the_documented_keys(either: Search) -> None:
+    answer = ok(either({}, query=QUERY, files="docs/stories/*.md", n_lines=1))
+    assert set(answer) >= {"success", "matches", "best_match", "has_matches", "total_matches", "query"}
+    for match in answer["matches"]:
+        assert set(match) >= {"file", "line", "score", "text", "context"}
+        kinds = (match["file"], match["line"], match["score"], match["text"], match["context"])
+        assert [type(value) for value in kinds] == [str, int, float, str, list]
+        assert match["text"] in match["context"]
+
+
+@criterion("001", "AC 8", "the score is the cosine: higher is more alike")
+@criterion("001", "T7", "each match has a score")
+def test_the_score_is_the_cosine(either: Search) -> None:
+    plant(Path(), {"three.txt": "onions\nthe quality gate\nthe gate of a garden\n"})
+    matches = ok(either({}, query="the quality gate", files="three.txt", max_distance=1.0))["matches"]
+    scores = [match["score"] for match in matches]
+    assert scores == sorted(scores, reverse=True)
+    assert matches[0]["text"] == "the quality gate"
+    assert scores[0] == pytest.approx(1.0, abs=1e-3)
+    assert all(-1 <= score < 0.95 for score in scores[1:])
+
+
+@criterion("001", "AC 9", "best_match is the match with the highest score")
+@criterion("001", "T8", "best_match is the match with the highest score")
+def test_best_match_is_the_best(either: Search) -> None:
+    answer = ok(either({}, query=QUERY, files="docs/**/*.md", max_distance=1.0))
+    assert answer["best_match"] == max(answer["matches"], key=lambda match: match["score"])
+    assert (answer["best_match"]["file"], answer["best_match"]["line"]) == GATE
+    assert ok(either({}, query="zebra", files="docs/stories/8.md", max_distance=0.1))["best_match"] is None
+
+
+@criterion("001", "AC 10", "has_matches is a boolean for routes")
+@criterion("001", "T9", "has_matches is a boolean for routes")
+def test_has_matches_is_a_boolean(either: Search) -> None:
+    assert ok(either({}, query=QUERY, files="docs/stories/7.md"))["has_matches"] is True
+    assert ok(either({}, query="zebra crossing", files="docs/stories/8.md", max_distance=0.1))["has_matches"] is False
 
 
 # -- what must be installed ------------------------------------------------------------------
@@ -87,6 +195,48 @@ def test_a_missing_program_is_an_error_that_helps(search: Search) -> None:
     assert error_type(answer) == "prerequisite_missing"
     assert (answer["matches"], answer["has_matches"]) == ([], False)
     assert HINT in answer["install_hint"]
+
+
+@criterion("001", "AC 12", "the error says how to install it, by npm or by cargo")
+def test_the_error_says_how_to_install_the_program(search: Search) -> None:
+    answer = search({}, query=QUERY, files="docs/stories/7.md", engine="cli")
+    assert "semtools" in answer["error"]
+    assert HINT in answer["error"]
+    assert "cargo install semtools" in answer["install_hint"] + answer["error"]
+
+
+@criterion("001", "AC 13", "the version can be checked, 1.5.1 at least")
+@pytest.mark.parametrize(
+    ("version", "options", "accepted"),
+    [
+        ("1.5.0", {}, True),
+        ("1.5.0", {"check_version": True}, False),
+        ("1.5.1", {"check_version": True}, True),
+        ("2.0.0", {"check_version": True}, True),
+        ("3.0.1", {"check_version": True}, True),
+        ("3.4.0", {"check_version": True}, True),
+        ("3.4.0", {"min_version": "3.4"}, True),
+        ("3.4.0", {"min_version": "3.5"}, False),
+        ("2.0.0", {"min_version": 3}, False),
+        ("3.0.1", {"min_version": "2.0"}, True),
+    ],
+)
+def test_the_version_can_be_checked(
+    version: str,
+    options: dict[str, Any],
+    accepted: bool,
+    search: Search,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """3.0.1 does not say its version: that it is called ``semtools`` says that it is 3.0 or newer."""
+    install(tmp_path / "bin", version, monkeypatch)
+    answer = search({}, query=QUERY, files="docs/stories/7.md", engine="cli", **options)
+    if accepted:
+        assert found(answer) == [GATE]
+    else:
+        assert error_type(answer) == "prerequisite_missing"
+        assert version in answer["error"]
 
 
 # -- errors ----------------------------------------------------------------------------------
@@ -102,6 +252,28 @@ def test_a_missing_file_is_named(files: Any, either: Search) -> None:
     assert (answer["matches"], answer["has_matches"]) == ([], False)
 
 
+@criterion("001", "AC 15", "no match is no error")
+@criterion("001", "T12", "no match is no error")
+def test_no_match_is_no_error(either: Search) -> None:
+    answer = ok(either({}, query="zebra crossing", files="docs/stories/8.md", max_distance=0.1))
+    assert (answer["matches"], answer["best_match"], answer["has_matches"], answer["total_matches"]) == (
+        [],
+        None,
+        False,
+        0,
+    )
+
+
+@criterion("001", "AC 16", "what the program says when it fails is in the answer")
+def test_a_program_that_fails_is_quoted(search: Search, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FAILURE_VARIABLE, "the model cannot be loaded")
+    answer = search({}, query=QUERY, files="docs/stories/7.md", engine="cli")
+    assert error_type(answer) == "cli_error"
+    assert "the model cannot be loaded" in answer["stderr"]
+    assert "the model cannot be loaded" in answer["error"]
+    assert (answer["matches"], answer["has_matches"]) == ([], False)
+
+
 # -- integration -----------------------------------------------------------------------------
 
 
@@ -111,6 +283,23 @@ def test_the_action_has_two_names(tmp_path: Path) -> None:
     registry = actions(tmp_path)
     for name in ("semtools.search", "actions.semtools_search"):
         assert found(registry[name]({}, query=QUERY, files="docs/stories/7.md"))[0] == GATE
+
+
+@criterion("001", "AC 18", "the program runs in a process of its own, for 60 s at most by default")
+def test_the_program_runs_in_a_process_of_its_own(
+    search: Search, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert found(search({}, query=f"{QUERY}; echo $HOME", files="docs/stories/*.md", engine="cli", max_distance=0.9))
+    (call,) = calls(program)
+    assert f"{QUERY}; echo $HOME" in call
+    assert {"docs/stories/7.md", "docs/stories/8.md"} < set(call)
+    assert found(search({}, query=QUERY, files=["docs/stories/7.md"], engine="cli", timeout=60)) == [GATE]
+    monkeypatch.setenv(SLEEP_VARIABLE, "30")
+    started = time.monotonic()
+    answer = search({}, query=QUERY, files="docs/stories/7.md", engine="cli", timeout=0.3)
+    assert error_type(answer) == "timeout"
+    assert (answer["matches"], answer["has_matches"]) == ([], False)
+    assert time.monotonic() - started < 10
 
 
 @criterion("001", "AC 19", "the reference shows the action, with examples")

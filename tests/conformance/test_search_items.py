@@ -15,12 +15,13 @@ from tests.conformance.search_places import (
     Driftline,
     Registry,
     actions,
+    error_type,
     ok,
     plant,
     without_variables,
 )
 from tests.conformance.table import criterion
-from tests.support.semtools_program import VERSIONS, install
+from tests.support.semtools_program import VERSIONS, calls, install
 
 WORDS = ("parser", "group", "action", "option", "value", "prefix", "usage", "namespace", "default", "string")
 
@@ -118,6 +119,65 @@ def program(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 GATE: Mapping[str, Any] = {"query": "the quality gate", "files": "*.md"}
 
 
+@criterion("search", "5", "each real program is called as it wants to be")
+def test_each_program_is_understood(program: tuple[str, Path], registry: Registry) -> None:
+    version, record = program
+    found = ok(registry["semtools.search"]({}, **GATE, engine="cli", n_lines=2))
+    assert len(found["matches"]) == 8
+    assert {(match["line"], match["text"]) for match in found["matches"]} == {(3, "the quality gate")}
+    assert found["best_match"]["score"] == pytest.approx(1.0)
+    assert all(("--json" in call) == (version >= "3") for call in calls(record))
+
+
+@criterion("search", "5", "in a workspace of semtools no more results are lost than n_results leaves out")
+def test_a_workspace_of_semtools_does_not_cut_results(
+    program: tuple[str, Path], registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEMTOOLS_WORKSPACE", "mine")
+    assert len(ok(registry["semtools.search"]({}, **GATE, engine="cli"))["matches"]) == 8
+    assert len(ok(registry["semtools.search"]({}, **GATE, engine="cli", n_results=5))["matches"]) == 5
+    assert len(ok(registry["semtools.search"]({}, **GATE, engine="cli", n_results=4, max_distance=0.9))["matches"]) == 4
+
+
+@criterion("search", "5", "blank lines at the end of a context stay")
+def test_blank_lines_stay_in_the_context(program: tuple[str, Path], registry: Registry) -> None:
+    found = ok(registry["semtools.search"]({}, **GATE, engine="cli", n_lines=1))
+    assert {tuple(match["context"]) for match in found["matches"]} == {("", "the quality gate", "")}
+    wide = ok(registry["semtools.search"]({}, **GATE, engine="cli", n_lines=9))
+    assert {tuple(match["context"]) for match in wide["matches"]} == {("first", "", "the quality gate", "")}
+    blank = registry["semtools.search"]({}, query="?", files="0.md", engine="cli", max_distance=1.5, n_lines=1)
+    assert {1, 3} <= {match["line"] for match in ok(blank)["matches"]} <= {1, 2, 3, 4}
+
+
+@criterion("search", "5", "auto takes the program that is there, and the answer names engine and version")
+def test_auto_takes_the_program_that_is_there(
+    program: tuple[str, Path], registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``engine`` and ``version`` name them; 3.0.1 does not say its version, so that there it may be none, or 3."""
+    version, record = program
+    found = ok(registry["semtools.search"]({}, **GATE, engine="auto"))
+    assert found["engine"] == "cli"
+    assert found["version"] == version or (version == "3.0.1" and str(found["version"] or 3).startswith("3"))
+    assert len(calls(record)) == 1
+    monkeypatch.setenv("PATH", "/nonexistent")
+    own = ok(registry["semtools.search"]({}, **GATE, engine="auto"))
+    assert (own["engine"], bool(own["version"])) == ("driftline", True)
+    assert len(own["matches"]) == 8
+    assert ok(registry["semtools.search"]({}, **GATE))["engine"] == "driftline"
+
+
+@criterion("search", "5", "a program called search that is another one is not taken for semtools")
+def test_another_program_called_search_is_not_taken(
+    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(plant(tmp_path / "files", {"a.md": "the quality gate\n"}))
+    other = plant(tmp_path / "bin", {"search": "#!/bin/sh\necho 'usage: search SOMETHING'\nexit 0\n"}) / "search"
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    assert error_type(registry["semtools.search"]({}, **GATE, engine="cli")) == "prerequisite_missing"
+    assert ok(registry["semtools.search"]({}, **GATE, engine="auto"))["engine"] == "driftline"
+
+
 # -- 6: folders, dots and links as filters ---------------------------------------------------
 
 
@@ -178,6 +238,22 @@ def model_of(ws: str) -> str | None:
 
 
 # -- 12: the rest ----------------------------------------------------------------------------
+
+
+@criterion("search", "12", "n_results: 0 and max_distance: null are valid")
+def test_no_results_and_no_distance_are_valid(registry: Registry, ws: str, project: Path) -> None:
+    """An explicit null means what no value means: the default."""
+    none = ok(registry["semtools.search"]({}, query="parser", files="src", n_results=0))
+    assert (none["matches"], none["best_match"], none["has_matches"], none["total_matches"]) == ([], None, False, 0)
+    for name, given in (
+        ("semtools.search", {"files": "src"}),
+        ("search.semantic", {"files": "src"}),
+        ("search.workspace_search", {"workspace": ws}),
+    ):
+        ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src"]))
+        plain = ok(registry[name]({}, query="parser", **given))
+        assert ok(registry[name]({}, query="parser", **given, max_distance=None)) == plain
+        assert plain.get("matches") or plain.get("results")
 
 
 @criterion("search", "12", "results of mode vector are sorted by score")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.actions.search import semtools_search
+from driftline.flows.actions.semtools import semtools_search
 
 PROGRAM = """#!{python}
 import json, os, sys, time
@@ -105,6 +105,8 @@ def test_the_answer_of_version_3_is_counted_from_one(program: Program) -> None:
         "has_matches": True,
         "total_matches": 2,
         "query": "question",
+        "engine": "cli",
+        "version": "3.4.0",
     }
     assert search(n_results=1)["matches"] == [best]
 
@@ -129,6 +131,8 @@ def test_no_match_is_not_an_error(program: Program, answer: Any) -> None:
         "has_matches": False,
         "total_matches": 0,
         "query": "question",
+        "engine": "cli",
+        "version": "3.4.0",
     }
 
 
@@ -136,15 +140,16 @@ def test_it_is_called_as_documented(program: Program) -> None:
     program.answers(NEW)
     search(files=["a.md", "notes/**/*.md"], max_distance=0.3)
     files = ["a.md", "notes/b.md", "notes/deep/c.md"]
-    assert program.called == ["search", "question", *files, "--json", "--n-lines", "0", "--max-distance", "0.3"]
-    search(n_lines=2)
-    assert program.called[3:] == ["--json", "--n-lines", "2", "--max-distance", "0.5"]
+    options = ["--json", "--n-lines", "0", "--max-distance", "0.3", "--top-k", "10"]
+    assert program.called == ["search", "question", *files, *options]
+    search(n_lines=2, n_results=4)
+    assert program.called[3:] == ["--json", "--n-lines", "2", "--max-distance", "0.5", "--top-k", "4"]
 
 
 def test_a_query_or_file_that_begins_with_a_dash_is_data(program: Program) -> None:
     program.answers(NEW)
     assert search("--help", ["-dash.md", "a.md"])["query"] == "--help"
-    options = ["--json", "--n-lines", "0", "--max-distance", "0.5"]
+    options = ["--json", "--n-lines", "0", "--max-distance", "0.5", "--top-k", "10"]
     assert program.called == ["search", *options, "--", "--help", "./-dash.md", "a.md"]
 
 
@@ -158,12 +163,29 @@ def test_a_missing_or_old_program_is_named_with_how_to_install_it(
         found = search(check_version=True)
         assert found["success"] is accepted, version
         assert accepted or found == {**FAILED, **hint, "error": found["error"]}
-        assert search()["success"], "a version is only asked for on request"
+        assert search()["success"], "any version will do unless one is asked for"
     program.says_version("semtools 3.4.0")
     assert [search(min_version=wanted)["success"] for wanted in ("4", "3.4", "3.4.1", 2)] == [False, True, False, True]
     monkeypatch.setenv("PATH", "/nonexistent")
     found = search()
     assert found == {**FAILED, **hint, "error": found["error"]}
+
+
+def test_more_files_than_one_call_takes_are_searched_by_several(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftline.flows.actions.semtools_cli._MAX_ARGUMENT_BYTES", 10)
+    program.answers(NEW)
+    assert [match["score"] for match in search(files=["a.md", "notes/b.md"])["matches"]] == [0.75, 0.75, 0.5, 0.5]
+    assert program.called[2:4] == ["notes/b.md", "--json"]
+    assert search(files=["a.md", "notes/b.md"], n_results=1)["total_matches"] == 1
+
+
+def test_no_file_that_can_be_searched_is_no_call(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "photo.bin").write_bytes(b"\0\1" * 100)
+    found = search(files="photo.bin")
+    assert (found["matches"], found["skipped_files"]) == ([], [{"path": "photo.bin", "reason": "binary"}])
+    assert not (program.place / "called").exists()
 
 
 def test_a_program_that_fails_is_quoted(program: Program) -> None:
@@ -203,7 +225,7 @@ def test_bad_arguments_and_missing_files_are_errors_before_the_call(program: Pro
         ({"files": "*.zip"}, "file_not_found"),
         ({"files": []}, "validation_error"),
         ({"query": ""}, "validation_error"),
-        ({"n_results": 0}, "validation_error"),
+        ({"n_results": -1}, "validation_error"),
         ({"max_distance": -1}, "validation_error"),
         ({"timeout": 0}, "validation_error"),
         ({"engine": "program"}, "validation_error"),

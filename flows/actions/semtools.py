@@ -1,0 +1,94 @@
+"""The action ``semtools.search``: single lines by meaning, with Driftline's own engine or a program of semtools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from driftline.flows.actions import semtools_cli, semtools_program
+from driftline.flows.actions.arguments import Count, Distance, Flag, Query, Seconds, SomeNames, Version
+from driftline.flows.actions.calls import Result, action
+from driftline.flows.actions.handles import Handles
+from driftline.flows.actions.semtools_answers import Match
+from driftline.flows.actions.semtools_program import Program
+from driftline.flows.actions.skipped import SkippedFiles
+from driftline.storage.errors import UsageError
+
+DEFAULT_MAX_DISTANCE = 0.5
+ENGINES = ("cli", "auto", "driftline")
+
+
+def _semtools_search(
+    state: Any,
+    query: Query,
+    files: SomeNames,
+    max_distance: Distance = DEFAULT_MAX_DISTANCE,
+    n_results: Count = 10,
+    n_lines: Count = 0,
+    engine: Any = None,
+    timeout: Seconds = semtools_cli.TIMEOUT_SECONDS,
+    min_version: Version | None = None,
+    check_version: Flag = False,
+    handles: Handles | None = None,
+) -> Result:
+    """Search files line by line: ``{matches, best_match, has_matches, total_matches, query, engine, version}``.
+
+    ``engine="cli"`` takes an installed program of semtools, for at most ``timeout`` seconds, ``engine="auto"`` if there
+    is one; ``check_version`` asks for semtools_program.MIN_VERSION, ``min_version`` for another one. A match is
+    ``{file, line, score, text, context}``. Files that cannot be searched are ``skipped_files``.
+    """
+    from driftline.tasks.search.grep import NamedText, grep, read_texts
+
+    wanted = min_version or (semtools_program.MIN_VERSION if check_version else None)
+    program = _program(engine, wanted)
+    skipped = SkippedFiles()
+    texts = read_texts(files, on_skip=skipped.add)
+    matches: Sequence[Match]
+    if program is not None:
+        given: list[NamedText] = list(texts)
+        matches = semtools_cli.search(
+            program,
+            query,
+            given,
+            max_distance=max_distance,
+            n_results=n_results,
+            n_lines=n_lines,
+            timeout_seconds=timeout,
+        )
+    else:
+        embedder = (handles or Handles()).embedder()
+        report = grep(query, texts, embedder, top_k=n_results, max_distance=max_distance, n_lines=n_lines)
+        matches = [
+            {"file": hit.path, "line": hit.line, "score": hit.score, "text": hit.text, "context": list(hit.context)}
+            for hit in report.results
+        ]
+    return {
+        "matches": matches,
+        "best_match": max(matches, key=lambda match: match["score"], default=None),
+        "has_matches": bool(matches),
+        "total_matches": len(matches),
+        "query": query,
+        "engine": "driftline" if program is None else "cli",
+        "version": version("driftline") if program is None else program.version,
+        **skipped.to_dict(),
+    }
+
+
+def _program(engine: Any, wanted: str | None) -> Program | None:
+    """The program that shall search; None for our own engine, as for any object, which a host has passed."""
+    if not isinstance(engine, str) or engine == "driftline":
+        return None
+    if engine not in ENGINES:
+        raise UsageError("There is no such engine", repr(engine), f"It is one of {', '.join(ENGINES)}, or left out.")
+    program = semtools_program.find()
+    if program is None:
+        if engine == "auto":
+            return None
+        raise semtools_program.missing(f"The program {semtools_program.PROGRAM} is not installed")
+    if wanted is not None:
+        program.require(wanted)
+    return program
+
+
+semtools_search = action(_semtools_search, on_failure={"matches": [], "has_matches": False})
