@@ -15,7 +15,9 @@ from driftline.storage.errors import (
     AccessDenied,
     CommitConflict,
     CorruptFile,
+    DeletionRefused,
     DriftlineError,
+    LeaseHeld,
     MissingExtra,
     ModelNotFound,
     RecallTooLow,
@@ -39,6 +41,8 @@ _ERROR_TYPES: tuple[tuple[type[DriftlineError], str], ...] = (
     (UsageError, "validation_error"),
     (CommitConflict, "lancedb_error"),
     (RecallTooLow, "lancedb_error"),
+    (DeletionRefused, "deletion_refused"),
+    (LeaseHeld, "lease_held"),
     (DriftlineError, "storage_error"),
 )
 """The first class that fits decides."""

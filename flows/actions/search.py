@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from driftline.flows.actions.arguments import Count, Distance, Flag, Name, Names, Query, SomeNames
+from driftline.flows.actions.arguments import Count, Distance, Flag, Fraction, Name, Names, Query, SomeNames
 from driftline.flows.actions.calls import Action, Result, action
 from driftline.flows.actions.handles import Handles, close_with
 from driftline.flows.actions.registering import bind
 from driftline.flows.actions.semtools import semtools_search
+from driftline.flows.actions.skipped import SkippedFiles
+from driftline.flows.config.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.errors import WorkspaceNotFound
 from driftline.storage.workspace.workspace import Workspace
 
@@ -36,23 +38,36 @@ def workspace_index(
     paths: SomeNames,
     recursive: Flag = True,
     extensions: Names | None = None,
+    dry_run: Flag = False,
+    max_delete_fraction: Fraction = DEFAULT_MAX_DELETE_FRACTION,
     handles: Handles | None = None,
 ) -> Result:
     """Bring a workspace in step with files, folders, globs and bucket URIs.
 
     ``{indexed, updated, skipped, total_lines}``: new, changed and unchanged documents, and the lines of the workspace.
+    ``skipped_files`` are those that were left out. ``dry_run`` counts and writes nothing.
     """
     from driftline.flows.actions.sources import index_paths
 
     handles = handles or Handles()
     uri = handles.locate(workspace)
-    reports = index_paths(handles.workspace(uri), paths, recursive=recursive, extensions=extensions)
+    skipped = SkippedFiles()
+    reports = index_paths(
+        handles.workspace(uri),
+        paths,
+        recursive=recursive,
+        extensions=extensions,
+        dry_run=dry_run,
+        max_delete_fraction=max_delete_fraction,
+        on_skip=skipped.add,
+    )
     counts = [report.to_dict() for report in reports]
     return {
         "indexed": sum(count["new"] for count in counts),
         "updated": sum(count["changed"] for count in counts),
         "skipped": sum(count["unchanged"] + count["touched"] for count in counts),
         "total_lines": handles.workspace(uri).stats().total_lines,
+        **skipped.to_dict(),
     }
 
 

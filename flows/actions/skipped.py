@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from driftline.storage.model import SkipReason
@@ -21,11 +20,6 @@ class SkippedFiles:
         """Take down one file; the first reason counts."""
         if reason != SkipReason.EXCLUDED:
             self._reasons.setdefault(path, str(reason))
-
-    def add_all(self, folder: str, skipped: Iterable[tuple[str, str]]) -> None:
-        """Take down files by their paths below ``folder``."""
-        for path, reason in skipped:
-            self.add(f"{folder.rstrip('/')}/{path}", reason)
 
     def to_dict(self) -> dict[str, Any]:
         """``{skipped_files: [{path, reason}]}``, or nothing if all files were taken."""

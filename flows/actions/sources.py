@@ -9,18 +9,23 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from driftline.flows.config.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.flows.output.reports import SourceReport
-from driftline.flows.runs.index_run import index_sources, remove_source
+from driftline.flows.runs.index_run import index_sources
 from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.storage.entities import Entity
-from driftline.storage.lines.filters import LineFilter, normalise
+from driftline.storage.errors import DeletionRefused
+from driftline.storage.lines.filters import LineFilter
+from driftline.storage.model import SkipReason
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.scanning.claims import below
 from driftline.tasks.scanning.ignore import Rules, lets_through
 from driftline.tasks.scanning.selection import files_named, is_glob, literal, select
+from driftline.tasks.search.named_places import where_named
 
 WAIT_SECONDS = 60.0
 """How long an action waits for another run of the same source: engines run nodes in parallel."""
@@ -31,9 +36,19 @@ _Known = Mapping[Entity, SourceRecord]
 
 
 def index_paths(
-    workspace: Workspace, paths: Sequence[str], *, recursive: bool, extensions: Sequence[str] | None
+    workspace: Workspace,
+    paths: Sequence[str],
+    *,
+    recursive: bool,
+    extensions: Sequence[str] | None,
+    dry_run: bool = False,
+    max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION,
+    on_skip: Callable[[str, str], None] = lambda path, reason: None,
 ) -> list[SourceReport]:
-    """Bring the sources of ``paths`` in step. Raises SourceNotFound before anything is written."""
+    """Bring the sources of ``paths`` in step; one report for each source. ``on_skip`` is told of files left out.
+
+    Raises SourceNotFound before anything is written, DeletionRefused, LeaseHeld, StorageError.
+    """
     known = _local_sources(workspace)
     wanted: dict[tuple[str, str | None], SourceRequest] = {}
     for path in paths:
@@ -42,51 +57,63 @@ def index_paths(
         if before is not None:
             part = replace(part, include=_joined(before.include, part.include))
         wanted[part.uri, part.entity] = part
-    whole = [part.uri for part in wanted.values() if not part.include and not part.exclude]
-    places = [(part.entity, part.uri) for part in wanted.values()]
-    places += [(str(entity), record.uri) for entity, record in known.items()]
-    taken_over = {
-        entity
-        for entity, uri in places
-        if entity and _PARTIAL.fullmatch(entity) and any(_inside(folder, uri) is not None for folder in whole)
-    }
-    reports: list[SourceReport] = []
+    taken_over = _taken_over(wanted.values(), known)
+    reports: dict[str, SourceReport] = {}
     waiting = [part for part in wanted.values() if part.entity not in taken_over]
     while waiting:
         batch = {part.uri: part for part in reversed(waiting)}  # a run takes each place once
-        sources = tuple(batch.values())
-        request = IndexRequest(sources=sources, workspace=workspace.objects.uri, wait_seconds=WAIT_SECONDS)
-        reports += index_sources(request).sources
+        request = IndexRequest(
+            sources=tuple(batch.values()),
+            workspace=workspace.objects.uri,
+            wait_seconds=WAIT_SECONDS,
+            dry_run=dry_run,
+            max_delete_fraction=max_delete_fraction,
+            instead_of=tuple(sorted(taken_over.intersection(map(str, known)))),
+        )
+        for report in _run(request):
+            reports.setdefault(report.entity, report)
         waiting = [part for part in waiting if batch[part.uri] is not part]
-    for entity in known:
-        if str(entity) in taken_over:
-            remove_source(workspace.objects.uri, str(entity), wait_seconds=WAIT_SECONDS)
-    return reports
+    _tell_skipped(reports.values(), wanted.values(), on_skip)
+    return list(reports.values())
+
+
+def _taken_over(wanted: Collection[SourceRequest], known: _Known) -> set[str]:
+    """The sources of files and globs inside folders that are indexed whole."""
+    whole = [part.uri for part in wanted if not part.include and not part.exclude]
+    places = [(part.entity, part.uri) for part in wanted]
+    places += [(str(entity), record.uri) for entity, record in known.items()]
+    return {
+        entity
+        for entity, uri in places
+        if entity and _PARTIAL.fullmatch(entity) and any(below(folder, uri) is not None for folder in whole)
+    }
+
+
+def _run(request: IndexRequest) -> list[SourceReport]:
+    try:
+        return index_sources(request).sources
+    except DeletionRefused as error:
+        fix = "To delete them, call again with max_delete_fraction: 1; dry_run: true shows what would happen."
+        raise DeletionRefused(error.what, error.where, fix) from error
+
+
+def _tell_skipped(
+    reports: Iterable[SourceReport], wanted: Iterable[SourceRequest], on_skip: Callable[[str, str], None]
+) -> None:
+    rules = {part.uri: Rules(part.include, part.exclude) for part in wanted if part.include}
+    for report in reports:
+        for path, reason in sorted(report.skipped):
+            asked = report.uri not in rules or lets_through(rules[report.uri], path)
+            if asked and reason != SkipReason.EXCLUDED:
+                on_skip(f"{report.uri.rstrip('/')}/{path}", str(reason))
 
 
 def filter_for(workspace: Workspace, paths: Sequence[str]) -> LineFilter:
     """Only the documents that ``paths`` name: files, folders or globs on this machine that were indexed, or documents
     and folders by their paths inside their source.
     """
-    known = _local_sources(workspace)
-    named: dict[Entity | None, set[str]] = {}
-    for path in paths:
-        exists = False
-        for file in files_named([path]) if is_glob(path) else [path]:
-            real = os.path.realpath(os.path.expanduser(file))
-            for entity, record in known.items():
-                inside = _inside(record.uri, real)
-                if inside is not None:
-                    exists = exists or os.path.lexists(real)
-                    named.setdefault(entity, set()).add(inside)
-        if not exists:
-            named.setdefault(None, set()).add(normalise(path))
-    alternatives: list[LineFilter] = []
-    for owner, names in named.items():
-        entities = None if owner is None else (owner,)
-        alternatives.append(LineFilter(entities=entities, paths=tuple(names)))
-        alternatives.append(LineFilter(entities=entities, dirs=tuple(names)))
-    return LineFilter(any_of=tuple(alternatives))
+    names = [file for path in paths for file in (files_named([path]) if is_glob(path) else [path])]
+    return where_named(workspace, names)
 
 
 def _wanted(
@@ -107,7 +134,7 @@ def _wanted(
     kind, rules = "glob", selection.rules
     for entity, record in known.items():
         theirs = Rules(record.include, record.exclude)
-        inside = _inside(record.uri, uri if selection.file is None else os.path.join(uri, selection.file))
+        inside = below(record.uri, uri if selection.file is None else os.path.join(uri, selection.file))
         covers = theirs == Rules() if selection.file is None else inside is not None and lets_through(theirs, inside)
         if inside is not None and covers:
             return SourceRequest(record.uri, str(entity), record.include, record.exclude)
@@ -127,10 +154,3 @@ def _joined(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
 
 def _local_sources(workspace: Workspace) -> dict[Entity, SourceRecord]:
     return {entity: record for entity, record in workspace.sources() if "://" not in record.uri}
-
-
-def _inside(folder: str, path: str) -> str | None:
-    """``path`` relative to ``folder`` ("" for itself), None if it lies elsewhere."""
-    if path == folder:
-        return ""
-    return path[len(folder) + 1 :] if path.startswith(folder.rstrip("/") + "/") else None

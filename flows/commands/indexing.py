@@ -136,7 +136,7 @@ def remove(
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.terminal import print_json
-    from driftline.flows.runs.index_run import remove_source
+    from driftline.flows.runs.remove_run import remove_source
 
     result = remove_source(target, entity, storage_options=options_for(target)).to_dict()
     if as_json:

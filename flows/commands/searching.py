@@ -76,16 +76,19 @@ def search(
     target = workspace_for_reading(workspace)
     from driftline.storage.entities import Entity
     from driftline.storage.lines.filters import LineFilter
+    from driftline.tasks.search.named_places import where_named
     from driftline.tasks.search.query import search as search_lines
 
     opened = _open(target)
     where = LineFilter(
         entities=tuple(Entity.parse(path, opened.config.hierarchy) for path in entities) if entities else None,
-        paths=tuple(paths) if paths else None,
-        dirs=tuple(dirs) if dirs else None,
         globs=tuple(globs) if globs else None,
         exts=tuple(exts) if exts else None,
         any_of=(within,) if within else None,
+        all_of=(
+            *([where_named(opened, paths, "file")] if paths else []),
+            *([where_named(opened, dirs, "folder")] if dirs else []),
+        ),
     )
     report = search_lines(
         opened,

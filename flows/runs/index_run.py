@@ -7,36 +7,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 from driftline.flows.output.progress import NullProgress, Progress
-from driftline.flows.output.reports import IndexReport, RemoveReport
+from driftline.flows.output.reports import IndexReport
 from driftline.flows.runs.concurrent_sources import run_all
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, make_plan
-from driftline.storage.deltas.manifest import SCHEMA, totals
+from driftline.flows.runs.shared_files import settle_shares, share_files
 from driftline.storage.entities import Entity
-from driftline.storage.errors import AccessDenied, BadEntity, CorruptFile, DriftlineError, LeaseHeld, UsageError
+from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, LeaseHeld, UsageError
 from driftline.storage.ids import new_ulid
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.objects.request_counts import phase, tally
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
-from driftline.storage.workspace.source_lease import acquire_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import TaskContext
-from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
-from driftline.tasks.indexing.reembed import complete_reembedding, remove_strays
+from driftline.tasks.indexing.reembed import complete_reembedding
 from driftline.tasks.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
-__all__ = ["IndexRequest", "index_sources", "remove_source"]
+__all__ = ["IndexRequest", "index_sources"]
 
 
 def index_sources(request: IndexRequest, progress: Progress | None = None) -> IndexReport:
@@ -50,7 +46,7 @@ def index_sources(request: IndexRequest, progress: Progress | None = None) -> In
     watch = Stopwatch()
     with tally() as requests, ExitStack() as stack:
         with watch.phase("start"), phase("start"):
-            plan = make_plan(request)
+            plan = share_files(make_plan(request))
             executor = open_executor(request.executor, request.workers)
             stack.enter_context(executor)
             if not request.dry_run:
@@ -84,7 +80,9 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
     failure: DriftlineError | None = None
     stale = set[Entity]()
     for run, error in run_all(plan, executor, progress, report):
-        if error is not None:
+        if error is not None and run.joined and isinstance(error, LeaseHeld):
+            progress.message(f"{run.entity} is not brought in step, since another run works on it.")
+        elif error is not None:
             if plan.request.keep_going:
                 report.failed.append((run.report.uri, error))
             elif isinstance(error, (UsageError, AccessDenied, CorruptFile)):
@@ -94,6 +92,8 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
         if run.indexes_lag:
             stale.add(run.entity.tenant)
     if not plan.request.dry_run:
+        if failure is None:
+            settle_shares(plan, report, progress)
         with watch.phase("index"), phase("index"):
             if plan.replaces is not None and failure is None:
                 complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
@@ -134,47 +134,3 @@ def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: st
             report=report.to_dict(),
         )
         RunHistory(plan.workspace.objects, tenant).record(record)
-
-
-def remove_source(
-    workspace_uri: str,
-    entity_path: str,
-    *,
-    wait_seconds: float = 0.0,
-    storage_options: Mapping[str, Any] | None = None,
-) -> RemoveReport:
-    """Delete a source, its documents and its lines from the index; its files stay.
-
-    Raises BadEntity for an unknown source, LeaseHeld while a run works on it, WorkspaceNotFound, StorageError.
-    """
-    started, clock = datetime.now(UTC), time.monotonic()
-    known = Workspace.open(workspace_uri, storage_options)
-    entity = Entity.parse(entity_path, known.config.hierarchy)
-    if known.source(entity) is None:
-        names = ", ".join(str(name) for name, _ in known.sources()) or "none"
-        raise BadEntity("The source does not exist", str(entity), f"Sources: {names}.")
-    workspace = Workspace.open_for_writing(workspace_uri, storage_options)
-    run_id = new_ulid()
-    with acquire_source(workspace, entity, run_id, wait_seconds=wait_seconds) as lease:
-        settle(workspace, entity, lease)
-        manifest = workspace.manifest(entity).read(columns=["path", "lines", "reason"])
-        documents, lines = totals(manifest)
-        batch, dim = 0, workspace.config.dim or 0
-        if len(manifest):
-            committer = Committer(workspace, entity, lease, run_id, workspace.lines(entity), dim)
-            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
-            batch = committer.batch
-        for table in workspace.line_tables(entity):  # including those of other models
-            remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
-        workspace.unbind_source(entity)
-    report = RemoveReport(run_id, str(entity), documents, lines)
-    record = RunRecord(
-        run_id=run_id,
-        kind="remove",
-        started=started.isoformat(),
-        seconds=time.monotonic() - clock,
-        outcome="done",
-        report=report.to_dict(),
-    )
-    RunHistory(workspace.objects, entity.tenant).record(record)
-    return report

@@ -22,6 +22,7 @@ from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatc
 from driftline.tasks.embedding.context import ModelRef
 from driftline.tasks.embedding.models import dimension, fingerprint, resolve_model
 from driftline.tasks.git.work_tree import git_origin
+from driftline.tasks.scanning.claims import Claim
 from driftline.tasks.scanning.ignore import Rules
 
 
@@ -46,6 +47,8 @@ class IndexRequest:
 
     ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
     of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed.
+    ``alone`` leaves out known sources that hold files of those requested. The run takes over the files of the sources
+    ``instead_of``, and removes them.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -67,16 +70,24 @@ class IndexRequest:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     keep_going: bool = False
     by_commit: bool = False
+    alone: bool = False
+    instead_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """A source, its entity, the record to write about it, and the commit that git has checked out."""
+    """A source, its entity, the record to write about it, and the commit that git has checked out.
+
+    It leaves what ``claims`` cover to other sources. One that is ``joined`` was not requested, but holds files of one
+    that was.
+    """
 
     source: Source
     entity: Entity
     record: SourceRecord
     commit: str | None = None
+    claims: tuple[Claim, ...] = ()
+    joined: bool = False
 
     @property
     def rules(self) -> Rules:
@@ -127,7 +138,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
     failures: list[tuple[str, DriftlineError]] = []
     for given in request.sources:
         try:
-            plan = _plan_source(given, request, workspace, {p.entity for p in plans})
+            plan = plan_source(given, request, workspace, {p.entity for p in plans})
             if any(plan.source.uri == other.source.uri for other in plans):
                 raise UsageError("A source was given twice", plan.source.uri, "Name it once.")
         except DriftlineError as error:
@@ -154,9 +165,10 @@ def _model_for(name: str | None, config: WorkspaceConfig) -> ModelRef:
     return ModelRef(files.name, fingerprint(files), dimension(files))
 
 
-def _plan_source(
+def plan_source(
     given: str | SourceRequest, request: IndexRequest, workspace: Workspace, taken: set[Entity]
 ) -> SourcePlan:
+    """The plan of one source; its default entity is none of ``taken``. Raises what ``make_plan`` raises."""
     if isinstance(given, SourceRequest):
         named, keeps_filters = given, False
     else:

@@ -23,6 +23,8 @@ from driftline.storage.workspace.source_lease import acquire_source
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.indexing.reembed import remove_strays
+from driftline.tasks.scanning.claims import claimed
+from driftline.tasks.scanning.ignore import Matcher
 from driftline.tasks.scanning.partition import PartitionSpec, scan_partition
 from driftline.tasks.scanning.scan import ScanResult, ScanSpec, plan_partitions
 from driftline.tasks.scanning.since_commit import WorkTreeAtCommit
@@ -57,6 +59,7 @@ class SourceRun:
         self.report = SourceReport(str(source.entity), source.source.uri, commit=source.commit)
         self.indexes_lag = False
         self.entity = source.entity
+        self.joined = source.joined
         self._committing = committing or nullcontext()
         self._plan = plan
         self._source = source
@@ -109,8 +112,8 @@ class SourceRun:
         source, request = self._source, self._plan.request
         if not source.source.is_local or request.full or self._plan.replaces is not None:
             return None
-        rules = (source.record.include, source.record.exclude, request.max_file_bytes, self._plan.model.fingerprint)
-        return WorkTreeAtCommit.look(source.source.uri, rules)
+        settings = (source.record.include, source.record.exclude, request.max_file_bytes, self._plan.model.fingerprint)
+        return WorkTreeAtCommit.look(source.source.uri, (*settings, *source.claims))
 
     def _narrow(self, token: int | None = None) -> None:
         """Restrict the scan to the paths changed since the commit indexed last, if git can list them."""
@@ -157,6 +160,7 @@ class SourceRun:
             self._source.rules,
             request.max_file_bytes,
             request.full,
+            self._source.claims,
         )
 
     # -- embed and commit --------------------------------------------------------------------
@@ -236,7 +240,7 @@ class SourceRun:
         return vanished
 
     def _refusal(self, vanished: pa.Table) -> DeletionRefused | None:
-        documents = vanished.filter(pc.is_null(vanished["reason"]))
+        documents = self._unasked(vanished.filter(pc.is_null(vanished["reason"])))
         renamed = (Counter(documents["hash"].to_pylist()) & self._new_hashes).total()
         lost = len(documents) - renamed
         states = self.report.states
@@ -253,6 +257,12 @@ class SourceRun:
             str(self._source.entity),
             "To delete them, run again with --max-delete-fraction 1.",
         )
+
+    def _unasked(self, vanished: pa.Table) -> pa.Table:
+        """Without the documents that the request itself leaves out, or that another source has: those may go."""
+        paths = vanished["path"].combine_chunks()
+        left_out = Matcher(self._source.rules).excluded(paths) | claimed(paths, self._source.claims)
+        return vanished.filter(pa.array(~left_out))
 
     # -- counting ----------------------------------------------------------------------------
 

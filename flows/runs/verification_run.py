@@ -194,6 +194,7 @@ class _Repair:
                     workspace=self.request.workspace,
                     entity=str(entity),
                     storage_options=self.request.storage_options,
+                    alone=True,
                 )
                 index_sources(request, self.progress)
         except DriftlineError as error:

@@ -24,7 +24,7 @@ class LineFilter:
 
     Paths, directories and globs are relative to their source. Directories and entities include everything below
     them. In a glob, ``*`` and ``?`` do not match a slash, but ``**`` does; a glob without a slash matches file names in
-    any directory. A line must satisfy at least one filter of ``any_of``.
+    any directory. A line must satisfy at least one filter of ``any_of``, and each of ``all_of``.
     """
 
     entities: tuple[Entity, ...] | None = None
@@ -33,6 +33,7 @@ class LineFilter:
     globs: tuple[str, ...] | None = None
     exts: tuple[str, ...] | None = None
     any_of: tuple[LineFilter, ...] | None = None
+    all_of: tuple[LineFilter, ...] | None = None
 
     def to_sql(self) -> str | None:
         """The filter as a Lance expression with every value quoted, or None for no filter. Raises UsageError."""
@@ -55,6 +56,7 @@ class LineFilter:
             yield is_one_of("ext", [ext.removeprefix(".").lower() for ext in self.exts])
         if self.any_of is not None:
             yield _any([where.to_sql() or "true" for where in self.any_of])
+        yield from filter(None, (where.to_sql() for where in self.all_of or ()))
 
 
 def normalise(path: str) -> str:

@@ -15,6 +15,7 @@ from driftline.storage.model import SkipReason
 from driftline.storage.sources.file_info import FileInfo
 from driftline.storage.sources.source import Source
 from driftline.tasks.git.work_tree import clean_blobs, find_work_tree
+from driftline.tasks.scanning.claims import Claim, claimed
 from driftline.tasks.scanning.diff import SKIPPED_SCHEMA, Diff, diff
 from driftline.tasks.scanning.ignore import Matcher, Rules
 from driftline.tasks.scanning.walk import Listing, Subtree, Walk, above_and_self
@@ -35,7 +36,7 @@ ReadManifest = Callable[[Sequence[str]], pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class ScanSpec:
-    """The inputs of a scan; picklable."""
+    """The inputs of a scan; picklable. Files that ``claims`` cover belong to other sources."""
 
     source: Source
     fingerprint: str
@@ -43,6 +44,7 @@ class ScanSpec:
     rules: Rules = field(default_factory=Rules)
     max_file_bytes: int = MAX_FILE_BYTES
     full: bool = False
+    claims: tuple[Claim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ def scan_paths(spec: ScanSpec, paths: Sequence[str], read_manifest: ReadManifest
 
 def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) -> ScanResult:
     table = listing.table()
+    if spec.claims:
+        table = table.filter(pa.array(~claimed(table["path"].combine_chunks(), spec.claims)))
     large = pc.greater(table["size_bytes"], min(spec.max_file_bytes, MAX_TEXT_BYTES))
     listing.skip(SkipReason.TOO_LARGE, *table.filter(large)["path"].to_pylist())
     table = table.filter(pc.invert(large))
@@ -140,7 +144,8 @@ def _covered(paths: pa.ChunkedArray, subtrees: Sequence[Subtree]) -> NDArray[np.
 
 def _list_local(spec: ScanSpec, paths: Sequence[str] | None = None) -> Listing:
     work_tree = find_work_tree(spec.source.uri)
-    walk = Walk(spec.source.uri, spec.rules, work_tree, None if paths is None else above_and_self(paths))
+    elsewhere = frozenset(claim.prefix for claim in spec.claims if claim.is_whole)
+    walk = Walk(spec.source.uri, spec.rules, work_tree, None if paths is None else above_and_self(paths), elsewhere)
     listing = walk.run(spec.subtrees if paths is None else (Subtree(),))
     if work_tree is not None and listing.paths:
         # after the walk, as clean_blobs requires

@@ -74,10 +74,19 @@ class _Level:
 
 
 class Walk:
-    """One walk over a local tree. ``only`` (files and all their parent folders) restricts it to these paths."""
+    """One walk over a local tree.
+
+    ``only`` (files and all their parent folders) restricts it to these paths. The folders
+    ``without`` are not entered.
+    """
 
     def __init__(
-        self, root: str, rules: Rules, work_tree: WorkTree | None = None, only: Collection[str] | None = None
+        self,
+        root: str,
+        rules: Rules,
+        work_tree: WorkTree | None = None,
+        only: Collection[str] | None = None,
+        without: frozenset[str] = frozenset(),
     ) -> None:
         self._root = root.rstrip("/")
         self._tree = Beneath(root)
@@ -85,6 +94,7 @@ class Walk:
         self._above = work_tree.prefix if work_tree else ""
         self._matcher = Matcher(rules, self._above)
         self._only = only
+        self._without = without
         self._stacks: dict[str, tuple[PatternList, ...]] = {}
         self._read: dict[str, tuple[PatternList, ...]] = {}
         self._outer = self._outer_patterns(work_tree)
@@ -92,7 +102,7 @@ class Walk:
 
     def run(self, subtrees: Sequence[Subtree]) -> Listing:
         """List the files of ``subtrees``. Raises StorageError if the root cannot be listed."""
-        without = {folder for subtree in subtrees for folder in subtree.without}
+        without = self._without.union(folder for subtree in subtrees for folder in subtree.without)
         folders = sorted(subtree.prefix for subtree in subtrees)
         with self._tree:
             while folders:
@@ -105,7 +115,7 @@ class Walk:
     def subfolders(self, folders: Sequence[str]) -> list[str]:
         """The direct subfolders of ``folders`` that a walk enters."""
         with self._tree:
-            return self._keep_folders(self._scan(folders, frozenset()))
+            return self._keep_folders(self._scan(folders, self._without))
 
     def _scan(self, folders: Iterable[str], without: Collection[str]) -> _Level:
         level = _Level()

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 import driftline as dl
+from driftline.storage.ids import new_ulid
+from driftline.storage.layout import lease_path
+from driftline.storage.leases.lease import acquire
 from tests.conformance.search_places import (
     Answer,
     Driftline,
     Registry,
     actions,
     error_type,
+    files_of,
     ok,
     plant,
     without_variables,
@@ -67,6 +71,20 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return project
 
 
+@criterion("search", "2", "overlapping places hold and return each file once, by actions")
+@pytest.mark.parametrize("steps", OVERLAPS.values(), ids=OVERLAPS)
+def test_a_file_is_one_document_for_actions(
+    steps: list[tuple[list[str], dict[str, Any]]], registry: Registry, ws: str, project: Path
+) -> None:
+    for paths, options in steps:
+        ok(registry["search.workspace_index"]({}, workspace=ws, paths=paths, **options))
+    assert_once(registry, ws)
+    (project / "src/a.py").write_text("namespace\n")
+    for paths, options in steps:
+        ok(registry["search.workspace_index"]({}, workspace=ws, paths=paths, **options))
+    assert "parser" not in assert_once(registry, ws)
+
+
 def assert_once(registry: Registry, ws: str) -> set[str]:
     """The texts of all lines that can be found, none of them twice in any mode."""
     texts: list[str] = []
@@ -77,6 +95,17 @@ def assert_once(registry: Registry, ws: str) -> set[str]:
     stats = ok(registry["search.workspace_stats"]({}, workspace=ws))
     assert (stats["total_documents"], stats["total_lines"]) == (len(texts), len(texts))
     return set(texts)
+
+
+@criterion("search", "2", "the same holds for the command line")
+@pytest.mark.parametrize("order", [("src", "."), (".", "src"), ("src", "link")])
+def test_a_file_is_one_document_for_commands(
+    order: tuple[str, str], driftline: Driftline, registry: Registry, ws: str, project: Path
+) -> None:
+    for place in order:
+        outcome = driftline("index", place, "--workspace", ws)
+        assert outcome.code == 0, outcome.err
+    assert {"parser", "group", "action"} <= assert_once(registry, ws)
 
 
 # -- 3: a search changes nothing -------------------------------------------------------------
@@ -103,6 +132,55 @@ def many(ws: str, tmp_path: Path, registry: Registry) -> Path:
     tree = plant(tmp_path / "many", files)
     assert ok(registry["search.workspace_index"]({}, workspace=ws, paths=[str(tree)]))["indexed"] == 270
     return tree
+
+
+@criterion("search", "4", "a folder may be narrowed to fewer endings")
+def test_a_folder_may_be_narrowed(many: Path, registry: Registry, ws: str) -> None:
+    """What the caller asks for is no accident: no share of deletions is too large for it."""
+    given = {"workspace": ws, "paths": [str(many)], "extensions": [".md"]}
+    assert ok(registry["search.workspace_index"]({}, **given))["total_lines"] == 20
+    again = ok(registry["search.workspace_index"]({}, **given))
+    assert (again["indexed"], again["updated"], again["skipped"]) == (0, 0, 20)
+
+
+@criterion("search", "4", "a refused deletion has a type of its own, dry_run shows it, max_delete_fraction allows it")
+def test_a_refused_deletion_has_its_own_type(many: Path, registry: Registry, ws: str) -> None:
+    for path in many.glob("*.txt"):
+        path.unlink()
+    index, given = registry["search.workspace_index"], {"workspace": ws, "paths": [str(many)]}
+    refused = index({}, **given)
+    assert error_type(refused) == "deletion_refused"
+    assert "max_delete_fraction" in refused["error"]
+    assert "trying again" not in refused["error"]
+    before = files_of(Path(ws))
+    shown = ok(index({}, **given, dry_run=True, max_delete_fraction=1))
+    assert (shown["indexed"], shown["updated"], shown["skipped"]) == (0, 0, 20)
+    assert {name for name in before if "_runs" not in name} == {
+        name for name in files_of(Path(ws)) if "_runs" not in name
+    }
+    assert ok(registry["search.workspace_stats"]({}, workspace=ws))["total_documents"] == 270
+    assert ok(index({}, **given, max_delete_fraction=1))["total_lines"] == 20
+
+
+@criterion("search", "4", "dry_run counts and writes nothing")
+def test_a_dry_run_writes_nothing(registry: Registry, ws: str, project: Path) -> None:
+    shown = ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src"], dry_run=True))
+    assert (shown["indexed"], shown["total_lines"]) == (3, 0)
+    assert ok(registry["search.workspace_stats"]({}, workspace=ws))["total_documents"] == 0
+
+
+@criterion("search", "4", "a lease that another run holds has a type of its own")
+def test_a_held_lease_has_its_own_type(
+    registry: Registry, ws: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftline.flows.actions.sources.WAIT_SECONDS", 0.0, raising=False)
+    ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src"]))
+    workspace = dl.open(ws)
+    (entity,) = (entity for entity, record in workspace.sources() if record.uri == str(project / "src"))
+    plant(project, {"src/new.txt": "usage\n"})
+    with acquire(workspace.objects, lease_path(entity), new_ulid()):
+        assert error_type(registry["search.workspace_index"]({}, workspace=ws, paths=["src"])) == "lease_held"
+    assert ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src"]))["indexed"] == 1
 
 
 # -- 5: the programs of semtools -------------------------------------------------------------
@@ -187,6 +265,49 @@ def two(ws: str, project: Path) -> Path:
     (project / "holder" / "linked").unlink()
     dl.index(str(project / "src/deep"), str(project / "holder"), workspace=ws)
     return project
+
+
+@pytest.mark.parametrize(
+    ("folder", "given", "texts"),
+    [
+        ("/", "{project}", {"action", "value"}),
+        ("/", "{project}/src", {"action"}),
+        ("/", "{project}/", {"action", "value"}),
+        (".", ".", {"action", "value"}),
+        ("src", ".", {"action"}),
+        ("src/deep", ".", {"action"}),
+        ("holder", ".", {"value"}),
+        (".", "src", {"action"}),
+        (".", "./src/", {"action"}),
+        ("src", "..", {"action", "value"}),
+        (".", "link", {"action"}),
+        (".", "link/deep", {"action"}),
+        ("/", "{project}/link", {"action"}),
+        ("..", "empty", set()),
+        ("empty", ".", set()),
+    ],
+)
+@criterion("search", "6", "folders above a source, dots and links are filters for actions and commands")
+def test_folders_dots_and_links_are_filters(
+    folder: str,
+    given: str,
+    texts: set[str],
+    two: Path,
+    ws: str,
+    registry: Registry,
+    driftline: Driftline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a name is in the current folder comes before what it may be inside a source."""
+    (two / "empty").mkdir()
+    (two.parent / "empty").mkdir()
+    monkeypatch.chdir(two / folder)
+    name = given.format(project=two)
+    options = {"workspace": ws, "query": "parser", "paths": [name], "n_lines": 0}
+    assert {hit["text"] for hit in ok(registry["search.workspace_search"]({}, **options))["results"]} == texts
+    outcome = driftline("search", "parser", "--workspace", ws, "--dir", name, "--json")
+    assert outcome.code == (0 if texts else 1), outcome.out
+    assert {hit["text"] for hit in outcome.json["results"]} == texts
 
 
 # -- 7: the settings of searches -------------------------------------------------------------

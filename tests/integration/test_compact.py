@@ -14,7 +14,8 @@ import pytest
 
 from driftline.flows.runs import compaction_run as compaction
 from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.index_run import IndexRequest, index_sources, remove_source
+from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.remove_run import remove_source
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, RecallTooLow

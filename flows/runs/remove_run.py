@@ -1,0 +1,63 @@
+"""Removing a source from a workspace: its documents and lines go, its files stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from driftline.flows.output.reports import RemoveReport
+from driftline.storage.deltas.manifest import SCHEMA, totals
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity
+from driftline.storage.ids import new_ulid
+from driftline.storage.workspace.run_history import RunHistory, RunRecord
+from driftline.storage.workspace.source_lease import acquire_source
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
+from driftline.tasks.indexing.reembed import remove_strays
+
+
+def remove_source(
+    workspace_uri: str,
+    entity_path: str,
+    *,
+    wait_seconds: float = 0.0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> RemoveReport:
+    """Delete a source, its documents and its lines from the index; its files stay.
+
+    Raises BadEntity for an unknown source, LeaseHeld while a run works on it, WorkspaceNotFound, StorageError.
+    """
+    started, clock = datetime.now(UTC), time.monotonic()
+    known = Workspace.open(workspace_uri, storage_options)
+    entity = Entity.parse(entity_path, known.config.hierarchy)
+    if known.source(entity) is None:
+        names = ", ".join(str(name) for name, _ in known.sources()) or "none"
+        raise BadEntity("The source does not exist", str(entity), f"Sources: {names}.")
+    workspace = Workspace.open_for_writing(workspace_uri, storage_options)
+    run_id = new_ulid()
+    with acquire_source(workspace, entity, run_id, wait_seconds=wait_seconds) as lease:
+        settle(workspace, entity, lease)
+        manifest = workspace.manifest(entity).read(columns=["path", "lines", "reason"])
+        documents, lines = totals(manifest)
+        batch, dim = 0, workspace.config.dim or 0
+        if len(manifest):
+            committer = Committer(workspace, entity, lease, run_id, workspace.lines(entity), dim)
+            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
+            batch = committer.batch
+        for table in workspace.line_tables(entity):  # including those of other models
+            remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
+        workspace.unbind_source(entity)
+    report = RemoveReport(run_id, str(entity), documents, lines)
+    record = RunRecord(
+        run_id=run_id,
+        kind="remove",
+        started=started.isoformat(),
+        seconds=time.monotonic() - clock,
+        outcome="done",
+        report=report.to_dict(),
+    )
+    RunHistory(workspace.objects, entity.tenant).record(record)
+    return report

@@ -1,0 +1,69 @@
+"""Which source a file belongs to that several sources of a tenant select: the one whose folder is nearest to it.
+
+Of two sources over one folder the one that comes first by its entity has it. So one file is one document, whatever the
+order in which sources are indexed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.entities import Entity
+from driftline.storage.workspace.records import SourceRecord
+from driftline.tasks.scanning.ignore import Matcher, Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Files below ``prefix`` ("" or a folder with a trailing slash) that ``rules`` admit belong to another source."""
+
+    prefix: str
+    rules: Rules
+
+    @property
+    def is_whole(self) -> bool:
+        return self.rules == Rules()
+
+    def covers(self, paths: pa.Array) -> NDArray[np.bool_]:
+        """``(n,) bool``: the paths, relative to the source that loses them, which the claim takes."""
+        below = np.asarray(pc.starts_with(paths, self.prefix).to_numpy(zero_copy_only=False), dtype=bool)
+        if not self.is_whole and below.any():
+            inside = pc.utf8_slice_codeunits(paths.filter(pa.array(below)), len(self.prefix))
+            below[np.flatnonzero(below)] = ~Matcher(self.rules).excluded(inside)
+        return below
+
+
+def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
+    """``(n,) bool``: the paths that any of ``claims`` covers."""
+    taken = np.zeros(len(paths), dtype=bool)
+    for claim in claims:
+        taken |= claim.covers(paths)
+    return taken
+
+
+def claims_on(entity: Entity, record: SourceRecord, others: Iterable[tuple[Entity, SourceRecord]]) -> tuple[Claim, ...]:
+    """What other sources of the tenant have of the files below the folder of ``record``."""
+    claims = (claim_of(other, theirs, entity, record) for other, theirs in others)
+    return tuple(claim for claim in claims if claim is not None)
+
+
+def claim_of(entity: Entity, record: SourceRecord, on: Entity, loser: SourceRecord) -> Claim | None:
+    """What ``record`` has of the files of another source; None if it has none, or yields to that one."""
+    inside = below(loser.uri, record.uri)
+    if inside is None or entity.tenant != on.tenant or (not inside and str(entity) >= str(on)):
+        return None
+    return Claim(f"{inside}/" if inside else "", Rules(record.include, record.exclude))
+
+
+def below(folder: str, path: str) -> str | None:
+    """A path or URI relative to ``folder`` ("" for itself), None if it lies elsewhere."""
+    if path == folder:
+        return ""
+    root = folder.rstrip("/") + "/"
+    return path[len(root) :] if path.startswith(root) else None

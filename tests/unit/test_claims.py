@@ -1,0 +1,71 @@
+"""Which source has a file that several select."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from driftline.storage.entities import Entity
+from driftline.storage.workspace.records import SourceRecord
+from driftline.tasks.scanning.claims import Claim, below, claimed, claims_on
+from driftline.tasks.scanning.ignore import Rules
+
+PATHS = ["a.py", "src/a.py", "src/a.md", "src/deep/b.py", "srcs/c.py"]
+
+
+def entity(name: str, org: str = "acme") -> Entity:
+    return Entity.parse(f"org:{org}/project:alpha/source:{name}")
+
+
+def record(uri: str, *include: str) -> SourceRecord:
+    return SourceRecord(entity="", uri=uri, include=include)
+
+
+def taken(*claims: Claim) -> list[str]:
+    return [path for path, mine in zip(PATHS, claimed(pa.array(PATHS), claims), strict=True) if mine]
+
+
+def test_a_source_inside_takes_its_folder() -> None:
+    (claim,) = claims_on(entity("all"), record("/p"), [(entity("src"), record("/p/src"))])
+    assert claim == Claim("src/", Rules())
+    assert taken(claim) == ["src/a.py", "src/a.md", "src/deep/b.py"]
+
+
+def test_a_source_inside_takes_only_what_its_filters_admit() -> None:
+    claims = claims_on(entity("all"), record("/p"), [(entity("src"), record("/p/src", "*.md", "/deep/"))])
+    assert taken(*claims) == ["src/a.md", "src/deep/b.py"]
+
+
+def test_a_source_above_takes_nothing() -> None:
+    assert claims_on(entity("src"), record("/p/src"), [(entity("all"), record("/p"))]) == ()
+
+
+def test_the_first_of_two_sources_over_one_folder_takes_what_both_select() -> None:
+    one, other = (entity("one"), record("/p", "*.py")), (entity("other"), record("/p"))
+    assert taken(*claims_on(*other, [one])) == ["a.py", "src/a.py", "src/deep/b.py", "srcs/c.py"]
+    assert claims_on(*one, [other]) == ()
+
+
+def test_tenants_and_other_places_take_nothing() -> None:
+    others = [
+        (entity("src", org="other"), record("/p/src")),
+        (entity("far"), record("/q")),
+        (entity("x"), record("/pp")),
+    ]
+    assert claims_on(entity("all"), record("/p"), others) == ()
+    assert taken() == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "path", "inside"),
+    [
+        ("/p", "/p", ""),
+        ("/p", "/p/a", "a"),
+        ("/", "/p", "p"),
+        ("/p", "/pq", None),
+        ("/p/a", "/p", None),
+        ("s3://b/t", "s3://b/t/x", "x"),
+    ],
+)
+def test_what_lies_below_a_folder(folder: str, path: str, inside: str | None) -> None:
+    assert below(folder, path) == inside
