@@ -13,6 +13,7 @@ from driftline.storage.lines.table import LineTable
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.freshness import Read, is_unchanged, judge_read
+from driftline.tasks.search.same_files import SourceRecords
 from driftline.tasks.search.windows import Window
 from driftline.tasks.text import decode, lines_between
 
@@ -41,9 +42,9 @@ class Hit:
     line_now: int | None = None
 
 
-def hits(workspace: Workspace, windows: Sequence[Window], n_lines: int) -> Iterator[Hit]:
+def hits(workspace: Workspace, windows: Sequence[Window], n_lines: int, records: SourceRecords) -> Iterator[Hit]:
     """``windows``, best first, with their text and ``n_lines`` of context on each side."""
-    read = _read(workspace, windows, context=n_lines > 0)
+    read = _read(workspace, windows, records, context=n_lines > 0)
     unchanged_text = cache(_unchanged_text)  # several windows may be of one document
     for rank, window in enumerate(windows, start=1):
         document = read.get((window.entity, window.path))
@@ -78,14 +79,16 @@ def _unchanged_text(document: Read | None, indexed_hash: str) -> str | None:
     return decode(document)[0] if isinstance(document, bytes) and is_unchanged(document, indexed_hash) else None
 
 
-def _read(workspace: Workspace, windows: Sequence[Window], context: bool) -> dict[tuple[str, str], Read]:
+def _read(
+    workspace: Workspace, windows: Sequence[Window], records: SourceRecords, *, context: bool
+) -> dict[tuple[str, str], Read]:
     """What reading the documents of ``windows`` comes to, by ``(entity, path)``: remote ones only for their context.
 
     Documents of forgotten sources are missing, and those of a source that cannot be read.
     """
     found: dict[tuple[str, str], Read] = {}
     for entity in sorted({window.entity for window in windows}):
-        record = workspace.source(Entity.parse(entity, workspace.config.hierarchy))
+        record = records.get(entity)
         if record is None:
             continue
         paths = sorted({window.path for window in windows if window.entity == entity})

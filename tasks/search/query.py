@@ -21,10 +21,13 @@ from driftline.storage.model import Embedder
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef, load_embedder
+from driftline.tasks.scanning.claims import below
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.hits import Hit, hits
+from driftline.tasks.search.same_files import SourceRecords, distinct_windows
+from driftline.tasks.search.terms import as_indexed, telling_words
 from driftline.tasks.search.windows import Window, merge_windows
 
 FETCH_FACTOR = 3
@@ -104,12 +107,10 @@ def search(
     if not queries or (mode == "vector" and not vector.any()):
         return nothing
     finder = _Finder(query, vector, embedder, queries, max_distance, explanation)
-    if mode == "vector":
-        windows = finder.vector(top_k, n_lines)
-    else:
-        windows = finder.hybrid(top_k, n_lines, meaning=mode == "hybrid")
+    records = SourceRecords(workspace)
+    windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), top_k, records)
     with explanation.timed("context"):
-        results = tuple(hits(workspace, windows, n_lines))
+        results = tuple(hits(workspace, windows, n_lines, records))
     if explain:
         _count(explanation, queries)
     return SearchReport(query, results, explanation if explain else None)
@@ -157,6 +158,12 @@ class _Finder:
     tables: Sequence[LineQuery]
     max_distance: float | None
     explanation: Explanation
+
+    def find(self, top_k: int, n_lines: int, mode: Mode) -> list[Window]:
+        """The best windows, best first."""
+        if mode == "vector":
+            return self.vector(top_k, n_lines)
+        return self.hybrid(top_k, n_lines, meaning=mode == "hybrid")
 
     def vector(self, top_k: int, n_lines: int) -> list[Window]:
         """Windows around the nearest lines."""
@@ -215,7 +222,7 @@ def _best(found: Sequence[pa.Table], limit: int) -> pa.Table:
 def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
     """``where`` with absolute paths and directories as those of the local sources that hold them, and of no others.
 
-    One that no source holds is left as it is.
+    One that holds sources itself stands for all of them; one that has to do with none is left as it is.
     """
     if not any(os.path.isabs(name) for name in (*(where.paths or ()), *(where.dirs or ()))):
         return where
@@ -236,10 +243,12 @@ def _by_source(
     """``names`` relative to the sources that hold them; under None those that none of ``roots`` holds."""
     found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
     for name in names:
-        path = os.path.normpath(name)
-        held: list[tuple[tuple[Entity, ...] | None, str]] = [
-            ((entity,), path[len(root) :] or ".") for entity, root in roots if f"{path}/".startswith(f"{root}/")
-        ]
+        path = os.path.realpath(name)
+        held: list[tuple[tuple[Entity, ...] | None, str]] = []
+        for entity, root in roots:
+            inside = below(root, path)
+            if inside is not None or below(path, root) is not None:
+                held.append(((entity,), inside or "."))
         for entities, relative in held or [(None, name)]:
             found[entities] = (*found.get(entities, ()), relative)
     return found

@@ -376,3 +376,19 @@ def test_the_default_model_finds_meaning_across_a_real_text(tmp_path: Path, drif
     assert any("escape" in hit["text"] for hit in found)
     lines = (source / found[0]["path"]).read_text().split("\n")
     assert found[0]["context"] == lines[found[0]["start_line"] - 1 : found[0]["end_line"]]
+
+
+def test_a_file_of_two_tenants_is_shown_once_and_each_tenant_has_it(tmp_path: Path, tiny_model: Path) -> None:
+    ws, tree = str(tmp_path / "ws"), tmp_path / "tree"
+    tree.mkdir()
+    for name, text in (("a.txt", "parser\n"), ("b.txt", "group\n"), ("c.txt", "action\n")):
+        (tree / name).write_text(text)
+    for tenant in ("one", "two", "three"):
+        dl.index(str(tree), workspace=ws, entity=f"org:{tenant}/project:p/source:s", model=str(tiny_model))
+    for mode in ("vector", "text", "hybrid"):
+        found = dl.search(ws, "parser group action", mode=mode, top_k=3, n_lines=0).results
+        assert sorted(hit.path for hit in found) == ["a.txt", "b.txt", "c.txt"], mode
+        assert [hit.rank for hit in found] == [1, 2, 3]
+    entities = (dl.Entity.parse("org:two"),)
+    alone = dl.search(ws, "parser", mode="vector", where=dl.LineFilter(entities=entities)).results
+    assert {hit.source for hit in alone} == {"org:two/project:p/source:s"}
