@@ -117,31 +117,23 @@ def semantic(
     n_lines: Count = 3,
     handles: Handles | None = None,
 ) -> Result:
-    """Search files: ``{results, query}``. With a workspace they are brought in step there first, so that only what has
-    changed is embedded; without one, each call embeds them.
+    """Search files: ``{results, query}``.
+
+    What a workspace holds as it is now is searched there, which saves embedding it; all else is embedded, and nothing
+    is written.
     """
     from driftline.tasks.search.grep import grep, read_texts
+    from driftline.tasks.search.partly_indexed import search_files
 
     handles = handles or Handles()
+    skipped = SkippedFiles()
+    limits: dict[str, Any] = {"top_k": top_k, "max_distance": max_distance, "n_lines": n_lines}
     if workspace is None:
-        report = grep(
-            query,
-            read_texts(files),
-            handles.embedder(),
-            top_k=top_k,
-            max_distance=max_distance,
-            n_lines=n_lines,
-        )
-        return {"results": report.to_dict()["results"], "query": query}
-    from driftline.flows.actions.sources import filter_for, index_paths
-    from driftline.tasks.search.query import search
-
-    uri = handles.locate(workspace)
-    index_paths(handles.workspace(uri), files, recursive=True, extensions=None)
-    opened = handles.workspace(uri)
-    where = filter_for(opened, files)
-    report = search(opened, query, top_k=top_k, max_distance=max_distance, n_lines=n_lines, where=where)
-    return {"results": report.to_dict()["results"], "query": query}
+        report = grep(query, read_texts(files, on_skip=skipped.add), handles.embedder(), **limits)
+    else:
+        opened = handles.workspace(handles.locate(workspace))
+        report = search_files(opened, query, files, handles.embedder, **limits, on_skip=skipped.add)
+    return {"results": report.to_dict()["results"], "query": query, **skipped.to_dict()}
 
 
 ACTIONS: Mapping[str, Action] = {

@@ -6,7 +6,10 @@ Items that concern memory alone are in ``test_memory_items_engine.py``.
 from __future__ import annotations
 
 import shutil
+import time
 import tomllib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +134,40 @@ nodes:
 
 
 # -- 8: one meaning, and side by side --------------------------------------------------------
+
+
+@criterion("engine", "8", "path means the same with a workspace and without")
+@pytest.mark.parametrize("files", ["docs", "docs/a.md", "docs/*.md", "./docs", ["docs", "src/c.py"], "{project}/docs"])
+def test_path_means_the_same(files: Any, registry: Registry, ws: str) -> None:
+    """Whatever it is relative to: one file has one ``path``, whether or not a workspace helps."""
+    if isinstance(files, str):
+        files = files.format(project=Path.cwd())
+    given = {"query": "parser group action", "files": files, "top_k": 20, "n_lines": 0}
+
+    def paths(**options: Any) -> set[str]:
+        return {hit["path"] for hit in ok(registry["search.semantic"]({}, **given, **options))["results"]}
+
+    plain = paths()
+    assert plain
+    assert paths(workspace=ws) == plain
+
+
+@criterion("engine", "8", "searches in one workspace at once are not slower than in turn")
+def test_searches_at_once_are_not_slower(registry: Registry, ws: str) -> None:
+    given = {"query": "parser of groups", "files": ["docs", "src"], "workspace": ws}
+
+    def search(_: int) -> Answer:
+        return ok(registry["search.semantic"]({}, **given))
+
+    def seconds(run: Callable[[], object]) -> float:
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started
+
+    def at_once() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(search, range(8)))
+
+    search(0)
+    in_turn = min(seconds(lambda: [search(n) for n in range(8)]) for _ in range(3))
+    assert min(seconds(at_once) for _ in range(3)) <= 1.3 * in_turn + 0.05

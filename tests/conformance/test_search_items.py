@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,6 +110,34 @@ def test_a_file_is_one_document_for_commands(
 
 
 # -- 3: a search changes nothing -------------------------------------------------------------
+
+
+@criterion("search", "3", "a search in a workspace changes nothing of it, and embeds the rest in memory")
+def test_a_search_changes_nothing(registry: Registry, ws: str, project: Path, driftline: Driftline) -> None:
+    plant(project, {"other/c.txt": "prefix\n", "src/new.txt": "usage\n"})
+    ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src"], extensions=[".py", ".md"]))
+
+    def state() -> object:
+        sources = driftline("sources", "--workspace", ws, "--json").json["sources"]
+        stats = ok(registry["search.workspace_stats"]({}, workspace=ws))
+        kinds = [run["kind"] for run in driftline("runs", "--workspace", ws, "--json").json["runs"]]
+        tables = {name: size for name, size in files_of(Path(ws)).items() if "_runs" not in name}
+        return sources, stats, kinds.count("index"), tables
+
+    before = state()
+    given = {"workspace": ws, "query": "parser", "top_k": 50, "n_lines": 0}
+    for files, texts in (
+        ("src", {"parser", "group", "action", "usage"}),
+        (["src/a.py", "other"], {"parser", "prefix"}),
+        (["src/**/*.txt", "top.md"], {"usage", "option"}),
+        (".", {"parser", "group", "action", "usage", "option", "value", "prefix"}),
+    ):
+        found = ok(registry["search.semantic"]({}, **given, files=files))["results"]
+        assert {hit["text"] for hit in found} == texts, files
+        assert len(found) == len(texts)
+        assert state() == before, files
+    again = ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src"], extensions=[".py", ".md"]))
+    assert (again["indexed"], again["updated"], again["skipped"]) == (0, 0, 3)
 
 
 @criterion("search", "3", "what is indexed and what is not share one ranking")
@@ -375,6 +404,23 @@ def test_no_results_and_no_distance_are_valid(registry: Registry, ws: str, proje
         plain = ok(registry[name]({}, query="parser", **given))
         assert ok(registry[name]({}, query="parser", **given, max_distance=None)) == plain
         assert plain.get("matches") or plain.get("results")
+
+
+@criterion("search", "12", "files that are left out are in the answer, with their reasons")
+def test_skipped_files_are_in_the_answer(registry: Registry, ws: str, tmp_path: Path) -> None:
+    """``skipped`` is a count of unchanged documents in the documents, so that ``skipped_files`` holds these."""
+    files: dict[str, str | bytes] = {"a.md": "parser\n", "photo.bin": b"\0\1\2\0" * 50, ".env": "TOKEN=1\n"}
+    tree = plant(tmp_path / "tree", files)
+    reasons = {"photo.bin": "binary", ".env": "secret"}
+    for answer in (
+        registry["search.workspace_index"]({}, workspace=ws, paths=[str(tree)]),
+        registry["search.workspace_index"]({}, workspace=ws, paths=[str(tree)]),
+        registry["search.semantic"]({}, query="parser", files=[str(tree)]),
+        registry["semtools.search"]({}, query="parser", files=[str(tree)]),
+    ):
+        skipped = {os.path.basename(each["path"]): each["reason"] for each in ok(answer)["skipped_files"]}
+        assert skipped == reasons
+        json.dumps(answer)
 
 
 @criterion("search", "12", "results of mode vector are sorted by score")

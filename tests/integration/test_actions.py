@@ -302,7 +302,12 @@ def test_semantic_search_needs_no_workspace_and_uses_one_that_is_named(registry:
     assert registry["search.semantic"]({}, **asked, workspace="notes")["error_type"] == "workspace_not_found"
     registry["search.workspace_create"]({}, workspace="notes")
     found = registry["search.semantic"]({}, **asked, workspace="notes")
-    assert [(hit["path"], hit["line"]) for hit in found["results"]] == [("leases.md", 2)]
+    assert [(hit["path"], hit["line"]) for hit in found["results"]] == [("docs/leases.md", 2)]
+    assert registry["search.workspace_stats"]({}, workspace="notes")["total_documents"] == 0
+    registry["search.workspace_index"]({}, workspace="notes", paths="docs")
+    again = registry["search.semantic"]({}, **asked, workspace="notes")
+    assert [(hit["path"], hit["line"]) for hit in again["results"]] == [("docs/leases.md", 2)]
+    assert again["results"][0]["source"].endswith("source:docs")
     (tree / "docs/leases.md").write_text("\n" + FILES["docs/leases.md"])
     found = registry["search.semantic"]({}, **asked, workspace="notes")
     assert [hit["line"] for hit in found["results"]] == [3]
