@@ -107,6 +107,18 @@ def workspace_stats(state: Any, workspace: Name, handles: Handles | None = None)
 
 
 @action
+def workspace_remove(state: Any, workspace: Name, paths: SomeNames, handles: Handles | None = None) -> Result:
+    """Take files, folders, globs and URIs out of a workspace: ``{removed, total_documents, total_lines}``."""
+    from driftline.flows.actions.removal import remove_paths
+
+    handles = handles or Handles()
+    uri = handles.locate(workspace)
+    removed = remove_paths(handles.workspace(uri), paths)
+    stats = handles.workspace(uri).stats()
+    return {"removed": removed, "total_documents": stats.total_documents, "total_lines": stats.total_lines}
+
+
+@action
 def semantic(
     state: Any,
     query: Query,
@@ -141,6 +153,7 @@ ACTIONS: Mapping[str, Action] = {
     "search.workspace_index": workspace_index,
     "search.workspace_search": workspace_search,
     "search.workspace_stats": workspace_stats,
+    "search.workspace_remove": workspace_remove,
     "search.semantic": semantic,
     "semtools.search": semtools_search,
 }

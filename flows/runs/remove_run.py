@@ -1,9 +1,9 @@
-"""Removing a source from a workspace: its documents and lines go, its files stay."""
+"""Removing a source from a workspace, or documents from a source: they and their lines go, the files stay."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity
 from driftline.storage.ids import new_ulid
+from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.source_lease import acquire_source
 from driftline.storage.workspace.workspace import Workspace
@@ -61,3 +62,29 @@ def remove_source(
     )
     RunHistory(workspace.objects, entity.tenant).record(record)
     return report
+
+
+def remove_documents(
+    workspace: Workspace,
+    entity: Entity,
+    paths: Iterable[str],
+    *,
+    record: SourceRecord | None = None,
+    run_id: str | None = None,
+    wait_seconds: float = 0.0,
+) -> int:
+    """Take those of ``paths`` that are documents out of a source, and set its record if one is given; returns how many.
+
+    Raises LeaseHeld, LeaseLost, StorageError.
+    """
+    run_id = run_id or new_ulid()
+    with acquire_source(workspace, entity, run_id, wait_seconds=wait_seconds) as lease:
+        settle(workspace, entity, lease)
+        if record is not None:
+            workspace.bind_source(entity, record)
+        known = workspace.manifest(entity).get(list(paths), columns=["path"])["path"].to_pylist()
+        if known:
+            table, dim = workspace.lines(entity), workspace.config.dim or 0
+            committer = Committer(workspace, entity, lease, run_id, table, dim)
+            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(known)))
+    return len(known)

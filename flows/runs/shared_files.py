@@ -16,14 +16,12 @@ import pyarrow.compute as pc
 from driftline.flows.output.progress import Progress
 from driftline.flows.output.reports import IndexReport
 from driftline.flows.runs.plan import IndexPlan, SourcePlan, SourceRequest, plan_source
-from driftline.flows.runs.remove_run import remove_source
+from driftline.flows.runs.remove_run import remove_documents, remove_source
 from driftline.flows.runs.source_run import GUARDED_DELETIONS
-from driftline.storage.deltas.manifest import SCHEMA, totals
+from driftline.storage.deltas.manifest import totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.workspace.records import SourceRecord
-from driftline.storage.workspace.source_lease import acquire_source
-from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.scanning.claims import Claim, claim_of, claimed, claims_on
 from driftline.tasks.scanning.ignore import Matcher
 
@@ -86,13 +84,8 @@ def _release(plan: IndexPlan, entity: Entity, claims: tuple[Claim, ...], run_id:
     paths = documents["path"].combine_chunks()
     if not claimed(paths, claims).any():
         return
-    with acquire_source(workspace, entity, run_id, wait_seconds=plan.request.wait_seconds) as lease:
-        settle(workspace, entity, lease)
-        paths = workspace.manifest(entity).read(columns=["path"])["path"].combine_chunks()
-        lost = paths.filter(pa.array(claimed(paths, claims))).to_pylist()
-        table = workspace.lines(entity, plan.model.fingerprint)
-        committer = Committer(workspace, entity, lease, run_id, table, plan.model.dim)
-        committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(lost)))
+    lost = paths.filter(pa.array(claimed(paths, claims))).to_pylist()
+    remove_documents(workspace, entity, lost, run_id=run_id, wait_seconds=plan.request.wait_seconds)
     log.info("%s has left %d documents to other sources", entity, len(lost))
 
 

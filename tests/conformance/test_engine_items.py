@@ -5,6 +5,7 @@ Items that concern memory alone are in ``test_memory_items_engine.py``.
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 import tomllib
@@ -21,6 +22,7 @@ from tests.conformance.search_places import (
     ROOT,
     Answer,
     Registry,
+    action_pages,
     actions,
     error_type,
     ok,
@@ -131,6 +133,28 @@ nodes:
     with: {query: "{{ question }}", files: "{{ found.results[0].file }}", n_results: "{{ count }}", max_distance: 2}
     output: matches
 """
+
+
+@criterion("engine", "7", "every error_type stands in the reference")
+def test_every_error_type_stands_in_the_reference() -> None:
+    kinds = {
+        "workspace_not_found",
+        "file_not_found",
+        "validation_error",
+        "index_corrupt",
+        "lancedb_error",
+        "storage_error",
+        "prerequisite_missing",
+        "deletion_refused",
+        "lease_held",
+        "cli_error",
+        "parse_error",
+        "timeout",
+    }
+    source = "\n".join(path.read_text() for path in (ROOT / "flows" / "actions").glob("*.py"))
+    kinds |= set(re.findall(r"\bActionError\(\s*\"(\w+)\"", source))
+    page = action_pages()
+    assert {kind for kind in kinds if f"`{kind}`" not in page} == set()
 
 
 # -- 8: one meaning, and side by side --------------------------------------------------------

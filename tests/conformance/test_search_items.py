@@ -21,7 +21,9 @@ from tests.conformance.search_places import (
     actions,
     error_type,
     files_of,
+    names,
     ok,
+    places,
     plant,
     without_variables,
 )
@@ -42,6 +44,30 @@ def registry(tmp_path: Path) -> Registry:
 
 
 # -- 1: how places are named -----------------------------------------------------------------
+
+
+@criterion("search", "1", "positional arguments after the state work, in the order of the documents")
+def test_positional_arguments_work(registry: Registry, tmp_path: Path) -> None:
+    place, tree = str(tmp_path / "place"), plant(tmp_path / "tree", {"a.md": "parser\n", "b/c.txt": "group\n"})
+    assert ok(registry["search.workspace_create"]({}, place))["workspace"] == place
+    assert ok(registry["search.workspace_index"]({}, place, [str(tree)], False, [".md"]))["indexed"] == 1
+    assert ok(registry["search.workspace_index"]({}, place, [str(tree)]))["total_lines"] == 2
+    found = ok(registry["search.workspace_search"]({}, place, "parser", [str(tree / "a.md")], 1, 1.5, 0))
+    assert (places(found["results"]), found["results"][0]["context"]) == ([("a.md", 1)], ["parser"])
+    assert ok(registry["search.workspace_stats"]({}, place))["total_documents"] == 2
+    assert places(ok(registry["search.semantic"]({}, "parser", str(tree)))["results"])[0] == ("a.md", 1)
+    matches = ok(registry["semtools.search"]({}, "parser", str(tree / "*.md"), 0.9, 1, 0))["matches"]
+    assert places(matches) == [("a.md", 1)]
+
+
+@criterion("search", "1", "too many or too few arguments give a dictionary, never a TypeError")
+def test_wrong_numbers_of_arguments_give_dictionaries(registry: Registry) -> None:
+    for name, action in registry.items():
+        assert error_type(action({}, *range(40))) == "validation_error", name
+        if name.startswith(("search.", "semtools.")):
+            assert error_type(action({})) == "validation_error", name
+    twice = registry["search.workspace_stats"]({}, "one", workspace="another")
+    assert error_type(twice) == "validation_error"
 
 
 # -- 2: one file is one document -------------------------------------------------------------
@@ -421,6 +447,39 @@ def test_skipped_files_are_in_the_answer(registry: Registry, ws: str, tmp_path: 
         skipped = {os.path.basename(each["path"]): each["reason"] for each in ok(answer)["skipped_files"]}
         assert skipped == reasons
         json.dumps(answer)
+
+
+@criterion("search", "12", "an action drops a single file that was deleted")
+def test_a_deleted_file_can_be_dropped(registry: Registry, ws: str, project: Path) -> None:
+    ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src/a.py", "top.md"]))
+    (project / "top.md").unlink()
+    ok(registry["search.workspace_remove"]({}, workspace=ws, paths=["top.md"]))
+    found = registry["search.workspace_search"]({}, workspace=ws, query="option parser")
+    assert names(found) == {"a.py"}
+    assert ok(registry["search.workspace_stats"]({}, workspace=ws))["total_documents"] == 1
+    ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src/a.py"]))
+
+
+@criterion("search", "12", "search.workspace_remove takes places out of a workspace, and leaves the files alone")
+def test_places_are_taken_out_of_a_workspace(registry: Registry, ws: str, project: Path) -> None:
+    remove = registry["search.workspace_remove"]
+    assert "actions.search_workspace_remove" in registry
+    before = files_of(project)
+
+    def documents() -> int:
+        return int(ok(registry["search.workspace_stats"]({}, workspace=ws))["total_documents"])
+
+    ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src", "top.md"]))
+    assert documents() == 4
+    ok(remove({}, workspace=ws, paths=["src/a.md"]))
+    assert documents() == 3
+    ok(remove({}, ws, "src"))
+    assert documents() == 1
+    assert names(registry["search.workspace_search"]({}, workspace=ws, query="parser")) == {"top.md"}
+    assert files_of(project) == before
+    assert error_type(remove({}, workspace=ws, paths=["nowhere"])) == "file_not_found"
+    assert error_type(remove({}, workspace=f"{ws}x", paths=["src"])) == "workspace_not_found"
+    assert documents() == 1
 
 
 @criterion("search", "12", "results of mode vector are sorted by score")

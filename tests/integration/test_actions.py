@@ -28,6 +28,7 @@ NAMES = [
     "search.workspace_index",
     "search.workspace_search",
     "search.workspace_stats",
+    "search.workspace_remove",
     "search.semantic",
     "semtools.search",
 ]
