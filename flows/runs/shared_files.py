@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +22,7 @@ from driftline.storage.deltas.manifest import totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.workspace.records import SourceRecord
-from driftline.tasks.scanning.claims import Claim, claim_of, claimed, claims_on
+from driftline.tasks.scanning.claims import Claim, Neighbours, claim_of, claimed
 from driftline.tasks.scanning.ignore import Matcher
 
 log = logging.getLogger(__name__)
@@ -33,18 +33,16 @@ def share_files(plan: IndexPlan) -> IndexPlan:
 
     Those are ``joined``: what was asked for includes their files. Raises CorruptFile, StorageError.
     """
-    known = _Known.of(plan)
+    known = _known(plan)
     if known is None:
         return plan
     parts = list(plan.sources)
     if not plan.request.alone:
-        parts += known.joined(plan)
-    everybody = [*known.records.items(), *((part.entity, part.record) for part in parts)]
-    shared = (
-        replace(part, claims=claims_on(part.entity, part.record, [o for o in everybody if o[0] != part.entity]))
-        for part in parts
+        parts += _joined(plan, known)
+    everybody = Neighbours({**known, **{part.entity: part.record for part in parts}})
+    return replace(
+        plan, sources=tuple(replace(part, claims=everybody.claims_on(part.entity, part.record)) for part in parts)
     )
-    return replace(plan, sources=tuple(shared))
 
 
 def settle_shares(plan: IndexPlan, report: IndexReport, progress: Progress) -> None:
@@ -53,19 +51,25 @@ def settle_shares(plan: IndexPlan, report: IndexReport, progress: Progress) -> N
     for name in request.instead_of:
         if workspace.source(Entity.parse(name, workspace.config.hierarchy)) is not None:
             _remove(plan, name)
-    known = _Known.of(plan)
+    known = _known(plan)
     if known is None:
         return
     failed = {uri for uri, _ in report.failed}
-    done = [part for part in plan.sources if part.source.uri not in failed]
-    for entity, record in known.records.items():
-        found = (claim_of(part.entity, part.record, entity, record) for part in done)
-        claims = tuple(claim for claim in found if claim is not None)
+    neighbours, lost = Neighbours(known), dict[Entity, list[Claim]]()
+    for part in plan.sources:
+        if part.source.uri in failed:
+            continue
+        for entity in neighbours.at_or_above(part.record.uri):
+            claim = claim_of(part.entity, part.record, entity, known[entity])
+            if claim is not None:
+                lost.setdefault(entity, []).append(claim)
+        if not part.joined:
+            for entity in neighbours.at_or_below(part.record.uri):
+                if _is_gone(known[entity]) and entity.tenant == part.entity.tenant:
+                    _forget(plan, entity, progress)
+    for entity, claims in lost.items():
         try:
-            if known.is_gone(record) and _may_go(plan, entity, record, done):
-                _remove(plan, str(entity))
-            elif claims:
-                _release(plan, entity, claims, report.run_id)
+            _release(plan, entity, claims, report.run_id)
         except LeaseHeld as error:
             progress.message(f"{entity} keeps what this run has taken over until its own next run: {error.what}")
 
@@ -77,7 +81,7 @@ def _remove(plan: IndexPlan, entity: str) -> None:
     )
 
 
-def _release(plan: IndexPlan, entity: Entity, claims: tuple[Claim, ...], run_id: str) -> None:
+def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: str) -> None:
     """Take the documents that ``claims`` cover out of a source."""
     workspace = plan.workspace
     documents = workspace.manifest(entity).read([claim.prefix for claim in claims], columns=["path"])
@@ -89,51 +93,55 @@ def _release(plan: IndexPlan, entity: Entity, claims: tuple[Claim, ...], run_id:
     log.info("%s has left %d documents to other sources", entity, len(lost))
 
 
-def _may_go(plan: IndexPlan, entity: Entity, record: SourceRecord, done: list[SourcePlan]) -> bool:
-    """Whether a source whose folder is gone may be removed: one of the run holds its folder, and few documents go."""
-    if not any(claim_of(entity, record, part.entity, part.record) and not part.joined for part in done):
-        return False
+def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
+    """Remove a source whose folder is gone from the folder of another, unless many documents would go."""
     documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
-    return documents <= GUARDED_DELETIONS or plan.request.max_delete_fraction == 1
+    if documents > GUARDED_DELETIONS and plan.request.max_delete_fraction < 1:
+        progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")
+        return
+    try:
+        _remove(plan, str(entity))
+    except LeaseHeld as error:
+        progress.message(f"{entity}, whose folder is gone, is not removed: {error.what}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """The sources of the tenants of a plan that are not in it themselves."""
+def _known(plan: IndexPlan) -> dict[Entity, SourceRecord] | None:
+    """The sources of the tenants of a plan besides its own and those that it replaces; None in a bucket."""
+    if not plan.workspace.objects.is_local:
+        return None
+    tenants = {part.entity.tenant for part in plan.sources}
+    planned = {part.entity for part in plan.sources}
+    found = ((e, r) for tenant in sorted(tenants) for e, r in plan.workspace.sources(tenant))
+    return {e: record for e, record in found if e not in planned and str(e) not in plan.request.instead_of}
 
-    records: dict[Entity, SourceRecord]
 
-    @classmethod
-    def of(cls, plan: IndexPlan) -> _Known | None:
-        """None where paths do not tell whether files are the same."""
-        if not plan.workspace.objects.is_local:
-            return None
-        tenants = {part.entity.tenant for part in plan.sources}
-        planned = {part.entity for part in plan.sources}
-        found = ((e, r) for tenant in sorted(tenants) for e, r in plan.workspace.sources(tenant))
-        return cls({entity: record for entity, record in found if entity not in planned})
+def _is_gone(record: SourceRecord) -> bool:
+    """Whether the local folder of a source is not there any more."""
+    return "://" not in record.uri and not os.path.isdir(record.uri)
 
-    def is_gone(self, record: SourceRecord) -> bool:
-        """Whether the local folder of a source is not there any more."""
-        return "://" not in record.uri and not os.path.isdir(record.uri)
 
-    def joined(self, plan: IndexPlan) -> Iterator[SourcePlan]:
-        """The sources that hold files of a requested one."""
-        for entity, record in self.records.items():
-            if str(entity) in plan.request.instead_of or self.is_gone(record):
+def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[SourcePlan]:
+    """The known sources that hold files of a requested one."""
+    neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
+    for part in plan.sources:
+        for entity in neighbours.at_or_below(part.record.uri):
+            if entity in found or not _holds_files_of(entity, known[entity], part, plan):
                 continue
-            if not any(self._holds_files_of(entity, record, part, plan) for part in plan.sources):
-                continue
+            record = known[entity]
             named = SourceRequest(record.uri, str(entity), record.include, record.exclude)
             try:
-                yield replace(plan_source(named, plan.request, plan.workspace, set()), joined=True)
+                found[entity] = replace(plan_source(named, plan.request, plan.workspace, set()), joined=True)
             except DriftlineError as error:
                 log.warning("%s is not brought in step: %s", entity, error)
+    return [found[entity] for entity in sorted(found)]
 
-    def _holds_files_of(self, entity: Entity, record: SourceRecord, part: SourcePlan, plan: IndexPlan) -> bool:
-        claim = claim_of(entity, record, part.entity, part.record)
-        if claim is None or (not part.record.include and not part.record.exclude):
-            return claim is not None
-        paths = plan.workspace.manifest(entity).read(columns=["path"])["path"].combine_chunks()
-        inside = pc.binary_join_element_wise(claim.prefix, paths, "")
-        return not Matcher(part.rules).excluded(inside).all()
+
+def _holds_files_of(entity: Entity, record: SourceRecord, part: SourcePlan, plan: IndexPlan) -> bool:
+    claim = claim_of(entity, record, part.entity, part.record)
+    if claim is None or _is_gone(record):
+        return False
+    if not part.record.include and not part.record.exclude:
+        return True
+    paths = plan.workspace.manifest(entity).read(columns=["path"])["path"].combine_chunks()
+    inside = pc.binary_join_element_wise(claim.prefix, paths, "")
+    return not Matcher(part.rules).excluded(inside).all()

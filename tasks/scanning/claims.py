@@ -6,8 +6,11 @@ order in which sources are indexed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -47,10 +50,40 @@ def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
     return taken
 
 
-def claims_on(entity: Entity, record: SourceRecord, others: Iterable[tuple[Entity, SourceRecord]]) -> tuple[Claim, ...]:
-    """What other sources of the tenant have of the files below the folder of ``record``."""
-    claims = (claim_of(other, theirs, entity, record) for other, theirs in others)
-    return tuple(claim for claim in claims if claim is not None)
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The sources of a workspace by their folders, so that those that may share files are found among many."""
+
+    records: Mapping[Entity, SourceRecord]
+    _sorted: list[tuple[str, Entity]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_sorted", sorted((_root(record.uri), e) for e, record in self.records.items()))
+
+    def at_or_below(self, uri: str) -> list[Entity]:
+        """The sources whose folder is ``uri``, or lies in it."""
+        root = _root(uri)
+        start = bisect_left(self._sorted, root, key=itemgetter(0))
+        return [
+            entity for _, entity in takewhile(lambda item: item[0].startswith(root), islice(self._sorted, start, None))
+        ]
+
+    def at_or_above(self, uri: str) -> list[Entity]:
+        """The sources whose folder is ``uri``, or holds it."""
+        root = _root(uri)
+        lengths = [at + 1 for at, character in enumerate(root) if character == "/"]
+        found: list[Entity] = []
+        for folder in (root[:length] for length in lengths):
+            start = bisect_left(self._sorted, folder, key=itemgetter(0))
+            end = bisect_right(self._sorted, folder, start, key=itemgetter(0))
+            found += [entity for _, entity in self._sorted[start:end]]
+        return found
+
+    def claims_on(self, entity: Entity, record: SourceRecord) -> tuple[Claim, ...]:
+        """What other sources of the tenant have of the files below the folder of ``record``."""
+        others = (other for other in self.at_or_below(record.uri) if other != entity)
+        claims = (claim_of(other, self.records[other], entity, record) for other in others)
+        return tuple(claim for claim in claims if claim is not None)
 
 
 def claim_of(entity: Entity, record: SourceRecord, on: Entity, loser: SourceRecord) -> Claim | None:
@@ -65,5 +98,9 @@ def below(folder: str, path: str) -> str | None:
     """A path or URI relative to ``folder`` ("" for itself), None if it lies elsewhere."""
     if path == folder:
         return ""
-    root = folder.rstrip("/") + "/"
+    root = _root(folder)
     return path[len(root) :] if path.startswith(root) else None
+
+
+def _root(uri: str) -> str:
+    return uri.rstrip("/") + "/"

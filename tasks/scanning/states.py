@@ -13,6 +13,7 @@ from driftline.storage.ids import content_hash
 from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.scanning.claims import Neighbours
 from driftline.tasks.scanning.diff import classify
 from driftline.tasks.scanning.ignore import Rules
 from driftline.tasks.scanning.scan import ScanSpec, scan_paths
@@ -34,7 +35,8 @@ def analyze_document_states(
         raise UsageError("The workspace has no model yet", workspace.objects.uri, "Index a source first.")
     source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
     rules = Rules(include=record.include, exclude=record.exclude)
-    spec = ScanSpec(source, workspace.config.fingerprint, rules=rules)
+    claims = Neighbours(dict(workspace.sources(entity.tenant))).claims_on(entity, record)
+    spec = ScanSpec(source, workspace.config.fingerprint, rules=rules, claims=claims)
     documents = workspace.manifest(entity)
     manifest = documents.get(paths)
     differences = scan_paths(spec, paths, lambda prefixes: manifest, now_ns=time.time_ns()).diff

@@ -60,6 +60,6 @@ def _places(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tuple[Entity
 
 def _is_of_this_machine(name: str, *, exists: bool) -> bool:
     """Whether a name cannot be meant inside a source."""
-    if "://" in name or name.startswith(("/", "~")):
+    if "://" in name or os.path.isabs(os.path.expanduser(name)):
         return True
     return exists and name.partition("/")[0] in (".", "..")

@@ -7,7 +7,7 @@ import pytest
 
 from driftline.storage.entities import Entity
 from driftline.storage.workspace.records import SourceRecord
-from driftline.tasks.scanning.claims import Claim, below, claimed, claims_on
+from driftline.tasks.scanning.claims import Claim, Neighbours, below, claimed
 from driftline.tasks.scanning.ignore import Rules
 
 PATHS = ["a.py", "src/a.py", "src/a.md", "src/deep/b.py", "srcs/c.py"]
@@ -19,6 +19,10 @@ def entity(name: str, org: str = "acme") -> Entity:
 
 def record(uri: str, *include: str) -> SourceRecord:
     return SourceRecord(entity="", uri=uri, include=include)
+
+
+def claims_on(entity: Entity, record: SourceRecord, others: list[tuple[Entity, SourceRecord]]) -> tuple[Claim, ...]:
+    return Neighbours({**dict(others), entity: record}).claims_on(entity, record)
 
 
 def taken(*claims: Claim) -> list[str]:
@@ -69,3 +73,17 @@ def test_tenants_and_other_places_take_nothing() -> None:
 )
 def test_what_lies_below_a_folder(folder: str, path: str, inside: str | None) -> None:
     assert below(folder, path) == inside
+
+
+def test_neighbours_are_those_that_hold_a_folder_or_lie_in_it() -> None:
+    uris = ["/", "/p", "/p/a", "/p/a/b", "/p/ab", "/p-x", "/q", "s3://b/p", "s3://b/p/a"]
+    known = Neighbours({entity(f"s{at}"): record(uri) for at, uri in enumerate(uris)})
+
+    def found(entities: list[Entity]) -> list[str]:
+        return sorted(known.records[each].uri for each in entities)
+
+    assert found(known.at_or_below("/p")) == ["/p", "/p/a", "/p/a/b", "/p/ab"]
+    assert found(known.at_or_above("/p/a")) == ["/", "/p", "/p/a"]
+    assert found(known.at_or_below("/")) == uris[:1] + sorted(uris[1:7])
+    assert found(known.at_or_above("s3://b/p/a/c")) == ["s3://b/p", "s3://b/p/a"]
+    assert (found(known.at_or_below("/none")), found(known.at_or_above("t"))) == ([], [])
