@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from driftline.flows.actions.arguments import Count, Distance, Flag, Fraction, Name, Names, Query, SomeNames
+from driftline.flows.actions.arguments import Count, Distance, Flag, Fraction, Name, Names, Query, SomeNames, Text
 from driftline.flows.actions.calls import Action, Result, action
 from driftline.flows.actions.handles import Handles, close_with
 from driftline.flows.actions.registering import bind
@@ -80,6 +80,7 @@ def workspace_search(
     top_k: Count = 10,
     max_distance: Distance | None = None,
     n_lines: Count = 3,
+    mode: Text = "hybrid",
     handles: Handles | None = None,
 ) -> Result:
     """Search a workspace: ``{results, query}``, with results as ``driftline search --json`` has them."""
@@ -89,7 +90,8 @@ def workspace_search(
     handles = handles or Handles()
     opened = handles.workspace(handles.locate(workspace))
     where = None if paths is None else filter_for(opened, paths)
-    report = search(opened, query, top_k=top_k, max_distance=max_distance, n_lines=n_lines, where=where)
+    limits: dict[str, Any] = {"top_k": top_k, "max_distance": max_distance, "n_lines": n_lines, "mode": mode}
+    report = search(opened, query, where=where, **limits)
     return {"results": report.to_dict()["results"], "query": query}
 
 

@@ -68,9 +68,8 @@ def index_paths(
             wait_seconds=WAIT_SECONDS,
             dry_run=dry_run,
             max_delete_fraction=max_delete_fraction,
-            instead_of=tuple(sorted(taken_over.intersection(map(str, known)))),
         )
-        for report in _run(request):
+        for report in _run(request, taken_over):
             reports.setdefault(report.entity, report)
         waiting = [part for part in waiting if batch[part.uri] is not part]
     _tell_skipped(reports.values(), wanted.values(), on_skip)
@@ -89,9 +88,9 @@ def _taken_over(wanted: Collection[SourceRequest], known: _Known) -> set[str]:
     }
 
 
-def _run(request: IndexRequest) -> list[SourceReport]:
+def _run(request: IndexRequest, taken_over: Iterable[str]) -> list[SourceReport]:
     try:
-        return index_sources(request).sources
+        return index_sources(request, instead_of=sorted(taken_over)).sources
     except DeletionRefused as error:
         fix = "To delete them, call again with max_delete_fraction: 1; dry_run: true shows what would happen."
         raise DeletionRefused(error.what, error.where, fix) from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,8 +36,17 @@ log = logging.getLogger(__name__)
 __all__ = ["IndexRequest", "index_sources"]
 
 
-def index_sources(request: IndexRequest, progress: Progress | None = None) -> IndexReport:
+def index_sources(
+    request: IndexRequest,
+    progress: Progress | None = None,
+    *,
+    alone: bool = False,
+    instead_of: Sequence[str] = (),
+) -> IndexReport:
     """Bring the index in step with its sources.
+
+    Known sources that hold files of those requested are brought in step, too, unless the run shall stay ``alone``. It
+    takes over the files of the sources ``instead_of``, and removes these.
 
     Raises UsageError, CorruptFile, AccessDenied before it writes anything, and DeletionRefused, LeaseHeld, LeaseLost,
     StorageError, ExecutorError later; committed batches stay then, and the next run continues from there. With
@@ -46,7 +56,7 @@ def index_sources(request: IndexRequest, progress: Progress | None = None) -> In
     watch = Stopwatch()
     with tally() as requests, ExitStack() as stack:
         with watch.phase("start"), phase("start"):
-            plan = share_files(make_plan(request))
+            plan = share_files(replace(make_plan(request), instead_of=tuple(instead_of)), alone=alone)
             executor = open_executor(request.executor, request.workers)
             stack.enter_context(executor)
             if not request.dry_run:

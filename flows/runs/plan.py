@@ -47,8 +47,6 @@ class IndexRequest:
 
     ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
     of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed.
-    ``alone`` leaves out known sources that hold files of those requested. The run takes over the files of the sources
-    ``instead_of``, and removes them.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -70,8 +68,6 @@ class IndexRequest:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     keep_going: bool = False
     by_commit: bool = False
-    alone: bool = False
-    instead_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +94,8 @@ class SourcePlan:
 class IndexPlan:
     """A validated run. ``replaces`` is the fingerprint that a ``--reembed`` run supersedes.
 
-    ``failures`` lists the sources, by URI, that failed validation and are left out.
+    ``failures`` lists the sources, by URI, that failed validation and are left out. The run takes over the files of the
+    sources ``instead_of``, and removes them.
     """
 
     request: IndexRequest
@@ -107,6 +104,7 @@ class IndexPlan:
     sources: tuple[SourcePlan, ...]
     replaces: str | None
     failures: tuple[tuple[str, DriftlineError], ...] = ()
+    instead_of: tuple[str, ...] = ()
 
 
 def make_plan(request: IndexRequest) -> IndexPlan:

@@ -28,16 +28,17 @@ from driftline.tasks.scanning.ignore import Matcher
 log = logging.getLogger(__name__)
 
 
-def share_files(plan: IndexPlan) -> IndexPlan:
+def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
     """``plan`` with what each source leaves to others, and with the known sources that hold files of those requested.
 
-    Those are ``joined``: what was asked for includes their files. Raises CorruptFile, StorageError.
+    Those are ``joined``, unless the plan shall stay ``alone``: what was asked for includes their files.
+    Raises CorruptFile, StorageError.
     """
     known = _known(plan)
     if known is None:
         return plan
     parts = list(plan.sources)
-    if not plan.request.alone:
+    if not alone:
         parts += _joined(plan, known)
     everybody = Neighbours({**known, **{part.entity: part.record for part in parts}})
     return replace(
@@ -47,8 +48,8 @@ def share_files(plan: IndexPlan) -> IndexPlan:
 
 def settle_shares(plan: IndexPlan, report: IndexReport, progress: Progress) -> None:
     """Take out of other sources what those of a finished run have taken over. Raises LeaseLost, StorageError."""
-    workspace, request = plan.workspace, plan.request
-    for name in request.instead_of:
+    workspace = plan.workspace
+    for name in plan.instead_of:
         if workspace.source(Entity.parse(name, workspace.config.hierarchy)) is not None:
             _remove(plan, name)
     known = _known(plan)
@@ -112,7 +113,7 @@ def _known(plan: IndexPlan) -> dict[Entity, SourceRecord] | None:
     tenants = {part.entity.tenant for part in plan.sources}
     planned = {part.entity for part in plan.sources}
     found = ((e, r) for tenant in sorted(tenants) for e, r in plan.workspace.sources(tenant))
-    return {e: record for e, record in found if e not in planned and str(e) not in plan.request.instead_of}
+    return {e: record for e, record in found if e not in planned and str(e) not in plan.instead_of}
 
 
 def _is_gone(record: SourceRecord) -> bool:

@@ -194,9 +194,8 @@ class _Repair:
                     workspace=self.request.workspace,
                     entity=str(entity),
                     storage_options=self.request.storage_options,
-                    alone=True,
                 )
-                index_sources(request, self.progress)
+                index_sources(request, self.progress, alone=True)
         except DriftlineError as error:
             self.skip(f"Not reindexed, because the run over {entity} failed ({error}). Run: driftline index {uri}")
 
