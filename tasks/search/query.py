@@ -27,7 +27,6 @@ from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.hits import Hit, hits
 from driftline.tasks.search.same_files import SourceRecords, distinct_windows
-from driftline.tasks.search.terms import as_indexed, telling_words
 from driftline.tasks.search.windows import Window, merge_windows
 
 FETCH_FACTOR = 3
