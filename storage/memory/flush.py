@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,6 +15,7 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.memory.catalog import outbox
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.outbox import Change
+from driftline.storage.memory.claimant import has_ended, new_claimant
 from driftline.storage.memory.delta_watch import DeltaWatch
 from driftline.storage.memory.index import publish
 from driftline.storage.memory.search import MemorySearch
@@ -59,7 +59,7 @@ class Flusher:
         self._now = now
         self._watch = watch
         self._within = within
-        self._name = uuid.uuid4().hex
+        self._name = new_claimant()
         self._one_at_a_time = threading.Lock()
         self._state = threading.Condition()
         self._waiting = 0
@@ -194,7 +194,9 @@ class Flusher:
     def _claim(self, tenant: Entity, seconds: float) -> bool:
         now = self._now()
         until = now + timedelta(seconds=seconds)
-        return self._catalog.write(lambda connection: outbox.claim(connection, tenant, self._name, now, until))
+        return self._catalog.write(
+            lambda connection: outbox.claim(connection, tenant, self._name, now, until, has_ended)
+        )
 
     def _run(self) -> None:
         pause_seconds = FLUSH_SECONDS

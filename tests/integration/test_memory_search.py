@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from driftline.storage.errors import BadEntry, StorageError, UsageError
 from driftline.storage.lance import vector_index
 from driftline.storage.lance.vector_index import is_indexed
 from driftline.storage.memory import vectors as memory_vectors
+from driftline.storage.memory.catalog.outbox import claim
+from driftline.storage.memory.claimant import new_claimant
 from driftline.storage.memory.flush import CLAIM_SECONDS, OVERDUE_SECONDS
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
@@ -248,6 +253,26 @@ def test_a_search_takes_over_what_an_ended_process_left(
     assert "what another process left" in caplog.text
     clock[0] += timedelta(seconds=CLAIM_SECONDS + 1)  # the failed attempt has left its claim
     assert found(reader, "a bird sings", 1) == ["bird"]
+
+
+def test_the_claim_of_a_killed_process_is_taken_over_at_once(
+    store: MemoryStore, open_store: Callable[..., MemoryStore], clock: list[datetime]
+) -> None:
+    program = "from driftline.storage.memory.claimant import new_claimant; print(new_claimant())"
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert len(killed) <= 64
+    store.flush()
+    ended, reader = open_store(), open_store()
+    ended._flusher.notify = lambda rows: None  # type: ignore[method-assign]
+    for n, (claimant, expected) in enumerate(
+        [("of another host:1:2:3", False), (new_claimant(), False), (killed, True)]
+    ):
+        ended.store(f"bird {n}", "a bird sings", S1)
+        tenant, until = store.hierarchy.entity(ACME), clock[0] + timedelta(seconds=CLAIM_SECONDS)
+        assert store.catalog.write(partial(claim, tenant=tenant, flusher=claimant, now=clock[0], until=until))
+        clock[0] += timedelta(seconds=OVERDUE_SECONDS + 1)
+        assert (f"bird {n}" in found(reader, "a bird sings", 10)) is expected
+        clock[0] += timedelta(seconds=CLAIM_SECONDS)
 
 
 def _full_disk(*_: object) -> str:

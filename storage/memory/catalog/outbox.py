@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -107,11 +107,24 @@ def last_id(connection: Connection, tenant: Entity) -> int:
     return int(connection.execute(query).scalar() or 0)
 
 
-def claim(connection: Connection, tenant: Entity, flusher: str, now: datetime, until: datetime) -> bool:
-    """Claim the tenant for ``flusher`` until ``until``; False if another process holds the claim.
+def claim(
+    connection: Connection,
+    tenant: Entity,
+    flusher: str,
+    now: datetime,
+    until: datetime,
+    has_ended: Callable[[str], bool] = lambda flusher: False,
+) -> bool:
+    """Claim the tenant for ``flusher`` until ``until``; False if another process holds the claim and has not ended.
 
     The claim only saves work: flushing twice is harmless.
     """
+    row = tenants.c.path == tenant.directory
     free = sa.or_(tenants.c.flusher_until.is_(None), tenants.c.flusher_until <= now, tenants.c.flusher == flusher)
-    taken = sa.update(tenants).where(tenants.c.path == tenant.directory, free)
-    return bool(connection.execute(taken.values(flusher=flusher, flusher_until=until)).rowcount)
+    taken = sa.update(tenants).values(flusher=flusher, flusher_until=until)
+    if connection.execute(taken.where(row, free)).rowcount:
+        return True
+    holder = connection.execute(sa.select(tenants.c.flusher).where(row)).scalar()
+    if holder is None or not has_ended(holder):
+        return False
+    return bool(connection.execute(taken.where(row, tenants.c.flusher == holder)).rowcount)
