@@ -20,7 +20,7 @@ from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.presence import holds_memory
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.clean_memory import open_catalog
-from driftline.tasks.maintenance.repair import repair_indexes, repair_source, set_aside
+from driftline.tasks.maintenance.repair import repair_indexes, repair_source, set_aside, set_table_aside
 from driftline.tasks.maintenance.verify import OF_DOCUMENTS, OF_MEMORY, Finding, FindingKind, Verification, verify
 from driftline.tasks.maintenance.verify_memory import repair_memory, verify_memory
 
@@ -124,15 +124,20 @@ class _Repair:
     catalog: Catalog | None
 
     def set_damaged_files_aside(self, verification: Verification) -> int:
-        """Rename unreadable files of manifests, so that the rest can be read; returns their number."""
+        """Set unreadable files of manifests and tables aside, so that the rest can be read; returns their number."""
         count = 0
         for finding in verification.findings:
+            if finding.kind is not FindingKind.UNREADABLE:
+                continue
             entity = _source_of(verification, finding.entity)
-            if finding.kind is FindingKind.UNREADABLE and entity is not None:
-                try:
+            try:
+                if finding.fingerprint:
+                    tenant = Entity.of_directory(finding.entity)
+                    count += set_table_aside(self.workspace, tenant, finding.fingerprint, self.run_id)
+                elif entity is not None:
                     count += set_aside(self.workspace, entity, finding.path, self.run_id)
-                except LeaseHeld as error:
-                    self.skip(str(error))
+            except LeaseHeld as error:
+                self.skip(str(error))
         return count
 
     def execute(self, verification: Verification) -> None:

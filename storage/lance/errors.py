@@ -11,6 +11,8 @@ from driftline.storage.errors import StorageError
 
 REASON_CHARACTERS = 300
 _FULL = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT})\b")
+_PANIC = "PanicException"
+"""Lance's Rust code raises it, derived from BaseException, for some damaged files; no module exports it."""
 _SOURCE_LINE = re.compile(r",? \S+\.rs:\d+:\d+")
 """The position in Lance's own source, which does not help the user."""
 
@@ -28,10 +30,17 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:REASON_CHARACTERS]
 
 
+def is_lance_failure(error: BaseException) -> bool:
+    """Whether Lance raised ``error`` for a file that it could not read."""
+    return isinstance(error, (OSError, ValueError)) or type(error).__name__ == _PANIC
+
+
 @contextmanager
 def writing(what: str, where: str) -> Iterator[None]:
     """Translate the exceptions of Lance into a StorageError that begins with ``what``."""
     try:
         yield
-    except OSError as error:
+    except BaseException as error:
+        if not is_lance_failure(error):
+            raise
         raise write_failed(what, where, error) from error

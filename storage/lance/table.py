@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, StorageError
+from driftline.storage.lance.damage import unreadable_fragments, with_indexes
 from driftline.storage.lance.errors import first_line, write_failed, writing
 from driftline.storage.layout import table_path
 from driftline.storage.objects.store import ObjectStore
@@ -80,6 +82,42 @@ class LanceTable:
             if not self.exists():
                 raise write_failed("Could not create a table", self.uri, error) from error
 
+    def set_damage_aside(self, suffix: str) -> int:
+        """Make the table readable: drop its unreadable newest versions and fragments; returns their number.
+
+        A dropped version is renamed with ``suffix``, for people. The caller holds the tenant's maintenance lease, and
+        indexes what is now missing again. Raises StorageError.
+        """
+        count = 0
+        while not self._opens():
+            manifests = [info.path for info in self._objects.list(f"{self.path}/_versions")]
+            newest = min((path for path in manifests if path.endswith(".manifest")), default=None)
+            if newest is None:
+                return count
+            self._objects.create(f"{newest}{suffix}", self._objects.get(newest))
+            self._objects.delete([newest])
+            count += 1
+        dataset = self.open()
+        unreadable = unreadable_fragments(dataset)
+        if unreadable:
+            import lance
+
+            update = lance.LanceOperation.Update(
+                removed_fragment_ids=unreadable, updated_fragments=[], new_fragments=[]
+            )
+            with writing("Could not drop unreadable fragments", self.uri):
+                self._transact(lance.Transaction(dataset.version, update))
+        return count + len(unreadable)
+
+    def _opens(self) -> bool:
+        try:
+            self.open()
+        except CorruptFile:
+            return False
+        except StorageError:
+            return not self.exists()
+        return True
+
     def tracked_files(self) -> frozenset[str]:
         """The paths, relative to the table, of the files that any version refers to. Raises CorruptFile."""
         files: set[str] = set()
@@ -133,12 +171,17 @@ def is_one_of(column: str, values: Sequence[str]) -> str:
     return f"{column} IN ({', '.join(quote(value) for value in values)})" if values else "false"
 
 
+def _addresses(dataset: LanceDataset, where: str) -> NDArray[np.uint64]:
+    def read(indexed: bool) -> NDArray[np.uint64]:
+        scanner = dataset.scanner(columns=[], filter=where, with_row_address=True, use_scalar_index=indexed)
+        return np.asarray(scanner.to_table()["_rowaddr"].to_numpy(), np.uint64)
+
+    return with_indexes(dataset, "rows", read)
+
+
 def without_rows(dataset: LanceDataset, filters: Sequence[str]) -> tuple[list[int], list[FragmentMetadata]]:
     """``(ids of fragments that become empty, changed fragments)`` of ``dataset`` without the rows that match."""
-    matches = [
-        dataset.scanner(columns=[], filter=where, with_row_address=True).to_table()["_rowaddr"].to_numpy()
-        for where in filters
-    ]
+    matches = [_addresses(dataset, where) for where in filters]
     addresses = np.unique(np.concatenate(matches))
     fragments = addresses >> np.uint64(_ADDRESS_BITS)
     offsets = addresses & np.uint64((1 << _ADDRESS_BITS) - 1)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from driftline.storage.lance.damage import index_stats
 from driftline.storage.lance.errors import writing
 from driftline.storage.lance.vector_index import VECTOR, create_vector_index
 from driftline.storage.lines.table import LineTable
@@ -63,6 +64,10 @@ def maintain(table: LineTable, scope: IndexScope = "all", *, thorough: bool = Fa
     dataset = table.open()
     rows = dataset.count_rows()
     known = coverage(dataset)
+    for name in (index.name for index in dataset.describe_indices() if index.name not in known):  # built again below
+        drop(table, [name])
+        changed.append(name)
+    dataset = table.open() if changed else dataset
     for name in (PATH, PARENT_DIRS, TEXT, *([VECTOR] if scope == "all" else [])):
         covered = known.get(name)
         if covered is None:
@@ -103,17 +108,17 @@ def drop(table: LineTable, names: Sequence[str]) -> None:
 
 
 def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
-    """The indexes of ``dataset`` by name."""
-    by_name: dict[str, Coverage] = {}
-    for index in dataset.describe_indices():
-        stats: dict[str, Any] = dataset.stats.index_stats(index.name)
-        by_name[index.name] = Coverage(
+    """The indexes of ``dataset`` by name, without those that Lance cannot read."""
+    return {
+        name: Coverage(
             str(stats["index_type"]),
             int(stats["num_indexed_rows"]),
             int(stats["num_unindexed_rows"]),
             int(stats["num_indices"]),
         )
-    return by_name
+        for name, stats in index_stats(dataset).items()
+        if stats is not None
+    }
 
 
 def _has_vectors_to_index(dataset: LanceDataset) -> bool:

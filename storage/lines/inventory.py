@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.errors import CorruptFile
+from driftline.storage.lance.errors import is_lance_failure
 from driftline.storage.lance.table import quote
 from driftline.storage.lance.vector_index import VECTOR, VECTOR_METRIC
 from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, coverage
@@ -29,6 +30,7 @@ MAX_REPEATED = 10_000
 """Maximum number of repeated ids that are looked up; with more, many documents are affected anyway."""
 LOOKUP_IDS = 1_000
 SAMPLE_ROWS = 16
+UNREADABLE_INDEX = "its files cannot be read"
 
 _INDEXED_WORD = re.compile(r"(?<![\w])[A-Za-z]{6,40}(?![\w])")
 """A word that the full-text index always contains: neither a stop word nor too long."""
@@ -64,7 +66,9 @@ def take_inventory(table: LineTable) -> Inventory:
     try:
         counts, markers = _counted(dataset)
         return Inventory(dataset.version, counts, _repeated(dataset), markers)
-    except (ValueError, OSError) as error:
+    except BaseException as error:
+        if not is_lance_failure(error):
+            raise
         raise CorruptFile(f"The table of lines cannot be read ({str(error)[:300]})", table.uri, table.REPAIR) from error
 
 
@@ -127,12 +131,21 @@ def check_indexes(table: LineTable, seed: int = 0) -> Iterator[tuple[str, str]]:
     """
     dataset = table.open()
     known, rows = coverage(dataset), dataset.count_rows()
+    for index in dataset.describe_indices():
+        if index.name not in known:
+            yield index.name, UNREADABLE_INDEX
     for name, covered in known.items():
         if covered.indexed_rows + covered.unindexed_rows != rows:
             yield name, f"it counts {covered.indexed_rows + covered.unindexed_rows:,} rows of {rows:,}"
     sample = _sample(dataset, rows, seed)
     for name in known:
-        missed = sum(not _finds(dataset, name, line) for line in sample)
+        try:
+            missed = sum(not _finds(dataset, name, line) for line in sample)
+        except BaseException as error:
+            if not is_lance_failure(error):
+                raise
+            yield name, UNREADABLE_INDEX
+            continue
         if missed:
             yield name, f"it misses {missed} of {len(sample)} sampled lines"
 
@@ -159,7 +172,10 @@ def _finds(dataset: LanceDataset, index: str, line: dict[str, Any]) -> bool:
         if not words:
             return True
         query = {"query": max(words, key=len), "columns": ["text"]}
-        return _holds(dataset.scanner(columns=["id"], full_text_query=query, filter=here, prefilter=True), line)
+        return _holds(
+            dataset.scanner(columns=["id"], full_text_query=query, filter=here, prefilter=True, use_scalar_index=False),
+            line,
+        )
     if index == VECTOR and line["vector"] is not None:
         nearest = {
             "column": "vector",
@@ -168,7 +184,9 @@ def _finds(dataset: LanceDataset, index: str, line: dict[str, Any]) -> bool:
             "metric": VECTOR_METRIC,
             "nprobes": max(1, dataset.count_rows()),
         }
-        return _holds(dataset.scanner(columns=["id"], nearest=nearest, filter=here, prefilter=True), line)
+        return _holds(
+            dataset.scanner(columns=["id"], nearest=nearest, filter=here, prefilter=True, use_scalar_index=False), line
+        )
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.errors import UsageError
+from driftline.storage.lance.damage import with_indexes
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import TEXT_COLUMN
@@ -84,12 +86,12 @@ class LineQuery:
         """The number of lines that match the filter."""
         if self.sql is None:
             return self.lines
-        return self._matching_rows - int(self.dataset.count_rows(no_lines(self.sql)))
+        return self._matching_rows - self._count(no_lines(self.sql))
 
     @cached_property
     def _matching_rows(self) -> int:
         """As ``matches``, but including commit markers, which are few and slow to exclude."""
-        return int(self.dataset.count_rows(self.sql))
+        return self._count(self.sql)
 
     @cached_property
     def _sources(self) -> tuple[str, ...]:
@@ -99,7 +101,8 @@ class LineQuery:
         version: tuple[str | int, ...] = (self.dataset.uri, self.dataset.version, *files)
         sources = _SOURCES.get(version)
         if sources is None:
-            sources = tuple(self.dataset.to_table(columns=["entity"], filter=no_lines(None))["entity"].to_pylist())
+            rows = self._scanned(["entity"], filter=no_lines(None))
+            sources = tuple(rows["entity"].to_pylist())
             if len(_SOURCES) >= _MAX_VERSIONS:
                 _SOURCES.clear()
             _SOURCES[version] = sources
@@ -149,7 +152,7 @@ class LineQuery:
         fetch = top_k
         while True:
             options = {"use_index": False} if self.index is None else through_index(self.dataset, fetch)
-            hits = self._scan(columns, {**nearest, **options, "k": fetch})
+            hits = self._nearest(columns, {**nearest, **options, "k": fetch})
             if not self.filters_afterwards or len(hits) >= top_k or fetch >= self.lines:
                 break
             fetch = min(4 * fetch, self.lines)
@@ -158,7 +161,7 @@ class LineQuery:
         order = [("distance", "ascending"), ("path", "ascending"), ("line_number", "ascending")]
         return hits.sort_by(order).slice(0, top_k)
 
-    def _scan(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
+    def _nearest(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
         """The nearest lines by the options ``nearest`` of Lance, unordered, with their ``distance``."""
         hits = self._read(
             [*columns, "_distance"],
@@ -173,10 +176,44 @@ class LineQuery:
         """The rows of a search. With one source its entity is known, which saves reading the slowest column."""
         known = "entity" in columns and len(self._sources) == 1
         read = [name for name in columns if not (known and name == "entity")]
-        rows = self.dataset.scanner(columns=read, filter=self.sql, **search).to_table()
+        rows = self._scanned(read, filter=self.sql, **search)
         if known:
             rows = rows.append_column("entity", pa.repeat(self._sources[0], len(rows)))
         return rows.select(columns)
+
+    def _count(self, where: str | None) -> int:
+        def count(indexed: bool) -> int:
+            if indexed or where is None:
+                return int(self.dataset.count_rows(where))
+            return int(
+                self.dataset.scanner(columns=[], filter=where, use_scalar_index=False, with_row_id=True).count_rows()
+            )
+
+        return with_indexes(self.dataset, self.table.TITLE, count)
+
+    def _scanned(self, columns: Sequence[str], **search: Any) -> pa.Table:
+        """The rows of a search of Lance; without its indexes if one of them is unusable."""
+
+        def scan(indexed: bool) -> pa.Table:
+            if indexed:
+                return self.dataset.scanner(columns=list(columns), **search).to_table()
+            if "full_text_query" in search:
+                return self._scanned_words(columns, **search)
+            nearest = {"nearest": {**search["nearest"], "use_index": False}} if "nearest" in search else {}
+            options = {**search, **nearest, "use_scalar_index": False}
+            return self.dataset.scanner(columns=list(columns), **options).to_table()
+
+        return with_indexes(self.dataset, self.table.TITLE, scan)
+
+    def _scanned_words(self, columns: Sequence[str], *, full_text_query: Any, limit: int, **search: Any) -> pa.Table:
+        """A full-text search over a copy in memory, since Lance insists on the index that a table has."""
+        import lance
+
+        stored = [name for name in columns if name != "_score"]
+        where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({search['filter']})" if search.get("filter") else "")
+        rows = self.dataset.scanner(columns=stored, filter=where, use_scalar_index=False).to_table()
+        copy = lance.write_dataset(rows, f"memory://{uuid.uuid4().hex}")
+        return copy.scanner(columns=list(columns), full_text_query=full_text_query, limit=limit).to_table()
 
     def blocks(self, words: str, limit: int) -> pa.Table:
         """As ``matching_blocks``."""

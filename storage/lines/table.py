@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, LeaseLost
+from driftline.storage.lance.damage import with_indexes
 from driftline.storage.lance.errors import write_failed
 from driftline.storage.lance.table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
 
@@ -156,7 +157,12 @@ class LineTable(LanceTable):
         raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Run it again.")
 
     def _markers(self, entity: Entity, dataset: LanceDataset) -> list[CommitMarker]:
-        texts = dataset.to_table(columns=["hash"], filter=_marker_filter(entity))["hash"].to_pylist()
+        where = _marker_filter(entity)
+
+        def read(indexed: bool) -> pa.Table:
+            return dataset.scanner(columns=["hash"], filter=where, use_scalar_index=indexed).to_table()
+
+        texts = with_indexes(dataset, self.TITLE, read)["hash"].to_pylist()
         return [CommitMarker(**json.loads(text)) for text in texts]
 
     # -- reading -----------------------------------------------------------------------------

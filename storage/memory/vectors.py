@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, CorruptFile, StorageError
 from driftline.storage.hierarchy import directories
+from driftline.storage.lance.damage import index_stats, with_indexes
 from driftline.storage.lance.errors import first_line
 from driftline.storage.lance.table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
 from driftline.storage.lance.vector_index import (
@@ -162,8 +163,12 @@ class VectorTable(LanceTable):
         rows = dataset.count_rows()
         if rows < MIN_INDEXED_ROWS:
             return
-        known = {index.name for index in dataset.describe_indices()}
         try:
+            for name, stats in index_stats(dataset).items():
+                if stats is None:
+                    dataset.drop_index(name)  # built again below
+            dataset = self.open()
+            known = {index.name for index in dataset.describe_indices()}
             self._index_words(dataset)
             for column, kind in _INDEXES.items():
                 if f"{column}_idx" not in known:
@@ -240,19 +245,23 @@ class VectorTable(LanceTable):
         if top_k == 0 or not length > 0:
             return []
         dataset, condition = self.open(cached=True), where.to_sql()
-        by_index = is_indexed(dataset) and dataset.count_rows(condition) > EXACT_SEARCH_ROWS
-        nearest: dict[str, Any] = {
-            "column": "vector",
-            "q": (query / length).astype(np.float16),
-            "k": top_k,
-            "metric": VECTOR_METRIC,
-            **(through_index(dataset, top_k) if by_index else {"use_index": False}),
-        }
-        scanner = dataset.scanner(
-            columns=["key", "rev", "_distance"], nearest=nearest, filter=condition, prefilter=True, limit=top_k
-        )
+        vector = (query / length).astype(np.float16)
+        nearest: dict[str, Any] = {"column": "vector", "q": vector, "k": top_k, "metric": VECTOR_METRIC}
+
+        def search(indexed: bool) -> pa.Table:
+            by_index = indexed and is_indexed(dataset) and dataset.count_rows(condition) > EXACT_SEARCH_ROWS
+            return dataset.scanner(
+                columns=["key", "rev", "_distance"],
+                nearest={**nearest, **(through_index(dataset, top_k) if by_index else {"use_index": False})},
+                filter=condition,
+                prefilter=True,
+                limit=top_k,
+                use_scalar_index=indexed,
+            ).to_table()
+
+        rows = with_indexes(dataset, self.TITLE, search)
         # Half the squared distance of vectors of length 1 is 1 - cosine.
-        hits = [Found(row["key"], row["rev"], row["_distance"] / 2) for row in scanner.to_table().to_pylist()]
+        hits = [Found(row["key"], row["rev"], row["_distance"] / 2) for row in rows.to_pylist()]
         return sorted(hits, key=lambda hit: (hit.distance, hit.key))
 
     def matching(
@@ -260,23 +269,29 @@ class VectorTable(LanceTable):
     ) -> list[Found]:
         """The entries that match ``words`` best, and their distances from ``query``, best first; filtered as above.
 
-        There are none in a table whose words are not indexed, from before they were.
+        There are none in a table whose words are not indexed, from before they were, or whose index is unusable.
         """
         from lance.query import MatchQuery
 
         dataset = self.open(cached=True)
         if limit == 0 or not words or all(index.name != _TEXT for index in dataset.describe_indices()):
             return []
-        unindexed = int(dataset.stats.index_stats(_TEXT)["num_unindexed_rows"])
-        rows = dataset.scanner(
-            columns=["key", "rev", "vector", _WORDS.name, "_score"],
-            full_text_query=MatchQuery(as_indexed(words), _WORDS.name),
-            filter=where.to_sql(),
-            prefilter=True,
-            limit=limit,
-            fast_search=unindexed > MAX_UNINDEXED_WORDS,
-        ).to_table()
-        if not len(rows):
+
+        def search(indexed: bool) -> pa.Table | None:
+            if not indexed:
+                return None
+            unindexed = int(dataset.stats.index_stats(_TEXT)["num_unindexed_rows"])
+            return dataset.scanner(
+                columns=["key", "rev", "vector", _WORDS.name, "_score"],
+                full_text_query=MatchQuery(as_indexed(words), _WORDS.name),
+                filter=where.to_sql(),
+                prefilter=True,
+                limit=limit,
+                fast_search=unindexed > MAX_UNINDEXED_WORDS,
+            ).to_table()
+
+        rows = with_indexes(dataset, self.TITLE, search)
+        if rows is None or not len(rows):
             return []
         distances = _distances(rows["vector"].combine_chunks(), query)
         matches = _matches(words, rows[_WORDS.name].to_pylist())
@@ -287,11 +302,21 @@ class VectorTable(LanceTable):
         """Fill in what ``explanation`` says of the table and of the entries that ``where`` allows."""
         dataset = self.open()
         kinds = {index.name: index.index_type for index in dataset.describe_indices()}
-        explanation.entries = int(dataset.count_rows("key <> ''"))
-        explanation.matches = int(dataset.count_rows(where.to_sql()))
+        explanation.entries = self._counted(dataset, "key <> ''")
+        explanation.matches = self._counted(dataset, where.to_sql())
         explanation.index = kinds.get(VECTOR) if explanation.matches > EXACT_SEARCH_ROWS else None
         if _TEXT in kinds:
-            explanation.unindexed_words = int(dataset.stats.index_stats(_TEXT)["num_unindexed_rows"])
+            stats = with_indexes(
+                dataset, self.TITLE, lambda indexed: dataset.stats.index_stats(_TEXT) if indexed else {}
+            )
+            explanation.unindexed_words = int(stats.get("num_unindexed_rows", 0))
+
+    def _counted(self, dataset: LanceDataset, where: str) -> int:
+        def count(indexed: bool) -> int:
+            scanner = dataset.scanner(columns=["rev"], filter=where, use_scalar_index=indexed)
+            return int(scanner.count_rows())
+
+        return with_indexes(dataset, self.TITLE, count)
 
     def revs(self) -> list[tuple[str, int]]:
         """``(key, rev)`` of every vector. Raises CorruptFile."""
@@ -304,7 +329,7 @@ class VectorTable(LanceTable):
 
     def count(self) -> int:
         """The number of entries with text."""
-        return int(self.open().count_rows("key <> ''"))
+        return self._counted(self.open(), "key <> ''")
 
 
 def vector_tables(objects: ObjectStore, tenant: Entity) -> list[VectorTable]:

@@ -8,7 +8,6 @@ from typing import Any
 from driftline.storage.deltas.manifest import Manifest, totals
 from driftline.storage.entities import Entity
 from driftline.storage.lance.vector_index import VECTOR
-from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
@@ -34,8 +33,8 @@ def collect(
     index_types = set()
     if config.fingerprint is not None:
         tables = [LineTable(objects, tenant, config.fingerprint) for tenant in tenants]
-        indexes = (coverage(table.open()).get(VECTOR) for table in tables if table.exists())
-        index_types = {index.kind for index in indexes if index is not None}
+        known = (index for table in tables if table.exists() for index in table.open().describe_indices())
+        index_types = {index.index_type for index in known if index.name == VECTOR}
     runs = [run for tenant in tenants if (run := RunHistory(objects, tenant).last()) is not None]
     last = max(runs, key=lambda run: run.run_id, default=None)
     return WorkspaceStats(

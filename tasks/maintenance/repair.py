@@ -34,6 +34,15 @@ def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> b
     return False
 
 
+def set_table_aside(workspace: Workspace, tenant: Entity, fingerprint: str, run_id: str) -> int:
+    """Drop what cannot be read of the table of ``fingerprint``; returns how many versions and fragments those were.
+
+    The manifests then reveal the documents whose lines are missing. Raises LeaseHeld, StorageError.
+    """
+    with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
+        return workspace.lines(tenant, fingerprint).set_damage_aside(f".{DAMAGED_PREFIX}{run_id}")
+
+
 def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
     """Settle ``entity``, and remove the documents ``paths`` from each table, by fingerprint. Raises LeaseHeld.
 

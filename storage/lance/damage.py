@@ -1,0 +1,93 @@
+"""Reads of a Lance table that survive damaged indexes: they scan the data instead, and say so once."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from driftline.storage.errors import CorruptFile, StorageError
+from driftline.storage.lance.errors import first_line, is_lance_failure
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+log = logging.getLogger(__name__)
+
+REPAIR = "Run 'driftline verify --repair'."
+_NETWORK = re.compile(
+    r"error sending request|HTTP error|timed out|timeout|connection|status code|os error 11[013]", re.I
+)
+_MAX_REMEMBERED = 1_000
+
+_UNUSABLE: dict[tuple[str, int], None] = {}
+"""The versions of tables with an index that this process could not use."""
+_Result = TypeVar("_Result")
+
+
+@contextmanager
+def reading(title: str, where: str) -> Iterator[None]:
+    """Translate what Lance raises for unreadable data into CorruptFile, or StorageError for a store out of reach."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_lance_failure(error):
+            raise
+        if _NETWORK.search(str(error)):
+            raise StorageError(
+                f"The table of {title} cannot be read ({first_line(error)})", where, "Run it again."
+            ) from error
+        raise CorruptFile(f"The table of {title} cannot be read ({first_line(error)})", where, REPAIR) from error
+
+
+def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
+    """Lance's statistics of each index of ``dataset`` by name; None for one whose files cannot be read."""
+    stats: dict[str, dict[str, Any] | None] = {}
+    for index in dataset.describe_indices():
+        try:
+            stats[index.name] = dataset.stats.index_stats(index.name)
+        except BaseException as error:
+            if not is_lance_failure(error):
+                raise
+            stats[index.name] = None
+    return stats
+
+
+def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Result]) -> _Result:
+    """``read(True)``, which uses the indexes of ``dataset``, or ``read(False)``, which scans, if one is unusable.
+
+    Raises CorruptFile, StorageError.
+    """
+    version = (dataset.uri, dataset.version)
+    if version in _UNUSABLE:
+        with reading(title, dataset.uri):
+            return read(False)
+    try:
+        return read(True)
+    except BaseException as error:
+        if not is_lance_failure(error):
+            raise
+        reason = first_line(error)
+    with reading(title, dataset.uri):
+        result = read(False)
+    if len(_UNUSABLE) >= _MAX_REMEMBERED:
+        _UNUSABLE.clear()
+    _UNUSABLE[version] = None
+    log.warning("A search index of %s is unusable (%s): it is scanned instead. %s", dataset.uri, reason, REPAIR)
+    return result
+
+
+def unreadable_fragments(dataset: LanceDataset) -> list[int]:
+    """The ids of the fragments whose files are missing, cut or not Lance's."""
+    unreadable: list[int] = []
+    for fragment in dataset.get_fragments():
+        try:
+            for _ in fragment.to_batches():  # every column, since a page of one of them may be damaged
+                pass
+        except BaseException as error:
+            if not is_lance_failure(error):
+                raise
+            unreadable.append(fragment.fragment_id)
+    return unreadable
