@@ -33,7 +33,7 @@ NPM_INSTALL := npm install --silent --no-audit --no-fund --no-save --ignore-scri
 PEERS := llama-index-core==0.14.25 model2vec
 PEERS_STAMP := $(VENV)/peers/.installed-$(subst $(eval ) ,_,$(PEERS))
 
-.PHONY: help setup demo quick test coverage conformance soak bench peers servers azurite browser readme docs lint workflows \
+.PHONY: help setup demo quick test coverage conformance soak damage bench peers servers azurite browser readme docs lint workflows \
 	format types layers check lock dist clean
 
 help: ## this list

@@ -44,7 +44,7 @@ def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: date
     An index of ``commit`` or of one of its descendants has age 0. Otherwise an index is as old as the commit that it
     was made from, if the work tree knows that commit, and at least as old as the run that made it.
     """
-    known = list(workspace.sources())
+    known = list(workspace.readable_sources())
     result: list[SourceAge] = []
     for uri in uris:
         place = _place(uri)

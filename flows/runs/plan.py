@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,19 +12,22 @@ from typing import Any
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
 from driftline.flows.config.toml_file import ConfiguredSource
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
+from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import Source, open_source
 from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
+from driftline.storage.workspace.run_history import RunHistory
 from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatch
 from driftline.tasks.embedding.context import ModelRef
 from driftline.tasks.embedding.models import dimension, fingerprint, resolve_model
 from driftline.tasks.git.work_tree import git_origin
 from driftline.tasks.scanning.claims import Claim
 from driftline.tasks.scanning.ignore import Rules
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +191,7 @@ def plan_source(
         level = workspace.config.hierarchy[-1]
         if entity.type != level:
             raise UsageError(f"Documents belong to a {level}", named.entity, f"Add /{level}:NAME.")
-        known = workspace.source(entity)
+        known = _known_source(workspace, entity, record.uri)
         if known is not None and not known.same_place(record) and not request.rebind:
             raise SourceConflict(
                 f"{entity} is bound to another URI",
@@ -205,6 +209,22 @@ def plan_source(
     return SourcePlan(source, entity, record, origin.commit if origin else None)
 
 
+def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecord | None:
+    """The record of ``entity``, or None. A damaged one counts as missing if the last run shows that it was of ``uri``.
+
+    Raises CorruptFile, WorkspaceTooNew.
+    """
+    try:
+        return workspace.source(entity)
+    except CorruptFile:
+        for run in RunHistory(workspace.objects, entity.tenant).newest_first():
+            for source in run.report.get("sources", ()):
+                if source.get("entity") == str(entity) and source.get("uri") == uri:
+                    log.warning("The damaged record of %s is written again", entity)
+                    return None
+        raise
+
+
 def _default_entity(
     uri: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
@@ -214,7 +234,7 @@ def _default_entity(
     suffix = hashlib.blake2b(uri.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
     for candidate in (name, f"{name}-{suffix}"):
         entity = Entity.parse(f"{level}:{candidate.replace('/', '_')}", workspace.config.hierarchy)
-        known = workspace.source(entity)
+        known = _known_source(workspace, entity, uri)
         if entity not in taken and (known is None or known.same_place(record)):
             return entity, known
     raise SourceConflict("No default entity is free for this source", uri, "Name one with --entity.")

@@ -112,7 +112,7 @@ def _known(plan: IndexPlan) -> dict[Entity, SourceRecord] | None:
         return None
     tenants = {part.entity.tenant for part in plan.sources}
     planned = {part.entity for part in plan.sources}
-    found = ((e, r) for tenant in sorted(tenants) for e, r in plan.workspace.sources(tenant))
+    found = ((e, r) for tenant in sorted(tenants) for e, r in plan.workspace.readable_sources(tenant))
     return {e: record for e, record in found if e not in planned and str(e) not in plan.instead_of}
 
 

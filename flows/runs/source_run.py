@@ -123,7 +123,7 @@ class SourceRun:
         if self._work_tree is None:
             self.report.full_scan_reason = "--full" if self._source.commit else "git cannot list the changes"
             return
-        known = self._plan.workspace.source(self._source.entity)
+        known = self._plan.workspace.readable_source(self._source.entity)
         last = known.commit if known is not None and known.same_place(self._source.record) else None
         changes = self._work_tree.changes_since(last, token)
         self._only, self.report.full_scan_reason = changes.paths, changes.why

@@ -14,10 +14,13 @@ from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.ids import new_ulid
-from driftline.storage.layout import lease_path
+from driftline.storage.layout import CONFIG, lease_path
 from driftline.storage.leases.lease import look
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.presence import holds_memory
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.records import WorkspaceConfig
+from driftline.storage.workspace.restore import config_is_lost, restore_config
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.clean_memory import open_catalog
 from driftline.tasks.maintenance.repair import repair_indexes, repair_source, set_aside, set_table_aside
@@ -72,9 +75,22 @@ def verify_workspace(request: VerifyRequest, progress: Progress | None = None) -
     StorageError.
     """
     progress = progress or NullProgress()
+    if request.repair:
+        _restore_config(request, progress)
     workspace = Workspace.open(request.workspace, request.storage_options)
     with open_catalog(workspace, request.catalog_url or catalog_to_keep(workspace)) as catalog:
         return _verify(workspace, catalog, request, progress)
+
+
+def _restore_config(request: VerifyRequest, progress: Progress) -> None:
+    objects = ObjectStore.open(request.workspace, request.storage_options)
+    if not config_is_lost(objects):
+        return
+    run_id = new_ulid()
+    with open_catalog(Workspace(objects, WorkspaceConfig()), request.catalog_url) as catalog:
+        workspace_id = catalog.belongs_to() if catalog is not None else None
+    progress.message(f"{CONFIG} was lost and is written again")
+    restore_config(objects, run_id, workspace_id)
 
 
 def _verify(workspace: Workspace, catalog: Catalog | None, request: VerifyRequest, progress: Progress) -> VerifyReport:

@@ -94,7 +94,7 @@ def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Recor
         raise CorruptFile(
             f"The file is damaged or not Driftline's (it is not a valid {kind.__name__})",
             where,
-            "Restore it, or use another workspace.",
+            "Run 'driftline verify --repair', or restore it.",
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import CorruptFile, UsageError
 from driftline.storage.layout import run_directory, run_id_of
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, read_record
+
+log = logging.getLogger(__name__)
 
 
 class RunRecord(BaseModel):
@@ -65,8 +68,15 @@ class RunHistory:
         return sorted((run_id for name in names if (run_id := run_id_of(name))), reverse=True)
 
     def newest_first(self) -> Iterator[RunRecord]:
-        """The runs, newest first, each read lazily."""
-        return (run for run in map(self.get, self.ids()) if run is not None)
+        """The runs, newest first, each read lazily; a damaged record is left out, with a warning."""
+        for run_id in self.ids():
+            try:
+                run = self.get(run_id)
+            except CorruptFile as error:
+                log.warning("A run is left out: %s", error)
+                continue
+            if run is not None:
+                yield run
 
     @property
     def _directory(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from driftline.storage.deltas.manifest import Manifest
 from driftline.storage.entities import Entity, decode_id
 from driftline.storage.errors import (
     AlreadyExists,
+    CorruptFile,
     FingerprintMismatch,
     ObjectNotFound,
     PreconditionFailed,
@@ -20,6 +22,10 @@ from driftline.storage.model import WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig, parse_record, read_record
 from driftline.storage.workspace.stats import collect
+
+log = logging.getLogger(__name__)
+
+_RESTORE = "Run 'driftline verify --repair'."
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,8 @@ class Workspace:
         """
         config = read_record(self.objects, CONFIG, WorkspaceConfig)
         if config is None:
+            if self.tenants():
+                raise CorruptFile("The workspace has lost this file", f"{self.objects.uri}/{CONFIG}", _RESTORE)
             raise WorkspaceNotFound("No workspace exists here", self.objects.uri, "Index a source into it first.")
         return replace(self, config=config)
 
@@ -61,6 +69,8 @@ class Workspace:
         if config is not None:
             return cls(objects, config)
         new = WorkspaceConfig()
+        if cls(objects, new).tenants():  # a new id would lock memory and cleanup out
+            raise CorruptFile("The workspace has lost this file", f"{objects.uri}/{CONFIG}", _RESTORE)
         try:
             if objects.is_local:
                 objects.create(GITIGNORE, b"*\n")  # keeps a workspace inside a work tree out of its commits
@@ -82,9 +92,9 @@ class Workspace:
         while True:
             data, version = self.objects.get_versioned(CONFIG)
             current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
-            if current.fingerprint == fingerprint:
+            if current.fingerprint == fingerprint and current.model is not None:
                 return replace(self, config=current)
-            if current.fingerprint != instead_of:
+            if current.fingerprint not in (instead_of, fingerprint):
                 raise fingerprint_mismatch(self.objects.uri, current, model)
             bound = current.model_copy(update={"model": model, "fingerprint": fingerprint, "dim": dim})
             try:
@@ -112,7 +122,7 @@ class Workspace:
     def stats(self, within: Entity | None = None) -> WorkspaceStats:
         """The figures of the workspace, or of what is at or below ``within``."""
         tenants = [tenant for tenant in self.tenants() if within is None or tenant == within.tenant]
-        return collect(self.objects, self.config, self.sources(within), tenants)
+        return collect(self.objects, self.config, self.readable_sources(within), tenants)
 
     # -- sources -----------------------------------------------------------------------------
 
@@ -123,6 +133,14 @@ class Workspace:
     def source(self, entity: Entity) -> SourceRecord | None:
         """The record of a source, or None. Raises CorruptFile, WorkspaceTooNew."""
         return read_record(self.objects, f"{entity.directory}/{SOURCE}", SourceRecord)
+
+    def readable_source(self, entity: Entity) -> SourceRecord | None:
+        """The record of a source, or None; warns of a damaged one, which the next run over its place replaces."""
+        try:
+            return self.source(entity)
+        except CorruptFile as error:
+            log.warning("The record of %s is left out: %s", entity, error)
+            return None
 
     def bind_source(self, entity: Entity, record: SourceRecord) -> None:
         """Create or replace the record of a source. The caller holds the source's lease."""
@@ -148,6 +166,13 @@ class Workspace:
         """The sources at or below an entity, by default all, with their records, sorted."""
         for entity in self.entities(below):
             record = self.source(entity)
+            if record is not None:
+                yield entity, record
+
+    def readable_sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
+        """As ``sources``, for readers: without those whose records are damaged."""
+        for entity in self.entities(below):
+            record = self.readable_source(entity)
             if record is not None:
                 yield entity, record
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
 from driftline.storage.errors import ObjectNotFound
-from driftline.storage.layout import lease_path
+from driftline.storage.layout import SOURCE, lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import drop, maintain
 from driftline.storage.workspace.source_lease import acquire_source
@@ -19,14 +19,21 @@ DAMAGED_PREFIX = "_damaged_"
 
 
 def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
-    """Rename a damaged base or delta of ``entity``, so that the rest of the manifest is readable. Raises LeaseHeld.
+    """Rename a damaged base, delta, record or lease of ``entity``, so that the rest is readable. Raises LeaseHeld.
 
-    The lines of its documents, or the next index run, reveal them again. Returns whether a file was renamed.
+    The lines of its documents, or the next index run, reveal what is missing. Returns whether a file was renamed.
     """
     directory, _, name = path.rpartition("/")
-    if directory != entity.directory or not name.startswith("_index"):
-        return False
     objects = workspace.objects
+    if path == lease_path(entity):
+        # Whoever still holds it loses it: the token of the next lease, which continues from the index, fences them.
+        with contextlib.suppress(ObjectNotFound):
+            objects.create(f"{path}.{DAMAGED_PREFIX}{run_id}", objects.get(path))
+            objects.delete([path])
+            return True
+        return False
+    if directory != entity.directory or not name.startswith(("_index", SOURCE)):
+        return False
     with acquire_source(workspace, entity, run_id), contextlib.suppress(ObjectNotFound):
         objects.create(f"{directory}/{DAMAGED_PREFIX}{run_id}_{name}", objects.get(path))
         objects.delete([path])

@@ -60,7 +60,7 @@ def read_excerpt(
 def _indexed(workspace: Workspace, path: str, source: str | None, within: Entity | None) -> tuple[Entity, str]:
     """The source at or below ``within`` that has indexed ``path``, and the hash of what it has indexed."""
     if source is None:
-        entities = [entity for entity, _ in workspace.sources(within)]
+        entities = [entity for entity, _ in workspace.readable_sources(within)]
     else:
         entities = [Entity.parse(source, workspace.config.hierarchy)]
         if within is not None:
@@ -78,7 +78,7 @@ def _indexed(workspace: Workspace, path: str, source: str | None, within: Entity
 
 
 def _read(workspace: Workspace, entity: Entity, path: str, digest: str) -> list[str] | None:
-    record = workspace.source(entity)
+    record = workspace.readable_source(entity)
     if record is None:
         return None
     try:

@@ -22,7 +22,7 @@ def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either
     What a name is in the current folder comes before what it may be inside a source; ``.``, ``./x``, ``..`` and
     absolute paths are nothing else. Raises UsageError for a name that leads outside its source and is not there.
     """
-    roots = [(entity, record.uri) for entity, record in workspace.sources()]
+    roots = [(entity, record.uri) for entity, record in workspace.readable_sources()]
     found: dict[Entity | None, set[str]] = {}
     for name in names:
         for entity, inside in _places(name, roots):

@@ -86,7 +86,7 @@ class _Held:
         """Which of ``files``, real paths and their names, the workspace holds as they are."""
         found: list[str] = []
         rest = dict(files)
-        for entity, record in self.workspace.sources():
+        for entity, record in self.workspace.readable_sources():
             inside = {path: real for real in rest if (path := below(record.uri, real))}
             if not inside:
                 continue

@@ -225,7 +225,9 @@ def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
     """
     if not any(os.path.isabs(name) for name in (*(where.paths or ()), *(where.dirs or ()))):
         return where
-    roots = [(entity, record.uri) for entity, record in workspace.sources() if known_source(record.uri).is_local]
+    roots = [
+        (entity, record.uri) for entity, record in workspace.readable_sources() if known_source(record.uri).is_local
+    ]
     within = where.any_of
     if where.paths is not None:
         alternatives = _by_source(roots, where.paths).items()

@@ -23,7 +23,7 @@ class SourceRecords:
     def get(self, entity: str) -> SourceRecord | None:
         """The record of a source; None if it was forgotten."""
         if entity not in self._read:
-            self._read[entity] = self.workspace.source(Entity.parse(entity, self.workspace.config.hierarchy))
+            self._read[entity] = self.workspace.readable_source(Entity.parse(entity, self.workspace.config.hierarchy))
         return self._read[entity]
 
 

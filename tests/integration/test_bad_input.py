@@ -213,7 +213,6 @@ DAMAGES = {
     "a cut _workspace.json": ("corrupt_file", "_workspace.json", truncate, "search"),
     "an empty _workspace.json": ("corrupt_file", "_workspace.json", make_empty, "search"),
     "a _workspace.json of a newer format": ("workspace_too_new", "_workspace.json", of_a_newer_format, "search"),
-    "a cut _source.json": ("corrupt_file", "**/_source.json", truncate, "status"),
     "a cut delta": ("corrupt_file", "**/_index_delta_*.parquet", truncate, "status"),
     "an empty delta": ("corrupt_file", "**/_index_delta_*.parquet", make_empty, "status"),
     "a foreign delta": ("corrupt_file", "**/_index_delta_*.parquet", make_foreign, "status"),

@@ -1,0 +1,160 @@
+"""The damage matrix: each kind of file of a workspace, damaged in each way, and what commands make of it.
+
+``python -m tests.faults.damage`` prints it as a table (``make damage``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from driftline.flows.commands.main import main
+
+DOCUMENTS = 60
+WAYS: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda data: None,
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "one bit flipped": lambda data: (
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 0x10]) + data[len(data) // 2 + 1 :]
+    ),
+    "newer format": lambda data: re.sub(rb'("format_version": ?)\d+', rb"\g<1>99", data, count=1),
+}
+KINDS = {
+    "configuration": "_workspace.json",
+    "record of a source": "*/*/source:*/_source.json",
+    "lease of a source": "*/_leases/source:*.json",
+    "maintenance lease": "*/_leases/maintenance:*.json",
+    "run record": "*/_runs/*.json",
+    "manifest": "*/*/source:*/_index_delta_*.parquet",
+    "memory index": "*/_index_delta_*.parquet",
+    "value of a memory entry": "org:default/????????????????????????????????-*.json",
+    "version of the table of lines": "*/_tables/line_*/_versions/*.manifest",
+    "lines": "*/_tables/line_*/data/*.lance",
+    "deletions": "*/_tables/line_*/_deletions/*",
+    "index of paths": "*/_tables/line_*/_indices/*/page_lookup.lance",
+    "index of words": "*/_tables/line_*/_indices/*/part_*_invert.lance",
+    "index of folders": "*/_tables/line_*/_indices/*/bitmap_page_lookup.lance",
+    "vector index": "*/_tables/line_*/_indices/*/auxiliary.idx",
+    "vectors of memory": "*/_tables/memory_*/data/*.lance",
+    "words of memory": "*/_tables/memory_*/_indices/*/metadata.lance",
+}
+"""Patterns of files below a workspace; the newest or largest match is damaged."""
+COMMANDS = {
+    "search": ("search", "needle"),
+    "status": ("status",),
+    "memory": ("memory", "get", "large"),
+    "verify": ("verify",),
+    "verify --repair": ("verify", "--repair"),
+    "index": ("index",),
+    "compact": ("compact",),
+    "cleanup": ("cleanup", "--max-age-seconds", "0"),
+    "search again": ("search", "needle"),
+    "verify again": ("verify",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended: its exit code, and the kind of its error or "" ."""
+
+    code: int
+    kind: str
+    output: str
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it ended well or with an error of a kind, not with a traceback."""
+        return self.code in (0, 1, 2, 3) and self.kind != "unexpected" and "Traceback" not in self.output
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A tree, and a workspace that has indexed it twice and holds three memory entries."""
+
+    folder: Path
+
+    @property
+    def tree(self) -> Path:
+        return self.folder / "tree"
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "workspace"
+
+    @classmethod
+    def make(cls, folder: Path) -> Example:
+        example = cls(folder)
+        example.tree.mkdir(parents=True)
+        for number in range(DOCUMENTS):
+            lines = (f"file {number} line {line} about topic {(7 * number + line) % 50}\n" for line in range(40))
+            (example.tree / f"{number}.txt").write_text("".join(lines))
+        example.run("index", example.tree)
+        (example.tree / "1.txt").write_text("the needle of the haystack\n")
+        example.run("index", example.tree)
+        for key, value in (("large", "word " * 20_000), ("small", "a"), ("other", "b")):
+            example.run("memory", "put", key, json.dumps(value))
+        return example
+
+    def copy(self, folder: Path) -> Example:
+        """A copy of the workspace, over the same tree."""
+        shutil.copytree(self.workspace, folder / "workspace")
+        (folder / "tree").symlink_to(self.tree)
+        return Example(folder)
+
+    def file_of(self, kind: str) -> Path:
+        matches = sorted(self.workspace.glob(KINDS[kind]), key=lambda path: (path.suffix == ".manifest", path.name))
+        manifests = [path for path in matches if path.suffix == ".manifest"]
+        return manifests[0] if manifests else max(matches, key=lambda path: path.stat().st_size)
+
+    def damage(self, kind: str, way: str) -> None:
+        path = self.file_of(kind)
+        data = WAYS[way](path.read_bytes())
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+
+    def run(self, *arguments: object) -> Ended:
+        out, err = io.StringIO(), io.StringIO()
+        command = [*map(str, arguments), *([str(self.tree.resolve())] if arguments == ("index",) else [])]
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([*command, "--workspace", str(self.workspace), "--json"])
+        try:
+            answer = json.loads(out.getvalue().strip().splitlines()[-1])
+        except (ValueError, IndexError):
+            answer = {}
+        kind = answer.get("error", "findings" if answer.get("findings") else "") if isinstance(answer, dict) else ""
+        return Ended(code, kind, out.getvalue() + err.getvalue())
+
+
+def cells(kind: str) -> Iterator[str]:
+    """The ways in which a file of ``kind`` can be damaged."""
+    yield from (way for way in WAYS if way != "newer format" or KINDS[kind].endswith(".json"))
+
+
+def table(example: Example) -> Iterator[str]:
+    """The matrix as Markdown."""
+    yield f"| File | Damage | {' | '.join(COMMANDS)} |"
+    yield "|---" * (2 + len(COMMANDS)) + "|"
+    for kind in KINDS:
+        for way in cells(kind):
+            with tempfile.TemporaryDirectory() as name:
+                damaged = example.copy(Path(name))
+                damaged.damage(kind, way)
+                ended = [damaged.run(*command) for command in COMMANDS.values()]
+                yield f"| {kind} | {way} | {' | '.join(each.kind or 'ok' for each in ended)} |"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        for row in table(Example.make(Path(place, "example"))):
+            sys.stdout.write(f"{row}\n")
+            sys.stdout.flush()
