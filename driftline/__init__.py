@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
@@ -332,14 +332,37 @@ def grep(
     )
 
 
+@overload
 def analyze_document_states(
-    workspace: Workspace | str, entity: str, paths: Sequence[str]
-) -> list[tuple[str, DocumentState]]:
-    """The ``(path, state)`` of documents of a source compared with what was indexed, in the order given.
+    paths: Sequence[str], workspace: Workspace | str | None = None
+) -> list[tuple[str, DocumentState]]: ...
 
-    Paths are relative to the source. Those that are neither documents nor files that would become documents are left
-    out. Raises BadEntity, UsageError, SourceNotFound.
+
+@overload
+def analyze_document_states(
+    paths: Workspace | str, workspace: str, documents: Sequence[str]
+) -> list[tuple[str, DocumentState]]: ...
+
+
+def analyze_document_states(
+    paths: Sequence[str] | Workspace | str,
+    workspace: Workspace | str | None = None,
+    documents: Sequence[str] | None = None,
+) -> list[tuple[str, DocumentState]]:
+    """The ``(path, state)`` of local files compared with what was indexed, in the order given.
+
+    ``workspace`` defaults to the one that a command in the current folder would use. With three arguments, workspace,
+    source and paths, the paths are relative to the source, and those that are neither documents nor files that would
+    become documents are left out. Raises WorkspaceNotFound, BadEntity, UsageError, SourceNotFound.
     """
     from driftline.tasks.scanning.states import analyze_document_states as analyze
+    from driftline.tasks.scanning.states import states_of_files
 
-    return analyze(open(workspace) if isinstance(workspace, str) else workspace, entity, paths)
+    if documents is not None:
+        opened = open(paths) if isinstance(paths, str) else cast("Workspace", paths)
+        return analyze(opened, str(workspace), documents)
+    if workspace is None:
+        from driftline.flows.config.locate import workspace_for_reading
+
+        workspace = workspace_for_reading(None)
+    return states_of_files(open(workspace) if isinstance(workspace, str) else workspace, cast("Sequence[str]", paths))

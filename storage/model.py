@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,12 +63,12 @@ class DocMeta:
 
 @dataclass(frozen=True, slots=True)
 class LineEmbedding:
-    """One row of ``line_embeddings``: ``line_number`` is 0-based, ``vector`` is ``(dim,) float32``."""
+    """One row of ``line_embeddings``: ``line_number`` is 0-based, ``embedding`` is ``(dim,)``."""
 
     path: str
     line_number: int
-    text: str
-    vector: NDArray[np.float32]
+    embedding: Sequence[float] | NDArray[np.float32]
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,25 @@ from driftline.flows.actions.registering import bind
 from driftline.flows.actions.semtools import semtools_search
 from driftline.flows.actions.skipped import SkippedFiles
 from driftline.flows.config.defaults import DEFAULT_MAX_DELETE_FRACTION
-from driftline.storage.errors import WorkspaceNotFound
+from driftline.storage.errors import UsageError, WorkspaceNotFound
 from driftline.storage.workspace.workspace import Workspace
 
 
 @action
-def workspace_create(state: Any, workspace: Name, handles: Handles | None = None) -> Result:
-    """Create a workspace unless it is there: ``{workspace, created}``; ``workspace`` is where it lies."""
+def workspace_create(
+    state: Any, path: Name | None = None, workspace: Name | None = None, handles: Handles | None = None
+) -> Result:
+    """Create a workspace unless it is there: ``{workspace, created}``; ``workspace`` is where it lies.
+
+    ``path`` and ``workspace`` are two names of one argument.
+    """
     handles = handles or Handles()
-    uri = handles.locate(workspace)
+    named = path if workspace is None else workspace
+    if named is None:
+        raise UsageError("search.workspace_create needs a path", fix="Give it path, the place of the workspace.")
+    uri = handles.locate(named)
+    if path is not None and handles.locate(path) != uri:
+        raise UsageError("path and workspace name two places", f"{path}, {workspace}", "Give one of them.")
     try:
         handles.workspace(uri)
     except WorkspaceNotFound:

@@ -51,7 +51,7 @@ class LineStore:
             for path, count in zip(paths, counts, strict=True)
             for known in [given.get(path, DocMeta(path, 0, 0, racy=True))]
         ]
-        vectors = np.asarray([line.vector for line in lines], np.float32).reshape(len(lines), -1)
+        vectors = np.asarray([line.embedding for line in lines], np.float32).reshape(len(lines), -1)
         if lines and vectors.shape[1] != dim:
             what = f"The vectors have {vectors.shape[1]} dimensions, not {dim}"
             raise UsageError(what, str(self.entity), "Embed with the model of the workspace.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 
@@ -51,3 +52,29 @@ def analyze_document_states(
             continue
         states[change["path"]] = classify(change, digest)
     return [(path, states[path]) for path in paths if path in states]
+
+
+def states_of_files(workspace: Workspace, files: Sequence[str]) -> list[tuple[str, DocumentState]]:
+    """``(path, state)`` of local files, in the order of ``files``: absolute paths, or relative to the current folder.
+
+    The source whose folder is nearest holds a file. A file in no source, or that its source leaves out, is NEW if it is
+    there, else DELETED. Raises UsageError before the first run, SourceNotFound.
+    """
+    local = [
+        (os.path.realpath(record.uri), entity) for entity, record in workspace.sources() if "://" not in record.uri
+    ]
+    by_source: dict[Entity, dict[str, str]] = {}
+    for file in files:
+        path = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(file))), os.path.basename(file))
+        holding = [(root, entity) for root, entity in local if path.startswith(f"{root.rstrip('/')}/")]
+        if holding:
+            root, entity = max(holding, key=lambda place: (len(place[0]), str(place[1])))
+            by_source.setdefault(entity, {})[file] = os.path.relpath(path, root)
+    states: dict[str, DocumentState] = {}
+    for entity, relative in by_source.items():
+        known = dict(analyze_document_states(workspace, str(entity), list(dict.fromkeys(relative.values()))))
+        states |= {file: known[path] for file, path in relative.items() if path in known}
+    return [
+        (file, states.get(file) or (DocumentState.NEW if os.path.exists(file) else DocumentState.DELETED))
+        for file in files
+    ]

@@ -495,3 +495,36 @@ def test_results_by_vector_are_sorted(n_lines: int, searched: Path, driftline: D
         scores = [hit["score"] for hit in answer["results"]]
         assert len(scores) >= 10
         assert scores == sorted(scores, reverse=True)
+
+
+@criterion("search", "1", "path beside workspace is one place, or an error")
+def test_path_beside_workspace_is_never_ignored(registry: Registry, tmp_path: Path) -> None:
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    create = registry["search.workspace_create"]
+    assert error_type(create({}, path=one, workspace=other)) == "validation_error"
+    assert not (tmp_path / "one").exists()
+    assert not (tmp_path / "other").exists()
+    assert ok(create({}, path=one, workspace=one))["workspace"] == one
+    assert error_type(create({})) == "validation_error"
+
+
+@criterion("search", "11", "states are told of each path in the order given, absolute and missing ones included")
+def test_states_are_told_of_each_path(named: Path, ws: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workspace is the one that a command in this folder would use; it may also be the second argument.
+
+    A path that was never indexed and is not there has no state of the documents' three: ``deleted`` or ``missing``.
+    """
+    analyze: Any = dl.analyze_document_states
+    plant(named, {"src/new.md": "usage\n", "src/a.md": "group and more\n"})
+    (named / "top.md").unlink()
+    paths = ["src/new.md", str(named / "src/a.md"), "nowhere.md", str(named / "src/a.py"), "top.md", "/no/where.md"]
+    found = analyze(paths)
+    assert [path for path, _ in found] == paths
+    assert [state.value for _, state in found[:2]] == ["new", "changed"]
+    assert found[2][1].value in ("deleted", "missing")
+    assert [state.value for _, state in found[3:5]] == ["unchanged", "deleted"]
+    assert found[5][1].value in ("deleted", "missing")
+    assert analyze(paths, ws) == analyze(paths, workspace=dl.open(ws)) == found
+    assert analyze([]) == []
+    (source,) = (str(entity) for entity, record in dl.open(ws).sources() if record.uri == str(named))
+    assert analyze(ws, source, ["src/a.py"]) == [("src/a.py", dl.DocumentState.UNCHANGED)]

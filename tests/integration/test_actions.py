@@ -345,12 +345,13 @@ def test_every_failure_is_a_dictionary_with_its_type(registry: Registry, tree: P
     assert Workspace.open(str(tree / "home/notes")).stats().total_documents == 0  # nothing was written
 
 
-def test_errors_of_lance_are_reported_as_lancedb_errors(notes: Registry, tree: Path) -> None:
+def test_a_damaged_table_is_reported_as_index_corrupt(notes: Registry, tree: Path) -> None:
     notes["search.workspace_index"]({}, workspace="notes", paths="docs")
     for file in (tree / "home/notes").rglob("*.lance/data/*"):
         file.write_bytes(b"no data")
     found = notes["search.workspace_search"]({}, workspace="notes", query="lease parser")
-    assert (found["success"], found["error_type"]) == (False, "lancedb_error"), found
+    assert (found["success"], found["error_type"]) == (False, "index_corrupt"), found
+    assert "driftline verify --repair" in found["error"]
 
 
 def test_a_defect_is_raised(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -462,7 +462,7 @@ def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: 
     workspace = dl.open(str(tmp_path / "workspace"))
     store = dl.LineStore(workspace, "source:notes")
     vectors = np.eye(4, 24, dtype=np.float32) * 5
-    lines = [dl.LineEmbedding(f"note{i // 2}", i % 2, f"text {i}", vectors[i]) for i in range(4)]
+    lines = [dl.LineEmbedding(f"note{i // 2}", i % 2, vectors[i], f"text {i}") for i in range(4)]
     assert store.upsert_line_embeddings(lines, [dl.DocMeta("note0", 10, 20), dl.DocMeta("bare", 1, 1)]) == 4
     found = store.search_line_embeddings(vectors[2])
     assert found["path"][0].as_py() == "note1"
@@ -474,7 +474,7 @@ def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: 
     assert len(store.search_line_embeddings(vectors[2], paths=[])) == 0
     assert len(store.search_line_embeddings(vectors[2], max_distance=0.5)) == 1
     assert dl.search(workspace, "parser").results  # the lines of the files still exist
-    assert store.upsert_line_embeddings([dl.LineEmbedding("note1", 7, "replaced", vectors[3])]) == 1
+    assert store.upsert_line_embeddings([dl.LineEmbedding("note1", 7, vectors[3], "replaced")]) == 1
     assert sorted(store.search_line_embeddings(vectors[3])["text"].to_pylist()) == ["replaced", "text 0", "text 1"]
     assert workspace.stats().total_lines == 6 + 3
     assert store.delete_documents(["note0", "unknown"]) == 1
@@ -482,7 +482,7 @@ def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: 
     assert store.delete_documents([]) == 0
     assert dl.search(workspace, "replaced", n_lines=3, top_k=100).results
     with pytest.raises(UsageError, match="dimensions"):
-        store.upsert_line_embeddings([dl.LineEmbedding("x", 0, "x", np.ones(3, np.float32))])
+        store.upsert_line_embeddings([dl.LineEmbedding("x", 0, np.ones(3, np.float32), "x")])
     with pytest.raises(UsageError, match="dimensions"):
         store.search_line_embeddings(np.ones(3, np.float32))
     with pytest.raises(UsageError):

@@ -71,7 +71,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> LineTable:
     rng = np.random.default_rng(1)
     for source in SOURCES:
         vectors = iter(rng.standard_normal((3 * len(PATHS), DIM)).astype(np.float32))
-        lines = [LineEmbedding(path, number, f"line {number}", next(vectors)) for path in PATHS for number in range(3)]
+        lines = [LineEmbedding(path, number, next(vectors), f"line {number}") for path in PATHS for number in range(3)]
         LineStore(workspace, source).upsert_line_embeddings(lines)
     found = workspace.lines(Entity.parse(SOURCES[0]))
     assert "vector_idx" in maintain(found)

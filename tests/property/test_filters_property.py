@@ -35,7 +35,7 @@ def make_lines(rng: np.random.Generator) -> dict[str, list[LineEmbedding]]:
     vectors = iter(rng.standard_normal((len(SOURCES) * len(FOLDERS) * len(FILES) * LINES, DIM)).astype(np.float32))
     return {
         source: [
-            LineEmbedding(folder + file, number, f"{source} {folder}{file} {number}", next(vectors))
+            LineEmbedding(folder + file, number, next(vectors), f"{source} {folder}{file} {number}")
             for folder in FOLDERS
             for file in FILES
             for number in range(LINES)
