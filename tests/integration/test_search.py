@@ -176,8 +176,10 @@ def test_top_k_zero_finds_nothing_and_loads_no_model(corpus: Path, monkeypatch: 
 
 
 def test_exit_codes_distinguish_matches_no_matches_and_usage_errors(
-    corpus: Path, tmp_path: Path, driftline: Driftline
+    corpus: Path, tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # with no source above or below
     at = ("--workspace", corpus)
     assert driftline("search", "parser", *at).code == 0
     for nothing in (
