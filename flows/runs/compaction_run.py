@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
@@ -17,13 +18,14 @@ from driftline.flows.config.memory_upkeep import compaction_threshold
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.output.reports import CompactReport, TenantCompaction
 from driftline.flows.runs.executors import Executor, open_executor
+from driftline.flows.runs.segment_builds import build_on
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, CommitConflict, DriftlineError, LeaseHeld, RecallTooLow
 from driftline.storage.ids import new_ulid
 from driftline.storage.lance.maintenance import commit_compaction, plan_compaction, remove_old_versions
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import Lease, acquire
-from driftline.storage.lines.indexes import maintain
+from driftline.storage.lines.segments import maintain
 from driftline.storage.lines.table import LineTable
 from driftline.storage.memory.upkeep import compact_indexes, compact_vectors
 from driftline.storage.memory.vectors import vector_tables
@@ -191,7 +193,8 @@ class _Compaction:
     def _optimise(self, table: LineTable, maintenance: Lease) -> None:
         for _ in range(COMPACTION_ATTEMPTS):
             self.progress.phase(f"building indexes of {self.tenant}")
-            self.report.indexes += maintain(table, thorough=True)
+            build = partial(build_on, self.executor, self.tenant, table)
+            self.report.indexes += maintain(table, thorough=True, build=build)
             plan = plan_compaction(table)
             if not plan.tasks:
                 return

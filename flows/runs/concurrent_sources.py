@@ -11,6 +11,7 @@ from driftline.flows.output.progress import Progress
 from driftline.flows.output.reports import IndexReport
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan
+from driftline.flows.runs.segment_builds import SegmentBuilds
 from driftline.flows.runs.source_run import SourceRun
 from driftline.storage.errors import DriftlineError
 
@@ -19,20 +20,20 @@ SOURCES_PER_SLOT = 2
 
 
 def run_all(
-    plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport
+    plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, builds: SegmentBuilds
 ) -> Iterator[tuple[SourceRun, DriftlineError | None]]:
     """Run the sources of the plan on one executor; yields each with its failure, in the order in which they finish.
 
     ``report.sources`` keeps the order of the plan. Any other exception is raised after the running sources have ended.
     """
     if len(plan.sources) == 1:
-        run = SourceRun(plan, plan.sources[0], executor, progress, report.run_id)
+        run = SourceRun(plan, plan.sources[0], executor, progress, report.run_id, builds)
         report.sources.append(run.report)
         yield run, _execute(run)
         return
     progress.phase(f"indexing {len(plan.sources):,} sources")
     shared, committing = _SharedProgress(progress), threading.Lock()
-    runs = [SourceRun(plan, part, executor, shared, report.run_id, committing) for part in plan.sources]
+    runs = [SourceRun(plan, part, executor, shared, report.run_id, builds, committing) for part in plan.sources]
     report.sources += [run.report for run in runs]
     at_once = min(len(runs), SOURCES_PER_SLOT * executor.slots)
     with ThreadPoolExecutor(at_once, thread_name_prefix="source") as pool:

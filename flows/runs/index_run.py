@@ -11,19 +11,21 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.output.reports import IndexReport
 from driftline.flows.runs.concurrent_sources import run_all
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, make_plan
+from driftline.flows.runs.segment_builds import SegmentBuilds, build_on
 from driftline.flows.runs.shared_files import settle_shares, share_files
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, LeaseHeld, UsageError
 from driftline.storage.ids import new_ulid
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
-from driftline.storage.lines.indexes import maintain
+from driftline.storage.lines.segments import maintain
 from driftline.storage.objects.request_counts import phase, tally
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
@@ -87,9 +89,21 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
         executor.start(
             TaskContext(plan.workspace, plan.model), [part.source for part in plan.sources], new_workspace=new_workspace
         )
+    with SegmentBuilds(executor, plan.request.indexes, progress) as builds:
+        _run_sources(plan, executor, progress, report, watch, builds)
+
+
+def _run_sources(
+    plan: IndexPlan,
+    executor: Executor,
+    progress: Progress,
+    report: IndexReport,
+    watch: Stopwatch,
+    builds: SegmentBuilds,
+) -> None:
     failure: DriftlineError | None = None
     stale = set[Entity]()
-    for run, error in run_all(plan, executor, progress, report):
+    for run, error in run_all(plan, executor, progress, report, builds):
         if error is not None and run.joined and isinstance(error, LeaseHeld):
             progress.message(f"{run.entity} is not brought in step, since another run works on it.")
         elif error is not None:
@@ -109,7 +123,7 @@ def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexR
                 complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
             for tenant in sorted(stale):
                 progress.phase(f"building indexes of {tenant}")
-                report.indexes += _maintain(plan, tenant, report.run_id, progress)
+                report.indexes += _maintain(plan, tenant, report.run_id, executor, progress, builds)
     if failure is not None and not plan.request.keep_going:
         raise failure
 
@@ -122,12 +136,16 @@ def _claim(plan: IndexPlan) -> IndexPlan:
     return replace(plan, workspace=workspace)
 
 
-def _maintain(plan: IndexPlan, tenant: Entity, run_id: str, progress: Progress) -> list[str]:
+def _maintain(
+    plan: IndexPlan, tenant: Entity, run_id: str, executor: Executor, progress: Progress, builds: SegmentBuilds
+) -> list[str]:
     workspace = plan.workspace
     table = workspace.lines(tenant, plan.model.fingerprint)
+    built = builds.finish(tenant)
     try:
         with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
-            return maintain(table, plan.request.indexes)
+            build = partial(build_on, executor, tenant, table)
+            return maintain(table, plan.request.indexes, built=built, build=build)
     except LeaseHeld as error:
         progress.message(f"Skipped the search indexes of {tenant}, which another run maintains: {error.what}")
         return []

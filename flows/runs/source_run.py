@@ -15,6 +15,7 @@ from driftline.flows.output.progress import Progress
 from driftline.flows.output.reports import SourceReport
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
+from driftline.flows.runs.segment_builds import SegmentBuilds
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.errors import DeletionRefused
 from driftline.storage.model import DocumentState, SkipReason
@@ -54,6 +55,7 @@ class SourceRun:
         executor: Executor,
         progress: Progress,
         run_id: str,
+        builds: SegmentBuilds,
         committing: AbstractContextManager[object] | None = None,
     ) -> None:
         self.report = SourceReport(str(source.entity), source.source.uri, commit=source.commit)
@@ -66,6 +68,7 @@ class SourceRun:
         self._executor = executor
         self._progress = progress
         self._run_id = run_id
+        self._builds = builds
         self._watch = Stopwatch()
         self.report.phases = self._watch.seconds
         self._new_hashes = Counter[str]()
@@ -213,6 +216,8 @@ class SourceRun:
         with self._timed("commit"), self._committing:
             committer.commit(changes)
         self.indexes_lag |= changes.touches_lines
+        if changes.fragments:
+            self._builds.committed(self.entity.tenant, committer.table)
 
     # -- delete ------------------------------------------------------------------------------
 

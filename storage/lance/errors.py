@@ -35,6 +35,11 @@ def is_lance_failure(error: BaseException) -> bool:
     return isinstance(error, (OSError, ValueError)) or type(error).__name__ == _PANIC
 
 
+def is_conflict(error: BaseException) -> bool:
+    """Whether Lance raised ``error`` because another commit came first."""
+    return "commit conflict" in str(error).lower() or type(error).__name__ == "CommitConflictError"
+
+
 @contextmanager
 def writing(what: str, where: str) -> Iterator[None]:
     """Translate the exceptions of Lance into a StorageError that begins with ``what``."""

@@ -12,14 +12,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from driftline.storage.errors import CommitConflict
-from driftline.storage.lance.errors import write_failed, writing
+from driftline.storage.lance.errors import is_conflict, write_failed, writing
 from driftline.storage.lance.table import LanceTable
 
 if TYPE_CHECKING:
     from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
 
-_CONFLICT = "commit conflict"
-"""Part of the message of a conflicting compaction, an OSError; other commits raise CommitConflictError."""
 _OPTIONS: CompactionOptions = {"target_rows_per_fragment": 1024 * 1024, "num_threads": 1}
 
 
@@ -55,13 +53,12 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
     Raises CommitConflict if a writer has changed one of the fragments since the plan, and StorageError if the outcome
     is unknown. After either, plan again: the new plan is based on the actual outcome.
     """
-    from lance.commit import CommitConflictError
     from lance.optimize import Compaction
 
     try:
         Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS)
-    except (CommitConflictError, OSError) as error:
-        if isinstance(error, CommitConflictError) or _CONFLICT in str(error):
+    except OSError as error:  # includes CommitConflictError
+        if is_conflict(error):
             raise CommitConflict("A writer has changed the compacted fragments", table.uri, "Try again.") from error
         raise write_failed("Could not commit a compaction", table.uri, error) from error
 

@@ -129,6 +129,11 @@ class LanceTable:
             raise CorruptFile(f"A version of the table cannot be read ({reason})", self.uri, "Restore it.") from error
         return frozenset(files)
 
+    def index_files(self) -> frozenset[str]:
+        """The files of all indexes, published or not, relative to their folder. Raises StorageError."""
+        folder = f"{self.path}/_indices"
+        return frozenset(info.path.removeprefix(f"{folder}/") for info in self._objects.list(folder))
+
     def write(self, rows: pa.Table) -> list[FragmentMetadata]:
         """Write ``rows`` as fragments, which readers do not see until a commit adds them.
 

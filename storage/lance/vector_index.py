@@ -1,8 +1,13 @@
-"""The vector index of a table of embeddings: builds it, and configures searches through it (decision 0008)."""
+"""The vector index of a table of embeddings: builds it, and configures searches through it (decisions 0008, 0010)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import hashlib
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -15,15 +20,10 @@ VECTOR_METRIC: Literal["l2"] = "l2"
 """Lance returns the squared distance; half of it is 1 - cosine, because vectors have length 1. With "cosine", Lance
 would normalise every vector again, which takes as long as the rest of the build."""
 EXACT_SEARCH_ROWS = 20_000
-"""Maximum number of filtered vectors that are compared exactly, which is faster than an index whose partitions are all
-probed."""
+"""Maximum number of filtered vectors that are compared exactly, which is faster than a search of the whole index."""
 REFINED_ROWS = 200
 """Minimum number of candidates from the approximate index that are compared exactly."""
 MIN_REFINE_FACTOR = 3
-ROWS_PER_PARTITION = 32_768
-"""All partitions are probed, so they serve only to parallelize a search."""
-SAMPLE_RATE = 64
-"""Rows per partition in the training sample of k-means."""
 
 
 def is_indexed(dataset: LanceDataset) -> bool:
@@ -31,20 +31,44 @@ def is_indexed(dataset: LanceDataset) -> bool:
     return any(index.name == VECTOR for index in dataset.describe_indices())
 
 
-def create_vector_index(dataset: LanceDataset, rows: int) -> None:
-    """Build the index of the column ``vector`` of a table of about ``rows`` rows."""
-    dataset.create_index(
-        "vector",
-        VECTOR_INDEX,
-        name=VECTOR,
-        metric=VECTOR_METRIC,
-        num_partitions=max(1, rows // ROWS_PER_PARTITION),
-        sample_rate=SAMPLE_RATE,
-        num_bits=VECTOR_BITS,
-    )
+def is_indexable(dataset: LanceDataset) -> bool:
+    """Whether Lance can index the vectors: RaBitQ needs a multiple of 8 dimensions."""
+    return int(dataset.schema.field("vector").type.list_size) % 8 == 0
+
+
+def vector_options(dim: int) -> dict[str, Any]:
+    """Options of Lance for an index, or a segment of one, of vectors of ``dim`` dimensions.
+
+    One partition: all would be probed anyway, and assigning vectors to partitions takes most of a build.
+    """
+    return {
+        "index_type": VECTOR_INDEX,
+        "metric": VECTOR_METRIC,
+        "num_partitions": 1,
+        "ivf_centroids": np.zeros((1, dim), np.float32),
+        "num_bits": VECTOR_BITS,
+        "rabitq_model": _rotation(dim),
+    }
+
+
+def create_vector_index(dataset: LanceDataset) -> None:
+    """Build the index of the column ``vector``."""
+    dim = dataset.schema.field("vector").type.list_size
+    dataset.create_index("vector", name=VECTOR, **vector_options(dim))
 
 
 def through_index(dataset: LanceDataset, top_k: int) -> dict[str, int]:
     """Options of Lance for a search that probes the whole index, then compares candidates exactly."""
     # Lance caps the probes at the number of partitions.
     return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // top_k)}
+
+
+@cache
+def _rotation(dim: int) -> str:
+    """The random rotation of RaBitQ as Lance's JSON, the same in every process: segments can be merged and compared."""
+    import lance
+
+    model = json.loads(lance.lance.indices.build_rq_model(dim, VECTOR_BITS))
+    signs = len(model["fast_rotation_signs"])
+    model["fast_rotation_signs"] = list(hashlib.shake_256(f"driftline rotation {dim}".encode()).digest(signs))
+    return json.dumps(model)

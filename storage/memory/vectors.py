@@ -27,6 +27,7 @@ from driftline.storage.lance.vector_index import (
     VECTOR,
     VECTOR_METRIC,
     create_vector_index,
+    is_indexable,
     is_indexed,
     through_index,
 )
@@ -173,8 +174,8 @@ class VectorTable(LanceTable):
             for column, kind in _INDEXES.items():
                 if f"{column}_idx" not in known:
                     dataset.create_scalar_index(column, kind, name=f"{column}_idx")
-            if rows >= MIN_VECTOR_INDEX_ROWS and VECTOR not in known:
-                create_vector_index(dataset, rows)
+            if rows >= MIN_VECTOR_INDEX_ROWS and VECTOR not in known and is_indexable(dataset):
+                create_vector_index(dataset)
             dataset.optimize.optimize_indices()
         except OSError as error:
             raise StorageError(f"Could not build an index ({first_line(error)})", self.uri, "Try again.") from error

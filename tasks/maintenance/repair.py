@@ -10,7 +10,8 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import ObjectNotFound
 from driftline.storage.layout import SOURCE, lease_path
 from driftline.storage.leases.lease import acquire
-from driftline.storage.lines.indexes import drop, maintain
+from driftline.storage.lines.indexes import drop
+from driftline.storage.lines.segments import maintain
 from driftline.storage.workspace.source_lease import acquire_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle

@@ -25,7 +25,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from queries import TOLERANCE, choose_directories, sample_queries
 
-from driftline.storage.lance.vector_index import SAMPLE_RATE
 from driftline.storage.lines.queries import LineFilter
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
@@ -33,6 +32,9 @@ from driftline.tasks.embedding.embedder import WordTableEmbedder
 TOP_K = 10
 SHARES = (0.1, 0.01)
 ROWS_PER_FILE = 65_536
+SAMPLE_RATE = 64
+"""Rows per partition in the training sample of k-means."""
+ONE_PARTITION = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ KINDS = (
     Kind("IVF_SQ", metric="cosine"),
     Kind("IVF_SQ", metric="dot"),
     Kind("IVF_RQ", refine=50),
+    Kind("IVF_RQ", refine=20, bits=1, partition_rows=ONE_PARTITION),
     Kind("IVF_RQ", refine=20, bits=1, partition_rows=32_768),
     *(Kind("IVF_RQ", refine=15, bits=1, partition_rows=8_192, probed=probed) for probed in (1, 0.7, 0.5, 0.3)),
     Kind("IVF_PQ", refine=50, sub_vectors=64),

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from driftline.storage.lance.vector_index import create_vector_index
-from driftline.storage.lines.indexes import SCALAR_INDEXES, TEXT_COLUMN, TOKENIZER
+from driftline.storage.lines.indexes import COLUMNS, SCALAR_INDEXES, TEXT_COLUMN, TOKENIZER
 from driftline.tasks.embedding.context import ModelRef, load_embedder
 from driftline.tasks.embedding.models import dimension, fingerprint, resolve_model
 
@@ -84,15 +84,15 @@ def _limits(tree: corpus.Corpus, table: Path, folder: Path) -> tuple[dict[str, t
         "write": (_seconds(lambda: lance.write_dataset(rows, raw, enable_stable_row_ids=True)), "Lance's raw write"),
     }
     dataset = lance.dataset(raw)
-    found["index"] = (_seconds(lambda: _build(dataset, len(rows))), "Lance's raw index builds")
+    found["index"] = (_seconds(lambda: _build(dataset)), "Lance's raw index builds")
     return found, rows
 
 
-def _build(dataset: Any, rows: int) -> None:
-    for column, kind in SCALAR_INDEXES.values():
-        dataset.create_scalar_index(column, kind)
+def _build(dataset: Any) -> None:
+    for name, kind in SCALAR_INDEXES.items():
+        dataset.create_scalar_index(COLUMNS[name], kind)
     dataset.create_scalar_index(TEXT_COLUMN, "INVERTED", **TOKENIZER)
-    create_vector_index(dataset, rows)
+    create_vector_index(dataset)
 
 
 def _embedding_alone(rows: pa.Table) -> float:

@@ -23,7 +23,7 @@ from driftline.storage.lance.maintenance import plan_compaction
 from driftline.storage.lance.vector_index import VECTOR
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
-from driftline.storage.lines import indexes
+from driftline.storage.lines import segments
 from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.quality import SearchQuality, measure
 from driftline.storage.lines.queries import LineQuery
@@ -91,7 +91,7 @@ def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_a_compaction_folds_merges_and_cleans_and_the_workspace_holds_the_same(
     workspace: str, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexes, "MIN_ROWS_FOR_VECTOR_INDEX", 20)
+    monkeypatch.setattr(segments, "MIN_ROWS_FOR_VECTOR_INDEX", 20)
     index_often(tree, workspace, model)
     report = compact_workspace(CompactRequest(workspace, max_deltas=2, retention_seconds=0)).to_dict()
     (part,) = report["tenants"]

@@ -215,7 +215,7 @@ def test_a_newer_format_is_not_damage(local: Corner) -> None:
 
 
 def test_an_index_that_misses_lines_is_detected_and_rebuilt(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("driftline.storage.lines.indexes.MAX_UNINDEXED_ROWS", 0)
+    monkeypatch.setattr("driftline.storage.lines.segment_groups.MAX_UNINDEXED_ROWS", 0)
     (local.tree / "more.txt").write_text("".join(f"word{i} word{i + 1}\n" for i in range(300)))
     local.index(full=True)
     dataset = local.table.open()

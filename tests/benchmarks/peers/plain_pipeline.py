@@ -16,7 +16,7 @@ import pyarrow as pa
 from lancedb.index import FTS, BTree, IvfRq, LabelList
 from model2vec import StaticModel
 
-from driftline.storage.lance.vector_index import ROWS_PER_PARTITION, SAMPLE_RATE, VECTOR_BITS, VECTOR_METRIC
+from driftline.storage.lance.vector_index import VECTOR_BITS, VECTOR_METRIC
 
 LINES_PER_BATCH = 100_000
 
@@ -63,9 +63,7 @@ def main(tree: str, model_path: str, target: str) -> None:
     table.create_index("path", config=BTree())
     table.create_index("parent_dirs", config=LabelList())
     table.create_index("text", config=FTS(with_position=False))
-    partitions = max(1, table.count_rows() // ROWS_PER_PARTITION)
-    kind = IvfRq(VECTOR_METRIC, num_partitions=partitions, num_bits=VECTOR_BITS, sample_rate=SAMPLE_RATE)
-    table.create_index("vector", config=kind)
+    table.create_index("vector", config=IvfRq(VECTOR_METRIC, num_partitions=1, num_bits=VECTOR_BITS))
     print(len(files))
 
 

@@ -1,0 +1,47 @@
+"""Which fragments get a segment: few segments, whole replacements, and no work for what is covered."""
+
+from __future__ import annotations
+
+import pytest
+
+from driftline.storage.lines import segment_groups
+from driftline.storage.lines.segment_groups import groups_to_build, packed
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_groups, "SEGMENT_ROWS", 100)
+    monkeypatch.setattr(segment_groups, "SMALL_SEGMENT_ROWS", 50)
+    monkeypatch.setattr(segment_groups, "MAX_SMALL_SEGMENTS", 3)
+    monkeypatch.setattr(segment_groups, "MAX_UNINDEXED_ROWS", 10)
+
+
+def test_fragments_are_packed_in_order_and_a_large_one_is_alone() -> None:
+    rows = {3: 40, 1: 60, 2: 40, 7: 500, 9: 1}
+    assert packed(rows, rows) == [(1, 2), (3,), (7,), (9,)]
+
+
+def test_the_first_build_covers_everything_however_little() -> None:
+    assert groups_to_build({0: 1}, []) == [(0,)]
+    assert groups_to_build({}, []) == []
+
+
+def test_a_few_rows_are_left_to_a_scan_and_more_get_a_segment_of_their_own() -> None:
+    assert groups_to_build({0: 90, 1: 10}, [{0}]) == []
+    assert groups_to_build({0: 90, 1: 11}, [{0}]) == [(1,)]
+
+
+def test_one_segment_more_than_the_limit_merges_the_small_ones_only() -> None:
+    rows = {0: 90, 1: 11, 2: 11, 3: 11, 4: 11}
+    assert groups_to_build(rows, [{0}, {1}, {2}, {3}]) == [(1, 2, 3, 4)]
+
+
+def test_segments_of_fragments_that_are_gone_do_not_count() -> None:
+    assert groups_to_build({0: 90, 5: 11}, [{0}, {1, 2}, {3}, {4}]) == [(5,)]
+
+
+def test_thorough_covers_every_row_and_leaves_one_small_segment() -> None:
+    rows = {0: 90, 1: 11, 2: 5}
+    assert groups_to_build(rows, [{0}, {1}], thorough=True) == [(1, 2)]
+    assert groups_to_build(rows, [{0}, {1, 2}], thorough=True) == []
+    assert groups_to_build({0: 90, 1: 5}, [{0}], thorough=True) == [(1,)]
