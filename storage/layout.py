@@ -137,9 +137,9 @@ _TABLE_KINDS = [
         Kind.TABLE,
         re.compile(
             rf"data/[0-9a-f]+\.lance(?:#\d+)?|_deletions/\d+-\d+-\d+\.(?:arrow|bin)(?:#\d+)?"
-            rf"|_transactions/\d+-{_UUID}\.txn(?:#\d+)?|_indices/{_UUID}/[A-Za-z0-9_.-]+(?:#\d+)?"
+            rf"|_transactions/\d+-{_UUID}\.txn(?:#\d+)?|_indices/{_UUID}/(?:staging/)?[A-Za-z0-9_.-]+(?:#\d+)?"
             rf"|_versions/\d+\.manifest#\d+"
-            rf"|(?:data|_versions|_deletions|_transactions|_indices/{_UUID})/{_LANCE_TEMPORARY}"
+            rf"|(?:data|_versions|_deletions|_transactions|_indices/{_UUID}(?:/staging)?)/{_LANCE_TEMPORARY}"
         ),
     ),
     (Kind.VERSION, re.compile(r"_versions/\d+\.manifest")),

@@ -26,23 +26,29 @@ def groups_to_build(
     uncovered = set(rows).difference(*live)
     small = [segment for segment in live if _total(rows, segment) < SMALL_SEGMENT_ROWS]
     lags = bool(uncovered) and (thorough or not live or _total(rows, uncovered) > MAX_UNINDEXED_ROWS)
-    if len(small) + lags > (1 if thorough else MAX_SMALL_SEGMENTS):
+    new = packed(rows, uncovered) if lags else []
+    count = len(small) + sum(_total(rows, group) < SMALL_SEGMENT_ROWS for group in new)
+    if small and count > (1 if thorough else MAX_SMALL_SEGMENTS):
         return packed(rows, uncovered.union(*small))
-    return packed(rows, uncovered) if lags else []
+    return new
 
 
 def packed(rows: Mapping[int, int], fragments: Iterable[int]) -> list[tuple[int, ...]]:
-    """``fragments`` in their order, in groups of at most SEGMENT_ROWS or of one fragment."""
+    """``fragments`` in groups of at most SEGMENT_ROWS or of one fragment; at most one group is small."""
     groups: list[list[int]] = []
+    open_group: list[int] = []
     size = 0
     for fragment in sorted(fragments):
-        if not groups or size + rows[fragment] > SEGMENT_ROWS:
-            groups.append([])
-            size = 0
-        groups[-1].append(fragment)
+        if rows[fragment] >= SMALL_SEGMENT_ROWS:
+            groups.append([fragment])
+            continue
+        if not open_group or size + rows[fragment] > SEGMENT_ROWS:
+            open_group, size = [], 0
+            groups.append(open_group)
+        open_group.append(fragment)
         size += rows[fragment]
-    return [tuple(group) for group in groups]
+    return sorted(tuple(group) for group in groups)
 
 
-def _total(rows: Mapping[int, int], fragments: Set[int]) -> int:
+def _total(rows: Mapping[int, int], fragments: Iterable[int]) -> int:
     return sum(rows[fragment] for fragment in fragments)

@@ -6,7 +6,7 @@ of the tenant's maintenance lease publishes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -120,13 +120,7 @@ def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
     for _ in range(COMMIT_ATTEMPTS):
         dataset = table.open()
         live, published = _rows(dataset).keys(), _segments(dataset).get(name, [])
-        # A segment replaces others whole: one that covers less than they do would leave rows without an index.
-        fitting = [
-            segment
-            for segment in built
-            if segment.fragments <= live
-            and all(other & live <= segment.fragments for other in published if other & segment.fragments)
-        ]
+        fitting = _fitting([segment for segment in built if segment.fragments <= live], published, live)
         if not fitting:
             return False
         try:
@@ -137,6 +131,15 @@ def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
         else:
             return True
     raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", table.uri, "Run it again.")
+
+
+def _fitting(built: Sequence[Segment], published: Sequence[Set[int]], live: Set[int]) -> Sequence[Segment]:
+    """The segments that together replace whole published ones; others would leave rows without an index."""
+    covered = frozenset[int]().union(*(segment.fragments for segment in built))
+    fitting = [
+        segment for segment in built if all(other & live <= covered for other in published if other & segment.fragments)
+    ]
+    return fitting if len(fitting) == len(built) else _fitting(fitting, published, live)
 
 
 def _plan(table: LineTable, scope: IndexScope, *, thorough: bool) -> list[SegmentSpec]:

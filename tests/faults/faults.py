@@ -72,6 +72,8 @@ def injected(faults: Faults) -> Iterator[Faults]:
         _wrap(patch, faults, LineTable, "_transact", OSError)
         _wrap(patch, faults, lance, "write_dataset", OSError)
         _wrap(patch, faults, lance.fragment, "write_fragments", OSError)
+        for method in ("create_index_uncommitted", "commit_existing_index_segments", "drop_index"):
+            _wrap(patch, faults, lance.LanceDataset, method, OSError)
         found = ProcessIdentity.current()
         doomed = ProcessIdentity(found.host, found.boot_id, next(_dead_pids), "0")
         patch.setattr(ProcessIdentity, "current", lambda: doomed)

@@ -16,9 +16,9 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_groups, "MAX_UNINDEXED_ROWS", 10)
 
 
-def test_fragments_are_packed_in_order_and_a_large_one_is_alone() -> None:
-    rows = {3: 40, 1: 60, 2: 40, 7: 500, 9: 1}
-    assert packed(rows, rows) == [(1, 2), (3,), (7,), (9,)]
+def test_fragments_are_packed_in_order_and_large_ones_are_alone() -> None:
+    rows = {3: 40, 1: 60, 2: 40, 7: 500, 9: 1, 10: 30}
+    assert packed(rows, rows) == [(1,), (2, 3, 9), (7,), (10,)]
 
 
 def test_the_first_build_covers_everything_however_little() -> None:

@@ -1,0 +1,244 @@
+"""Index segments whose building or publishing is interrupted: nothing is lost, nothing stale is published or left."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows.output.progress import NullProgress
+from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
+from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.segment_builds import SegmentBuilds
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError, StorageError
+from driftline.storage.lance import vector_index
+from driftline.storage.lance.maintenance import commit_compaction, plan_compaction, rewrite
+from driftline.storage.lines import segment_groups, segments
+from driftline.storage.lines.indexes import COLUMNS, coverage
+from driftline.storage.lines.segments import build_segment, maintain, plan_new_segments, publish
+from driftline.storage.lines.table import LineTable
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.query import search
+from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
+
+ENTITY = Entity.parse("source:tree")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several commits and several segments for a few files."""
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
+    monkeypatch.setattr(segments, "MIN_ROWS_FOR_VECTOR_INDEX", 1)
+    monkeypatch.setattr(segments, "SMALL_SEGMENT_ROWS", 15)
+    monkeypatch.setattr(segment_groups, "SMALL_SEGMENT_ROWS", 15)
+    monkeypatch.setattr(segment_groups, "SEGMENT_ROWS", 30)
+    monkeypatch.setattr(segment_groups, "MAX_SMALL_SEGMENTS", 2)
+    monkeypatch.setattr(segment_groups, "MAX_UNINDEXED_ROWS", 5)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    write(folder, range(7))
+    return folder
+
+
+def write(tree: Path, numbers: range, words: int = 8) -> None:
+    for number in numbers:
+        chosen = [WORDS[(number * 5 + line) % len(WORDS)] for line in range(words)]
+        (tree / f"file{number}.txt").write_text("".join(f"{word}\n" for word in chosen))
+
+
+def index(tree: Path, uri: str, model: Path, **options: Any) -> None:
+    index_sources(IndexRequest((str(tree),), uri, "source:tree", model=str(model), workers=1, **options))
+
+
+def lines(uri: str) -> LineTable:
+    return Workspace.open(uri).lines(ENTITY)
+
+
+def assert_sound(uri: str, tree: Path) -> None:
+    """The table holds the tree, its indexes cover nearly all of it once each, and searches find what is there."""
+    workspace = Workspace.open(uri)
+    assert_in_step(workspace, ENTITY, files_below(tree))
+    dataset = lines(uri).open()
+    for description in dataset.describe_indices():
+        covered = list(itertools.chain(*(segment.fragment_ids for segment in description.segments)))
+        assert len(covered) == len(set(covered)), description.name
+    for mode in ("text", "vector", "hybrid"):
+        found = search(workspace, WORDS[11], top_k=50, n_lines=0, mode=mode)
+        assert WORDS[11] in {hit.text for hit in found.results}, mode
+
+
+def assert_covered(uri: str) -> None:
+    found = coverage(lines(uri).open())
+    assert set(found) == set(COLUMNS)
+    assert all(each.unindexed_rows <= 6 for each in found.values())  # MAX_UNINDEXED_ROWS and a commit marker
+
+
+def assert_no_leftovers(uri: str) -> None:
+    clean_workspace(CleanupRequest(uri, 0.0, False))
+    table = lines(uri)
+    published = {segment.uuid for found in table.open().describe_indices() for segment in found.segments}
+    tracked = {path.split("/")[1] for path in table.tracked_files() if path.startswith("_indices/")}
+    left = {path for path in table.index_files() if path.split("/")[0] not in tracked}
+    assert (left, published - tracked) == (set(), set())
+
+
+def operations(attempt: Any) -> Iterator[int]:
+    undisturbed = Faults()
+    attempt(undisturbed)
+    wanted = ("create_index_uncommitted", "commit_existing_index_segments", "_transact", "drop_index")
+    found = [at for at, name in enumerate(undisturbed.log) if name.startswith(wanted)]
+    assert {undisturbed.log[at].split()[0] for at in found} >= set(wanted[:3])
+    return iter(found)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.timeout(300)
+def test_a_run_that_is_interrupted_while_it_builds_segments_is_made_good_by_the_next(
+    tmp_path: Path, tree: Path, model: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    uri = str(tmp_path / "workspace")
+
+    def attempt(faults: Faults) -> None:
+        shutil.rmtree(uri, ignore_errors=True)
+        with injected(faults):
+            index(tree, uri, model)
+
+    for at in operations(attempt):
+        with contextlib.suppress(Crash, DriftlineError):
+            attempt(Faults(mode, at))
+        index(tree, uri, model)
+        write(tree, range(1), 9)  # a change makes the next run look at the indexes
+        index(tree, uri, model)
+        assert_sound(uri, tree)
+        assert_covered(uri)
+        assert_no_leftovers(uri)
+        assert_sound(uri, tree)
+        write(tree, range(1))
+
+
+def test_a_run_builds_segments_while_it_embeds_and_publishes_each_once(
+    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = str(tmp_path / "workspace")
+    started: list[Entity] = []
+    original = SegmentBuilds.committed
+
+    def committed(builds: SegmentBuilds, tenant: Entity, table: LineTable) -> None:
+        started.append(tenant)
+        original(builds, tenant, table)
+
+    monkeypatch.setattr(SegmentBuilds, "committed", committed)
+    index(tree, uri, model)
+    assert len(started) == 4
+    found = coverage(lines(uri).open())
+    assert {each.segments for each in found.values()} == {4}, "three of 16 rows; the last 8 and the marker"
+    assert_sound(uri, tree)
+    assert_no_leftovers(uri)
+
+
+def test_a_segment_that_fails_is_reported_and_built_at_the_end(
+    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = str(tmp_path / "workspace")
+    messages: list[str] = []
+    failing = iter([True])
+
+    def build(table: LineTable, spec: Any) -> Any:
+        if next(failing, False):
+            raise StorageError("Could not build an index", table.uri)
+        return build_segment(table, spec)
+
+    class Told(NullProgress):
+        def message(self, text: str) -> None:
+            messages.append(text)
+
+    monkeypatch.setattr("driftline.tasks.indexing.segments.build_segment", build)
+    index_sources(IndexRequest((str(tree),), uri, "source:tree", model=str(model), workers=1), Told())
+    assert [text for text in messages if "is built again" in text]
+    assert_covered(uri)
+    assert_sound(uri, tree)
+
+
+def prebuilt(tree: Path, uri: str, model: Path) -> list[segments.Segment]:
+    """Segments of a table without indexes, built but not published."""
+    index(tree, uri, model, indexes="none")
+    table = lines(uri)
+    return [build_segment(table, spec) for spec in plan_new_segments(table, "all", set())]
+
+
+def test_a_segment_of_fragments_that_were_rewritten_is_not_published(tmp_path: Path, tree: Path, model: Path) -> None:
+    uri = str(tmp_path / "workspace")
+    built = prebuilt(tree, uri, model)
+    table = lines(uri)
+    plan = plan_compaction(table)
+    commit_compaction(table, plan, [rewrite(table, task) for task in plan.tasks])
+    assert publish(table, built) == set()
+    assert set(maintain(table, built=built)) == set(COLUMNS)
+    assert_sound(uri, tree)
+    assert_no_leftovers(uri)
+
+
+def test_a_late_segment_does_not_replace_one_that_covers_more(
+    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = str(tmp_path / "workspace")
+    built = prebuilt(tree, uri, model)
+    table = lines(uri)
+    monkeypatch.setattr(segment_groups, "SMALL_SEGMENT_ROWS", 100)
+    monkeypatch.setattr(segment_groups, "SEGMENT_ROWS", 100)
+    maintain(table, thorough=True)
+    before = {name: each.unindexed_rows for name, each in coverage(table.open()).items()}
+    wide = [part for found in table.open().describe_indices() for part in found.segments if len(part.fragment_ids) > 2]
+    assert wide
+    publish(table, built)
+    assert {name: each.unindexed_rows for name, each in coverage(table.open()).items()} == before
+    assert_sound(uri, tree)
+
+
+def test_a_segment_whose_files_a_cleanup_has_deleted_is_not_published(tmp_path: Path, tree: Path, model: Path) -> None:
+    uri = str(tmp_path / "workspace")
+    built = prebuilt(tree, uri, model)
+    clean_workspace(CleanupRequest(uri, 0.0, False))
+    table = lines(uri)
+    assert publish(table, built) == set()
+    maintain(table, built=built)
+    assert_sound(uri, tree)
+
+
+def test_an_index_of_an_earlier_version_is_used_and_replaced_by_a_compaction(
+    tmp_path: Path, tree: Path, model: Path
+) -> None:
+    uri = str(tmp_path / "workspace")
+    write(tree, range(70))
+    index(tree, uri, model, indexes="text")
+    options: dict[str, Any] = {"num_partitions": 4, "num_bits": 1, "sample_rate": 64, "metric": "l2"}
+    lines(uri).open().create_index("vector", "IVF_RQ", name=vector_index.VECTOR, **options)
+    write(tree, range(70, 76))
+    index(tree, uri, model)
+    parts = lines(uri).open().stats.index_stats(vector_index.VECTOR)["indices"]
+    assert sorted({part["num_partitions"] for part in parts}) == [1, 4], "new rows get segments beside the old index"
+    assert_sound(uri, tree)
+    compact_workspace(CompactRequest(uri, retention_seconds=0, workers=1))
+    parts = lines(uri).open().stats.index_stats(vector_index.VECTOR)["indices"]
+    assert {part["num_partitions"] for part in parts} == {1}
+    assert_covered(uri)
+    assert_sound(uri, tree)
