@@ -87,9 +87,15 @@ class BadEntry(UsageError):
 
 
 class CatalogMismatch(UsageError):
-    """A catalog that belongs to another workspace, or was written by a newer version of Driftline."""
+    """A catalog that is not the workspace's own, is older than its indexes, or was written by a newer version."""
 
     kind = "catalog_mismatch"
+
+
+class CatalogMissing(UsageError):
+    """Memory whose catalog is lost, or is not the one that was named."""
+
+    kind = "catalog_missing"
 
 
 class StoreClosed(UsageError):

@@ -12,6 +12,7 @@ CONFIG = "_workspace.json"
 SOURCE = "_source.json"
 GITIGNORE = ".gitignore"
 CATALOG = "_catalog.sqlite"
+CATALOG_RECORD = "_catalog.json"
 """The catalog of a local workspace, unless another is configured."""
 BASE = "_index.parquet"
 
@@ -121,7 +122,10 @@ _KINDS = [
     (kind, re.compile(pattern))
     for kind, pattern in [
         (Kind.TEMPORARY, rf"(?P<place>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
-        (Kind.PERMANENT, r"(?P<place>)(?:_workspace\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)"),
+        (
+            Kind.PERMANENT,
+            r"(?P<place>)(?:_workspace\.json|_catalog\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
+        ),
         (Kind.PERMANENT, rf"(?P<place>(?:{_ENTITY}/)+)_source\.json"),
         (Kind.PERMANENT, rf"(?P<place>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
         (Kind.RUN, rf"(?P<place>{_ENTITY}/_runs/){_ULID}\.json"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
     from driftline.storage.memory.store import MemoryStore
+    from driftline.storage.workspace.workspace import Workspace
 
 memory = typer.Typer(help="Store JSON values under keys, owned by entities; look them up by key, entity or meaning.")
 app.add_typer(memory, name="memory")
@@ -186,6 +188,56 @@ def rebuild(
     with _opened(workspace, config, within) as store:
         sizes = store.rebuild(scope)
     return _show({"indexes": sizes}, as_json, f"rebuilt {len(sizes):,} indexes")
+
+
+@memory.command()
+def adopt(
+    workspace: WorkspaceOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Make the configured catalog the workspace's own, instead of the one that it has recorded.
+
+    What the catalog does not know is then no memory any more: cleanup deletes its blobs.
+    """
+    from driftline.storage.memory import binding
+    from driftline.storage.memory.catalog.database import Catalog
+
+    place, url = _place(workspace, config)
+    with closing(Catalog(binding.catalog_url(place, url))) as catalog:
+        record = binding.adopt(place, catalog)
+    result = {"catalog": record.where, "catalog_id": record.catalog_id}
+    return _show(result, as_json, f"adopted {record.where}", "To rebuild the indexes, run: driftline verify --repair")
+
+
+@memory.command()
+def restore(
+    workspace: WorkspaceOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Rebuild a lost catalog from the indexes and blobs of the workspace. Exit code 1 when values are lost."""
+    from driftline.storage.memory.restore import restore_catalog
+
+    place, url = _place(workspace, config)
+    restored = restore_catalog(place, url)
+    lines = [f"restored {restored.entries:,} entries of {restored.tenants:,} tenants into {restored.where}"]
+    lines += [f"lost: {key}" for key in restored.lost]
+    return _show(asdict(restored), as_json, *lines) or (NOTHING_FOUND if restored.lost else DONE)
+
+
+def _place(workspace: str | None, config: str | None) -> tuple[Workspace, str | None]:
+    """The workspace of a command, open for writing, and the URL of the catalog that the settings name."""
+    from driftline.flows.config.locate import workspace_for_reading
+    from driftline.flows.config.memory_settings import load_memory_configuration
+    from driftline.flows.config.memory_upkeep import memory_of
+    from driftline.flows.config.toml_file import options_for
+    from driftline.storage.workspace.workspace import Workspace
+
+    uri = workspace_for_reading(workspace or load_memory_configuration(config).storage.uri)
+    options = options_for(uri)
+    Workspace.open(uri, options)  # neither command creates a workspace
+    return Workspace.open_for_writing(uri, options), memory_of(uri, config).catalog.url
 
 
 @contextmanager

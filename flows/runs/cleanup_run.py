@@ -21,6 +21,7 @@ from driftline.storage.garbage.orphans import RUN_RETENTION, Orphan, Reason, Ver
 from driftline.storage.garbage.survey import Survey, survey
 from driftline.storage.ids import new_ulid
 from driftline.storage.layout import Kind, parse_name
+from driftline.storage.memory.binding import trouble
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.clean_memory import drop_expired, forget_deleted, open_catalog
@@ -114,6 +115,11 @@ class _Cleanup:
     def _execute(self, deletion: Deletion) -> CleanupReport:
         if self._catalog is not None and not self._request.dry_run:
             self._catalog.check(self._workspace.config.workspace_id)
+        problem = trouble(self._workspace, self._catalog)
+        if problem is not None:
+            self._skip(f"All of the memory is kept, because {problem}. Run: driftline verify")
+            self._catalog = None
+        elif self._catalog is not None and not self._request.dry_run:
             drop_expired(self._workspace, self._catalog)
         with Fence(self._workspace, self._report.run_id, self._skip) as fence:
             deletion.check = fence.check

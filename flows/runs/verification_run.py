@@ -14,8 +14,9 @@ from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.ids import new_ulid
-from driftline.storage.layout import CONFIG, lease_path
+from driftline.storage.layout import CATALOG_RECORD, CONFIG, lease_path
 from driftline.storage.leases.lease import look
+from driftline.storage.memory.binding import WAYS_BACK, adopt, record_is_damaged, trouble
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.presence import holds_memory
 from driftline.storage.objects.store import ObjectStore
@@ -104,6 +105,11 @@ def _verify(workspace: Workspace, catalog: Catalog | None, request: VerifyReques
     def check() -> Verification:
         verification = verify(workspace, progress.phase)
         if catalog is not None:
+            catalog.check(workspace.config.workspace_id)
+        problem = trouble(workspace, catalog)
+        if problem is not None:
+            verification.findings.append(Finding(FindingKind.CATALOG, "", CATALOG_RECORD, problem))
+        elif catalog is not None:
             progress.phase("checking memory")
             verify_memory(workspace, catalog, verification)
         return verification
@@ -195,6 +201,8 @@ class _Repair:
 
     def _repair_memory(self, findings: Sequence[Finding]) -> None:
         for finding in findings:
+            if finding.kind is FindingKind.CATALOG and not self._has_recorded_catalog():
+                self.skip(f"Not repaired, because {finding.detail}. {WAYS_BACK}")
             if finding.kind is FindingKind.BLOB:
                 self.skip(f"Not repaired, because the value is lost: {finding.path!r} of {finding.entity}")
         for name in sorted({finding.entity for finding in findings if finding.kind is FindingKind.MEMORY_VECTORS}):
@@ -204,6 +212,13 @@ class _Repair:
                 repair_memory(self.workspace, self.catalog, findings)
         except LeaseHeld as error:
             self.skip(str(error))
+
+    def _has_recorded_catalog(self) -> bool:
+        """Write a damaged record of the catalog again; returns False if the catalog itself is the problem."""
+        if self.catalog is None or not record_is_damaged(self.workspace):
+            return False
+        adopt(self.workspace, self.catalog)
+        return True
 
     def _index(self, entity: Entity) -> None:
         record = self.workspace.source(entity)

@@ -68,17 +68,24 @@ class DeltaIndex:
     """The delta index of one directory of a workspace.
 
     ``fields`` are the value columns; the first is the key, a string, unique among live rows. In files, the columns
-    ``op``, ``rev`` (int64) and ``written`` (timestamp) precede them.
+    ``op``, ``rev`` (int64) and ``written`` (timestamp) precede them. Earlier files may lack the ``optional`` ones.
 
     All reads return live rows, sorted by key, with ``columns`` (by default, all of ``schema``). ``as_of`` returns the
     rows as of that ``rev``, which must not precede the last compaction. All reads raise CorruptFile, WorkspaceTooNew,
     UsageError for an earlier ``as_of``, and StorageError, also if files vanished in ``READ_ATTEMPTS`` attempts.
     """
 
-    def __init__(self, objects: ObjectStore, directory: str, kind: str, fields: Sequence[pa.Field]) -> None:
+    def __init__(
+        self,
+        objects: ObjectStore,
+        directory: str,
+        kind: str,
+        fields: Sequence[pa.Field],
+        optional: Iterable[str] = (),
+    ) -> None:
         self.objects = objects
         self.directory = directory
-        self.layout = Layout(kind, pa.schema(fields))
+        self.layout = Layout(kind, pa.schema(fields), frozenset(optional))
         self.key = self.layout.key
         self.schema = self.layout.schema
         self.file_schema = self.layout.file_schema
@@ -90,7 +97,7 @@ class DeltaIndex:
         writer = FileWriter(self.layout)
         table = rows.select(self.file_schema.names).cast(self.file_schema)
         writer.write(table.sort_by([(self.key, "ascending"), ("rev", "descending")]))
-        return writer.finish(Footer(kind=self.layout.kind))
+        return writer.finish(Footer(format_version=self.layout.format_version, kind=self.layout.kind))
 
     def changes(self, op: str, rev: int, values: pa.Table, *, now: datetime) -> pa.Table:
         """Rows of ``file_schema`` that add or remove ``values``; a removal needs only the key."""
@@ -149,11 +156,18 @@ class DeltaIndex:
         """The highest ``rev`` of all rows, removals included; 0 for an empty index."""
         return self._settled(self._max_rev)
 
-    def _max_rev(self) -> int:
+    def recent_rev(self) -> int:
+        """The highest ``rev`` of the base and of the newest delta, which takes three requests at most."""
+        return self._settled(lambda: self._max_rev(newest=1))
+
+    def _max_rev(self, newest: int = 0) -> int:
         log = self.log()
         with self._open_base() as base:
-            pieces = list(self._folded(base, log.deltas, Keys.all(), [self.key, "op", "rev"]))
-        return max((pc.max(piece["rev"]).as_py() or 0 for piece in pieces), default=0)
+            folded = base.footer.folded if base is not None else ()
+            highest = base.footer.max_rev if base is not None else 0
+            deltas = [name for name in log.deltas if name not in folded]
+            revs = self._changes(deltas[-newest:], Keys.all(), [self.key, "rev"])
+        return max(highest, pc.max(revs["rev"]).as_py() or 0)
 
     def reduce(
         self,
@@ -295,7 +309,9 @@ class DeltaIndex:
                 live += pc.sum(pc.equal(piece["op"], ADD)).as_py() or 0
                 writer.write(piece if horizon is None else piece.filter(_lasting(piece, horizon)))
         folded = tuple(dict.fromkeys([*before, *names]))
-        data = writer.finish(Footer(kind=self.layout.kind, folded=folded, max_rev=max_rev, nonce=new_ulid()))
+        version, kind = self.layout.format_version, self.layout.kind
+        footer = Footer(format_version=version, kind=kind, folded=folded, max_rev=max_rev, nonce=new_ulid())
+        data = writer.finish(footer)
         try:
             if head is None:
                 self.objects.create(path, data)

@@ -17,6 +17,8 @@ from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew
 from driftline.storage.objects.store import ObjectStore
 
 FORMAT_VERSION = 1
+WITH_OPTIONAL_COLUMNS = 2
+"""The format version of files with columns that earlier ones lack."""
 ROW_GROUP_ROWS = 122_880
 GROUPS_PER_READ = 4
 """Row groups decoded at once: enough to use all cores, few enough to bound memory."""
@@ -40,10 +42,14 @@ class Footer(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of an index: ``schema`` has the values, key first; files add ``op``, ``rev`` and ``written``."""
+    """The columns of an index: ``schema`` has the values, key first; files add ``op``, ``rev`` and ``written``.
+
+    Files of earlier versions may lack the ``optional`` columns, whose values are null then.
+    """
 
     kind: str
     schema: pa.Schema
+    optional: frozenset[str] = frozenset()
     key: str = field(init=False)
     file_schema: pa.Schema = field(init=False)
 
@@ -51,6 +57,17 @@ class Layout:
         heads = [("op", pa.string()), ("rev", pa.int64()), ("written", pa.timestamp("ms", tz="UTC"))]
         object.__setattr__(self, "key", self.schema.names[0])
         object.__setattr__(self, "file_schema", pa.schema([*heads, *self.schema]))
+
+    @property
+    def format_version(self) -> int:
+        """The format version of the files that are written."""
+        return WITH_OPTIONAL_COLUMNS if self.optional else FORMAT_VERSION
+
+    def missing_from(self, names: Sequence[str]) -> list[str] | None:
+        """The optional columns that a file with the columns ``names`` lacks; None if it is no file of this layout."""
+        missing = [name for name in self.file_schema.names if name not in names]
+        expected = [name for name in self.file_schema.names if name not in missing]
+        return missing if self.optional.issuperset(missing) and expected == list(names) else None
 
 
 class FileWriter:
@@ -102,8 +119,11 @@ class FileReader:
             with self._reading():
                 self._file = pq.ParquetFile(self._source, page_checksum_verification=True)
                 self.footer = self._parse_footer((self._file.metadata.metadata or {}).get(_FOOTER))
-                if self._file.schema_arrow.names != layout.file_schema.names:
-                    raise self._damaged(f"its columns are {', '.join(self._file.schema_arrow.names)}"[:200])
+                names = self._file.schema_arrow.names
+                missing = layout.missing_from(names)
+                if missing is None:
+                    raise self._damaged(f"its columns are {', '.join(names)}"[:200])
+                self._missing = missing
         except BaseException:
             self._source.close()
             raise
@@ -127,7 +147,10 @@ class FileReader:
             groups = [i for i in range(self._file.num_row_groups) if self._may_hold(i, keys)]
         for start in range(0, len(groups), GROUPS_PER_READ):
             with self._reading():
-                table = self._file.read_row_groups(groups[start : start + GROUPS_PER_READ], columns=names)
+                present = [name for name in names if name not in self._missing]
+                table = self._file.read_row_groups(groups[start : start + GROUPS_PER_READ], columns=present)
+                for name in set(names).intersection(self._missing):
+                    table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
                 table = table.select(names).cast(schema)
             yield keys.select(table, self._layout.key)
 
@@ -152,7 +175,7 @@ class FileReader:
             footer = Footer.model_validate_json(raw)
         except ValidationError:
             raise self._damaged(f"its footer is {raw.decode(errors='replace')[:200]}") from None
-        if footer.format_version > FORMAT_VERSION:
+        if footer.format_version > self._layout.format_version:
             raise WorkspaceTooNew(
                 "A newer version of Driftline wrote an index file", self._where, "Upgrade: pip install -U driftline"
             )

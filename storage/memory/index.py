@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import ADD, REMOVE, DeltaIndex
 from driftline.storage.entities import Entity
@@ -33,7 +34,10 @@ FIELDS = (
     pa.field("updated", _TIME),
     pa.field("expires", _TIME),
 )
-"""The columns do not include values; ``entity`` is the directory of the owner, ``metadata`` is JSON."""
+"""``entity`` is the directory of the owner, ``metadata`` is JSON."""
+VALUE_FIELDS = (pa.field("inline", pa.binary()), pa.field("blob_path", pa.string()))
+"""The value, or where its blob is, in the owner's own index only: from these a lost catalog is restored."""
+_VALUES = [field.name for field in VALUE_FIELDS]
 WRITE_THREADS = 8
 """Deltas written at once; each waits for the disk or for a round trip."""
 
@@ -42,7 +46,7 @@ class MemoryIndex(DeltaIndex):
     """The index of one entity."""
 
     def __init__(self, objects: ObjectStore, directory: str) -> None:
-        super().__init__(objects, directory, KIND, FIELDS)
+        super().__init__(objects, directory, KIND, (*FIELDS, *VALUE_FIELDS), _VALUES)
 
 
 def publish(objects: ObjectStore, changes: Sequence[Change], now: datetime) -> int:
@@ -62,7 +66,7 @@ def publish(objects: ObjectStore, changes: Sequence[Change], now: datetime) -> i
         added = [position[key, rev] for key, (rev, op) in rows.items() if op == ADD]
         removed = [(key, rev) for key, (rev, op) in rows.items() if op == REMOVE]
         index = MemoryIndex(objects, directory)
-        taken = values.take(pa.array(added, pa.int64()))
+        taken = _own_values(values.take(pa.array(added, pa.int64())), directory)
         additions = _with_heads(index, ADD, [current[n].rev for n in added], taken, now)
         keys = pa.table({"key": pa.array([key for key, _ in removed], pa.string())})
         removals = _with_heads(index, REMOVE, [rev for _, rev in removed], keys, now)
@@ -87,7 +91,7 @@ def effects(changes: Iterable[Change]) -> dict[str, dict[str, tuple[int, str]]]:
 
 
 def to_table(rows: Sequence[EntryRow]) -> pa.Table:
-    """``rows`` with the columns of FIELDS."""
+    """``rows`` with the columns of FIELDS and VALUE_FIELDS."""
     columns = [
         [row.key for row in rows],
         [row.path for row in rows],
@@ -97,8 +101,20 @@ def to_table(rows: Sequence[EntryRow]) -> pa.Table:
         [row.created for row in rows],
         [row.updated for row in rows],
         [row.expires for row in rows],
+        [row.inline for row in rows],
+        [row.blob_path for row in rows],
     ]
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, FIELDS, strict=True)], schema=pa.schema(FIELDS))
+    schema = pa.schema([*FIELDS, *VALUE_FIELDS])
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+
+
+def _own_values(rows: pa.Table, directory: str) -> pa.Table:
+    """``rows`` with the values of those entries alone that the entity of ``directory`` owns."""
+    own = pc.equal(rows["entity"], directory)
+    for field in VALUE_FIELDS:
+        values = pc.if_else(own, rows[field.name], pa.scalar(None, field.type))
+        rows = rows.set_column(rows.schema.get_field_index(field.name), field, values)
+    return rows
 
 
 def rewrite(objects: ObjectStore, entity: Entity, pages: Iterable[Sequence[EntryRow]], rev: int, now: datetime) -> int:
@@ -113,7 +129,9 @@ def rewrite(objects: ObjectStore, entity: Entity, pages: Iterable[Sequence[Entry
     for rows in pages:
         total += len(rows)
         stale.difference_update(row.key for row in rows)
-        index.append(new_ulid(), _with_heads(index, ADD, [rev] * len(rows), to_table(rows), now))
+        index.append(
+            new_ulid(), _with_heads(index, ADD, [rev] * len(rows), _own_values(to_table(rows), entity.directory), now)
+        )
     if stale:
         keys = pa.table({"key": pa.array(sorted(stale), pa.string())})
         index.append(new_ulid(), _with_heads(index, REMOVE, [rev] * len(stale), keys, now))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from driftline.storage.entities import Entity
-from driftline.storage.layout import CATALOG, Kind, parse_name
+from driftline.storage.layout import CATALOG, CATALOG_RECORD, Kind, parse_name
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.workspace.workspace import Workspace
@@ -16,7 +16,13 @@ def holds_memory(workspace: Workspace) -> bool:
 
     Every entry is in the index of its tenant, where documents have none. Raises StorageError.
     """
-    return has_embedded_catalog(workspace) or any(_remembers(workspace, tenant) for tenant in workspace.tenants())
+    objects = workspace.objects
+    return has_embedded_catalog(workspace) or objects.head(CATALOG_RECORD) is not None or remembers(workspace)
+
+
+def remembers(workspace: Workspace) -> bool:
+    """Whether a memory store has flushed something into this workspace. Raises StorageError."""
+    return any(_remembers(workspace, tenant) for tenant in workspace.tenants())
 
 
 def has_embedded_catalog(workspace: Workspace) -> bool:

@@ -15,11 +15,12 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.hierarchy import EntityName, Hierarchy
 from driftline.storage.memory import index_query, upkeep
+from driftline.storage.memory.binding import Generations, open_own_catalog
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import private_keys
 from driftline.storage.memory.catalog import queries as entry_queries
 from driftline.storage.memory.catalog import writes as entry_rows
-from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, embedded_url
+from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
 from driftline.storage.memory.catalog.entities import EntityRecord
 from driftline.storage.memory.catalog.queries import EntryRow
 from driftline.storage.memory.catalog.values import (
@@ -91,13 +92,12 @@ class MemoryStore:
         with a tenant and the number of deltas in its index when there are more than ``compaction_threshold``.
         ``within`` binds the store to an entity, which is its root: no call reads, writes, lists, counts or reveals
         anything outside of it.
-        Raises BadEntity, CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew, CorruptFile,
-        AccessDenied, StorageError.
+        Raises BadEntity, CatalogMissing, CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew,
+        CorruptFile, AccessDenied, StorageError.
         """
         self.workspace = Workspace.open_for_writing(storage_uri, storage_options)
-        self.catalog = Catalog(catalog_url or _embedded(self.workspace), pool_size)
+        self.catalog = open_own_catalog(self.workspace, catalog_url, pool_size)
         self._now = now
-        self.catalog.prepare(self.workspace.config.workspace_id)
         self.names = bound_names(self.catalog, hierarchy or Hierarchy(), within)
         self.hierarchy = self.names.hierarchy
         self._blobs = Blobs(self.workspace.objects, cache_seconds)
@@ -107,7 +107,10 @@ class MemoryStore:
         watch = DeltaWatch(self.workspace.objects, compaction_threshold, on_threshold) if on_threshold else None
         self._flusher = Flusher(self.catalog, self.workspace.objects, self._search, now, watch, self.names.boundary)
         self._entities = EntityRegistry(self.catalog, self.names, now, self._flusher.notify)
-        self._writer = EntryWriter(self.catalog, self.names, self._blobs, self._pool, inline_bytes, now)
+        self._generations = Generations(self.workspace.objects, self.catalog)
+        self._writer = EntryWriter(
+            self.catalog, self.names, self._blobs, self._pool, inline_bytes, now, self._generations
+        )
         self._closing = Closing(self, self._flusher, self._pool, self.catalog)
 
     def close(self) -> None:
@@ -161,6 +164,7 @@ class MemoryStore:
             own = [row.key for row in private_keys.find(connection, [checked], visible, now).values()]
             return entry_rows.remove(connection, tenant, own, visible, now) if own else 0
 
+        self._generations.check(visible.within.tenant)
         removed = self.catalog.write(work)
         self._flusher.notify(removed)
         return removed > 0
@@ -380,13 +384,3 @@ def _check_search(top_k: int, max_distance: float | None, mode: str) -> None:
         raise UsageError("max_distance must be between 0 and 2", str(max_distance))
     if mode not in MODES:
         raise UsageError("Unknown mode of search", repr(mode)[:80], f"Modes are: {', '.join(MODES)}.")
-
-
-def _embedded(workspace: Workspace) -> str:
-    if not workspace.objects.is_local:
-        raise UsageError(
-            "A workspace in a bucket needs a separate catalog",
-            workspace.objects.uri,
-            "Set DATABASE_URL, or catalog.url: postgresql://… or sqlite:///path.",
-        )
-    return embedded_url(workspace.objects.uri)

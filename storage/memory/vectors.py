@@ -333,6 +333,11 @@ class VectorTable(LanceTable):
         return self._counted(self.open(), "key <> ''")
 
 
+def last_change(table: VectorTable) -> int:
+    """The highest outbox id that ``table`` has applied; 0 without a version. Raises CorruptFile, StorageError."""
+    return _applied(table.open()) if table.exists() else 0
+
+
 def vector_tables(objects: ObjectStore, tenant: Entity) -> list[VectorTable]:
     """The tables of a tenant, one for each embedding."""
     names = objects.list_dirs(tables_directory(tenant))

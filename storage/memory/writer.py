@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntry, CatalogError, StorageError
 from driftline.storage.hierarchy import EntityName
+from driftline.storage.memory.binding import Generations
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.database import Catalog
@@ -54,6 +55,7 @@ class EntryWriter:
         pool: ThreadPoolExecutor,
         inline_bytes: int,
         now: Callable[[], datetime],
+        generations: Generations,
     ) -> None:
         self._catalog = catalog
         self._names = names
@@ -61,16 +63,19 @@ class EntryWriter:
         self._pool = pool
         self._inline_bytes = inline_bytes
         self._now = now
+        self._generations = generations
 
     def write(self, items: Iterable[MemoryItem]) -> int:
         """Store ``items`` in one transaction; returns the number of entries. For each key, the last item wins.
 
-        Raises BadEntity, BadEntry, StorageError, and CatalogError with the paths of the blobs written in vain.
+        Raises BadEntity, BadEntry, CatalogMismatch, StorageError, and CatalogError with the paths of the blobs that were
+        written in vain.
         """
         self._catalog.check_open()
         by_tenant = self._drafted(items)
         started = time.monotonic()
-        for drafts in by_tenant.values():
+        for tenant, drafts in by_tenant.items():
+            self._generations.check(tenant)
             self._write_blobs(drafts)
         if by_tenant:
             try:

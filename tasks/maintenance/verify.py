@@ -30,6 +30,7 @@ class FindingKind(enum.StrEnum):
     COMMIT_MARKER = "source without exactly one commit marker"
     STAGED = "staged delta of a dead run"
     INDEX = "index that does not cover what it claims"
+    CATALOG = "memory without its catalog"
     BLOB = "memory entry without its value"
     MEMORY_INDEX = "memory index that differs from the catalog"
     MEMORY_VECTORS = "memory vectors that differ from the catalog"
@@ -43,7 +44,7 @@ OF_DOCUMENTS = {
     FindingKind.DUPLICATE_LINES,
 }
 """Findings that are repaired by indexing the document again."""
-OF_MEMORY = {FindingKind.BLOB, FindingKind.MEMORY_INDEX, FindingKind.MEMORY_VECTORS}
+OF_MEMORY = {FindingKind.CATALOG, FindingKind.BLOB, FindingKind.MEMORY_INDEX, FindingKind.MEMORY_VECTORS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def store(tmp_path: Path, sqlite_catalog: str) -> Iterator[MemoryStore]:
 
 @pytest.fixture
 def shared_store(tmp_path: Path, postgres_catalog: str) -> Iterator[MemoryStore]:
-    with MemoryStore(str(tmp_path / "workspace"), catalog_url=postgres_catalog) as opened:
+    with MemoryStore(str(tmp_path / "shared"), catalog_url=postgres_catalog) as opened:
         yield opened
 
 

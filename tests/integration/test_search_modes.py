@@ -330,6 +330,8 @@ def test_results_show_the_freshness_of_their_lines(tmp_path: Path, tiny_model: P
 @pytest.mark.parametrize("mode", MODES)
 def test_lines_not_yet_in_the_text_index_are_found(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "ws"
+    write(tree, {"kept.txt": "namespace\n"})
+    dl.index(str(tree), workspace=str(workspace), model=str(tiny_model))
     write(tree, {"old.txt": "argument\nparser\n"})
     dl.index(str(tree), workspace=str(workspace), model=str(tiny_model))
     write(tree, {"new.txt": "subcommand\nexclusive_group\n", "old.txt": "argument\nprefix\n"})

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from driftline.storage.errors import (
     StoreClosed,
     UsageError,
 )
+from driftline.storage.ids import new_ulid
 from driftline.storage.layout import CATALOG
 from driftline.storage.memory.catalog import neighbours, tables
 from driftline.storage.memory.catalog.migrations.unprefixed import is_unprefixed
@@ -44,7 +46,7 @@ ANALYZE_SHARE = 0.2
 looks at tables once a minute, and until then the planner may choose full scans."""
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
-_HEAD = "0002"
+_HEAD = "0003"
 _LOST_STATES = ("08", "57P")
 """SQLSTATE prefixes of PostgreSQL: connection exceptions, and a server that is shutting down or starting."""
 _REPEATABLE_STATES = ("40",)
@@ -52,6 +54,14 @@ _REPEATABLE_STATES = ("40",)
 _MIGRATION_LOCK = 7_240_931_655
 
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogIdentity:
+    """The workspace that owns a catalog, and the id by which the workspace knows it."""
+
+    workspace_id: str
+    catalog_id: str
 
 
 class Catalog:
@@ -70,7 +80,7 @@ class Catalog:
         self._connect(neighbours.file_of(parsed) if self.is_sqlite else parsed)
 
     def _connect(self, url: URL) -> None:
-        self._url = url
+        self.url = url
         self.where = url.render_as_string(hide_password=True)
         self._engine = _engine(url, self._pool_size)
 
@@ -83,45 +93,53 @@ class Catalog:
         # In SQLite, a transaction that begins as a reader and then writes cannot wait for another writer.
         return self._run("BEGIN IMMEDIATE", work)
 
-    def prepare(self, workspace_id: str) -> None:
+    def prepare(self, workspace_id: str) -> CatalogIdentity:
         """Create or upgrade the tables, and claim the catalog for ``workspace_id``.
 
         Raises CatalogMismatch if it belongs to another workspace or to a newer version of Driftline.
         """
         self.migrate()
-        owner = self.read(_workspace_id) or self.write(lambda connection: _claim(connection, workspace_id))
-        self._expect(owner, workspace_id)
+        found = self.read(_identity) or self.write(lambda connection: _claim(connection, workspace_id))
+        return self._expect(found, workspace_id)
 
     def check(self, workspace_id: str) -> None:
         """Check that the catalog belongs to ``workspace_id``. Raises CatalogMismatch."""
-        self._expect(self.belongs_to(), workspace_id)
+        self._expect(self.identity(), workspace_id)
 
-    def _expect(self, owner: str | None, workspace_id: str) -> None:
-        if owner != workspace_id:
+    def _expect(self, found: CatalogIdentity | None, workspace_id: str) -> CatalogIdentity:
+        if found is None or found.workspace_id != workspace_id:
             raise CatalogMismatch(
-                f"The catalog belongs to workspace {owner}, not to {workspace_id}",
+                f"The catalog belongs to workspace {found.workspace_id if found else None}, not to {workspace_id}",
                 self.where,
                 "Give each workspace a catalog of its own.",
             )
+        return found
 
-    def belongs_to(self) -> str | None:
-        """The id of the workspace that owns this catalog, or None.
+    def identity(self) -> CatalogIdentity | None:
+        """The ids of this catalog and of the workspace that owns it; None if there is no catalog yet.
 
         Upgrades a catalog of an earlier version, but creates none. Raises CatalogMismatch.
         """
+        if self.is_sqlite and not Path(self.url.database or "").exists():
+            return None
         version = self.read(self._version)
         if version is None and not self.read(is_unprefixed):
             return None
         if version != _HEAD:
             self.write(self._upgrade)
-        return self.read(_workspace_id)
+        return self.read(_identity)
+
+    def belongs_to(self) -> str | None:
+        """The id of the workspace that owns this catalog, or None. As ``identity``."""
+        found = self.identity()
+        return found.workspace_id if found else None
 
     def migrate(self) -> None:
         """Create the tables or upgrade them to the current version. Raises CatalogMismatch."""
         version = self.read(self._version)
         if version is None and self.is_sqlite and self.read(neighbours.are_in):
             self._engine.dispose()
-            self._connect(neighbours.file_beside(self._url))
+            self._connect(neighbours.file_beside(self.url))
         if version != _HEAD:
             self.write(self._upgrade)
         if version is None:
@@ -323,18 +341,20 @@ def _enter_wal_mode(connection: sqlite3.Connection) -> None:
             return
 
 
-def _workspace_id(connection: Connection) -> str | None:
-    workspace_id: str | None = connection.execute(sa.select(tables.about.c.workspace_id)).scalar()
-    return workspace_id
+def _identity(connection: Connection) -> CatalogIdentity | None:
+    row = connection.execute(sa.select(tables.about.c.workspace_id, tables.about.c.catalog_id)).one_or_none()
+    return CatalogIdentity(row.workspace_id, row.catalog_id) if row is not None else None
 
 
-def _claim(connection: Connection, workspace_id: str) -> str:
+def _claim(connection: Connection, workspace_id: str) -> CatalogIdentity:
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-    owner = _workspace_id(connection)
-    if owner is None:
-        connection.execute(tables.about.insert().values(workspace_id=workspace_id))
-    return owner or workspace_id
+    found = _identity(connection)
+    if found is not None:
+        return found
+    claimed = CatalogIdentity(workspace_id, new_ulid())
+    connection.execute(tables.about.insert().values(workspace_id=workspace_id, catalog_id=claimed.catalog_id))
+    return claimed
 
 
 def _is_lost(error: DBAPIError) -> bool:

@@ -66,6 +66,14 @@ _LOCK = (
     .returning(tenants.c.id, tenants.c.rev)
 )
 
+
+def raise_rev(connection: Connection, tenant: Entity, rev: int) -> None:
+    """Let the tenant continue at ``rev`` or above; registers it if it is new."""
+    lock_tenant(connection, tenant, create=True)
+    of_tenant = tenants.c.path == tenant.directory
+    connection.execute(sa.update(tenants).where(of_tenant, tenants.c.rev < rev).values(rev=rev))
+
+
 # -- reading ---------------------------------------------------------------------------------
 
 

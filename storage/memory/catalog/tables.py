@@ -55,8 +55,9 @@ about = sa.Table(
     "ltm_about",
     metadata,
     sa.Column("workspace_id", sa.String(64), primary_key=True),
+    sa.Column("catalog_id", sa.String(32)),
 )
-"""One row: the workspace that this catalog belongs to."""
+"""One row: the workspace that this catalog belongs to, and its own id, which the workspace records."""
 
 tenants = sa.Table(
     "ltm_tenants",

@@ -44,7 +44,7 @@ def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, with
         names = [f"new_{name}" for name in (*columns, *same)]
         rows = zip(*columns.values(), *(repeat(value) for value in same.values()), strict=False)
         connection.execute(_REPLACE, [dict(zip(names, row, strict=True)) for row in rows])
-    _update_owners(connection, [ids[path] for path in new.path], new.size_bytes, known.values())
+    add_to_owners(connection, [ids[path] for path in new.path], new.size_bytes, known.values())
     blobs = set(new.blob_path)
     _retire(connection, (row.blob_path for row in known.values() if row.blob_path not in blobs), now)
     left = [known[key].path if key in known else None for key in new.key]
@@ -70,7 +70,7 @@ def remove(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: S
     rows = _locked(connection, tenant, keys, scope)
     for some in chunks(row.key for row in rows):
         connection.execute(entries.delete().where(entries.c.tenant_id == tenant.id, entries.c.key.in_(some)))
-    _update_owners(connection, [], [], rows)
+    add_to_owners(connection, [], [], rows)
     _retire(connection, (row.blob_path for row in rows), now)
     _enqueue(connection, tenant, [row.key for row in rows], [None] * len(rows), [row.path for row in rows], now)
     return len(rows)
@@ -125,7 +125,7 @@ def _locked_query(dialect: str, is_deep: bool, is_limited: bool) -> sa.Select[An
     )
 
 
-def _update_owners(
+def add_to_owners(
     connection: Connection, added: Sequence[int], sizes_bytes: Sequence[int], removed: Iterable[EntryRow]
 ) -> None:
     """Update the totals of the owners; ``added`` and ``sizes_bytes`` have the owner and size of each new entry."""

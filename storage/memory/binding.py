@@ -1,0 +1,226 @@
+"""Which catalog is a workspace's own: the workspace records its id, and works with no other (DESIGN, "Memory").
+
+Without the record, a store that is opened without its database's URL would make a second, empty catalog, and a cleanup
+that believes it would delete every blob.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy.engine import URL
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import (
+    AlreadyExists,
+    CatalogMismatch,
+    CatalogMissing,
+    CorruptFile,
+    ObjectNotFound,
+    UsageError,
+)
+from driftline.storage.layout import CATALOG, CATALOG_RECORD
+from driftline.storage.memory.catalog import entities as entity_tree
+from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, CatalogIdentity, embedded_url
+from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.memory.presence import has_embedded_catalog, remembers
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.records import FORMAT_VERSION, read_record
+from driftline.storage.workspace.workspace import Workspace
+
+WAYS_BACK = (
+    "Set DATABASE_URL (or LTM_CONFIG) to its catalog. If that is lost: driftline memory restore. "
+    "If another one shall take its place: driftline memory adopt."
+)
+
+
+class CatalogRecord(BaseModel):
+    """``_catalog.json``: the catalog of the memory in a workspace.
+
+    ``where`` is ``_catalog.sqlite``, or a URL without secrets. While ``restoring``, the catalog is incomplete.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    catalog_id: str
+    where: str
+    restoring: bool = False
+
+
+def recorded(workspace: Workspace) -> CatalogRecord | None:
+    """The record of the workspace's catalog; None before there is memory. Raises CorruptFile, WorkspaceTooNew."""
+    return read_record(workspace.objects, CATALOG_RECORD, CatalogRecord)
+
+
+def catalog_url(workspace: Workspace, configured: str | None) -> str:
+    """The ``configured`` URL, else that of the file in the workspace, which must be local then. Raises UsageError."""
+    if configured is not None:
+        return configured
+    if not workspace.objects.is_local:
+        raise UsageError(
+            "A workspace in a bucket needs a separate catalog",
+            workspace.objects.uri,
+            "Set DATABASE_URL, or catalog.url: postgresql://… or sqlite:///path.",
+        )
+    return embedded_url(workspace.objects.uri)
+
+
+def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: int = DEFAULT_POOL_SIZE) -> Catalog:
+    """Open the workspace's own catalog, and create it if the workspace holds no memory yet.
+
+    Raises CatalogMissing if the catalog is lost or another one is configured that is empty, CatalogMismatch if it is
+    another workspace's or another one than was recorded, CatalogError, UsageError, CorruptFile, StorageError.
+    """
+    record = recorded(workspace)
+    catalog = Catalog(catalog_url(workspace, configured), pool_size)
+    try:
+        found = catalog.identity()
+        if found is None:
+            unknown = remembers(workspace) or (has_embedded_catalog(workspace) and not _is_embedded(workspace, catalog))
+            if record is not None or (unknown and catalog.identity() is None):
+                raise _missing(workspace, catalog, record)
+        found = catalog.prepare(workspace.config.workspace_id)
+        if record is None:
+            record = _record(workspace, catalog, found)
+        if record.catalog_id != found.catalog_id:
+            raise CatalogMismatch(
+                f"The memory of this workspace is in another catalog ({_place(workspace, record)})",
+                catalog.where,
+                WAYS_BACK,
+            )
+        if record.restoring:
+            raise CatalogMismatch("The catalog is being restored", catalog.where, "Run: driftline memory restore")
+    except BaseException:
+        catalog.close()
+        raise
+    return catalog
+
+
+def trouble(workspace: Workspace, catalog: Catalog | None) -> str | None:
+    """Why memory cannot be judged by ``catalog``, which may be None if none was found; None if it can be, or if there
+    is no memory. Raises CatalogError, StorageError.
+    """
+    if record_is_damaged(workspace):
+        return f"the record of its catalog is damaged ({workspace.objects.uri}/{CATALOG_RECORD})"
+    record = recorded(workspace)
+    if catalog is None:
+        is_lost = record is not None and record.where == CATALOG
+        return f"its catalog is lost ({_place(workspace, record)})" if is_lost and record is not None else None
+    found = catalog.identity()
+    if found is None or (record is not None and record.catalog_id != found.catalog_id):
+        place = _place(workspace, record) if record is not None else "unknown"
+        return f"{catalog.where} is not its catalog, which is {place}"
+    if record is not None and record.restoring:
+        return "its catalog is being restored"
+    older = older_tenants(workspace, catalog)
+    return f"its catalog is older than the index of {', '.join(older)}" if older else None
+
+
+def record_is_damaged(workspace: Workspace) -> bool:
+    """Whether the record of the catalog cannot be read. Raises StorageError, WorkspaceTooNew."""
+    try:
+        recorded(workspace)
+    except CorruptFile:
+        return True
+    return False
+
+
+def older_tenants(workspace: Workspace, catalog: Catalog) -> list[str]:
+    """The tenants whose index has changes that the catalog has not, as after a return to an old backup."""
+    older: list[str] = []
+    for tenant in workspace.tenants():
+        rev = catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0
+        if MemoryIndex(workspace.objects, tenant.directory).max_rev() > rev:
+            older.append(str(tenant))
+    return older
+
+
+class Generations:
+    """Compares the catalog with the index of each tenant once, before a process writes to it."""
+
+    def __init__(self, objects: ObjectStore, catalog: Catalog) -> None:
+        self._objects, self._catalog = objects, catalog
+        self._checked = set[Entity]()
+
+    def check(self, tenant: Entity) -> None:
+        """Raises CatalogMismatch if the index has changes that the catalog has not: it would hide the new ones."""
+        if tenant in self._checked:
+            return
+        rev = self._catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0
+        if MemoryIndex(self._objects, tenant.directory).recent_rev() > rev:
+            raise CatalogMismatch(
+                f"The catalog is older than the index of {tenant}, as after a return to a backup",
+                self._catalog.where,
+                "Return to the newer catalog, or go on with this one: driftline memory adopt.",
+            )
+        self._checked.add(tenant)
+
+
+def adopt(workspace: Workspace, catalog: Catalog) -> CatalogRecord:
+    """Make ``catalog`` the workspace's own, whatever was recorded.
+
+    It continues with revisions above those in the indexes; what it does not know is then no memory any more. Raises
+    CatalogMismatch if it is empty or another workspace's, CatalogError, StorageError.
+    """
+    catalog.check(workspace.config.workspace_id)
+    found = catalog.prepare(workspace.config.workspace_id)
+    for tenant in workspace.tenants():
+        rev = MemoryIndex(workspace.objects, tenant.directory).max_rev()
+        if rev:
+            catalog.write(partial(entity_tree.raise_rev, tenant=tenant, rev=rev))
+    return write_record(workspace, catalog, found.catalog_id)
+
+
+def write_record(workspace: Workspace, catalog: Catalog, catalog_id: str, *, restoring: bool = False) -> CatalogRecord:
+    """Record ``catalog`` as the workspace's own. Raises PreconditionFailed, StorageError."""
+    objects = workspace.objects
+    record = CatalogRecord(catalog_id=catalog_id, where=_where(workspace, catalog), restoring=restoring)
+    data = record.model_dump_json(indent=1).encode()
+    try:
+        _, version = objects.get_versioned(CATALOG_RECORD)
+    except ObjectNotFound:
+        objects.create(CATALOG_RECORD, data)
+    else:
+        objects.replace(CATALOG_RECORD, data, version)
+    return record
+
+
+def _record(workspace: Workspace, catalog: Catalog, found: CatalogIdentity) -> CatalogRecord:
+    """Record a catalog of a workspace without a record; returns that of another process if it came first."""
+    record = CatalogRecord(catalog_id=found.catalog_id, where=_where(workspace, catalog))
+    try:
+        workspace.objects.create(CATALOG_RECORD, record.model_dump_json(indent=1).encode())
+    except AlreadyExists:
+        return recorded(workspace) or record
+    return record
+
+
+def _missing(workspace: Workspace, catalog: Catalog, record: CatalogRecord | None) -> CatalogMissing:
+    place = _place(workspace, record) if record is not None else "unknown, written by an earlier version"
+    return CatalogMissing(
+        f"{catalog.where} is empty, but this workspace holds memory, whose catalog is {place}",
+        workspace.objects.uri,
+        WAYS_BACK,
+    )
+
+
+def _place(workspace: Workspace, record: CatalogRecord) -> str:
+    return f"{workspace.objects.uri}/{CATALOG}" if record.where == CATALOG else record.where
+
+
+def _where(workspace: Workspace, catalog: Catalog) -> str:
+    return CATALOG if _is_embedded(workspace, catalog) else public_url(catalog.url)
+
+
+def public_url(url: URL) -> str:
+    """``url`` without user, password and options."""
+    return url.set(username=None, password=None, query={}).render_as_string()
+
+
+def _is_embedded(workspace: Workspace, catalog: Catalog) -> bool:
+    if not (workspace.objects.is_local and catalog.is_sqlite):
+        return False
+    return os.path.realpath(catalog.url.database or "") == os.path.realpath(f"{workspace.objects.uri}/{CATALOG}")

@@ -1,0 +1,127 @@
+"""Rebuilds a lost catalog from the indexes and blobs of a workspace (DESIGN, "Memory").
+
+The index of each entity holds its own entries with their values, or with the paths of their blobs. Entries of indexes
+from before they held values are restored if they have a blob; the others are reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+
+import pyarrow as pa
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CatalogMismatch
+from driftline.storage.ids import content_hash
+from driftline.storage.layout import Kind, parse_name
+from driftline.storage.memory.binding import CatalogRecord, catalog_url, recorded, write_record
+from driftline.storage.memory.catalog import entities as entity_tree
+from driftline.storage.memory.catalog import restoring
+from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.index import FIELDS, VALUE_FIELDS, MemoryIndex
+from driftline.storage.memory.vectors import last_change, vector_tables
+from driftline.storage.workspace.workspace import Workspace
+
+_COLUMNS = tuple(field.name for field in (*FIELDS, *VALUE_FIELDS))
+
+
+@dataclass(slots=True)
+class Restored:
+    """What a restore has done: ``entries`` are in the catalog now, and the values of the ``lost`` keys are nowhere."""
+
+    where: str
+    tenants: int = 0
+    entries: int = 0
+    lost: list[str] = field(default_factory=list)
+
+
+def restore_catalog(workspace: Workspace, configured: str | None) -> Restored:
+    """Make a new catalog at the ``configured`` URL, by default in the workspace, from indexes and blobs.
+
+    Safe to repeat after an interruption. Changes that had not reached the indexes, and entities without entries, are
+    not restored. Raises UsageError if the catalog is there, CatalogMismatch if it is another workspace's,
+    CatalogError, StorageError.
+    """
+    record = recorded(workspace)
+    catalog = Catalog(catalog_url(workspace, configured))
+    try:
+        _check_is_lost(workspace, catalog, record)
+        identity = catalog.prepare(workspace.config.workspace_id)
+        write_record(workspace, catalog, identity.catalog_id, restoring=True)
+        restored = Restored(catalog.where)
+        last = 0  # the highest id of a change that any table of vectors has applied
+        for tenant in workspace.tenants():
+            tables = vector_tables(workspace.objects, tenant)
+            last = max([last, *map(last_change, tables)])
+            if _restore_tenant(workspace, catalog, tenant, restored):
+                restored.tenants += 1
+        if last:
+            catalog.write(partial(restoring.continue_outbox, last=last))
+        write_record(workspace, catalog, identity.catalog_id)
+        return restored
+    finally:
+        catalog.close()
+
+
+def _check_is_lost(workspace: Workspace, catalog: Catalog, record: CatalogRecord | None) -> None:
+    found = catalog.identity()
+    if found is None:
+        return
+    catalog.check(workspace.config.workspace_id)
+    if record is not None and record.restoring and record.catalog_id == found.catalog_id:
+        return  # an earlier restore was interrupted
+    raise CatalogMismatch(
+        "There is a catalog of this workspace, so nothing is restored",
+        catalog.where,
+        "Use it, or make it the workspace's own: driftline memory adopt. To replace it, delete it first.",
+    )
+
+
+def _restore_tenant(workspace: Workspace, catalog: Catalog, tenant: Entity, restored: Restored) -> bool:
+    objects, of_sources = workspace.objects, workspace.config.hierarchy[-1]
+    blobs: dict[tuple[str, str], str] = {}
+    places = set[str]()
+    for info in objects.list(tenant.directory):
+        name = parse_name(info.path)
+        if name.kind in (Kind.BASE, Kind.DELTA) and Entity.of_directory(name.place).type != of_sources:
+            places.add(name.place)
+        elif name.kind is Kind.BLOB:
+            key_hash, value_hash, _ = info.path.rpartition("/")[2].split("-", 2)
+            blobs[key_hash, value_hash] = info.path
+    if not places:
+        return False
+    rev = max(MemoryIndex(objects, place).max_rev() for place in places)
+    catalog.write(partial(entity_tree.raise_rev, tenant=tenant, rev=rev))
+    for place in sorted(places):
+
+        def restore(pieces: Iterator[pa.Table], place: str = place) -> tuple[int, list[str]]:
+            return _restore_pieces(catalog, tenant, place, pieces, blobs)
+
+        entries, lost = MemoryIndex(objects, place).reduce(restore, columns=_COLUMNS)
+        restored.entries += entries
+        restored.lost += lost
+    return True
+
+
+def _restore_pieces(
+    catalog: Catalog, tenant: Entity, place: str, pieces: Iterator[pa.Table], blobs: Mapping[tuple[str, str], str]
+) -> tuple[int, list[str]]:
+    entries, lost = 0, []
+    for piece in pieces:
+        rows = []
+        for row in piece.to_pylist():
+            if row["entity"] != place:
+                continue  # the index of its owner has it, too
+            if row["inline"] is None and row["blob_path"] is None:
+                row["blob_path"] = blobs.get((content_hash(row["key"].encode()), row["content_hash"]))
+            if row["inline"] is None and row["blob_path"] is None:
+                lost.append(row["key"])
+            else:
+                rows.append(row)
+        if rows:
+            catalog.write(partial(restoring.insert, tenant=tenant, rows=rows, now=datetime.now(UTC)))
+        entries += len(rows)
+    return entries, lost

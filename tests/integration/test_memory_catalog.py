@@ -1,0 +1,346 @@
+"""A workspace knows its catalog: no second one appears, a lost one is restored, and an old one is recognised."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+from driftline.flows.actions import register_actions
+from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
+from driftline.flows.runs.cleanup_run import CleanupReport, CleanupRequest, clean_workspace
+from driftline.flows.runs.verification_run import VerifyReport, VerifyRequest, verify_workspace
+from driftline.storage.errors import CatalogMismatch, CatalogMissing, StorageError
+from driftline.storage.layout import CATALOG, CATALOG_RECORD
+from driftline.storage.memory import index as memory_index
+from driftline.storage.memory.binding import adopt, recorded
+from driftline.storage.memory.catalog import restoring
+from driftline.storage.memory.catalog.database import Catalog, embedded_url
+from driftline.storage.memory.catalog.tables import about
+from driftline.storage.memory.restore import restore_catalog
+from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.embedder import WordTableEmbedder
+from driftline.tasks.maintenance.verify import FindingKind
+from tests.faults.faults import Crash, Faults, Mode, injected
+
+ACME, OWNER = "org:acme", "org:acme/project:alpha/user:alice"
+LARGE = "a value that is not inlined " * 100
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (CONFIG_VARIABLE, *VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "workspace")
+
+
+@pytest.fixture
+def embedder(tiny_model: Path) -> Callable[[], WordTableEmbedder]:
+    loaded = WordTableEmbedder.open(str(tiny_model))
+    return lambda: loaded
+
+
+def fill(place: str, **options: Any) -> None:
+    with MemoryStore(place, **options) as store:
+        store.store_many(MemoryItem(f"large {n}", LARGE + str(n), OWNER) for n in range(3))
+        store.store("small", {"n": 1}, ACME, metadata={"kind": "note"})
+
+
+def values(place: str, **options: Any) -> dict[str, Any]:
+    with MemoryStore(place, **options) as store:
+        found = {key: store.retrieve(key, ACME) for key in ("small", "large 0", "large 1", "large 2", "later")}
+        return {key: entry.value for key, entry in found.items() if entry is not None}
+
+
+EVERYTHING = {"small": {"n": 1}, **{f"large {n}": LARGE + str(n) for n in range(3)}}
+
+
+def blobs(place: str) -> set[str]:
+    return {path.name for path in Path(place).rglob("*.json") if path.stem.count("-") == 2}
+
+
+def cleaned(place: str) -> CleanupReport:
+    return clean_workspace(CleanupRequest(place, 0.0, False))
+
+
+def findings(report: VerifyReport) -> list[FindingKind]:
+    return [finding.kind for finding in report.findings]
+
+
+def verified(place: str, repair: bool = False) -> VerifyReport:
+    return verify_workspace(VerifyRequest(place, repair))
+
+
+def lose_catalog(place: str) -> None:
+    for path in Path(place).glob(f"{CATALOG}*"):
+        path.unlink()
+
+
+# -- no second catalog -----------------------------------------------------------------------
+
+
+def test_without_its_url_no_second_catalog_appears_and_no_blob_is_deleted(
+    place: str, postgres_catalog: str, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(place, catalog_url=postgres_catalog)
+    kept = blobs(place)
+    monkeypatch.setenv("DRIFTLINE_WORKSPACE", place)
+    for command in (["put", "stray", "1", "--entity", OWNER], ["get", "small", "--in", ACME], ["list", ACME]):
+        refused = driftline("memory", *command, "--json")
+        assert (refused.code, refused.json["error"]) == (2, "catalog_missing")
+        assert "postgresql" in refused.json["message"]
+        assert "DATABASE_URL" in refused.json["fix"]
+    assert not (Path(place) / CATALOG).exists()
+    swept = driftline("cleanup", "--delete", "--max-age-seconds", 0, "--json")
+    assert swept.code == 0
+    assert "Memory blobs are not judged" in str(swept.json["skipped"])
+    assert blobs(place) == kept
+    monkeypatch.setenv("DATABASE_URL", postgres_catalog)
+    assert json.loads(driftline("memory", "get", "small", "--in", ACME).out) == {"n": 1}
+
+
+def test_the_record_names_no_user_and_no_password(place: str, postgres_catalog: str) -> None:
+    fill(place, catalog_url=postgres_catalog.replace("driftline@", "driftline:hunter2@"))
+    text = (Path(place) / CATALOG_RECORD).read_text()
+    assert "postgresql" in text
+    assert "hunter2" not in text
+    assert "driftline@" not in text
+
+
+def test_an_empty_database_is_refused_where_there_is_memory(place: str, postgres_catalog: str) -> None:
+    fill(place)
+    with pytest.raises(CatalogMissing, match=CATALOG):
+        MemoryStore(place, catalog_url=postgres_catalog)
+    catalog = Catalog(postgres_catalog)
+    assert catalog.identity() is None
+    catalog.close()
+    assert values(place) == EVERYTHING
+
+
+def test_the_catalog_of_another_workspace_is_refused(place: str, tmp_path: Path) -> None:
+    fill(place)
+    fill(str(tmp_path / "other"))
+    other = embedded_url(str(tmp_path / "other"))
+    with pytest.raises(CatalogMismatch, match="belongs to workspace"):
+        MemoryStore(place, catalog_url=other)
+    catalog = Catalog(other)
+    with pytest.raises(CatalogMismatch, match="belongs to workspace"):
+        adopt(Workspace.open(place), catalog)
+    catalog.close()
+
+
+def test_a_workspace_of_an_earlier_version_records_its_catalog_when_it_is_opened(place: str) -> None:
+    fill(place)
+    (Path(place) / CATALOG_RECORD).unlink()
+    engine = sa.create_engine(embedded_url(place))
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE ltm_about DROP COLUMN catalog_id"))
+        connection.execute(sa.text("UPDATE ltm_version SET version_num = '0002'"))
+    engine.dispose()
+    assert values(place) == EVERYTHING
+    record = recorded(Workspace.open(place))
+    assert record is not None
+    catalog = Catalog(embedded_url(place))
+    assert catalog.read(lambda c: c.execute(sa.select(about.c.catalog_id)).scalar_one()) == record.catalog_id
+    catalog.close()
+
+
+def test_memory_of_an_earlier_version_without_its_catalog_is_refused(place: str, postgres_catalog: str) -> None:
+    fill(place, catalog_url=postgres_catalog)
+    (Path(place) / CATALOG_RECORD).unlink()
+    with pytest.raises(CatalogMissing, match="earlier version"):
+        MemoryStore(place)
+    assert values(place, catalog_url=postgres_catalog) == EVERYTHING
+
+
+def test_stores_that_are_opened_at_once_agree_on_one_catalog(place: str) -> None:
+    Workspace.open_for_writing(place)
+    with ThreadPoolExecutor(4) as pool:
+        for store in pool.map(lambda _: MemoryStore(place), range(4)):
+            store.close()
+    fill(place)
+    assert values(place) == EVERYTHING
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_first_opening_that_is_interrupted_anywhere_is_made_good_by_the_next(
+    place: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = Faults()
+    with injected(undisturbed):
+        fill(place)
+    at = next(n for n, name in enumerate(undisturbed.log) if CATALOG_RECORD in name)
+    for step in range(max(0, at - 1), at + 2):
+        shutil.rmtree(place)
+        try:
+            with injected(Faults(mode, step)):
+                fill(place)
+        except (Crash, StorageError):
+            fill(place)
+        assert values(place) == EVERYTHING
+
+
+def test_actions_tell_a_lost_catalog_by_its_type(place: str) -> None:
+    fill(place)
+    lose_catalog(place)
+    actions: dict[str, Any] = {}
+    register_actions(actions, settings={"ltm": {"storage": {"uri": place}}})
+    answer = actions["ltm.store"](state={}, key="stray", value=1, entity=OWNER)
+    assert (answer["success"], answer["error_type"]) == (False, "catalog_missing")
+
+
+# -- a lost catalog --------------------------------------------------------------------------
+
+
+def test_a_lost_catalog_is_told_by_everything_and_restored_by_one_command(
+    place: str, driftline: Callable[..., Any], embedder: Callable[[], WordTableEmbedder]
+) -> None:
+    fill(place, embedder=embedder)
+    kept = blobs(place)
+    lose_catalog(place)
+    with pytest.raises(CatalogMissing, match="is empty"):
+        MemoryStore(place)
+    assert "is lost" in str(cleaned(place).skipped)
+    assert blobs(place) == kept
+    report = verified(place)
+    assert findings(report) == [FindingKind.CATALOG]
+    assert "is lost" in report.findings[0].detail
+    assert findings(verified(place, repair=True)) == [FindingKind.CATALOG]
+    assert not (Path(place) / CATALOG).exists()
+
+    restored = driftline("memory", "restore", "--workspace", place, "--json")
+    assert (restored.code, restored.json["entries"], restored.json["lost"]) == (0, 4, [])
+    assert values(place) == EVERYTHING
+    assert findings(verified(place)) == []
+    with MemoryStore(place, embedder=embedder) as store:
+        entry = store.retrieve("small", ACME)
+        assert entry is not None
+        assert entry.metadata == {"kind": "note"}
+        store.store("later", "a namespace parser", OWNER)
+        store.flush()
+        assert "later" in {hit.record.key for hit in store.search_memory("parser", scope=ACME)}
+        assert store.retrieve_by_entity("org", "acme", True).total_count == 5
+    assert findings(verified(place)) == []
+    cleaned(place)
+    assert blobs(place) == kept
+
+
+def test_a_catalog_in_postgresql_is_restored(place: str, postgres_server: Any, postgres_catalog: str) -> None:
+    fill(place, catalog_url=postgres_catalog)
+    fresh = postgres_server.database()
+    restored = restore_catalog(Workspace.open(place), fresh)
+    assert (restored.entries, restored.lost) == (4, [])
+    assert values(place, catalog_url=fresh) == EVERYTHING
+    with pytest.raises(CatalogMismatch, match="another catalog"):
+        MemoryStore(place, catalog_url=postgres_catalog)
+
+
+def test_a_catalog_that_is_there_is_not_restored(place: str) -> None:
+    fill(place)
+    with pytest.raises(CatalogMismatch, match="nothing is restored"):
+        restore_catalog(Workspace.open(place), None)
+
+
+def test_an_interrupted_restore_is_continued_and_nothing_trusts_it_before(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(place)
+    kept = blobs(place)
+    lose_catalog(place)
+    original, calls = restoring.insert, iter([False, True])
+
+    def insert(*arguments: Any, **options: Any) -> int:
+        if next(calls, False):
+            raise StorageError("The disk is full", place)
+        return original(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(restoring, "insert", insert)
+        with pytest.raises(StorageError):
+            restore_catalog(Workspace.open(place), None)
+    with pytest.raises(CatalogMismatch, match="being restored"):
+        MemoryStore(place)
+    cleaned(place)
+    assert blobs(place) == kept
+    restore_catalog(Workspace.open(place), None)
+    assert values(place) == EVERYTHING
+
+
+def test_indexes_from_before_they_held_values_restore_what_has_a_blob(
+    place: str, monkeypatch: pytest.MonkeyPatch, driftline: Callable[..., Any]
+) -> None:
+    def without_values(self: Any, objects: Any, directory: str) -> None:
+        super(memory_index.MemoryIndex, self).__init__(objects, directory, memory_index.KIND, memory_index.FIELDS)
+
+    def bare(rows: pa.Table, directory: str) -> pa.Table:
+        return rows.select([field.name for field in memory_index.FIELDS])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_index.MemoryIndex, "__init__", without_values)
+        patch.setattr(memory_index, "_own_values", bare)
+        fill(place)
+    lose_catalog(place)
+    restored = driftline("memory", "restore", "--workspace", place, "--json")
+    assert (restored.code, restored.json["entries"], restored.json["lost"]) == (1, 3, ["small"])
+    assert values(place) == {key: value for key, value in EVERYTHING.items() if key != "small"}
+
+
+def test_a_damaged_record_is_found_and_written_again(place: str) -> None:
+    fill(place)
+    (Path(place) / CATALOG_RECORD).write_text("{")
+    assert "is damaged" in str(cleaned(place).skipped)
+    assert findings(verified(place)) == [FindingKind.CATALOG]
+    assert findings(verified(place, repair=True)) == []
+    assert values(place) == EVERYTHING
+
+
+# -- an old catalog --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def backup(place: str, tmp_path: Path) -> str:
+    """A workspace whose catalog has been replaced by its backup from before the last entry."""
+    fill(place)
+    shutil.copy(Path(place) / CATALOG, tmp_path / "backup")
+    with MemoryStore(place) as store:
+        store.store("later", LARGE, OWNER)
+    lose_catalog(place)
+    shutil.copy(tmp_path / "backup", Path(place) / CATALOG)
+    return place
+
+
+def test_a_catalog_from_a_backup_deletes_nothing_and_writes_to_no_index(backup: str) -> None:
+    kept = blobs(backup)
+    assert "older than the index" in str(cleaned(backup).skipped)
+    assert blobs(backup) == kept
+    assert findings(verified(backup)) == [FindingKind.CATALOG]
+    with MemoryStore(backup) as store:
+        with pytest.raises(CatalogMismatch, match="older than the index"):
+            store.store("stray", LARGE, OWNER)
+        with pytest.raises(CatalogMismatch, match="older than the index"):
+            store.delete("small", ACME)
+    assert blobs(backup) == kept
+
+
+def test_a_catalog_from_a_backup_may_be_adopted(backup: str, driftline: Callable[..., Any]) -> None:
+    adopted = driftline("memory", "adopt", "--workspace", backup, "--json")
+    assert (adopted.code, adopted.json["catalog"]) == (0, CATALOG)
+    verified(backup, repair=True)
+    assert findings(verified(backup)) == []
+    assert values(backup) == EVERYTHING
+    with MemoryStore(backup) as store:
+        store.store("later", 2, OWNER)
+    assert values(backup)["later"] == 2
+    assert findings(verified(backup)) == []
