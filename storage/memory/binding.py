@@ -6,6 +6,7 @@ that believes it would delete every blob.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import partial
 
@@ -133,8 +134,9 @@ def older_tenants(workspace: Workspace, catalog: Catalog) -> list[str]:
     older: list[str] = []
     for tenant in workspace.tenants():
         rev = catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0
-        if MemoryIndex(workspace.objects, tenant.directory).max_rev() > rev:
-            older.append(str(tenant))
+        with contextlib.suppress(CorruptFile):  # a damaged index is a finding of its own, and rebuilt from the catalog
+            if MemoryIndex(workspace.objects, tenant.directory).max_rev() > rev:
+                older.append(str(tenant))
     return older
 
 
@@ -150,7 +152,10 @@ class Generations:
         if tenant in self._checked:
             return
         rev = self._catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0
-        if MemoryIndex(self._objects, tenant.directory).recent_rev() > rev:
+        recent = 0
+        with contextlib.suppress(CorruptFile):  # a damaged index is rebuilt from the catalog
+            recent = MemoryIndex(self._objects, tenant.directory).recent_rev()
+        if recent > rev:
             raise CatalogMismatch(
                 f"The catalog is older than the index of {tenant}, as after a return to a backup",
                 self._catalog.where,

@@ -68,7 +68,7 @@ class EntryWriter:
     def write(self, items: Iterable[MemoryItem]) -> int:
         """Store ``items`` in one transaction; returns the number of entries. For each key, the last item wins.
 
-        Raises BadEntity, BadEntry, CatalogMismatch, StorageError, and CatalogError with the paths of the blobs that were
+        Raises BadEntity, BadEntry, CatalogMismatch, StorageError, and CatalogError with the paths of the blobs
         written in vain.
         """
         self._catalog.check_open()

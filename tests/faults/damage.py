@@ -36,6 +36,8 @@ KINDS = {
     "run record": "*/_runs/*.json",
     "manifest": "*/*/source:*/_index_delta_*.parquet",
     "memory index": "*/_index_delta_*.parquet",
+    "record of the memory catalog": "_catalog.json",
+    "memory catalog": "_catalog.sqlite",
     "value of a memory entry": "org:default/????????????????????????????????-*.json",
     "version of the table of lines": "*/_tables/line_*/_versions/*.manifest",
     "lines": "*/_tables/line_*/data/*.lance",

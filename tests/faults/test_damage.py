@@ -11,7 +11,7 @@ from tests.faults.damage import COMMANDS, KINDS, Example, cells
 
 LOST_FOR_GOOD = {"value of a memory entry"}
 """No other file holds it; verify names it."""
-BY_ANOTHER_COMMAND = {"vectors of memory", "words of memory", "maintenance lease"}
+BY_ANOTHER_COMMAND = {"memory catalog", "vectors of memory", "words of memory", "maintenance lease"}
 """The error or finding names the command, or the file to delete, since ``verify --repair`` cannot judge."""
 
 
