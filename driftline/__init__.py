@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
-from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
 
 if TYPE_CHECKING:
     from driftline.flows.memory.dict_backend import HierarchicalLTMBackend, create_ltm_backend
@@ -202,13 +202,14 @@ if not TYPE_CHECKING:  # type checkers would take every misspelled name for one 
 
 
 def open(uri: str, storage_options: Mapping[str, Any] | None = None) -> Workspace:
-    """Open the workspace at a path or URI for reading.
+    """Open the workspace at a path or URI for reading; a plain name, such as ``notes``, is one below DRIFTLINE_HOME.
 
     Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied, UnknownScheme, MissingExtra, StorageError.
     """
+    from driftline.flows.config.locate import workspace_named
     from driftline.storage.workspace.workspace import Workspace
 
-    return Workspace.open(uri, storage_options)
+    return Workspace.open(workspace_named(uri), storage_options)
 
 
 def index(
@@ -242,11 +243,12 @@ def index(
     Raises UsageError, AccessDenied, CorruptFile before anything is written; DeletionRefused, LeaseHeld, LeaseLost,
     StorageError, ExecutorError later. What was committed until then stays, and the next run continues from there.
     """
+    from driftline.flows.config.locate import workspace_named
     from driftline.flows.runs.index_run import IndexRequest, index_sources
 
     request = IndexRequest(
         sources=sources,
-        workspace=workspace,
+        workspace=workspace_named(workspace),
         entity=entity,
         include=tuple(include),
         exclude=tuple(exclude),
@@ -274,29 +276,39 @@ def search(
     *,
     top_k: int = DEFAULT_TOP_K,
     max_distance: float | None = None,
+    min_relevance: float | None = None,
     n_lines: int = DEFAULT_N_LINES,
     where: LineFilter | None = None,
+    workspace_name: str | None = None,
     mode: Mode = "hybrid",
     strategy: Strategy = "auto",
-    fallback_threshold: float = 0.5,
+    fallback_threshold: float = FALLBACK_THRESHOLD,
     explain: bool = False,
 ) -> SearchReport:
     """Find the windows of lines that answer ``query``, best first.
 
-    ``max_distance`` (1 - cosine, 0 to 2) drops lines that are farther away; ``n_lines`` is the context on each side.
-    ``mode`` ranks by words and meaning (``hybrid``), by meaning alone (``vector``) or by words alone (``text``).
+    ``max_distance`` (1 - cosine, 0 to 2) drops lines that are farther away; ``min_relevance`` (0 to 1) drops those that
+    are nearer than a smaller share of random lines, which means the same with every model. ``n_lines`` is the context
+    on each side. ``workspace_name`` is a named workspace of ``driftline.toml``, which narrows the search as ``where``
+    does. ``mode`` ranks by words and meaning (``hybrid``), by meaning alone (``vector``) or by words alone (``text``).
     ``strategy`` chooses when filters apply; with ``hybrid`` they apply after the vector search where at least the
     share ``fallback_threshold`` of the lines matches. With ``explain`` the report describes what the search did.
 
     Raises UsageError, WorkspaceNotFound, ModelNotFound, FingerprintMismatch, CorruptFile, AccessDenied, StorageError.
     """
+    from driftline.flows.config.named_workspaces import named_workspace
+    from driftline.storage.lines.filters import LineFilter
     from driftline.tasks.search import query as searching
 
+    if workspace_name is not None:
+        within, _ = named_workspace(workspace_name)
+        where = within if where is None else LineFilter(all_of=(where, within))
     return searching.search(
         open(workspace) if isinstance(workspace, str) else workspace,
         query,
         top_k=top_k,
         max_distance=max_distance,
+        min_relevance=min_relevance,
         n_lines=n_lines,
         where=where,
         mode=mode,
@@ -312,6 +324,7 @@ def grep(
     model: str | None = None,
     top_k: int = DEFAULT_TOP_K,
     max_distance: float | None = None,
+    min_relevance: float | None = None,
     n_lines: int = DEFAULT_N_LINES,
     ignore_case: bool = False,
 ) -> SearchReport:
@@ -329,6 +342,7 @@ def grep(
         open_embedder(model),
         top_k=top_k,
         max_distance=max_distance,
+        min_relevance=min_relevance,
         n_lines=n_lines,
         ignore_case=ignore_case,
     )

@@ -41,7 +41,7 @@ class SkipReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DocMeta:
+class ManifestRow:
     """One file of a source, as recorded in the manifest.
 
     ``path`` is relative and posix; ``mtime_ns`` is in nanoseconds; ``etag`` is "" if the store has none; ``hash`` is
@@ -59,6 +59,19 @@ class DocMeta:
     lines: int = 0
     reason: str | None = None
     racy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DocMeta:
+    """What a program knows of a document whose lines it stores by hand: ``mtime`` is in seconds since 1970.
+
+    ``version`` is CURRENT_EMBEDDING_VERSION, of the way in which its text was prepared.
+    """
+
+    path: str
+    size_bytes: int
+    mtime: float
+    version: int = CURRENT_EMBEDDING_VERSION
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_type_hints
 
 from driftline.storage.errors import UsageError
+from driftline.storage.lines.defaults import Strategy
 
 ENGINE_ARGUMENTS = frozenset(
     {"state", "engine", "node", "node_name", "graph", "config", "parallel_results", "run_id", "thread_id"}
@@ -341,5 +342,6 @@ Flag: TypeAlias = Annotated[bool, Kind(flag)]
 Moment: TypeAlias = Annotated[datetime, Kind(moment)]
 Fields: TypeAlias = Annotated[Mapping[str, Any], Kind(fields)]
 SearchMode: TypeAlias = Annotated[Literal["hybrid", "vector", "text"], Kind(choice("hybrid", "vector", "text"))]
+FilterStrategy: TypeAlias = Annotated[Strategy, Kind(choice(*get_args(Strategy)))]
 OneEntity: TypeAlias = Annotated[str | tuple[str, str], Kind(entity)]
 Entities: TypeAlias = Annotated[list[str | tuple[str, str]], Kind(entities)]

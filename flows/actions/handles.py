@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import weakref
 from collections.abc import Callable, MutableSequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftline.flows.config.paths import local_path
+from driftline.flows.config.paths import absolute_workspace, is_plain_name, local_path
+from driftline.flows.config.surroundings import Surroundings
 from driftline.storage.errors import UsageError
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from driftline.storage.model import Embedder
 
-HOME_VARIABLE = "DRIFTLINE_HOME"
-"""The folder that holds workspaces that are called by a plain name."""
 CLOSE_HOOKS = ("register_cleanup", "add_close_hook", "on_close")
 """Methods of an engine that take a function to call when it closes, or lists of such functions; the first counts."""
 
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
 
 class Handles:
-    """Open workspaces, and the embedder of ad-hoc searches. Threads may share it; it opens nothing after ``close``."""
+    """Open workspaces, and the embedders of ad-hoc searches. Threads may share it; it opens nothing after ``close``."""
 
     def __init__(self, home: str | None = None) -> None:
         self._home = home
         self._lock = threading.Lock()
         self._workspaces: dict[str, Workspace] = {}
-        self._embedder: Embedder | None = None
+        self._embedders: dict[str | None, Embedder] = {}
         self._closed = False
 
     def locate(self, name: str) -> str:
         """The URI or absolute path of a workspace: a plain name lies in the home, a path where it says."""
-        if _PLAIN_NAME.fullmatch(name):
-            return str(Path(self._home or workspaces_home()).expanduser().absolute() / name)
+        if is_plain_name(name):
+            around = Surroundings.current()
+            return absolute_workspace(name, around.cwd, self._home or around.workspaces_home)
         path = local_path(name)
         return name if path is None else os.path.abspath(path)
 
@@ -52,33 +48,26 @@ class Handles:
             self._workspaces[uri] = opened
         return opened
 
-    def embedder(self) -> Embedder:
-        """The default embedder, with its table of words. Raises ModelNotFound."""
+    def embedder(self, model: str | None = None) -> Embedder:
+        """The embedder of ``model``, by default the default one, with its table of words. Raises ModelNotFound."""
         self._check()
         from driftline.tasks.search.grep import open_embedder
 
         with self._lock:
-            if self._embedder is None:
-                self._embedder = open_embedder()
-            return self._embedder
+            if model not in self._embedders:
+                self._embedders[model] = open_embedder(model)
+            return self._embedders[model]
 
     def close(self) -> None:
         """Let go of everything; may be called again."""
         with self._lock:
             self._closed = True
             self._workspaces.clear()
-            self._embedder = None
+            self._embedders.clear()
 
     def _check(self) -> None:
         if self._closed:
             raise UsageError("The engine of this action has been closed", fix="Register the actions with a new one.")
-
-
-def workspaces_home() -> str:
-    """Where plain names of workspaces lead: DRIFTLINE_HOME, else the user's data folder (XDG)."""
-    given = os.environ.get(HOME_VARIABLE)
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return given or f"{data}/driftline/workspaces"
 
 
 def close_with(engine: Any, close: Callable[[], None]) -> None:

@@ -5,10 +5,23 @@ Their arguments are read as ``arguments`` says.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
-from driftline.flows.actions.arguments import Count, Distance, Flag, Fraction, Name, Names, Query, SomeNames, Text
+from driftline.flows.actions.arguments import (
+    Count,
+    Distance,
+    FilterStrategy,
+    Flag,
+    Fraction,
+    Name,
+    Names,
+    Query,
+    SearchMode,
+    SomeNames,
+)
 from driftline.flows.actions.calls import Action, Result, action
 from driftline.flows.actions.handles import Handles, close_with
 from driftline.flows.actions.registering import bind
@@ -17,15 +30,20 @@ from driftline.flows.actions.skipped import SkippedFiles
 from driftline.flows.config.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.models import model_of
 
 
 @action
 def workspace_create(
-    state: Any, path: Name | None = None, workspace: Name | None = None, handles: Handles | None = None
+    state: Any,
+    path: Name | None = None,
+    workspace: Name | None = None,
+    model: Name | None = None,
+    handles: Handles | None = None,
 ) -> Result:
     """Create a workspace unless it is there: ``{workspace, created}``; ``workspace`` is where it lies.
 
-    ``path`` and ``workspace`` are two names of one argument.
+    ``path`` and ``workspace`` are two names of one argument. ``model`` is that of a new workspace.
     """
     handles = handles or Handles()
     named = path if workspace is None else workspace
@@ -37,7 +55,11 @@ def workspace_create(
     try:
         handles.workspace(uri)
     except WorkspaceNotFound:
-        return {"workspace": Workspace.open_for_writing(uri).objects.uri, "created": True}
+        bound = model_of(model) if model is not None else None
+        created = Workspace.open_for_writing(uri)
+        if bound is not None:
+            created.bind_model(bound.name, bound.fingerprint, bound.dim)
+        return {"workspace": created.objects.uri, "created": True}
     return {"workspace": uri, "created": False}
 
 
@@ -50,6 +72,7 @@ def workspace_index(
     extensions: Names | None = None,
     dry_run: Flag = False,
     max_delete_fraction: Fraction = DEFAULT_MAX_DELETE_FRACTION,
+    model: Name | None = None,
     handles: Handles | None = None,
 ) -> Result:
     """Bring a workspace in step with files, folders, globs and bucket URIs.
@@ -70,6 +93,7 @@ def workspace_index(
         dry_run=dry_run,
         max_delete_fraction=max_delete_fraction,
         on_skip=skipped.add,
+        model=model,
     )
     counts = [report.to_dict() for report in reports]
     return {
@@ -87,22 +111,46 @@ def workspace_search(
     workspace: Name,
     query: Query,
     paths: Names | None = None,
-    top_k: Count = 10,
+    top_k: Count | None = None,
     max_distance: Distance | None = None,
-    n_lines: Count = 3,
-    mode: Text = "hybrid",
+    n_lines: Count | None = None,
+    mode: SearchMode | None = None,
+    min_relevance: Fraction | None = None,
+    dirs: Names | None = None,
+    globs: Names | None = None,
+    exts: Names | None = None,
+    entity: Names | None = None,
+    workspace_name: Name | None = None,
+    strategy: FilterStrategy | None = None,
+    fallback_threshold: Fraction | None = None,
+    explain: Flag = False,
     handles: Handles | None = None,
 ) -> Result:
-    """Search a workspace: ``{results, query}``, with results as ``driftline search --json`` has them."""
+    """Search a workspace: ``{results, query}``, with results as ``driftline search --json`` has them.
+
+    What is left out comes from ``[search]`` of ``driftline.toml``. With ``explain`` there is an ``explanation``, too.
+    """
     from driftline.flows.actions.sources import filter_for
+    from driftline.flows.config.named_workspaces import named_workspace
+    from driftline.flows.config.search_settings import search_arguments
+    from driftline.flows.output.search_journal import record_search
+    from driftline.tasks.search.narrowing import narrowed
     from driftline.tasks.search.query import search
 
     handles = handles or Handles()
     opened = handles.workspace(handles.locate(workspace))
-    where = None if paths is None else filter_for(opened, paths)
-    limits: dict[str, Any] = {"top_k": top_k, "max_distance": max_distance, "n_lines": n_lines, "mode": mode}
-    report = search(opened, query, where=where, **limits)
-    return {"results": report.to_dict()["results"], "query": query}
+    also = [] if paths is None else [filter_for(opened, paths)]
+    also += [named_workspace(workspace_name)[0]] if workspace_name is not None else []
+    where = narrowed(opened, dirs=dirs or (), globs=globs or (), exts=exts or (), entities=entity or (), also=also)
+    told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
+    arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
+    limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
+    started = time.monotonic()
+    report = search(opened, query, where=where, explain=True, **limits, **arguments)
+    record_search(opened, report.explanation, time.monotonic() - started)
+    found = report.to_dict()
+    explanation = {"explanation": found["explanation"]} if explain else {}
+    return {"results": found["results"], "query": query, **explanation}
 
 
 @action
@@ -139,6 +187,8 @@ def semantic(
     top_k: Count = 10,
     max_distance: Distance | None = None,
     n_lines: Count = 3,
+    min_relevance: Fraction | None = None,
+    model: Name | None = None,
     handles: Handles | None = None,
 ) -> Result:
     """Search files: ``{results, query}``.
@@ -152,11 +202,13 @@ def semantic(
     handles = handles or Handles()
     skipped = SkippedFiles()
     limits: dict[str, Any] = {"top_k": top_k, "max_distance": max_distance, "n_lines": n_lines}
+    limits["min_relevance"] = min_relevance
+    embedder = partial(handles.embedder, model)
     if workspace is None:
-        report = grep(query, read_texts(files, on_skip=skipped.add), handles.embedder(), **limits)
+        report = grep(query, read_texts(files, on_skip=skipped.add), embedder(), **limits)
     else:
         opened = handles.workspace(handles.locate(workspace))
-        report = search_files(opened, query, files, handles.embedder, **limits, on_skip=skipped.add)
+        report = search_files(opened, query, files, embedder, **limits, on_skip=skipped.add)
     return {"results": report.to_dict()["results"], "query": query, **skipped.to_dict()}
 
 

@@ -7,13 +7,14 @@ from importlib.metadata import version
 from typing import Any
 
 from driftline.flows.actions import semtools_cli, semtools_program
-from driftline.flows.actions.arguments import Count, Distance, Flag, Query, Seconds, SomeNames, Version
+from driftline.flows.actions.arguments import Count, Distance, Flag, Fraction, Name, Query, Seconds, SomeNames, Version
 from driftline.flows.actions.calls import Result, action
 from driftline.flows.actions.handles import Handles
 from driftline.flows.actions.semtools_answers import Match
 from driftline.flows.actions.semtools_program import Program
 from driftline.flows.actions.skipped import SkippedFiles
 from driftline.storage.errors import UsageError
+from driftline.tasks.search.hits import Hit
 
 DEFAULT_MAX_DISTANCE = 0.5
 ENGINES = ("cli", "auto", "driftline")
@@ -30,15 +31,18 @@ def _semtools_search(
     timeout: Seconds = semtools_cli.TIMEOUT_SECONDS,
     min_version: Version | None = None,
     check_version: Flag = False,
+    model: Name | None = None,
+    min_relevance: Fraction | None = None,
     handles: Handles | None = None,
 ) -> Result:
     """Search files line by line: ``{matches, best_match, has_matches, total_matches, query, engine, version}``.
 
     ``engine="cli"`` takes an installed program of semtools, for at most ``timeout`` seconds, ``engine="auto"`` if there
     is one; ``check_version`` asks for semtools_program.MIN_VERSION, ``min_version`` for another one. A match is
-    ``{file, line, score, text, context}``. Files that cannot be searched are ``skipped_files``.
+    ``{file, line, score, text, context}``; with our own engine it has its ``relevance``, too. Files that cannot be
+    searched are ``skipped_files``.
     """
-    from driftline.tasks.search.grep import NamedText, grep, read_texts
+    from driftline.tasks.search.grep import grep, read_texts
 
     wanted = min_version or (semtools_program.MIN_VERSION if check_version else None)
     program = _program(engine, wanted)
@@ -46,23 +50,21 @@ def _semtools_search(
     texts = read_texts(files, on_skip=skipped.add)
     matches: Sequence[Match]
     if program is not None:
-        given: list[NamedText] = list(texts)
-        matches = semtools_cli.search(
-            program,
-            query,
-            given,
-            max_distance=max_distance,
-            n_results=n_results,
-            n_lines=n_lines,
-            timeout_seconds=timeout,
-        )
+        if model is not None or min_relevance is not None:
+            raise UsageError("A program of semtools takes neither model nor min_relevance", fix="Use another engine.")
+        limits: dict[str, Any] = {"max_distance": max_distance, "n_results": n_results, "n_lines": n_lines}
+        matches = semtools_cli.search(program, query, list(texts), timeout_seconds=timeout, **limits)
     else:
-        embedder = (handles or Handles()).embedder()
-        report = grep(query, texts, embedder, top_k=n_results, max_distance=max_distance, n_lines=n_lines)
-        matches = [
-            {"file": hit.path, "line": hit.line, "score": hit.score, "text": hit.text, "context": list(hit.context)}
-            for hit in report.results
-        ]
+        report = grep(
+            query,
+            texts,
+            (handles or Handles()).embedder(model),
+            top_k=n_results,
+            max_distance=max_distance,
+            min_relevance=min_relevance,
+            n_lines=n_lines,
+        )
+        matches = [_match(hit) for hit in report.results]
     return {
         "matches": matches,
         "best_match": max(matches, key=lambda match: match["score"], default=None),
@@ -73,6 +75,11 @@ def _semtools_search(
         "version": version("driftline") if program is None else program.version,
         **skipped.to_dict(),
     }
+
+
+def _match(hit: Hit) -> Match:
+    found = {"file": hit.path, "line": hit.line, "score": hit.score, "relevance": hit.relevance}
+    return {**found, "text": hit.text, "context": list(hit.context)}
 
 
 def _program(engine: Any, wanted: str | None) -> Program | None:

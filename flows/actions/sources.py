@@ -44,6 +44,7 @@ def index_paths(
     dry_run: bool = False,
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION,
     on_skip: Callable[[str, str], None] = lambda path, reason: None,
+    model: str | None = None,
 ) -> list[SourceReport]:
     """Bring the sources of ``paths`` in step; one report for each source. ``on_skip`` is told of files left out.
 
@@ -68,6 +69,7 @@ def index_paths(
             wait_seconds=WAIT_SECONDS,
             dry_run=dry_run,
             max_delete_fraction=max_delete_fraction,
+            model=model,
         )
         for report in _run(request, taken_over):
             reports.setdefault(report.entity, report)

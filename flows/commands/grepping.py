@@ -15,6 +15,7 @@ from driftline.flows.commands.app import DONE, NOTHING_FOUND, app, show
 from driftline.flows.commands.options import (
     JsonOption,
     MaxDistanceOption,
+    MinRelevanceOption,
     ModelOption,
     NLinesOption,
     QueryArgument,
@@ -38,6 +39,7 @@ def grep(
     ],
     top_k: TopKOption = DEFAULT_TOP_K,
     max_distance: MaxDistanceOption = None,
+    min_relevance: MinRelevanceOption = None,
     n_lines: NLinesOption = DEFAULT_N_LINES,
     ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
     model: ModelOption = None,
@@ -56,6 +58,7 @@ def grep(
         open_embedder(model),
         top_k=top_k,
         max_distance=max_distance,
+        min_relevance=min_relevance,
         n_lines=n_lines,
         ignore_case=ignore_case,
     ).to_dict()

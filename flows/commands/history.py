@@ -24,11 +24,15 @@ def runs(
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.run_series import newest_runs, to_row
+    from driftline.flows.output.search_journal import searches_by_hour
     from driftline.flows.output.terminal import print_runs
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))
-    result = {"workspace": opened.objects.uri, "runs": [to_row(run) for run in newest_runs(opened, limit)]}
+    result = {
+        "workspace": opened.objects.uri,
+        "runs": [to_row(run) for run in newest_runs(opened, limit, searches_by_hour(opened))],
+    }
     show(result, as_json, print_runs)
     return DONE
 
@@ -52,11 +56,12 @@ def report(
     from driftline.flows.config.toml_file import options_for, prices_for
     from driftline.flows.output.html_report import render
     from driftline.flows.output.run_series import newest_runs
+    from driftline.flows.output.search_journal import searches_by_hour
     from driftline.flows.output.terminal import print_json
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))
-    recent_runs = newest_runs(opened, limit)
+    recent_runs = newest_runs(opened, limit, searches_by_hour(opened))
     page = render(opened.stats(), recent_runs, datetime.now(UTC), prices_for())
     try:
         out.write_text(page, encoding="utf-8", errors="backslashreplace")

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import takewhile
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +38,9 @@ from driftline.storage.errors import DriftlineError, UsageError
 COMMANDS = (indexing, searching, grepping, keeping, deploying, serving, ci, history, memory, trusting)
 """Importing a module adds its commands to ``app``."""
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
+_BASES = typer.BadParameter.__mro__
+_WRONG_USE_ERRORS: Any = _BASES[_BASES.index(Exception) - 1]
+"""The base of what typer raises for wrong use, whose name depends on its version."""
 _GARBAGE_THRESHOLD = 50_000
 """New objects between two garbage collections: imports create many objects and hardly any garbage."""
 
@@ -69,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], as_json: bool) -> int:
     try:
         code = int(app(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
-    except typer.TyperException as error:
+    except _WRONG_USE_ERRORS as error:
         fix = "Try 'driftline --help'."
         return _fail(WRONG_USE, "usage", f"{error.format_message().rstrip('.')}. {fix}", as_json, fix=fix)
     except DriftlineError as error:

@@ -55,6 +55,12 @@ MaxDistanceOption = Annotated[
     float | None,
     typer.Option("--max-distance", min=0.0, max=2.0, help="Drop results farther than this (1 - cosine)."),
 ]
+MinRelevanceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--min-relevance", min=0.0, max=1.0, help="Drop results nearer than fewer than this share of random lines."
+    ),
+]
 NLinesOption = Annotated[int, typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.")]
 WithinOption = Annotated[
     str | None,

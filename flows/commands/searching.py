@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,13 +16,14 @@ from driftline.flows.commands.options import (
     ConfigOption,
     JsonOption,
     MaxDistanceOption,
-    NLinesOption,
+    MinRelevanceOption,
     QueryArgument,
-    TopKOption,
     WorkspaceOption,
 )
 from driftline.flows.config.locate import workspace_for_reading
-from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+from driftline.flows.config.named_workspaces import named_workspace
+from driftline.flows.config.search_settings import search_arguments
+from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
 
 if TYPE_CHECKING:
     from driftline.storage.lines.filters import LineFilter
@@ -38,13 +40,30 @@ EntitiesOption = Annotated[
 NamedOption = Annotated[
     str | None, typer.Option("--in", metavar="NAME", help="Only in this named workspace of driftline.toml.")
 ]
+TopKOption = Annotated[
+    int | None, typer.Option("--top-k", min=0, help="Maximum number of results.", show_default=str(DEFAULT_TOP_K))
+]
+NLinesOption = Annotated[
+    int | None,
+    typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.", show_default=str(DEFAULT_N_LINES)),
+]
 ModeOption = Annotated[
-    Literal["hybrid", "vector", "text"],
-    typer.Option(help="Rank by words and meaning, by meaning alone, or by words alone."),
+    Literal["hybrid", "vector", "text"] | None,
+    typer.Option(help="Rank by words and meaning, by meaning alone, or by words alone.", show_default="hybrid"),
 ]
 StrategyOption = Annotated[
-    Literal["auto", "prefilter", "postfilter", "hybrid"],
-    typer.Option(help="When filters apply; all values but auto are for comparison."),
+    Literal["auto", "prefilter", "postfilter", "hybrid"] | None,
+    typer.Option(help="When filters apply; all values but auto are for comparison.", show_default="auto"),
+]
+ThresholdOption = Annotated[
+    float | None,
+    typer.Option(
+        "--fallback-threshold",
+        min=0.0,
+        max=1.0,
+        help="With --strategy hybrid: filter later where this share matches.",
+        show_default=str(FALLBACK_THRESHOLD),
+    ),
 ]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Show what the search did and how long it took.")]
 
@@ -53,64 +72,62 @@ ExplainOption = Annotated[bool, typer.Option("--explain", help="Show what the se
 def search(
     query: QueryArgument,
     workspace: WorkspaceOption = None,
-    top_k: TopKOption = DEFAULT_TOP_K,
+    top_k: TopKOption = None,
     max_distance: MaxDistanceOption = None,
-    n_lines: NLinesOption = DEFAULT_N_LINES,
+    min_relevance: MinRelevanceOption = None,
+    n_lines: NLinesOption = None,
     paths: PathsOption = None,
     dirs: DirsOption = None,
     globs: GlobsOption = None,
     exts: ExtsOption = None,
     entities: EntitiesOption = None,
     named: NamedOption = None,
-    mode: ModeOption = "hybrid",
-    strategy: StrategyOption = "auto",
+    mode: ModeOption = None,
+    strategy: StrategyOption = None,
+    fallback_threshold: ThresholdOption = None,
     explain: ExplainOption = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Find the lines that answer QUERY. Exit code 1 when there are none."""
+    """Find the lines that answer QUERY. Exit code 1 when there are none.
+
+    What is left out comes from [search] of driftline.toml.
+    """
     within: LineFilter | None = None
     if named is not None:
-        within, default_workspace = _named(config, named)
+        within, default_workspace = named_workspace(named, config)
         workspace = workspace or default_workspace
     target = workspace_for_reading(workspace)
-    from driftline.storage.entities import Entity
-    from driftline.storage.lines.filters import LineFilter
-    from driftline.tasks.search.named_places import where_named
+    from driftline.flows.output.search_journal import record_search
+    from driftline.tasks.search.narrowing import narrowed
     from driftline.tasks.search.query import search as search_lines
 
     opened = _open(target)
-    where = LineFilter(
-        entities=tuple(Entity.parse(path, opened.config.hierarchy) for path in entities) if entities else None,
-        globs=tuple(globs) if globs else None,
-        exts=tuple(exts) if exts else None,
-        any_of=(within,) if within else None,
-        all_of=(
-            *([where_named(opened, paths, "file")] if paths else []),
-            *([where_named(opened, dirs, "folder")] if dirs else []),
-        ),
+    where = narrowed(
+        opened,
+        paths=paths or (),
+        dirs=dirs or (),
+        globs=globs or (),
+        exts=exts or (),
+        entities=entities or (),
+        also=(within,) if within else (),
     )
+    told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
+    arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
+    started = time.monotonic()
     report = search_lines(
         opened,
         query,
-        top_k=top_k,
         max_distance=max_distance,
-        n_lines=n_lines,
+        min_relevance=min_relevance,
         where=where,
-        mode=mode,
-        strategy=strategy,
-        explain=explain,
+        explain=True,
+        **arguments,
     )
+    record_search(opened, report.explanation, time.monotonic() - started)
+    report = report if explain else replace(report, explanation=None)
     show(report.to_dict(), as_json, partial(_print_hits, target))
     return DONE if report.results else NOTHING_FOUND
-
-
-def _named(config: str | None, name: str) -> tuple[LineFilter, str]:
-    """The filter of a named workspace of ``driftline.toml``, and the workspace that the file names."""
-    from driftline.flows.config.toml_file import named_workspace_filter, open_config
-
-    configuration = open_config(config)
-    return named_workspace_filter(configuration, name), configuration.workspace
 
 
 def _print_hits(workspace: str, result: dict[str, Any]) -> None:

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
 
 
+def workspace_named(name: str, surroundings: Surroundings | None = None) -> str:
+    """The absolute path or URI of the workspace that a caller names: a plain name is below DRIFTLINE_HOME."""
+    around = surroundings or Surroundings.current()
+    return absolute_workspace(name, around.cwd, around.workspaces_home)
+
+
 def workspace_for_reading(given: str | None, surroundings: Surroundings | None = None) -> str:
     """The workspace to search: ``given``, else the environment's, else the nearest from the working directory upward.
 
@@ -25,7 +31,7 @@ def workspace_for_reading(given: str | None, surroundings: Surroundings | None =
     around = surroundings or Surroundings.current()
     named = given or around.environ.get(WORKSPACE_VARIABLE)
     if named:
-        return absolute_workspace(named, around.cwd)
+        return absolute_workspace(named, around.cwd, around.workspaces_home)
     from driftline.flows.config.toml_file import CONFIG_VARIABLE, find_config, load_config  # loads pydantic
 
     folder, config = nearest_workspace(around.cwd), find_config(None, around)
@@ -56,7 +62,7 @@ def workspace_for_indexing(
     around = surroundings or Surroundings.current()
     named = given or around.environ.get(WORKSPACE_VARIABLE) or (configuration.workspace if configuration else None)
     if named:
-        return absolute_workspace(named, around.cwd)
+        return absolute_workspace(named, around.cwd, around.workspaces_home)
     proposals: dict[Path, str] = {}
     for source in sources:
         path = local_path(source)

@@ -11,6 +11,7 @@ WORKSPACE_FOLDER = ".driftline"
 
 # A single letter before the colon is a Windows drive, not a scheme.
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _LOCAL_SCHEMES = frozenset({"file", "local"})
 
 
@@ -24,9 +25,16 @@ def local_path(uri: str) -> Path | None:
     return Path(match["rest"]) if match["scheme"].lower() in _LOCAL_SCHEMES else None
 
 
-def absolute_workspace(workspace: str, cwd: Path) -> str:
-    """A bare path as an absolute one; a URI stays as it is."""
+def absolute_workspace(workspace: str, cwd: Path, home: str) -> str:
+    """A plain name, such as ``notes``, below ``home``; another bare path as an absolute one; a URI as it is."""
+    if is_plain_name(workspace):
+        return str((cwd / Path(home).expanduser() / workspace).absolute())
     return workspace if _URI.fullmatch(workspace) else str((cwd / Path(workspace).expanduser()).resolve())
+
+
+def is_plain_name(workspace: str) -> bool:
+    """Whether ``workspace`` is a name, rather than a path such as ``./notes`` or a URI."""
+    return _PLAIN_NAME.fullmatch(workspace) is not None
 
 
 def absolute_uri(uri: str, folder: Path) -> str:

@@ -6,12 +6,13 @@ import difflib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cronsim import CronSim, CronSimError
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError, field_validator
 
 from driftline.storage.errors import UsageError
+from driftline.storage.lines.defaults import Strategy
 
 SHORTEST_INTERVAL_SECONDS = 1.0
 _CRON_FIELDS = 5
@@ -69,6 +70,16 @@ class PriceTable(Table):
         return self.model_dump(exclude_none=True)
 
 
+class SearchTable(Table):
+    """``[search]``: what a search does that is not told otherwise."""
+
+    strategy: Strategy | None = None
+    fallback_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: NonNegativeInt | None = None
+    n_lines: NonNegativeInt | None = None
+    mode: Literal["hybrid", "vector", "text"] | None = None
+
+
 class File(Table):
     """The whole file."""
 
@@ -78,6 +89,7 @@ class File(Table):
     workspaces: dict[Text, WorkspaceTable] = {}
     storage_options: dict[Text, str | int | float | bool] = {}
     prices: PriceTable = PriceTable()
+    search: SearchTable = SearchTable()
     memory: dict[Text, Any] = {}
 
 
@@ -103,7 +115,7 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
     where = place(path)
     if table is SourceTable and len(location) > 1 and isinstance(location[1], int):
         where = place(path, "sources", location[1])
-    elif location[0] in ("workspaces", "storage_options", "prices") and len(location) > 1:
+    elif location[0] in ("workspaces", "storage_options", "prices", "search") and len(location) > 1:
         where = place(path, f"[{location[0]}.{location[1]}]" if table is WorkspaceTable else f"[{location[0]}]")
     if kind == "extra_forbidden":
         known = sorted(table.model_fields)
@@ -123,6 +135,8 @@ def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:
     head, rest = str(location[0]), location[1:]
     if head == "prices" and rest:
         return PriceTable, str(rest[0])
+    if head == "search" and rest:
+        return SearchTable, str(rest[0])
     if head == "sources" and len(rest) > 1:
         return SourceTable, str(rest[1])
     if head == "workspaces" and len(rest) > 1:

@@ -66,8 +66,9 @@ class Configuration:
 
     ``workspace`` is an absolute path or a URI, by default ``.driftline`` beside the file. ``storage_options`` keep
     secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are those of
-    1,000 requests, by kind. ``memory`` has the sections of ``settings.ltm``, references included. A file that is not
-    trusted has neither storage options nor memory: ``is_withheld``.
+    1,000 requests, by kind. ``search`` has what a search does unless it is told otherwise. ``memory`` has the sections
+    of ``settings.ltm``, references included. A file that is not trusted has neither storage options nor memory:
+    ``is_withheld``.
     """
 
     path: Path
@@ -77,6 +78,7 @@ class Configuration:
     workspaces: Mapping[str, tuple[WorkspacePart, ...]] = field(default_factory=dict)
     storage_options: Mapping[str, str] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
+    search: Mapping[str, Any] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
     is_withheld: bool = False
 
@@ -163,6 +165,12 @@ def prices_for(surroundings: Surroundings | None = None) -> Mapping[str, float]:
     """The price of 1,000 requests by kind, from the located file; empty without one."""
     path = find_config(None, surroundings)
     return load_config(path).prices if path is not None else {}
+
+
+def search_settings(surroundings: Surroundings | None = None) -> Mapping[str, Any]:
+    """The ``[search]`` of the located file; empty without one. Raises UsageError."""
+    path = find_config(None, surroundings)
+    return load_config(path).search if path is not None else {}
 
 
 def memory_table_for(workspace: str, surroundings: Surroundings | None = None) -> Mapping[str, Any]:
@@ -260,6 +268,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         workspaces,
         options,
         parsed.prices.known,
+        parsed.search.model_dump(exclude_none=True),
         _memory(parsed.memory, place(file, "[memory]")),
     )
 

@@ -17,15 +17,17 @@ MAX_ANSWER_BYTES = 64 * 1024
 
 
 class LinesFound(BaseModel):
-    """A window of lines. Numbers are 1-based; ``line`` and ``text`` are its best line."""
+    """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line."""
 
     path: str
+    file: str
     source: str
     line: int
     start_line: int
     end_line: int
     score: float | None
     distance: float | None
+    relevance: float
     rank: int
     text: str
     context: list[str]
@@ -85,12 +87,14 @@ def search_answer(query: str, hits: Sequence[Hit]) -> SearchAnswer:
         results.append(
             LinesFound(
                 path=hit.path,
+                file=hit.file,
                 source=hit.source,
                 line=hit.line,
                 start_line=hit.start_line,
                 end_line=hit.start_line + len(context) - 1,
                 score=hit.score,
                 distance=hit.distance,
+                relevance=hit.relevance,
                 rank=hit.rank,
                 text=_cut(hit.text),
                 context=context,

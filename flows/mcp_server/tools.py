@@ -6,6 +6,7 @@ Clients see the docstrings of the tools and the descriptions of their parameters
 from __future__ import annotations
 
 import functools
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ from typing import Annotated, ParamSpec, TypeVar
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
+from driftline.flows.config.named_workspaces import named_workspace
 from driftline.flows.mcp_server import answers
 from driftline.flows.mcp_server.answers import MAX_ANSWER_BYTES, ContextAnswer, IndexStatus, SearchAnswer
 from driftline.flows.mcp_server.memory import FilterValue, MemoryAnswer, memory_answer
+from driftline.flows.output.search_journal import record_search
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
+from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
@@ -77,6 +81,19 @@ class LineTools:
         mode: Annotated[
             Mode, Field(description="Rank by words and meaning, by meaning alone, or by words alone.")
         ] = "hybrid",
+        strategy: Annotated[
+            Strategy, Field(description="When filters apply; all values but auto are for comparison.")
+        ] = "auto",
+        fallback_threshold: Annotated[
+            float, Field(ge=0, le=1, description="With the strategy hybrid: filter later where this share matches.")
+        ] = FALLBACK_THRESHOLD,
+        min_relevance: Annotated[
+            float | None,
+            Field(ge=0, le=1, description="Drop results nearer than fewer than this share of random lines."),
+        ] = None,
+        workspace_name: Annotated[
+            str | None, Field(description="Only in this named workspace of the server's driftline.toml.")
+        ] = None,
     ) -> SearchAnswer:
         """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
         where = LineFilter(
@@ -85,16 +102,23 @@ class LineTools:
             dirs=tuple(dirs) if dirs else None,
             globs=tuple(globs) if globs else None,
             exts=tuple(exts) if exts else None,
+            all_of=None if workspace_name is None else (named_workspace(workspace_name)[0],),
         )
+        workspace, started = self.workspace.reread(), time.monotonic()
         report = search(
-            self.workspace.reread(),
+            workspace,
             query,
             top_k=top_k,
             n_lines=n_lines,
             max_distance=max_distance,
+            min_relevance=min_relevance,
             where=where,
             mode=mode,
+            strategy=strategy,
+            fallback_threshold=fallback_threshold,
+            explain=True,
         )
+        record_search(workspace, report.explanation, time.monotonic() - started)
         return answers.search_answer(query, report.results)
 
     def index_status(self) -> IndexStatus:

@@ -64,6 +64,10 @@ def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
     yield line_plot("Deltas by source", history.deltas(), steps=True)
     yield line_plot("Size of the workspace, compaction by compaction", size, unit="MB")
     yield line_plot("Recall@10 of the vector index", history.measured("recall_at_10"))
+    searches = history.of_runs("search", "median of an hour", lambda run: run.seconds * 1000.0)
+    hit_rates = history.of_runs("search", "mean of an hour", lambda run: run.report.get("hit_rate"))
+    yield line_plot("Search time with a filter", [searches], unit="ms")
+    yield line_plot("Hit rate of filters: share of the lines that they allow", [hit_rates])
     yield line_plot("Search time, p50", history.measured("p50_seconds", 1000.0), unit="ms")
 
 

@@ -19,11 +19,15 @@ from driftline.storage.workspace.workspace import Workspace
 _SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read")
 
 
-def newest_runs(workspace: Workspace, limit: int) -> list[RunRecord]:
-    """At most ``limit`` runs of all tenants, newest first; a run over several tenants counts once."""
+def newest_runs(workspace: Workspace, limit: int, others: Iterable[RunRecord] = ()) -> list[RunRecord]:
+    """At most ``limit`` runs of all tenants and ``others``, newest first; a run over several tenants counts once.
+
+    ``others`` are newest first, too.
+    """
     histories = [RunHistory(workspace.objects, tenant) for tenant in workspace.tenants()]
     run_ids = heapq.merge(*(((run_id, n) for run_id in runs.ids()) for n, runs in enumerate(histories)), reverse=True)
-    return list(islice(_read(run_ids, histories), limit))
+    every = heapq.merge(_read(run_ids, histories), others, key=_moment, reverse=True)
+    return list(islice(every, limit))
 
 
 def _read(run_ids: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -> Iterator[RunRecord]:
@@ -77,6 +81,8 @@ def _figures(run: RunRecord) -> dict[str, Any]:
             }
         case "cleanup":
             return {"deleted": sum(part.get("deleted_count", 0) for part in _parts(run))}
+        case "search":
+            return {name: report.get(name) for name in ("searches", "hit_rate")}
         case "remove":
             return {name: report.get(name) for name in ("entity", "documents", "lines")}
     return {}

@@ -22,7 +22,7 @@ from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.run_history import RunHistory
 from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatch
 from driftline.tasks.embedding.context import ModelRef
-from driftline.tasks.embedding.models import dimension, fingerprint, resolve_model
+from driftline.tasks.embedding.models import dimension, fingerprint, is_earlier_version, resolve_model
 from driftline.tasks.git.work_tree import git_origin
 from driftline.tasks.scanning.claims import Claim
 from driftline.tasks.scanning.ignore import Rules
@@ -133,7 +133,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
     current = workspace.config.fingerprint
     replaces = None
     if current is not None and current != model.fingerprint:
-        if not request.reembed:
+        if not request.reembed and not _is_earlier_version(model, current):
             raise fingerprint_mismatch(workspace.objects.uri, workspace.config, model.name)
         replaces = current
     plans: list[SourcePlan] = []
@@ -165,6 +165,10 @@ def _workspace_of(request: IndexRequest) -> Workspace:
 def _model_for(name: str | None, config: WorkspaceConfig) -> ModelRef:
     files = resolve_model(config.model if name is None else name)
     return ModelRef(files.name, fingerprint(files), dimension(files))
+
+
+def _is_earlier_version(model: ModelRef, fingerprint: str) -> bool:
+    return is_earlier_version(resolve_model(model.name), fingerprint)
 
 
 def plan_source(

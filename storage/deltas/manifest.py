@@ -12,7 +12,7 @@ from driftline.storage.deltas.delta_index import DeltaIndex
 from driftline.storage.entities import Entity
 from driftline.storage.ids import derived_ulid
 from driftline.storage.layout import parse_staged_name, staged_name
-from driftline.storage.model import DocMeta
+from driftline.storage.model import ManifestRow
 from driftline.storage.objects.store import ObjectStore
 
 KIND = "documents"
@@ -28,7 +28,7 @@ FIELDS = (
     pa.field("racy", pa.bool_()),
 )
 SCHEMA = pa.schema(FIELDS)
-"""One row per document; ``reason`` is null for an indexed document (see DocMeta)."""
+"""One row per document; ``reason`` is null for an indexed document (see ManifestRow)."""
 
 _BATCH_BITS = 32
 
@@ -91,7 +91,7 @@ def parse_staged(name: str) -> BatchId:
     return BatchId(*parsed)
 
 
-def to_table(documents: Sequence[DocMeta]) -> pa.Table:
+def to_table(documents: Sequence[ManifestRow]) -> pa.Table:
     """``documents`` as a table of ``SCHEMA``."""
     columns = {name: [getattr(document, name) for document in documents] for name in SCHEMA.names}
     return pa.table(columns, schema=SCHEMA)

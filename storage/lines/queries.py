@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from driftline.storage.errors import UsageError
 from driftline.storage.lance.damage import with_indexes
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
+from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import TEXT_COLUMN
 from driftline.storage.lines.table import LineTable, no_lines
@@ -27,19 +28,12 @@ __all__ = ["LineFilter", "LineQuery", "Strategy", "matching_blocks", "nearest_li
 
 EXACT_SEARCH_SHARE = 1 / 32
 """Maximum share of all lines that are compared exactly, even if they are more than EXACT_SEARCH_ROWS."""
-FALLBACK_THRESHOLD = 0.5
-"""The strategy ``hybrid`` filters after the search if at least this share of the lines matches."""
 RESULT_COLUMNS = ("entity", "path", "line_number", "text", "hash")
 BLOCK_COLUMNS = ("entity", "path", "line_number", "hash", TEXT_COLUMN)
 
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
 """The sources of each version that this process has searched; versions are immutable."""
 _MAX_VERSIONS = 1_000
-
-Strategy = Literal["auto", "prefilter", "postfilter", "hybrid"]
-"""When a filter applies: before the search with ``auto`` and ``prefilter``; after it with ``postfilter``, which fetches
-more lines until enough match; ``hybrid`` decides by ``fallback_threshold``. ``auto`` also counts the matches and
-compares a small number of them without the index."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +107,11 @@ class LineQuery:
         if self.sql is None or self.strategy in ("auto", "prefilter"):
             return False
         return self.strategy == "postfilter" or self.matches >= self.fallback_threshold * self.lines
+
+    @cached_property
+    def examined_blocks(self) -> list[int]:
+        """The numbers of blocks that searches have found before a filter that applies afterwards."""
+        return []
 
     @cached_property
     def index(self) -> str | None:
@@ -223,8 +222,22 @@ class LineQuery:
             fields = [self.dataset.schema.field(name) for name in BLOCK_COLUMNS]
             return pa.schema([*fields, pa.field("bm25", pa.float32())]).empty_table()
         search = MatchQuery(words, TEXT_COLUMN)
+        if self.filters_afterwards:
+            return self._blocks_afterwards(search, limit)
         rows = self._read([*BLOCK_COLUMNS, "_score"], full_text_query=search, prefilter=True, limit=limit)
         return rows.rename_columns([*BLOCK_COLUMNS, "bm25"])
+
+    def _blocks_afterwards(self, search: Any, limit: int) -> pa.Table:
+        """As ``blocks``, but the filter applies to what a search of all blocks has found, until enough are left."""
+        matching = self._scanned([], filter=self.sql, with_row_id=True)["_rowid"]
+        fetch = limit
+        while True:
+            found = self._scanned([*BLOCK_COLUMNS, "_score"], full_text_query=search, limit=fetch, with_row_id=True)
+            self.examined_blocks.append(len(found))
+            rows = found.filter(pc.is_in(found["_rowid"], value_set=matching.combine_chunks()))
+            if len(rows) >= limit or len(found) < fetch:
+                return rows.slice(0, limit).drop_columns(["_rowid"]).rename_columns([*BLOCK_COLUMNS, "bm25"])
+            fetch *= 4
 
 
 def nearest_lines(

@@ -150,13 +150,15 @@ def _plan(table: LineTable, scope: IndexScope, *, thorough: bool) -> list[Segmen
     return [
         SegmentSpec(name, dataset.version, group)
         for name in _names(dataset, scope)
-        if name in published or _worth_building(name, sum(rows.values()))
+        if name in published or (bool(rows) and (name != VECTOR or _has_vectors_to_index(dataset)))
         for group in groups_to_build(rows, published.get(name, []), thorough=thorough)
     ]
 
 
-def _worth_building(name: str, rows: int) -> bool:
-    return rows >= (MIN_ROWS_FOR_VECTOR_INDEX if name == VECTOR else 1)
+def _has_vectors_to_index(dataset: LanceDataset) -> bool:
+    """Whether an index pays; commit markers and lines without known words have no vector."""
+    rows = dataset.scanner(columns=["id"], filter="vector IS NOT NULL", limit=MIN_ROWS_FOR_VECTOR_INDEX).to_table()
+    return len(rows) == MIN_ROWS_FOR_VECTOR_INDEX
 
 
 def _names(dataset: LanceDataset, scope: IndexScope) -> list[str]:
@@ -187,7 +189,7 @@ def _drop_unusable(table: LineTable, *, thorough: bool) -> set[str]:
     dataset = table.open()
     stats = index_stats(dataset)
     unusable = {name for name, found in stats.items() if found is None}
-    if thorough and VECTOR in stats and dataset.count_rows() < MIN_ROWS_FOR_VECTOR_INDEX:
+    if thorough and VECTOR in stats and not _has_vectors_to_index(dataset):
         unusable.add(VECTOR)
     drop(table, sorted(unusable))
     return unusable

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "wordllama:l2_supercat_256"
 """256 dimensions, 32,000 tokens, 18 MB. It is a pip dependency, so the first run downloads nothing."""
 
+MODEL_VARIABLE = "DRIFTLINE_MODEL"
+"""Names the model wherever none is named."""
+
 DEFAULT_MAX_TOKENS = 512
 """model2vec's default for a model whose config.json has no limit."""
 
@@ -50,11 +53,14 @@ class ModelFiles:
 
 
 def resolve_model(name: str | None = None) -> ModelFiles:
-    """The files of DEFAULT_MODEL, of a local model2vec directory, or of a model on the Hugging Face hub.
+    """The files of a local model2vec directory or of a model on the Hugging Face hub.
 
-    Only a hub model that is not in the local cache uses the network. Raises ModelNotFound.
+    Without a name it is that of the environment (DRIFTLINE_MODEL), else DEFAULT_MODEL. Only a hub model that is not in
+    the local cache uses the network. Raises ModelNotFound.
     """
-    if name is None or name == DEFAULT_MODEL:
+    if name is None:
+        name = os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL
+    if name == DEFAULT_MODEL:
         return _default_files()
     folder = Path(name).expanduser()
     # Without permission, os.path's functions return False where pathlib's raise.
@@ -67,14 +73,35 @@ def resolve_model(name: str | None = None) -> ModelFiles:
     return _files_in(_hub_folder(name), name)
 
 
-def fingerprint(files: ModelFiles) -> str:
-    """20 hex digits over weights, tokenizer, text preparation and CURRENT_EMBEDDING_VERSION, without loading the model.
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """The name of a model, and the fingerprint and dimension by which a workspace is bound to it."""
 
+    name: str
+    fingerprint: str
+    dim: int
+
+
+def model_of(name: str | None = None) -> ModelIdentity:
+    """The identity of a model on this host, without loading it. Raises ModelNotFound."""
+    files = resolve_model(name)
+    return ModelIdentity(files.name, fingerprint(files), dimension(files))
+
+
+def is_earlier_version(files: ModelFiles, known: str) -> bool:
+    """Whether ``known`` is the fingerprint of the same model with an earlier preparation of text."""
+    return any(fingerprint(files, version) == known for version in range(1, CURRENT_EMBEDDING_VERSION))
+
+
+def fingerprint(files: ModelFiles, version: int | None = None) -> str:
+    """20 hex digits over weights, tokenizer, text preparation and ``version``, without loading the model.
+
+    ``version`` is CURRENT_EMBEDDING_VERSION by default.
     Names, paths and the config's ``normalize`` do not matter, because vectors are always unit vectors. Raises
     ModelNotFound.
     """
     digest = hashlib.sha256()
-    digest.update(json.dumps([CURRENT_EMBEDDING_VERSION, _max_tokens(files)]).encode())
+    digest.update(json.dumps([version or CURRENT_EMBEDDING_VERSION, _max_tokens(files)]).encode())
     try:
         for path in (files.weights, files.tokenizer):
             with path.open("rb") as file:

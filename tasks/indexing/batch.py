@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
-from driftline.storage.model import DocMeta, DocumentState, SkipReason
+from driftline.storage.model import DocumentState, ManifestRow, SkipReason
 from driftline.storage.sources.source import Source
 from driftline.tasks.embedding.context import TaskContext
 from driftline.tasks.indexing.reading import ReadFile, read_all
@@ -93,8 +93,8 @@ class _Drafts:
     """The documents of a batch: those whose rows are ``kept``, and those ``embedded`` with their ``texts``."""
 
     fingerprint: str
-    kept: list[DocMeta] = field(default_factory=list)
-    embedded: list[DocMeta] = field(default_factory=list)
+    kept: list[ManifestRow] = field(default_factory=list)
+    embedded: list[ManifestRow] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
     new_hashes: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ class _Drafts:
             return
         self.bytes_read += len(read.data)
         info = read.info
-        meta = DocMeta(
+        meta = ManifestRow(
             path, info.size_bytes, info.mtime_ns, info.etag, read.content_hash, self.fingerprint,
             lines=change["lines"] or 0, reason=change["reason"], racy=read.racy,
         )  # fmt: skip
@@ -138,7 +138,7 @@ class _Drafts:
         self.texts.append(text)
         self.embedded.append(replace(meta, lines=0, reason=None))
 
-    def _keep(self, meta: DocMeta, state: DocumentState) -> None:
+    def _keep(self, meta: ManifestRow, state: DocumentState) -> None:
         """Add a document whose indexed content is current."""
         if meta.reason is None:
             self.states[state] += 1

@@ -14,7 +14,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.ids import new_ulid
 from driftline.storage.lines.queries import LineFilter, nearest_lines
-from driftline.storage.model import DocMeta, LineEmbedding
+from driftline.storage.model import CURRENT_EMBEDDING_VERSION, DocMeta, LineEmbedding, ManifestRow
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.source_lease import acquire_source
 from driftline.storage.workspace.workspace import Workspace
@@ -44,13 +44,7 @@ class LineStore:
         lines = sorted(lines, key=lambda line: (line.path, line.line_number))
         row_of = {path: row for row, path in enumerate(paths)}
         counts = np.bincount([row_of[line.path] for line in lines], minlength=len(paths))
-        metas = [
-            DocMeta(
-                path, known.size_bytes, known.mtime_ns, known.etag, known.hash, fingerprint, int(count), racy=known.racy
-            )
-            for path, count in zip(paths, counts, strict=True)
-            for known in [given.get(path, DocMeta(path, 0, 0, racy=True))]
-        ]
+        metas = [_row(path, given.get(path), fingerprint, int(n)) for path, n in zip(paths, counts, strict=True)]
         vectors = np.asarray([line.embedding for line in lines], np.float32).reshape(len(lines), -1)
         if lines and vectors.shape[1] != dim:
             what = f"The vectors have {vectors.shape[1]} dimensions, not {dim}"
@@ -108,3 +102,11 @@ class LineStore:
             if rows is not None and len(rows):  # under the lease, because a cleanup deletes fragments without one
                 changes = replace(changes, fragments=tuple(table.write_fragments(rows)))
             Committer(workspace, self.entity, lease, run_id, table, dim).commit(changes)
+
+
+def _row(path: str, known: DocMeta | None, fingerprint: str, lines: int) -> ManifestRow:
+    """The row of a document. One that is unknown, or was prepared in another way, is compared by its content later."""
+    if known is None or known.version != CURRENT_EMBEDDING_VERSION:
+        return ManifestRow(path, 0, 0, fingerprint=fingerprint, lines=lines, racy=True)
+    mtime_ns = round(known.mtime * 1_000_000_000)
+    return ManifestRow(path, known.size_bytes, mtime_ns, fingerprint=fingerprint, lines=lines)

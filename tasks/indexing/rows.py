@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.lines.table import LINES_PER_BLOCK, schema
-from driftline.storage.model import DocMeta
+from driftline.storage.model import ManifestRow
 
 
 def line_rows(
     entity: Entity,
-    documents: Sequence[DocMeta],
+    documents: Sequence[ManifestRow],
     doc_index: pa.Int32Array,
     line_number: pa.Int32Array,
     text: pa.StringArray,

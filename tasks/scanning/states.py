@@ -9,11 +9,13 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import BadEntity, DriftlineError, UsageError
+from driftline.storage.errors import BadEntity, DriftlineError, ModelNotFound, UsageError
 from driftline.storage.ids import content_hash
 from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import open_source
+from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
 from driftline.tasks.scanning.claims import Neighbours
 from driftline.tasks.scanning.diff import classify
 from driftline.tasks.scanning.ignore import Rules
@@ -37,7 +39,7 @@ def analyze_document_states(
     source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
     rules = Rules(include=record.include, exclude=record.exclude)
     claims = Neighbours(dict(workspace.sources(entity.tenant))).claims_on(entity, record)
-    spec = ScanSpec(source, workspace.config.fingerprint, rules=rules, claims=claims)
+    spec = ScanSpec(source, _fingerprint(workspace.config), rules=rules, claims=claims)
     documents = workspace.manifest(entity)
     manifest = documents.get(paths)
     differences = scan_paths(spec, paths, lambda prefixes: manifest, now_ns=time.time_ns()).diff
@@ -52,6 +54,16 @@ def analyze_document_states(
             continue
         states[change["path"]] = classify(change, digest)
     return [(path, states[path]) for path in paths if path in states]
+
+
+def _fingerprint(config: WorkspaceConfig) -> str:
+    """That of the next run, which embeds again what was prepared for embedding by an earlier version."""
+    bound = config.fingerprint or ""
+    try:
+        files = resolve_model(config.model) if config.model else None
+    except ModelNotFound:
+        return bound
+    return fingerprint(files) if files is not None and is_earlier_version(files, bound) else bound
 
 
 def states_of_files(workspace: Workspace, files: Sequence[str]) -> list[tuple[str, DocumentState]]:

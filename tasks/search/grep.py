@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from driftline.tasks.scanning.selection import STDIN, files_named
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.query import SearchReport
+from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.windows import merge_windows
 from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, split_documents, split_lines
 
@@ -66,6 +68,7 @@ def grep(
     *,
     top_k: int = DEFAULT_TOP_K,
     max_distance: float | None = None,
+    min_relevance: float | None = None,
     n_lines: int = DEFAULT_N_LINES,
     ignore_case: bool = False,
 ) -> SearchReport:
@@ -75,17 +78,21 @@ def grep(
     """
     if top_k < 0 or n_lines < 0:
         raise UsageError("top_k and n_lines must not be negative", f"{top_k}, {n_lines}")
+    if min_relevance is not None and not 0 <= min_relevance <= 1:
+        raise UsageError("min_relevance must be between 0 and 1", str(min_relevance))
     vector = embedder.embed_query(query.lower() if ignore_case else query) if query.strip() else np.zeros(1, np.float32)
     if top_k == 0 or not vector.any():
         for _ in texts:  # what cannot be read is an error whatever is asked
             pass
         return SearchReport(query, ())
+    calibration = Calibration.of(embedder)
+    max_distance = calibration.limit(min_relevance, max_distance)
     kept: list[NamedText] = []
     lines = _Lines()
     for batch in _batches(texts):
         lines.add(len(kept), batch, vector, embedder, ignore_case, max_distance)
         kept.extend(batch)
-    return SearchReport(query, tuple(_hits(kept, lines.sorted(kept), top_k, n_lines)))
+    return SearchReport(query, tuple(_hits(kept, lines.sorted(kept), top_k, n_lines, calibration)))
 
 
 class _Lines:
@@ -126,7 +133,11 @@ class _Lines:
 
 
 def _hits(
-    texts: Sequence[NamedText], lines: tuple[NDArray[Any], NDArray[Any], NDArray[Any]], top_k: int, n_lines: int
+    texts: Sequence[NamedText],
+    lines: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
+    top_k: int,
+    n_lines: int,
+    calibration: Calibration,
 ) -> Iterator[Hit]:
     split: dict[int, list[str]] = {}
 
@@ -154,12 +165,14 @@ def _hits(
         context = lines_of(document)[start : window.last + n_lines + 1]
         yield Hit(
             path=texts[document].path,
+            file=os.path.abspath(texts[document].path),
             source="",
             line=window.best + 1,
             start_line=start + 1,
             end_line=start + len(context),
             score=1.0 - window.distance,
             distance=window.distance,
+            relevance=calibration.relevance(window.distance),
             rank=rank,
             text=window.text,
             context=tuple(context),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,7 @@ from driftline.storage.lines.table import LineTable
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.freshness import Read, is_unchanged, judge_read
+from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.same_files import SourceRecords
 from driftline.tasks.search.windows import Window
 from driftline.tasks.text import decode, lines_between
@@ -22,19 +24,23 @@ from driftline.tasks.text import decode, lines_between
 class Hit:
     """A window of one document. Line numbers are 1-based and both ends are included.
 
+    ``path`` is that of the document in its source, and ``file`` where it can be opened: an absolute path or a URI.
     ``line`` and ``text`` are its best line; ``score`` is that line's cosine, ``distance`` 1 - ``score``;
+    ``relevance`` is the share of random pairs of lines that are farther;
     ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed. ``freshness`` says what has
     become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
     what was read anyway.
     """
 
     path: str
+    file: str
     source: str
     line: int
     start_line: int
     end_line: int
     score: float
     distance: float
+    relevance: float
     rank: int
     text: str
     context: tuple[str, ...]
@@ -42,7 +48,9 @@ class Hit:
     line_now: int | None = None
 
 
-def hits(workspace: Workspace, windows: Sequence[Window], n_lines: int, records: SourceRecords) -> Iterator[Hit]:
+def hits(
+    workspace: Workspace, windows: Sequence[Window], n_lines: int, records: SourceRecords, calibration: Calibration
+) -> Iterator[Hit]:
     """``windows``, best first, with their text and ``n_lines`` of context on each side."""
     read = _read(workspace, windows, records, context=n_lines > 0)
     unchanged_text = cache(_unchanged_text)  # several windows may be of one document
@@ -60,18 +68,27 @@ def hits(workspace: Workspace, windows: Sequence[Window], n_lines: int, records:
         judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged)
         yield Hit(
             path=window.path,
+            file=_file(records, window),
             source=window.entity,
             line=window.best + 1,
             start_line=start + 1,
             end_line=start + len(context),
             score=1.0 - window.distance,
             distance=window.distance,
+            relevance=calibration.relevance(window.distance),
             rank=rank,
             text=window.text,
             context=tuple(context),
             freshness=judged.state.value if judged else None,
             line_now=judged.line if judged else None,
         )
+
+
+def _file(records: SourceRecords, window: Window) -> str:
+    record = records.get(window.entity)
+    if record is None:
+        return window.path
+    return os.path.join(record.uri, window.path) if "://" not in record.uri else f"{record.uri}/{window.path}"
 
 
 def _unchanged_text(document: Read | None, indexed_hash: str) -> str | None:

@@ -38,6 +38,7 @@ def search_files(
     top_k: int,
     max_distance: float | None,
     n_lines: int,
+    min_relevance: float | None = None,
     on_skip: Callable[[str, SkipReason], None] = lambda path, reason: None,
 ) -> SearchReport:
     """The windows of ``files`` nearest to ``query``, best first, each with the ``path`` that the file was named by.
@@ -45,7 +46,9 @@ def search_files(
     ``files`` are files, folders, globs, and URIs of what is indexed. ``open_embedder`` gives the embedder of a
     workspace that has none yet. Raises SourceNotFound, AccessDenied, UsageError, and what ``search`` raises.
     """
-    limits: dict[str, Any] = {"top_k": top_k, "max_distance": max_distance, "n_lines": n_lines}
+    limits: dict[str, Any] = {"top_k": top_k, "max_distance": max_distance, "n_lines": n_lines} | {
+        "min_relevance": min_relevance
+    }
     uris = [name for name in files if "://" in name]
     shown = {os.path.realpath(path): path for path in files_named((f for f in files if f not in uris), on_skip=on_skip)}
     held = _Held(workspace, uris)

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
+from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
-from driftline.storage.lines.queries import FALLBACK_THRESHOLD, LineQuery, Strategy
+from driftline.storage.lines.queries import LineQuery
 from driftline.storage.lines.words import as_indexed, telling_words
 from driftline.storage.model import Embedder
 from driftline.storage.sources.source import known_source
@@ -26,6 +27,7 @@ from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.hits import Hit, hits
+from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.same_files import SourceRecords, distinct_windows
 from driftline.tasks.search.windows import Window, merge_windows
 
@@ -81,6 +83,7 @@ def search(
     *,
     top_k: int = DEFAULT_TOP_K,
     max_distance: float | None = None,
+    min_relevance: float | None = None,
     n_lines: int = DEFAULT_N_LINES,
     where: LineFilter | None = None,
     mode: Mode = "hybrid",
@@ -90,10 +93,11 @@ def search(
 ) -> SearchReport:
     """The ``top_k`` windows that answer ``query`` best.
 
-    ``max_distance`` drops lines that are farther. Fewer are found only where fewer lines match.
+    ``max_distance`` drops lines that are farther, and ``min_relevance`` those that are less relevant (relevance.py).
+    Fewer are found only where fewer lines match.
     Raises UsageError, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
-    _check(top_k, n_lines, mode)
+    _check(top_k, n_lines, mode, min_relevance)
     explanation = Explanation(mode, strategy)
     nothing = SearchReport(query, (), explanation if explain else None)
     config = workspace.config
@@ -105,11 +109,12 @@ def search(
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
         return nothing
-    finder = _Finder(query, vector, embedder, queries, max_distance, explanation)
+    calibration = Calibration.of(embedder)
+    finder = _Finder(query, vector, embedder, queries, calibration.limit(min_relevance, max_distance), explanation)
     records = SourceRecords(workspace)
     windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), top_k, records)
     with explanation.timed("context"):
-        results = tuple(hits(workspace, windows, n_lines, records))
+        results = tuple(hits(workspace, windows, n_lines, records, calibration))
     if explain:
         _count(explanation, queries)
     return SearchReport(query, results, explanation if explain else None)
@@ -129,11 +134,13 @@ def _open(
         return queries, loading.result()
 
 
-def _check(top_k: int, n_lines: int, mode: str) -> None:
+def _check(top_k: int, n_lines: int, mode: str, min_relevance: float | None) -> None:
     if top_k < 0:
         raise UsageError("top_k must not be negative", str(top_k))
     if n_lines < 0:
         raise UsageError("n_lines must not be negative", str(n_lines))
+    if min_relevance is not None and not 0 <= min_relevance <= 1:
+        raise UsageError("min_relevance must be between 0 and 1", str(min_relevance))
     if mode not in get_args(Mode):
         raise UsageError("Unknown mode", str(mode), f"Use one of {', '.join(get_args(Mode))}.")
 
@@ -186,7 +193,8 @@ class _Finder:
                 rows = rank(self.embedded, lines, blocks, self.embedder, top_k=top_k, meaning=meaning)
                 farthest = np.inf if self.max_distance is None else self.max_distance
                 windows = merge_windows((row for row in rows if row["distance"] <= farthest), reach, top_k)
-            self.explanation.blocks, self.explanation.candidates = len(blocks), len(lines)
+            examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
+            self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             all_near = not meaning or len(nearest) < n_nearest
             # All lines within a distance are known when the nearest are.
             by_distance = meaning and self.max_distance is not None

@@ -19,7 +19,7 @@ from driftline.storage.deltas.manifest import Manifest
 from driftline.storage.entities import Entity
 from driftline.storage.ids import new_ulid
 from driftline.storage.lines.table import LineTable
-from driftline.storage.model import DocMeta
+from driftline.storage.model import ManifestRow
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
@@ -43,7 +43,7 @@ def build(uri: str, objects: int) -> Workspace:
         workspace.bind_source(entity, SourceRecord(entity=str(entity), uri="/nowhere"))
         manifest = Manifest(store, entity)
         row = manifest.changes(
-            "add", 1, documents.to_table([DocMeta("a", 1, 1, fingerprint="be9c")]), now=datetime.now(UTC)
+            "add", 1, documents.to_table([ManifestRow("a", 1, 1, fingerprint="be9c")]), now=datetime.now(UTC)
         )
         data = manifest.encode(row)
         for _ in range(DELTAS_PER_SOURCE):

@@ -22,6 +22,7 @@ import numpy as np
 from queries import choose_directories, recall, sample_texts
 
 from driftline.storage.lines import queries as storage_queries
+from driftline.storage.lines.defaults import Strategy
 from driftline.storage.lines.queries import LineFilter, LineQuery, nearest_lines
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
@@ -36,6 +37,7 @@ OBSTACLE = (
 COLD_OBSTACLE = "CPU: 0.6 s of imports, 0.2 s to load the model, 0.1 s to read the vector index"
 
 HEAD = f"{'share':>8} {'p50 ms':>7} {'p95 ms':>7} {'recall':>7} {'compared':>10} {'after':>10} {'vector p50':>10}"
+STRATEGIES: tuple[Strategy, ...] = ("auto", "prefilter", "postfilter")
 
 
 class Row(NamedTuple):
@@ -66,6 +68,11 @@ def main() -> int:
         for text in others:  # warm up with other queries than the measured ones
             search(workspace, text)
         rows = [measured(workspace, texts, where) for where in filters]
+        print(f"{'share':>8} " + " ".join(f"{f'{name} p50':>14}" for name in STRATEGIES))
+        for share, where in zip(SHARES, filters[1:], strict=True):
+            print(
+                f"{share:8.1%} " + " ".join(f"{each:14.1f}" for each in compared(workspace, texts, where)), flush=True
+            )
         cold = [
             measure.run([*measure.DRIFTLINE, "search", text, "--workspace", target]).seconds
             for text in texts[: options.cold]
@@ -102,6 +109,17 @@ def measured(workspace: Workspace, texts: list[str], where: LineFilter | None) -
         flush=True,
     )
     return Row(p50, p95, mean)
+
+
+def compared(workspace: Workspace, texts: list[str], where: LineFilter | None) -> list[float]:
+    """The median milliseconds of a search with each of STRATEGIES, which take turns for each text."""
+    seconds: list[list[float]] = [[] for _ in STRATEGIES]
+    for text in texts:
+        for strategy, found in zip(STRATEGIES, seconds, strict=True):
+            started = time.perf_counter()
+            search(workspace, text, where=where, strategy=strategy)
+            found.append(time.perf_counter() - started)
+    return [1000 * float(np.median(found)) for found in seconds]
 
 
 def _milliseconds(search_number: Callable[[int], object], count: int) -> list[float]:

@@ -268,6 +268,21 @@ def test_another_time_is_noticed(own: Path, registry: Registry) -> None:
     assert (answer["updated"], answer["skipped"]) in ((1, 2), (2, 1))
 
 
+@criterion("000", "T4", "another version of the embedding embeds everything again")
+def test_another_version_embeds_again(own: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model with a newer preparation of text: no more is needed than to index again."""
+    index(registry, own)
+    newer = dl.CURRENT_EMBEDDING_VERSION + 1
+    for module in ("driftline", "driftline.storage.model", "driftline.tasks.embedding.models"):
+        monkeypatch.setattr(f"{module}.CURRENT_EMBEDDING_VERSION", newer, raising=False)
+    assert state_of(own, "a.md") == "changed"
+    answer = index(registry, own)
+    assert (answer["indexed"], answer["updated"], answer["skipped"]) == (0, 3, 0)
+    assert state_of(own, "a.md") == "unchanged"
+    found = ok(registry["search.workspace_search"]({}, workspace=str(own / "ws"), query="parser", top_k=1))
+    assert places(found["results"]) == [("a.md", 1)]
+
+
 @criterion("000", "T5", "an unchanged file is skipped")
 def test_an_unchanged_file_is_skipped(own: Path, registry: Registry, driftline: Driftline) -> None:
     index(registry, own)

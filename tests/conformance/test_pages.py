@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from tests.conformance.search_places import ROOT, pages
+from tests.conformance.table import criterion
+
 SPELLINGS = {
     "actions": [
         "search.workspace_create",
@@ -76,6 +81,15 @@ SPELLINGS = {
 }
 
 
+@criterion("pages", "1", "the reference lists every accepted spelling")
+@pytest.mark.parametrize("kind", SPELLINGS)
+def test_the_reference_lists_every_spelling(kind: str) -> None:
+    """As code: in backticks, in a block, or beginning an inline one."""
+    text = "\n".join(pages().values())
+    code = "\n".join(text.split("`")[1::2])
+    assert [word for word in SPELLINGS[kind] if word not in code] == []
+
+
 CHANGES = [
     "workspace_remove",
     "workspace_name",
@@ -89,3 +103,9 @@ CHANGES = [
     "within",
     "ltm_entries",
 ]
+
+
+@criterion("pages", "2", "the changelog names what changed")
+def test_the_changelog_names_what_changed() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert [word for word in CHANGES if word not in text] == []

@@ -20,7 +20,7 @@ from driftline.storage.errors import WorkspaceTooNew
 from driftline.storage.ids import new_ulid
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
-from driftline.storage.model import DocMeta
+from driftline.storage.model import ManifestRow
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.maintenance.verify import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
@@ -62,7 +62,7 @@ def commit(corner: Corner, replaced: tuple[str, ...] = (), rows: pa.Table | None
 
 def record(corner: Corner, **fields: Any) -> None:
     """Change the manifest without the table."""
-    meta = DocMeta(**{"size_bytes": 1, "mtime_ns": 1, "fingerprint": corner.workspace.config.fingerprint, **fields})
+    meta = ManifestRow(**{"size_bytes": 1, "mtime_ns": 1, "fingerprint": corner.workspace.config.fingerprint, **fields})
     manifest = corner.workspace.manifest(ENTITY)
     manifest.append(
         new_ulid(), manifest.changes("add", corner.next_rev, documents.to_table([meta]), now=datetime.now(UTC))

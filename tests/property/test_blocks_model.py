@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from driftline.storage.entities import Entity
 from driftline.storage.lines.table import LINES_PER_BLOCK
-from driftline.storage.model import DocMeta
+from driftline.storage.model import ManifestRow
 from driftline.tasks.indexing.rows import blocks, line_rows
 from driftline.tasks.search.candidates import gather, lines_of
 from driftline.tasks.search.windows import MAX_WINDOW_LINES, merge_windows
@@ -69,7 +69,7 @@ def test_candidates_are_the_lines_of_blocks_and_the_nearest_once_and_in_order(
     entity = Entity.parse("source:x")
     table = line_rows(
         entity,
-        [DocMeta(path, 0, 0, hash=f"hash of {path}") for path in paths],
+        [ManifestRow(path, 0, 0, hash=f"hash of {path}") for path in paths],
         pa.array([at for at, _, _ in rows], pa.int32()),
         pa.array([number for _, number, _ in rows], pa.int32()),
         pa.array([text for _, _, text in rows], pa.string()),

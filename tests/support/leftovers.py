@@ -18,7 +18,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.garbage.orphans import Reason
 from driftline.storage.ids import new_ulid
 from driftline.storage.lines.table import LineTable
-from driftline.storage.model import DocMeta
+from driftline.storage.model import ManifestRow
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.rows import line_rows
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below
@@ -73,7 +73,7 @@ class Corner:
         assert dim is not None
         return line_rows(
             ENTITY,
-            [DocMeta(path, 1, 1, hash="00")],
+            [ManifestRow(path, 1, 1, hash="00")],
             pa.array([0] * count, pa.int32()),
             pa.array(range(count), pa.int32()),
             pa.array(["word1"] * count),
@@ -142,7 +142,7 @@ class Corner:
 
     def _change(self) -> pa.Table:
         fingerprint = self.workspace.config.fingerprint or ""
-        rows = documents.to_table([DocMeta("extra.txt", 1, 1, hash="00", fingerprint=fingerprint, lines=3)])
+        rows = documents.to_table([ManifestRow("extra.txt", 1, 1, hash="00", fingerprint=fingerprint, lines=3)])
         return self.workspace.manifest(ENTITY).changes("add", self.next_rev, rows, now=datetime.now(UTC))
 
 

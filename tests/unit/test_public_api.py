@@ -71,12 +71,13 @@ def test_an_import_loads_nothing_but_defaults() -> None:
         name for name in loaded.stdout.split() if not name.startswith("driftline.") or name.endswith(".defaults")
     }
     packages = set(loaded.stdout.split()) - modules
-    assert packages == {"driftline.flows", "driftline.flows.config", "driftline.tasks", "driftline.tasks.search"}
+    rooms = {"flows", "flows.config", "storage", "storage.lines", "tasks", "tasks.search"}
+    assert packages == {f"driftline.{room}" for room in rooms}
     assert {name.partition(".")[0] for name in modules} - sys.stdlib_module_names == {"driftline"}
 
 
 def test_keywords_have_the_defaults_of_the_functions_behind_them() -> None:
     of_request = keyword_defaults(IndexRequest, "sources")
     assert keyword_defaults(driftline.index) == of_request
-    assert keyword_defaults(driftline.search) == keyword_defaults(search)
+    assert keyword_defaults(driftline.search, "workspace_name") == keyword_defaults(search)
     assert keyword_defaults(driftline.grep, "model") == keyword_defaults(grep, "texts", "embedder")

@@ -90,8 +90,12 @@ def test_a_remote_source_or_none_needs_a_named_workspace(project: Path, sources:
         workspace_for_indexing(None, sources, surroundings=Surroundings({}, project))
 
 
-def test_a_bare_workspace_becomes_absolute_and_a_uri_stays_as_it_is(project: Path) -> None:
-    assert workspace_for_reading("ws", Surroundings({}, project)) == str(project / "ws")
+def test_a_path_becomes_absolute_a_plain_name_is_in_the_home_and_a_uri_stays_as_it_is(project: Path) -> None:
+    assert workspace_for_reading("./ws", Surroundings({}, project)) == str(project / "ws")
+    assert workspace_for_reading("a/ws", Surroundings({}, project)) == str(project / "a" / "ws")
+    assert workspace_for_reading("ws", Surroundings({"DRIFTLINE_HOME": "/home/of"}, project)) == "/home/of/ws"
+    data = Surroundings({"XDG_DATA_HOME": "/data"}, project)
+    assert workspace_for_reading("ws", data) == "/data/driftline/workspaces/ws"
     assert workspace_for_reading("file:///x/a%20b", Surroundings({}, project)) == "file:///x/a%20b"
 
 
