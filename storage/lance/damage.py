@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from driftline.storage.errors import CorruptFile, StorageError
 from driftline.storage.lance.errors import first_line, is_lance_failure
+from driftline.storage.lance.retries import is_network_failure, persistently
 
 if TYPE_CHECKING:
-    from lance import LanceDataset
+    from lance import LanceDataset, LanceFragment
 
 log = logging.getLogger(__name__)
 
 REPAIR = "Run 'driftline verify --repair'."
-_NETWORK = re.compile(
-    r"error sending request|HTTP error|timed out|timeout|connection|status code|os error 11[013]", re.I
-)
 _MAX_REMEMBERED = 1_000
 
 _UNUSABLE: dict[tuple[str, int], None] = {}
@@ -35,7 +33,7 @@ def reading(title: str, where: str) -> Iterator[None]:
     except BaseException as error:
         if not is_lance_failure(error):
             raise
-        if _NETWORK.search(str(error)):
+        if is_network_failure(error):
             raise StorageError(
                 f"The table of {title} cannot be read ({first_line(error)})", where, "Run it again."
             ) from error
@@ -45,11 +43,11 @@ def reading(title: str, where: str) -> Iterator[None]:
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
     """Lance's statistics of each index of ``dataset`` by name; None for one whose files cannot be read."""
     stats: dict[str, dict[str, Any] | None] = {}
-    for index in dataset.describe_indices():
+    for index in persistently(dataset.describe_indices):
         try:
-            stats[index.name] = dataset.stats.index_stats(index.name)
+            stats[index.name] = persistently(partial(dataset.stats.index_stats, index.name))
         except BaseException as error:
-            if not is_lance_failure(error):
+            if not is_lance_failure(error) or is_network_failure(error):
                 raise
             stats[index.name] = None
     return stats
@@ -63,15 +61,15 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
     version = (dataset.uri, dataset.version)
     if version in _UNUSABLE:
         with reading(title, dataset.uri):
-            return read(False)
+            return persistently(lambda: read(False))
     try:
-        return read(True)
+        return persistently(lambda: read(True))
     except BaseException as error:
         if not is_lance_failure(error):
             raise
         reason = first_line(error)
     with reading(title, dataset.uri):
-        result = read(False)
+        result = persistently(lambda: read(False))
     if len(_UNUSABLE) >= _MAX_REMEMBERED:
         _UNUSABLE.clear()
     _UNUSABLE[version] = None
@@ -79,15 +77,19 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
     return result
 
 
+def _read_all(fragment: LanceFragment) -> None:
+    for _ in fragment.to_batches():  # every column, since a page of one of them may be damaged
+        pass
+
+
 def unreadable_fragments(dataset: LanceDataset) -> list[int]:
     """The ids of the fragments whose files are missing, cut or not Lance's."""
     unreadable: list[int] = []
     for fragment in dataset.get_fragments():
         try:
-            for _ in fragment.to_batches():  # every column, since a page of one of them may be damaged
-                pass
+            persistently(partial(_read_all, fragment))
         except BaseException as error:
-            if not is_lance_failure(error):
+            if not is_lance_failure(error) or is_network_failure(error):
                 raise
             unreadable.append(fragment.fragment_id)
     return unreadable

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from driftline.storage.errors import CommitConflict
 from driftline.storage.lance.errors import is_conflict, write_failed, writing
+from driftline.storage.lance.retries import persistently
 from driftline.storage.lance.table import LanceTable
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def plan_compaction(table: LanceTable) -> CompactionPlan:
     from lance.optimize import Compaction
 
     dataset = table.open()
-    plan = Compaction.plan(dataset, _OPTIONS)
+    plan = persistently(lambda: Compaction.plan(dataset, _OPTIONS))
     return CompactionPlan(dataset.version, tuple(plan.tasks))
 
 
@@ -44,7 +45,7 @@ def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
     Raises StorageError.
     """
     with writing("Could not rewrite fragments", table.uri):
-        return task.execute(table.open(task.read_version))
+        return persistently(lambda: task.execute(table.open(task.read_version)))
 
 
 def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
@@ -70,7 +71,9 @@ def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
     has fenced every writer of the tenant. Raises StorageError.
     """
     with writing("Could not remove old versions", table.uri):
-        stats = table.open().cleanup_old_versions(
-            max(older_than, timedelta(microseconds=1)), delete_unverified=False, error_if_tagged_old_versions=False
+        stats = persistently(
+            lambda: table.open().cleanup_old_versions(
+                max(older_than, timedelta(microseconds=1)), delete_unverified=False, error_if_tagged_old_versions=False
+            )
         )
     return int(stats.old_versions)

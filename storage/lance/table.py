@@ -15,6 +15,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, StorageError
 from driftline.storage.lance.damage import unreadable_fragments, with_indexes
 from driftline.storage.lance.errors import first_line, write_failed, writing
+from driftline.storage.lance.retries import is_network_failure, persistently
 from driftline.storage.layout import table_path
 from driftline.storage.objects.store import ObjectStore
 
@@ -28,6 +29,7 @@ INDEX_CACHE_BYTES = 2 * 2**30
 """A vector index takes 46 bytes per line; searches are ten times faster with the index in memory."""
 METADATA_CACHE_BYTES = 256 * 2**20
 _ADDRESS_BITS = 32
+AGAIN = "Run it again."
 
 
 class LanceTable:
@@ -61,11 +63,13 @@ class LanceTable:
 
         try:
             session = _session() if cached else None
-            return lance.dataset(self.uri, version, storage_options=self.options, session=session)
+            return persistently(lambda: lance.dataset(self.uri, version, storage_options=self.options, session=session))
         except (ValueError, OSError) as error:
             if not self.exists():
                 raise StorageError(f"The table of {self.TITLE} does not exist", self.uri, self.REPAIR) from error
             reason = first_line(error)
+            if is_network_failure(error):
+                raise StorageError(f"The table of {self.TITLE} cannot be read ({reason})", self.uri, AGAIN) from error
             raise CorruptFile(f"The table of {self.TITLE} cannot be read ({reason})", self.uri, self.REPAIR) from error
 
     def _create(self, first: pa.Table) -> None:
@@ -122,10 +126,13 @@ class LanceTable:
         """The paths, relative to the table, of the files that any version refers to. Raises CorruptFile."""
         files: set[str] = set()
         try:
-            for batch in self.open().tracked_files():
+            dataset = self.open()
+            for batch in persistently(lambda: list(dataset.tracked_files())):
                 files.update(pc.unique(batch.column("path")).to_pylist())
         except (ValueError, OSError) as error:
             reason = first_line(error)
+            if is_network_failure(error):
+                raise StorageError(f"A version of the table cannot be read ({reason})", self.uri, AGAIN) from error
             raise CorruptFile(f"A version of the table cannot be read ({reason})", self.uri, "Restore it.") from error
         return frozenset(files)
 
@@ -142,13 +149,15 @@ class LanceTable:
         from lance.fragment import write_fragments
 
         with writing(f"{self.TITLE[0].upper()}{self.TITLE[1:]} cannot be written", self.uri):
-            return list(
-                write_fragments(
-                    rows,
-                    self.uri,
-                    schema=rows.schema,
-                    enable_stable_row_ids=True,
-                    storage_options=self.options,
+            return persistently(
+                lambda: list(
+                    write_fragments(
+                        rows,
+                        self.uri,
+                        schema=rows.schema,
+                        enable_stable_row_ids=True,
+                        storage_options=self.options,
+                    )
                 )
             )
 

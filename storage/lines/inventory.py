@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.errors import CorruptFile
+from driftline.storage.errors import CorruptFile, StorageError
 from driftline.storage.lance.errors import is_lance_failure
-from driftline.storage.lance.table import quote
+from driftline.storage.lance.retries import is_network_failure, persistent, persistently
+from driftline.storage.lance.table import AGAIN, quote
 from driftline.storage.lance.vector_index import VECTOR, VECTOR_METRIC
 from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, coverage
 from driftline.storage.lines.table import MARKER_LINE, LineTable
@@ -57,6 +59,7 @@ class Inventory:
 EMPTY = Inventory(0, COUNTS.empty_table(), frozenset(), {})
 
 
+@persistent
 def take_inventory(table: LineTable) -> Inventory:
     """Count the newest version of ``table``. Memory grows with documents, not with lines.
 
@@ -69,6 +72,8 @@ def take_inventory(table: LineTable) -> Inventory:
     except BaseException as error:
         if not is_lance_failure(error):
             raise
+        if is_network_failure(error):
+            raise StorageError(f"The table of lines cannot be read ({str(error)[:300]})", table.uri, AGAIN) from error
         raise CorruptFile(f"The table of lines cannot be read ({str(error)[:300]})", table.uri, table.REPAIR) from error
 
 
@@ -140,9 +145,9 @@ def check_indexes(table: LineTable, seed: int = 0) -> Iterator[tuple[str, str]]:
     sample = _sample(dataset, rows, seed)
     for name in known:
         try:
-            missed = sum(not _finds(dataset, name, line) for line in sample)
+            missed = sum(not persistently(partial(_finds, dataset, name, line)) for line in sample)
         except BaseException as error:
-            if not is_lance_failure(error):
+            if not is_lance_failure(error) or is_network_failure(error):
                 raise
             yield name, UNREADABLE_INDEX
             continue

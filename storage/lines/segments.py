@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from driftline.storage.errors import CommitConflict
 from driftline.storage.lance.damage import index_stats
 from driftline.storage.lance.errors import is_conflict, write_failed, writing
+from driftline.storage.lance.retries import persistent
 from driftline.storage.lance.table import COMMIT_ATTEMPTS
 from driftline.storage.lance.vector_index import VECTOR, is_indexable, vector_options
 from driftline.storage.lines.indexes import COLUMNS, SCALAR_INDEXES, TEXT, TOKENIZER, IndexScope, drop
@@ -46,6 +47,7 @@ class Segment:
 Build = Callable[[Iterable[SegmentSpec]], Iterable[Segment]]
 
 
+@persistent
 def build_segment(table: LineTable, spec: SegmentSpec) -> Segment:
     """Build a segment under a unique name, on any worker. Raises StorageError."""
     column = COLUMNS[spec.name]
@@ -61,6 +63,7 @@ def build_segment(table: LineTable, spec: SegmentSpec) -> Segment:
         return Segment(spec.name, frozenset(spec.fragments), dataset.create_index_uncommitted(column, **options))
 
 
+@persistent
 def plan_new_segments(table: LineTable, scope: IndexScope, planned: set[int]) -> list[SegmentSpec]:
     """The segments of new fragments, once these are enough; adds the fragments to ``planned``.
 
@@ -77,6 +80,7 @@ def plan_new_segments(table: LineTable, scope: IndexScope, planned: set[int]) ->
     return [SegmentSpec(name, dataset.version, group) for group in ready for name in _names(dataset, scope)]
 
 
+@persistent
 def maintain(
     table: LineTable,
     scope: IndexScope = "all",

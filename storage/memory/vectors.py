@@ -17,11 +17,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CommitConflict, CorruptFile, StorageError
+from driftline.storage.errors import CommitConflict, StorageError
 from driftline.storage.hierarchy import directories
-from driftline.storage.lance.damage import index_stats, with_indexes
+from driftline.storage.lance.damage import index_stats, reading, with_indexes
 from driftline.storage.lance.errors import first_line
-from driftline.storage.lance.table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
+from driftline.storage.lance.retries import persistent
+from driftline.storage.lance.table import (
+    COMMIT_ATTEMPTS,
+    VECTOR_TYPE,
+    LanceTable,
+    is_one_of,
+    quote,
+    without_rows,
+)
 from driftline.storage.lance.vector_index import (
     EXACT_SEARCH_ROWS,
     VECTOR,
@@ -155,6 +163,7 @@ class VectorTable(LanceTable):
                 return
         raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Try again.")
 
+    @persistent
     def index(self) -> None:
         """Create or extend the indexes, once the table is large enough to benefit from them.
 
@@ -319,13 +328,11 @@ class VectorTable(LanceTable):
 
         return with_indexes(dataset, self.TITLE, count)
 
+    @persistent
     def revs(self) -> list[tuple[str, int]]:
-        """``(key, rev)`` of every vector. Raises CorruptFile."""
-        try:
+        """``(key, rev)`` of every vector. Raises CorruptFile, StorageError."""
+        with reading(self.TITLE, self.uri):
             rows = self.open().to_table(columns=["key", "rev"], filter=f"NOT ({_MARKER})")
-        except (ValueError, OSError) as error:
-            reason = first_line(error)
-            raise CorruptFile(f"The memory vectors cannot be read ({reason})", self.uri, self.REPAIR) from error
         return list(zip(rows["key"].to_pylist(), rows["rev"].to_pylist(), strict=True))
 
     def count(self) -> int:

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import obstore
 import pyarrow as pa
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    NotSupportedError,
-    PreconditionError,
-    UnknownConfigurationKeyError,
-)
+from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from driftline.storage.errors import (
-    AccessDenied,
-    AlreadyExists,
-    DriftlineError,
-    ObjectNotFound,
-    PreconditionFailed,
-    StorageError,
-    UnsafeStore,
-    UsageError,
-)
+from driftline.storage.errors import ObjectNotFound, PreconditionFailed, UnsafeStore
 from driftline.storage.objects.backend import ObjectInfo
+from driftline.storage.objects.bucket_errors import USE_ANOTHER, BucketErrors, is_about_a_condition, is_transient
 from driftline.storage.objects.bucket_options import BucketOptions
+from driftline.storage.objects.etags import Etags
+from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
 from driftline.storage.objects.request_counts import count
+from driftline.storage.objects.retries import delays, persistently
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ListResult, ObjectMeta, PutResult, UpdateVersion
@@ -44,20 +34,9 @@ DELETED_AT_ONCE = {"s3": 1000, "gs": 1, "az": 256}
 """Maximum number of objects that one request deletes."""
 WHOLE_OBJECT_BYTES = 8 * 1024 * 1024
 """Objects up to this size are read with one request, which is cheaper than several requests for parts."""
-REASON_CHARACTERS = 200
 
 _STORES: Mapping[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
-_STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w+)</Code>")
-_TRANSPORT = re.compile(r"HttpError \{\s*kind: (\w+)")
-_REFUSED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
-_WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
-_USE_ANOTHER = "Keep the workspace in a store with conditional writes, or on a local disk."
-_SET_CREDENTIALS = {
-    "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profile files are not read).",
-    "gs": "Set GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT.",
-    "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY.",
-}
+_Result = TypeVar("_Result")
 
 
 class Bucket:
@@ -68,10 +47,12 @@ class Bucket:
         self._prefix = prefix
         self._uri = f"{scheme}://{name}"
         self._options = BucketOptions.of(scheme, storage_options)
+        self._errors = BucketErrors(scheme, self._uri, self._options)
+        self._etags = Etags()
         self.lance_options: dict[str, str] | None = self._options.for_lance()
         store = _STORES[scheme]
         # Stalled reads and wrong endpoints fail quickly; large uploads may take long.
-        with self._translated("open", ""):
+        with self._errors.translated("open", ""):
             agent = {"user_agent": USER_AGENT, "timeout": "300s"}
             self._reader = store(name, **self._options.for_obstore(read_timeout="10s", **agent))
             self._writer = store(name, **self._options.for_obstore(**agent))
@@ -81,86 +62,172 @@ class Bucket:
         return f"{self._uri}/{quote(self._key(path))}"
 
     def get(self, path: str) -> tuple[bytes, str]:
-        count("get")
-        with self._translated("read", path):
+        def get() -> tuple[bytes, str]:
+            count("get")
             result = obstore.get(self._reader, self._key(path))
             return bytes(result.bytes()), self._version(result.meta)
 
+        return self._persistently("read", path, get)
+
     def open_input(self, path: str) -> pa.NativeFile:
-        count("get")
-        with self._translated("read", path):
+        def get() -> pa.NativeFile:
+            count("get")
             result = obstore.get(self._reader, self._key(path))
             if result.meta["size"] <= WHOLE_OBJECT_BYTES:
                 return pa.BufferReader(pa.py_buffer(result.bytes()))
             return pa.PythonFile(_PinnedFile(self, path, result.meta["size"], result.meta["e_tag"]), mode="r")
+
+        return self._persistently("read", path, get)
 
     def read_range(self, path: str, start: int, end: int, etag: str | None) -> bytes:
         """Bytes ``start`` to ``end`` (exclusive) of an object that still has ``etag``.
 
         Raises ObjectNotFound, also when the object has been replaced; AccessDenied, StorageError.
         """
-        count("get")
-        options: GetOptions = {"range": (start, end), "if_match": etag}
+
+        def get(if_match: str | None) -> bytes:
+            count("get")
+            options: GetOptions = {"range": (start, end), "if_match": if_match}
+            result = obstore.get(self._reader, self._key(path), options=options)
+            if etag and result.meta["e_tag"] != etag:
+                raise PreconditionFailed("The object was replaced", f"{self._uri}/{self._key(path)}")
+            return bytes(result.bytes())
+
         try:
-            with self._translated("read", path):
-                return bytes(obstore.get(self._reader, self._key(path), options=options).bytes())
+            spelled = self._etags.spelled(etag) if etag else None
+            return self._persistently("read", path, lambda: get(spelled))
         except PreconditionFailed as error:
             raise ObjectNotFound("The object was replaced during the read", error.where) from None
 
     def head(self, path: str) -> ObjectInfo | None:
-        count("head")
+        def head() -> ObjectInfo:
+            count("head")
+            return self._info(obstore.head(self._reader, self._key(path)))
+
         try:
-            with self._translated("look up", path):
-                return self._info(obstore.head(self._reader, self._key(path)))
+            return self._persistently("look up", path, head)
         except ObjectNotFound:
             return None
 
     def create(self, path: str, data: bytes) -> str:
-        count("put")
-        with self._translated("create", path):
+        def create() -> str:
+            count("put")
             return self._version(obstore.put(self._writer, self._key(path), data, mode="create"))
 
+        # A repeated conditional write may meet what the first one wrote; ObjectStore compares the bytes.
+        return self._persistently("create", path, create)
+
     def replace(self, path: str, data: bytes, version: str) -> str:
-        mode: UpdateVersion = {"version": version} if self._scheme == "gs" else {"e_tag": version}
-        count("put")
         with self._translated("replace", path):
+            try:
+                written = self._replace(path, data, self._etags.spelled(version))
+            except BaseError as error:
+                if self._etags.are_known or not self._refuses_own_etags(path, version, error):
+                    raise
+                return self._replace(path, data, self._etags.spelled(version))
+        self._etags.are_known = True
+        return written
+
+    def _replace(self, path: str, data: bytes, version: str) -> str:
+        mode: UpdateVersion = {"version": version} if self._scheme == "gs" else {"e_tag": version}
+
+        def replace() -> str:
+            count("put")
             return self._version(obstore.put(self._writer, self._key(path), data, mode=mode))
 
+        return persistently(replace, is_transient)
+
+    def _refuses_own_etags(self, path: str, version: str, error: BaseError) -> bool:
+        """Whether ``error`` is about the spelling of ``version``; if so, the other one is used from now on."""
+        if self._scheme != "s3" or not is_about_a_condition(error):
+            return False
+        if isinstance(error, PreconditionError):
+            found = self.head(path)
+            if found is None or found.version != version:
+                return False
+        probe = f"{TEMPORARY_PREFIX}probe-{uuid.uuid4().hex}"
+        first = self.create(probe, b"first")
+        try:
+            return self._etags.learn(first, lambda etag: self._replace(probe, etag.encode(), etag))
+        finally:
+            self.delete([probe])
+
     def walk(self, prefix: str, *, recursive: bool) -> Iterator[ObjectInfo]:
-        key = self._key(prefix) or None
-        with self._translated("list", prefix):
-            if not recursive:
-                yield from map(self._info, self._level(prefix)["objects"])
+        if not recursive:
+            yield from map(self._info, self._level(prefix)["objects"])
+            return
+        for meta in self._keys_below(prefix):
+            yield self._info(meta)
+
+    def _keys_below(self, prefix: str) -> Iterator[ObjectMeta]:
+        """The objects below ``prefix``; a listing that breaks off is continued after the last key."""
+        last, is_sorted = "", True
+        pages, waits = self._pages(prefix, last), delays()
+        while True:
+            try:
+                page = next(pages, None)
+            except BaseError as error:
+                wait = next(waits, None)
+                # Where keys are not sorted, some of those still to come may lie before the last one.
+                if wait is None or not is_sorted or not is_transient(error):
+                    with self._translated("list", prefix):
+                        raise
+                time.sleep(wait)
+                pages = self._pages(prefix, last)
+                continue
+            if page is None:
                 return
-            count("list")
-            for page, chunk in enumerate(obstore.list(self._reader, key, chunk_size=LIST_CHUNK)):
-                if page:
-                    count("list")
-                yield from map(self._info, chunk)
+            for meta in page:
+                is_sorted = is_sorted and last < meta["path"]
+                last = meta["path"]
+            waits = delays()
+            yield from page
+
+    def _pages(self, prefix: str, after: str) -> Iterator[Sequence[ObjectMeta]]:
+        key = self._key(prefix) or None
+        count("list")
+        for number, page in enumerate(obstore.list(self._reader, key, offset=after or None, chunk_size=LIST_CHUNK)):
+            if number:
+                count("list")
+            yield page
 
     def directories(self, prefix: str) -> list[str]:
-        with self._translated("list", prefix):
-            listing = self._level(prefix)
-        return [directory.rpartition("/")[2] for directory in listing["common_prefixes"]]
+        return [directory.rpartition("/")[2] for directory in self._level(prefix)["common_prefixes"]]
 
     def _level(self, prefix: str) -> ListResult[Sequence[ObjectMeta]]:
-        listing = obstore.list_with_delimiter(self._reader, self._key(prefix) or None)
+        def list_level() -> ListResult[Sequence[ObjectMeta]]:
+            count("list")
+            return obstore.list_with_delimiter(self._reader, self._key(prefix) or None)
+
+        listing = self._persistently("list", prefix, list_level)
         entries = len(listing["objects"]) + len(listing["common_prefixes"])
-        count("list", max(1, -(-entries // LIST_CHUNK)))
+        count("list", max(1, -(-entries // LIST_CHUNK)) - 1)
         return listing
 
     def delete(self, paths: Sequence[str]) -> None:
         if not paths:
             return
-        count("delete", -(-len(paths) // DELETED_AT_ONCE[self._scheme]))
         try:
-            with self._translated("delete", paths[0]):
-                obstore.delete(self._writer, [self._key(path) for path in paths])
+            self._delete(paths)
         except ObjectNotFound:  # Google and Azure stop at the first missing object
             for path in paths:
-                count("delete")
-                with contextlib.suppress(ObjectNotFound), self._translated("delete", path):
-                    obstore.delete(self._writer, self._key(path))
+                with contextlib.suppress(ObjectNotFound):
+                    self._delete([path])
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        def delete() -> None:
+            count("delete", -(-len(paths) // DELETED_AT_ONCE[self._scheme]))
+            obstore.delete(self._writer, [self._key(path) for path in paths])
+
+        self._persistently("delete", paths[0], delete)
+
+    def _persistently(self, action: str, path: str, operation: Callable[[], _Result]) -> _Result:
+        """The result of an idempotent operation, with the errors of Driftline."""
+        with self._translated(action, path):
+            return persistently(operation, is_transient)
+
+    def _translated(self, action: str, path: str) -> contextlib.AbstractContextManager[None]:
+        return self._errors.translated(action, self._key(path))
 
     def _key(self, path: str) -> str:
         # Keys are formed here, not by obstore's prefix option, so that all requests spell them alike.
@@ -173,52 +240,8 @@ class Bucket:
     def _version(self, meta: ObjectMeta | PutResult) -> str:
         version = (meta["version"] if self._scheme == "gs" else None) or meta["e_tag"]
         if not version:
-            raise UnsafeStore("The store returns no etags", self._uri, _USE_ANOTHER)
+            raise UnsafeStore("The store returns no etags", self._uri, USE_ANOTHER)
         return version
-
-    @contextlib.contextmanager
-    def _translated(self, action: str, path: str) -> Iterator[None]:
-        try:
-            yield
-        except (BaseError, FileNotFoundError, ValueError) as error:
-            # The original text may hold signed URLs and keys, so the error is not chained.
-            raise self._translate(error, action, path) from None
-
-    def _translate(self, error: Exception, action: str, path: str) -> DriftlineError:
-        text = str(error)
-        where = f"{self._uri}/{self._key(path)}".rstrip("/")
-        code = _first(_CODE, text)
-        status = _first(_STATUS, text)
-        credentials = _SET_CREDENTIALS[self._scheme]
-        reason = self._options.without_secrets(
-            code or status or text.partition("\n")[0].rpartition(" - ")[2][:REASON_CHARACTERS]
-        )
-        if isinstance(error, UnknownConfigurationKeyError) or action == "open":
-            return UsageError("The storage options are not valid", self._uri, reason)
-        if isinstance(error, AlreadyExistsError):
-            return AlreadyExists("The object already exists", where)
-        if isinstance(error, PreconditionError):
-            return PreconditionFailed("Another writer has changed the object", where)
-        if code in ("NoSuchBucket", "ContainerNotFound"):
-            return AccessDenied("The bucket does not exist", self._uri, "Create it, or correct the URI.")
-        if isinstance(error, FileNotFoundError):
-            return ObjectNotFound("The object does not exist", where)
-        if "/latest/api/token" in text or "metadata.google" in text or "metadata/identity" in text:
-            return AccessDenied("No credentials were found", self._uri, credentials)
-        if code in _WRONG_REGION or status == "301":
-            return AccessDenied("The bucket is in another region", self._uri, "Set AWS_REGION to its region.")
-        if code in _REFUSED or status in ("401", "403"):
-            return AccessDenied(f"The store refused to {action} ({code or status})", where, credentials)
-        if code == "InvalidBucketName":
-            return UsageError("The bucket name is not valid", self._uri, "Correct the URI.")
-        if isinstance(error, NotSupportedError) or status == "501":
-            return UnsafeStore(f"The store does not {action} objects conditionally", where, _USE_ANOTHER)
-        match _first(_TRANSPORT, text):
-            case "Connect":
-                return StorageError(f"Could not {action}: no connection", where, "Check the endpoint and the network.")
-            case "Timeout":
-                return StorageError(f"Could not {action}: no answer in time", where, "Check the endpoint; run again.")
-        return StorageError(f"Could not {action}", where, f"The store answered: {reason}")
 
 
 class _PinnedFile(io.RawIOBase):
@@ -248,8 +271,3 @@ class _PinnedFile(io.RawIOBase):
         data = self._bucket.read_range(self._path, self._position, end, self._etag)
         self._position += len(data)
         return data
-
-
-def _first(pattern: re.Pattern[str], text: str) -> str:
-    match = pattern.search(text)
-    return match[1] if match else ""

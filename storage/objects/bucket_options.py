@@ -52,6 +52,8 @@ class BucketOptions:
     config: Mapping[str, str] = field(repr=False)
     client: Mapping[str, str] = field(repr=False)
     retry: Mapping[str, str] = field(repr=False)
+    endpoint: str = ""
+    """Where the store is, if it is not at its provider's address."""
 
     @classmethod
     def of(cls, scheme: str, storage_options: Mapping[str, str]) -> BucketOptions:
@@ -66,7 +68,8 @@ class BucketOptions:
                 client.setdefault("allow_http", "true")
         if scheme == "s3":
             config["aws_region"] = _pop_first(config, _REGIONS) or _from_environment(_REGIONS) or _DEFAULT_REGION
-        return cls(config, client, {key: value for key, value in options.items() if key in _RETRY_KEYS})
+        retry = {key: value for key, value in options.items() if key in _RETRY_KEYS}
+        return cls(config, client, retry, endpoint)
 
     def for_obstore(self, **client_defaults: str) -> dict[str, Any]:
         """The keyword arguments of an obstore store."""

@@ -10,6 +10,7 @@ import errno
 from collections.abc import Mapping
 
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, StorageError
+from driftline.storage.objects import clock_skew
 
 _CREDENTIAL_ERRORS = frozenset(
     {
@@ -31,6 +32,8 @@ def translate(error: BaseException, where: str, what: str = "Reading failed") ->
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return ObjectNotFound("Not found", where)
+    if clock_skew.CODE in str(error):
+        return AccessDenied(clock_skew.describe(str(error), ""), where, clock_skew.FIX)
     names = {cls.__name__ for cls in type(error).__mro__}
     if isinstance(error, PermissionError) or names & _CREDENTIAL_ERRORS or _http_status(error) in (401, 403):
         return AccessDenied("Access denied", where, f"Check credentials and permissions ({_one_line(error)}).")

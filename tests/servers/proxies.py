@@ -1,11 +1,13 @@
-"""Proxies in front of the S3 server: one drops a header or some answers, one speaks the API of Google Cloud Storage."""
+"""Proxies in front of the S3 server: lost headers and answers, Google Cloud Storage, Ceph, skewed clocks."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import http.client
+from datetime import UTC, datetime, timedelta
 from email.message import Message
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -61,6 +63,10 @@ class Proxy(ThreadingHTTPServer):
 
     def headers_back(self, answer: http.client.HTTPResponse) -> dict[str, str]:
         return {name: value for name, value in answer.getheaders() if name.lower() not in _OF_A_TRANSFER}
+
+    def refusal(self, method: str, headers: Message) -> tuple[int, str] | None:
+        """Status and body of an answer that the proxy gives itself."""
+        return None
 
     def ask(
         self, method: str, path: str, headers: dict[str, str], body: bytes
@@ -119,6 +125,39 @@ class GoogleProxy(Proxy):
         return found if found[0].status == http.client.NOT_FOUND else done
 
 
+class CephProxy(Proxy):
+    """Ceph up to version 16: ``If-Match`` of a write must be bare; a quoted etag never matches (or is malformed)."""
+
+    def __init__(self, upstream: Upstream, *, status: int = 412) -> None:
+        super().__init__(upstream)
+        self.status = status
+
+    def refusal(self, method: str, headers: Message) -> tuple[int, str] | None:
+        quoted = method == "PUT" and headers.get("If-Match", "").startswith('"')
+        code = "PreconditionFailed" if self.status == http.client.PRECONDITION_FAILED else "InvalidArgument"
+        return (self.status, f"<Error><Code>{code}</Code></Error>") if quoted else None
+
+    def headers_upstream(self, headers: Message) -> dict[str, str]:
+        sent = super().headers_upstream(headers)
+        return {name: f'"{value}"' if name.lower() == "if-match" else value for name, value in sent.items()}
+
+
+class SkewedProxy(Proxy):
+    """A store whose clock differs from that of the caller by ``seconds``; it ``tells`` its time, as AWS does,
+    or only the head of its answers does."""
+
+    def __init__(self, upstream: Upstream, *, seconds: float, tells: bool) -> None:
+        super().__init__(upstream)
+        self.seconds, self.tells = seconds, tells
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self.seconds)
+
+    def refusal(self, method: str, headers: Message) -> tuple[int, str] | None:
+        time = f"<ServerTime>{self.now():%Y-%m-%dT%H:%M:%SZ}</ServerTime>" if self.tells else ""
+        return 403, f"<Error><Code>RequestTimeTooSkewed</Code>{time}</Error>"
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # headers and body are two writes; with Nagle the second waits 40 ms
@@ -129,6 +168,9 @@ class _Handler(BaseHTTPRequestHandler):
         proxy.requests.append((self.command, self.path))
         proxy.agents.append(self.headers.get("User-Agent", ""))
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if refusal := proxy.refusal(self.command, self.headers):
+            self._refuse(proxy, *refusal)
+            return
         headers = proxy.headers_upstream(self.headers)
         answer, data = proxy.ask(self.command, proxy.path_upstream(self.path), headers, body)
         if self.command == "PUT" and proxy.answers_to_lose:
@@ -143,6 +185,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+    def _refuse(self, proxy: Proxy, status: int, text: str) -> None:
+        self.send_response_only(status)
+        if isinstance(proxy, SkewedProxy):
+            self.send_header("Date", format_datetime(proxy.now(), usegmt=True))
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(text.encode())
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _forward
 

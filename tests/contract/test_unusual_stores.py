@@ -1,0 +1,217 @@
+"""Stores that break off, spell etags in their own way, or live in another time."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from obstore.exceptions import GenericError, PermissionDeniedError
+
+from driftline.storage.errors import AccessDenied, PreconditionFailed, StorageError
+from driftline.storage.objects import bucket, clock_skew, retries
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.sources.source import open_source
+from tests.servers.flaky import Fault, FlakyProxy
+from tests.servers.proxies import CephProxy, SkewedProxy
+from tests.servers.serving import serving
+
+SHARE = 0.25
+"""Of the requests fail; six in a row rarely do."""
+ROUNDS = 3
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_reads_listings_and_deletions_survive_each_fault(s3_bucket: str, s3_server: Any, fault: Fault) -> None:
+    with serving(FlakyProxy(s3_server, rate=0, seed=3, faults=(fault,))) as proxy:
+        store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
+        content = {f"a/{n}": b"%d" % n * 1000 for n in range(3)}
+        for path, data in content.items():
+            store.create(path, data)
+        proxy.rate = SHARE
+        for _ in range(ROUNDS):
+            assert {info.path: store.get(info.path) for info in store.list("a")} == content
+            assert sorted(info.path for info in store.list("a", recursive=False)) == sorted(content)
+            assert store.list_dirs() == ["a"]
+            assert all(store.head(path) for path in content)
+            assert store.open_input("a/1").read() == content["a/1"]
+            store.create("b", b"1")
+            store.delete(["b", "c"])
+            assert store.head("b") is None
+        assert proxy.met[fault] >= ROUNDS
+
+
+def test_a_large_object_is_read_in_parts_that_break_off(
+    s3_bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "WHOLE_OBJECT_BYTES", 10)
+    with serving(FlakyProxy(s3_server, rate=0, seed=5, faults=(Fault.CUT, Fault.RESET))) as proxy:
+        store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
+        data = bytes(range(256)) * 40
+        store.create("a", data)
+        proxy.rate = SHARE
+        with store.open_input("a") as opened:
+            assert b"".join(iter(lambda: opened.read(1000), b"")) == data
+
+
+def test_a_listing_that_breaks_off_goes_on_after_its_last_key(
+    s3_bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = sorted([f"many/{n:04}" for n in range(1050)] + ["many/0500~20 a%2Fb é"])
+    with serving(FlakyProxy(s3_server, rate=0, seed=1, faults=(Fault.CUT,))) as proxy:
+        store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda path: store.create(path, b""), paths))
+        monkeypatch.setattr(bucket, "LIST_CHUNK", 50)  # the pages of obstore; those of the store have 1,000
+        failures = itertools.count(1)
+
+        def recover(_: float) -> None:
+            proxy.rate = 1 if next(failures) % 2 else 0
+
+        monkeypatch.setattr("driftline.storage.objects.bucket.time.sleep", recover)
+        proxy.rate = 1
+        listing = store.list("many")
+        first = next(listing)
+        proxy.rate = 1
+        assert [first.path, *(info.path for info in listing)] == paths
+        assert proxy.met[Fault.CUT] >= 2
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_source_in_a_bucket_survives_each_fault(s3_bucket: str, s3_server: Any, fault: Fault) -> None:
+    content = {f"a{n}/{n}": b"%d" % n * 1000 for n in range(3)}
+    store = ObjectStore.open(s3_bucket)
+    for path, data in content.items():
+        store.create(path, data)
+    with serving(FlakyProxy(s3_server, rate=0, seed=3, faults=(fault,))) as proxy:
+        source = open_source(s3_bucket, {"endpoint_url": proxy.endpoint})
+        proxy.rate = SHARE
+        for _ in range(ROUNDS):
+            assert sorted(info.path for info in source.list()) == sorted(content)
+            assert source.read_many(list(content)) == list(content.values())
+            assert source.first_look()[0] == ["a0/", "a1/", "a2/"]
+        assert proxy.met[fault]
+
+
+def test_an_unsorted_listing_that_breaks_off_is_no_complete_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pages(*_: Any, **__: Any) -> Any:
+        yield [{"path": "x/b", "size": 1, "last_modified": datetime.now(UTC), "e_tag": "1", "version": None}]
+        yield [{"path": "x/a", "size": 1, "last_modified": datetime.now(UTC), "e_tag": "1", "version": None}]
+        raise GenericError("HTTP error: HttpError { kind: Interrupted")
+
+    monkeypatch.setattr("driftline.storage.objects.bucket.obstore.list", pages)
+    store = ObjectStore.open("s3://bucket/x", {"aws_access_key_id": "a", "aws_secret_access_key": "b"})
+    with pytest.raises(StorageError, match="Could not list"):
+        list(store.list())
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        (GenericError("HttpError { kind: Interrupted"), retries.ATTEMPTS),
+        (GenericError("status code: 503 Service Unavailable"), retries.ATTEMPTS),
+        (GenericError("in 8s, after 5 retries, max_retries: 5 - status code: 503"), 1),
+        (GenericError("HttpError { kind: Connect"), 1),
+        (PermissionDeniedError("status code: 403 Forbidden"), 1),
+    ],
+)
+def test_only_what_may_pass_is_tried_again_and_only_so_often(
+    error: Exception, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = itertools.count()
+
+    def fail(*_: Any, **__: Any) -> Any:
+        next(tried)
+        raise error
+
+    monkeypatch.setattr("driftline.storage.objects.bucket.obstore.get", fail)
+    store = ObjectStore.open("s3://bucket/x", {"aws_access_key_id": "a", "aws_secret_access_key": "b"})
+    with pytest.raises((StorageError, AccessDenied)):
+        store.get("a")
+    assert next(tried) == attempts
+
+
+def test_attempts_end_in_time_and_their_delays_grow() -> None:
+    now = itertools.count(0, 6)
+    assert len(list(retries.delays(clock=lambda: next(now), chance=lambda: 1.0))) == 3
+    waits = list(retries.delays(clock=lambda: 0.0, chance=lambda: 1.0))
+    assert waits == sorted(waits)
+    assert len(waits) == retries.ATTEMPTS - 1
+    assert max(waits) <= retries.MAX_DELAY_SECONDS
+
+
+# --- etags ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [412, 400])
+def test_a_store_that_takes_bare_etags_only_is_a_workspace(s3_bucket: str, s3_server: Any, status: int) -> None:
+    with serving(CephProxy(s3_server, status=status)) as proxy:
+        store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
+        store.probe_conditional_writes()
+        first = store.create("a", b"1")
+        second = store.replace("a", b"2", first)
+        with pytest.raises(PreconditionFailed):
+            store.replace("a", b"3", first)
+        store.replace("a", b"4", second)
+        other = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})  # has probed nothing
+        with pytest.raises(PreconditionFailed):
+            other.replace("a", b"5", first)
+        other.replace("a", b"6", other.get_versioned("a")[1])
+        assert store.get("a") == b"6"
+        assert [info.path for info in store.list(temporary=True)] == ["a"]
+
+
+def test_a_store_that_compares_no_bare_etags_is_not_trusted_with_them(
+    s3_bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(CephProxy(s3_server)) as proxy:
+        proxy.strip = "if-match"
+        store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
+        version = store.create("a", b"1")
+        with pytest.raises(PreconditionFailed):
+            store.replace("a", b"2", version)
+        assert store.get("a") == b"1"
+
+
+def test_a_conflict_on_a_store_that_takes_quoted_etags_costs_one_look(s3_bucket: str, proxy: Any) -> None:
+    store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
+    first = store.create("a", b"1")
+    store.replace("a", b"2", first)
+    proxy.requests.clear()
+    with pytest.raises(PreconditionFailed):
+        store.replace("a", b"3", first)
+    assert [method for method, _ in proxy.requests] == ["PUT", "GET"]
+
+
+# --- clocks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize(("seconds", "says"), [(3600, "(0:59:5.|1:00:0.) h slow"), (-1200, "0:(19:5.|20:0.) h fast")])
+def test_a_skewed_clock_is_reported_as_what_it_is(
+    s3_bucket: str, s3_server: Any, seconds: float, says: str, tells: bool
+) -> None:
+    with serving(SkewedProxy(s3_server, seconds=seconds, tells=tells)) as proxy:
+        store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
+        for operation in (lambda: store.get("a"), lambda: store.create("a", b"1"), lambda: list(store.list())):
+            with pytest.raises(AccessDenied, match=f"clock of this machine is {says}.*time server"):
+                operation()
+        options = {"aws_endpoint": proxy.endpoint, "aws_access_key_id": "a", "aws_secret_access_key": "b"}
+        with pytest.raises(AccessDenied, match="clock of this machine"):
+            open_source(s3_bucket, options)
+
+
+def test_a_store_that_tells_no_time_still_names_the_clock() -> None:
+    assert clock_skew.describe("<Code>RequestTimeTooSkewed</Code>", "http://127.0.0.1:1").endswith("of the store")
+    assert clock_skew.describe("<ServerTime>soon</ServerTime>", "").endswith("of the store")
+    with contextlib.suppress(ValueError):
+        now = datetime(2026, 1, 2, tzinfo=UTC)
+        assert "1:00:00 h fast" in clock_skew.describe("<ServerTime>2026-01-01T23:00:00Z</ServerTime>", "", now=now)
