@@ -31,6 +31,7 @@ from driftline.storage.errors import (
     StorageError,
     WorkspaceTooNew,
 )
+from driftline.storage.leases import life_sign
 from driftline.storage.leases.process_identity import ProcessIdentity
 from driftline.storage.objects.store import ObjectStore
 
@@ -52,6 +53,7 @@ class _Owner(BaseModel):
     pid: int
     start_time: str
     run_id: str
+    sign: str = ""
 
 
 class _Record(BaseModel):
@@ -73,7 +75,7 @@ class _Record(BaseModel):
 
     def is_provably_dead(self) -> bool:
         owner = self.owner
-        return ProcessIdentity(owner.host, owner.boot_id, owner.pid, owner.start_time).is_provably_dead()
+        return ProcessIdentity(owner.host, owner.boot_id, owner.pid, owner.start_time, owner.sign).is_provably_dead()
 
 
 class Lease:
@@ -92,6 +94,7 @@ class Lease:
         self._version = version
         self._pid = os.getpid()
         self._ended = threading.Event()
+        life_sign.need(+1)
         # A copy of this context, so that the tally counts the thread's requests.
         renew = contextvars.copy_context().run
         self._thread = threading.Thread(
@@ -122,7 +125,9 @@ class Lease:
             return
         try:
             self._write("released")
+            life_sign.need(-1)
         except LeaseLost:
+            life_sign.need(-1)
             _log.warning("Another run took the lease over before its release: %s", self._where)
         except DriftlineError as error:
             _log.warning("The lease was not released and will expire: %s", error)
@@ -195,7 +200,7 @@ def acquire(
 ) -> Lease:
     """Acquire the lease at ``path`` for this process, waiting up to ``wait_seconds`` for its holder.
 
-    A lease is free if it was never taken or has been released, if its holder is provably dead (same host and boot), or
+    A lease is free if it was never taken or has been released, if its holder is provably dead (on this machine), or
     if its file has not changed for the holder's TTL by ``clock``. Hence only a caller that waits takes over from a
     dead holder on another host. Where the file is missing, ``known_token`` returns the highest token in use, so that a
     lease whose file was deleted continues from there, as taken over.
@@ -261,7 +266,12 @@ def look(objects: ObjectStore, path: str) -> Sighting:
 def _new_record(run_id: str, token: int, ttl_seconds: float) -> _Record:
     process = ProcessIdentity.current()
     owner = _Owner(
-        host=process.host, boot_id=process.boot_id, pid=process.pid, start_time=process.start_time, run_id=run_id
+        host=process.host,
+        boot_id=process.boot_id,
+        pid=process.pid,
+        start_time=process.start_time,
+        run_id=run_id,
+        sign=process.sign,
     )
     now = datetime.now(UTC)
     return _Record(

@@ -7,14 +7,15 @@ import uuid
 from driftline.storage.ids import content_hash
 from driftline.storage.leases.process_identity import ProcessIdentity
 
-_HOST_CHARACTERS = 16
-_UNIQUE_CHARACTERS = 8
+_HOST_CHARACTERS = 10
+_UNIQUE_CHARACTERS = 4
 
 
 def new_claimant() -> str:
     """A unique name with the identity of this process, of at most 64 characters."""
     this = ProcessIdentity.current()
-    return ":".join((_host(this), str(this.pid), this.start_time, uuid.uuid4().hex[:_UNIQUE_CHARACTERS]))
+    unique = uuid.uuid4().hex[:_UNIQUE_CHARACTERS]
+    return ":".join((_host(this), str(this.pid), this.start_time, unique, this.sign))
 
 
 def has_ended(claimant: str) -> bool:
@@ -24,7 +25,9 @@ def has_ended(claimant: str) -> bool:
     pid, _, rest = rest.partition(":")
     if host != _host(this) or not pid.isdecimal():
         return False
-    return ProcessIdentity(this.host, this.boot_id, int(pid), rest.partition(":")[0]).is_provably_dead()
+    start_time, _, rest = rest.partition(":")
+    sign = rest.partition(":")[2]
+    return ProcessIdentity(this.host, this.boot_id, int(pid), start_time, sign).is_provably_dead()
 
 
 def _host(process: ProcessIdentity) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +20,10 @@ from typing import Any
 import pytest
 
 from driftline.storage.errors import CorruptFile, LeaseHeld, LeaseLost, StorageError, WorkspaceTooNew
+from driftline.storage.leases import life_sign
 from driftline.storage.leases import process_identity as processes
 from driftline.storage.leases.lease import Lease, acquire
+from driftline.storage.leases.life_sign import Sign
 from driftline.storage.objects.store import ObjectStore
 
 PATH = "org:acme/_leases/source.json"
@@ -192,6 +197,136 @@ def test_a_pid_of_another_boot_or_container_proves_nothing(disk: ObjectStore) ->
     rewrite(disk, boot_id="another boot", pid=2**22 + 1)
     with pytest.raises(LeaseHeld):
         acquire(disk, PATH, "run-2")
+
+
+# -- proof of death: what is not proven does not count -------------------------------------------------------------
+
+
+def test_a_holder_that_proc_hides_keeps_its_lease_until_it_is_killed(
+    disk: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Child(HOLDER, disk.uri, "60") as holder:
+        assert holder.answer() == "1"
+        with monkeypatch.context() as patch:
+            patch.setattr(processes, "_start_time", lambda _: "")  # hidepid=2
+            patch.setattr(os, "kill", hidden)
+            with pytest.raises(LeaseHeld, match="run-child"):
+                acquire(disk, PATH, "run-2")
+            rewrite(disk, sign="")  # as earlier versions wrote it
+            with pytest.raises(LeaseHeld, match="run-child"):
+                acquire(disk, PATH, "run-2")
+
+
+def test_a_killed_holder_that_proc_hid_is_taken_over_at_once(
+    disk: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Child(HOLDER, disk.uri, "60") as holder:
+        assert holder.answer() == "1"
+    monkeypatch.setattr(processes, "_start_time", lambda _: "")
+    monkeypatch.setattr(os, "kill", hidden)
+    assert acquire(disk, PATH, "run-2").taken_over
+
+
+def hidden(pid: int, number: int) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize("change", [{"host": "far-away"}, {"host": platform.node()}])
+def test_a_holder_on_a_host_that_shares_the_boot_id_is_not_judged(disk: ObjectStore, change: dict[str, Any]) -> None:
+    with Child(HOLDER, disk.uri, "60") as holder:
+        assert holder.answer() == "1"
+    rewrite(disk, sign=f"{os.getuid()}-{'0' * 16}", **change)  # a file of that name is on the other host only
+    with pytest.raises(LeaseHeld, match="run-child"):
+        acquire(disk, PATH, "run-2")
+
+
+def test_without_a_life_sign_only_a_process_of_the_same_host_is_judged(disk: ObjectStore) -> None:
+    with Child(HOLDER, disk.uri, "60") as holder:
+        assert holder.answer() == "1"
+    rewrite(disk, sign="", host="far-away")
+    with pytest.raises(LeaseHeld, match="far-away"):
+        acquire(disk, PATH, "run-2")
+    rewrite(disk, host=platform.node())
+    assert acquire(disk, PATH, "run-2").taken_over
+
+
+def test_containers_with_one_temporary_folder_see_each_others_deaths(disk: ObjectStore) -> None:
+    with Child(HOLDER, disk.uri, "60") as holder:
+        assert holder.answer() == "1"
+        boot = lease_file(disk)["owner"]["boot_id"].partition("/")[0]
+        rewrite(disk, boot_id=f"{boot}/pid:[1]", pid=2**22 + 1)  # a pid of another namespace, which is free here
+        with pytest.raises(LeaseHeld, match="run-child"):
+            acquire(disk, PATH, "run-2")
+    assert acquire(disk, PATH, "run-2").taken_over
+
+
+def test_a_child_that_outlives_its_parent_does_not_keep_it_alive(disk: ObjectStore, tmp_path: Path) -> None:
+    outlive = """import os
+if os.fork() == 0:
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    for _ in range(1200):
+        time.sleep(0.05 if os.path.exists(sys.argv[3]) else 0)
+    os._exit(0)
+print(lease.token"""
+    needed = tmp_path / "needed"
+    needed.touch()
+    with Child(HOLDER.replace("print(lease.token", outlive), disk.uri, "60", str(needed)) as holder:
+        assert holder.answer() == "1"
+        holder.process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, holder.process.pid, os.WEXITED | os.WNOWAIT)
+        assert acquire(disk, PATH, "run-2").taken_over
+        needed.unlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "1", "../../etc-0123456789abcdef", f"{os.getuid()}-../../../../etc/passwd", "x" * 300]
+)
+def test_a_life_sign_of_another_form_is_unknown(name: str) -> None:
+    assert life_sign.read(name) is Sign.UNKNOWN
+
+
+def test_a_folder_that_others_may_write_to_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder, name = tmp_path / f"driftline-{os.getuid()}", f"{os.getuid()}-{'a' * 16}"
+    folder.mkdir(mode=0o755)
+    (folder / ("a" * 16)).touch()
+    assert life_sign.read(name) is Sign.ENDED
+    folder.chmod(0o777)
+    assert life_sign.read(name) is Sign.UNKNOWN
+    (tmp_path / "driftline-12345").mkdir()  # of ours, with another's name
+    (tmp_path / "driftline-12345" / ("a" * 16)).touch()
+    assert life_sign.read(f"12345-{'a' * 16}") is Sign.UNKNOWN
+
+
+def test_a_process_leaves_its_life_sign_only_with_a_lease(disk: ObjectStore, tmp_path: Path) -> None:
+    program = """
+import sys
+from driftline.storage.leases.lease import acquire
+from driftline.storage.objects.store import ObjectStore
+lease = acquire(ObjectStore.open(sys.argv[1]), sys.argv[2], "run-child")
+getattr(lease, sys.argv[3])()
+"""
+    (tmp_path / "tmp").mkdir()
+    for end, left in (("release", 0), ("abandon", 1)):
+        subprocess.run(
+            [sys.executable, "-c", program, disk.uri, PATH, end],
+            check=True,
+            env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        )
+        assert len(list((tmp_path / "tmp" / f"driftline-{os.getuid()}").iterdir())) == left
+
+
+def test_life_signs_of_processes_long_dead_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(life_sign._process, "own", None)
+    folder = tmp_path / f"driftline-{os.getuid()}"
+    folder.mkdir()
+    for number, age in enumerate((10, life_sign.FORGOTTEN_AFTER_SECONDS + 60)):
+        (folder / f"{number:016x}").touch()
+        os.utime(folder / f"{number:016x}", (time.time() - age,) * 2)
+    mine = life_sign.own_name().partition("-")[2]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([f"{0:016x}", mine])
+    assert life_sign.read(f"{os.getuid()}-{mine}") is Sign.ALIVE
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pid namespaces are a matter of Linux")

@@ -258,8 +258,11 @@ def test_a_search_takes_over_what_an_ended_process_left(
 def test_the_claim_of_a_killed_process_is_taken_over_at_once(
     store: MemoryStore, open_store: Callable[..., MemoryStore], clock: list[datetime]
 ) -> None:
-    program = "from driftline.storage.memory.claimant import new_claimant; print(new_claimant())"
-    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    program = (
+        "import os; from driftline.storage.memory.claimant import new_claimant; "
+        "print(new_claimant(), flush=True); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stdout.strip()
     assert len(killed) <= 64
     store.flush()
     ended, reader = open_store(), open_store()

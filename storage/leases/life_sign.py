@@ -1,0 +1,153 @@
+"""A locked file per process: whoever finds it unlocked, on the same machine, knows that the process has ended.
+
+Process ids prove nothing across containers, across hosts that share a boot id, or where ``/proc`` hides processes. The
+kernel releases a lock with the last descriptor, and the random name of the file is found nowhere else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import enum
+import fcntl
+import os
+import re
+import secrets
+import stat
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+FORGOTTEN_AFTER_SECONDS = 7 * 86_400
+"""Files of processes that were killed are removed after this time; their leases then expire as those of other hosts."""
+_NAME = re.compile(r"(\d{1,10})-([0-9a-f]{16})")
+
+
+class Sign(enum.Enum):
+    """What a life sign tells about its process."""
+
+    UNKNOWN = "the file is not here"
+    ALIVE = "a process holds the lock"
+    ENDED = "the file is here, and nobody holds its lock"
+
+
+@dataclass(slots=True)
+class _Own:
+    name: str
+    descriptor: int
+    needs: int = 0
+
+
+class _Process:
+    """What this process gives; made anew in a forked child."""
+
+    def __init__(self) -> None:
+        self.own: _Own | None = None
+        self.lock = threading.Lock()
+
+
+_process = _Process()
+
+
+def own_name() -> str:
+    """The name of the life sign of this process, which is given from the first call on; "" if that is not possible."""
+    return _mine().name
+
+
+def need(difference: int) -> None:
+    """Count what names the life sign of this process: if anything is left at the end, its file is left, too."""
+    own = _mine()
+    with _process.lock:
+        own.needs += difference
+
+
+def read(name: str) -> Sign:
+    """The life sign of the process that ``own_name`` called ``name``."""
+    path = _path(name)
+    if path is None or not _is_private(path.parent):
+        return Sign.UNKNOWN
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return Sign.UNKNOWN
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return Sign.ALIVE
+    except OSError:
+        return Sign.UNKNOWN
+    finally:
+        os.close(descriptor)
+    return Sign.ENDED
+
+
+def _mine() -> _Own:
+    with _process.lock:
+        if _process.own is None:
+            _process.own = _give() or _Own("", -1)
+        return _process.own
+
+
+def _give() -> _Own | None:
+    name = f"{os.getuid()}-{secrets.token_hex(8)}"
+    path = _path(name)
+    if path is None:
+        return None
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(mode=0o755)
+        if not _is_private(path.parent):
+            return None
+        _forget_old(path.parent)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # no temporary folder, a full or read-only disk, or no locks
+        return None
+    return _Own(name, descriptor)
+
+
+def _path(name: str) -> Path | None:
+    match = _NAME.fullmatch(name)
+    return Path(tempfile.gettempdir(), f"driftline-{match[1]}", match[2]) if match else None
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether only the user in the name of ``folder`` can change what is in it."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    is_theirs = str(found.st_uid) == folder.name.partition("-")[2]
+    return stat.S_ISDIR(found.st_mode) and is_theirs and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _forget_old(folder: Path) -> None:
+    limit = time.time() - FORGOTTEN_AFTER_SECONDS
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < limit and read(f"{os.getuid()}-{path.name}") is Sign.ENDED:
+                path.unlink()
+
+
+def _close_in_child() -> None:
+    """A forked child must not hold the lock of its parent, and gets a life sign of its own."""
+    own = _process.own
+    if own is not None and own.descriptor >= 0:
+        with contextlib.suppress(OSError):
+            os.close(own.descriptor)
+    _process.own = None
+    _process.lock = threading.Lock()  # another thread of the parent may have held it
+
+
+def _remove_at_exit() -> None:
+    own = _process.own
+    path = _path(own.name) if own is not None and not own.needs else None
+    if path is not None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+atexit.register(_remove_at_exit)
