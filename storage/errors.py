@@ -31,7 +31,8 @@
     ├── DeploymentFailed          exit 3: a run of a deployment failed or timed out
     ├── StaleIndex                exit 3: the index is older than a commit by more than the limit
     ├── CleanupAborted            exit 3: not everything could be read and listed, so nothing was deleted
-    └── RecallTooLow              exit 3: the vector index misses too many of the nearest lines
+    ├── RecallTooLow              exit 3: the vector index misses too many of the nearest lines
+    └── OutOfMemory               exit 3: the process could not get the memory that it needs
 
 Every message says what happened, where, and what to do. ``kind`` is stable and meant for programs. All errors survive
 pickling, because they cross process boundaries.
@@ -277,3 +278,9 @@ class RecallTooLow(DriftlineError):
     """The vector index misses too many of the nearest lines."""
 
     kind = "recall_too_low"
+
+
+class OutOfMemory(DriftlineError):
+    """The process could not get the memory that it needs."""
+
+    kind = "out_of_memory"

@@ -26,6 +26,7 @@ from driftline.flows.commands import (
     indexing,
     keeping,
     memory,
+    memory_limit,
     searching,
     serving,
     trusting,
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str], as_json: bool) -> int:
+    if low := memory_limit.warning():
+        warn(low)
     try:
         code = int(app(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
     except _WRONG_USE_ERRORS as error:
@@ -80,6 +83,8 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except Exception as error:
+        if failure := memory_limit.as_out_of_memory(error):
+            return _fail(failure.exit_code, failure.kind, str(failure), as_json, failure.where, failure.fix)
         # A defect, or an unforeseen failure. Python's own exit code would be 1, which means "nothing found".
         if not writes_json():
             print_traceback()

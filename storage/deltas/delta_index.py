@@ -32,7 +32,7 @@ MAX_FOLD_BYTES = 96 * 1024 * 1024
 """Compressed size of the deltas folded at once, about 1.5 million documents, which bounds memory."""
 READ_ATTEMPTS = 5
 READ_THREADS = 4
-"""Deltas opened at once; in a bucket, each costs a round trip."""
+"""Deltas of a bucket that are opened at once, because each costs a round trip."""
 
 ADD, REMOVE = "add", "remove"
 
@@ -191,8 +191,7 @@ class DeltaIndex:
     def _check(self) -> None:
         log = self.log()
         names = [*log.deltas, *([BASE] if log.has_base else [])]
-        with ThreadPoolExecutor(READ_THREADS) as pool:
-            list(pool.map(request_counts.for_threads(self._check_file), names))
+        list(self._for_each(self._check_file, names))
 
     def _check_file(self, name: str) -> None:
         with self._open(name):
@@ -246,8 +245,16 @@ class DeltaIndex:
                 return file.read(keys, columns)
 
         empty = pa.schema([self.file_schema.field(name) for name in columns]).empty_table()
+        return pa.concat_tables([empty, *self._for_each(read, names)])
+
+    def _for_each(self, work: Callable[[str], _Result], names: Sequence[str]) -> Iterator[_Result]:
+        """``work(name)`` for each file, in order. Files of a disk are read one after the other: most are so small that
+        threads, which take turns to run, would double the time."""
+        if self.objects.is_local:
+            yield from map(work, names)
+            return
         with ThreadPoolExecutor(READ_THREADS, "driftline-deltas") as pool:
-            return pa.concat_tables([empty, *pool.map(request_counts.for_threads(read), names)])
+            yield from pool.map(request_counts.for_threads(work), names)
 
     @contextlib.contextmanager
     def _open_base(self) -> Iterator[FileReader | None]:

@@ -22,6 +22,8 @@ WITH_OPTIONAL_COLUMNS = 2
 ROW_GROUP_ROWS = 122_880
 GROUPS_PER_READ = 4
 """Row groups decoded at once: enough to use all cores, few enough to bound memory."""
+MIN_ROWS_FOR_THREADS = 10_000
+"""Columns of fewer rows are decoded one after the other: handing them to threads takes longer."""
 COMPRESSION = "zstd"
 
 _FOOTER = b"driftline"
@@ -148,7 +150,9 @@ class FileReader:
         for start in range(0, len(groups), GROUPS_PER_READ):
             with self._reading():
                 present = [name for name in names if name not in self._missing]
-                table = self._file.read_row_groups(groups[start : start + GROUPS_PER_READ], columns=present)
+                table = self._file.read_row_groups(
+                    groups[start : start + GROUPS_PER_READ], columns=present, use_threads=self._is_worth_threads
+                )
                 for name in set(names).intersection(self._missing):
                     table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
                 table = table.select(names).cast(schema)
@@ -158,6 +162,10 @@ class FileReader:
         """The rows of ``keys`` in one table, in the order of ``pieces``."""
         schema = pa.schema([self._layout.file_schema.field(name) for name in columns])
         return pa.concat_tables([schema.empty_table(), *self.pieces(keys, columns)])
+
+    @property
+    def _is_worth_threads(self) -> bool:
+        return bool(self._file.metadata.num_rows >= MIN_ROWS_FOR_THREADS)
 
     def _may_hold(self, group: int, keys: Keys) -> bool:
         if keys.is_all:

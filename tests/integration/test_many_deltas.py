@@ -1,0 +1,67 @@
+"""A source that is indexed often and never compacted stays fast: its runs fold what they have left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows.runs import source_run
+from driftline.storage.deltas.delta_index import DeltaIndex
+from driftline.storage.entities import Entity
+from driftline.storage.errors import StorageError
+from driftline.storage.workspace.workspace import Workspace
+from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
+
+SOURCE = "org:default/project:default/source:tree"
+
+
+@pytest.fixture
+def run(driftline: Callable[..., Any], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    (tmp_path / "tree").mkdir()
+    model = save_tiny_model(tmp_path / "model")
+
+    def index(*changed: int) -> dict[str, Any]:
+        for n in changed:
+            (tmp_path / "tree" / f"{n % 3}.txt").write_text(f"{WORDS[n]}\n")
+        options = () if (tmp_path / "ws" / "_workspace.json").exists() else ("--model", model)
+        done = driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws", "--json", *options)
+        assert done.code == 0, done.err
+        return dict(done.json["sources"][0], messages=done.err)
+
+    return index
+
+
+def test_runs_fold_the_deltas_that_nobody_compacts(
+    run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_run, "FOLDED_BY_RUNS", 3)
+    assert [run(n)["deltas"] for n in range(7)] == [1, 2, 0, 1, 2, 0, 1]
+    assert_in_step(Workspace.open(str(tmp_path / "ws")), Entity.parse(SOURCE), files_below(tmp_path / "tree"))
+
+
+def test_an_unchanged_run_and_one_of_a_large_manifest_fold_nothing(
+    run: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(1)
+    run(2)
+    monkeypatch.setattr(source_run, "FOLDED_BY_RUNS", 1)
+    assert run()["deltas"] == 2
+    monkeypatch.setattr(source_run, "MAX_FOLD_BYTES", 10)
+    assert run(3)["deltas"] == 3
+
+
+def test_a_run_whose_deltas_cannot_be_folded_ends_well(
+    run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: DeltaIndex) -> None:
+        raise StorageError("The disk is full")
+
+    monkeypatch.setattr(source_run, "FOLDED_BY_RUNS", 1)
+    monkeypatch.setattr(DeltaIndex, "compact", fail)
+    report = run(1)
+    assert report["deltas"] == 1
+    assert "The disk is full" in report["messages"]
+    assert_in_step(Workspace.open(str(tmp_path / "ws")), Entity.parse(SOURCE), files_below(tmp_path / "tree"))
