@@ -22,14 +22,7 @@ from driftline.storage.hierarchy import directories
 from driftline.storage.lance.damage import index_stats, reading, with_indexes
 from driftline.storage.lance.errors import first_line
 from driftline.storage.lance.retries import persistent
-from driftline.storage.lance.table import (
-    COMMIT_ATTEMPTS,
-    VECTOR_TYPE,
-    LanceTable,
-    is_one_of,
-    quote,
-    without_rows,
-)
+from driftline.storage.lance.table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
 from driftline.storage.lance.vector_index import (
     EXACT_SEARCH_ROWS,
     VECTOR,
