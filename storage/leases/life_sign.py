@@ -110,7 +110,9 @@ def _give() -> _Own | None:
 
 def _path(name: str) -> Path | None:
     match = _NAME.fullmatch(name)
-    return Path(tempfile.gettempdir(), f"driftline-{match[1]}", match[2]) if match else None
+    with contextlib.suppress(OSError):  # no folder is writable, not even for temporary files
+        return Path(tempfile.gettempdir(), f"driftline-{match[1]}", match[2]) if match else None
+    return None
 
 
 def _is_private(folder: Path) -> bool:

@@ -316,6 +316,19 @@ getattr(lease, sys.argv[3])()
         assert len(list((tmp_path / "tmp" / f"driftline-{os.getuid()}").iterdir())) == left
 
 
+def test_where_nothing_is_writable_leases_work_and_prove_nothing(
+    disk: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    monkeypatch.setattr(life_sign._process, "own", None)
+    with acquire(disk, PATH, "run-1"):
+        assert lease_file(disk)["owner"]["sign"] == ""
+    assert life_sign.read(f"{os.getuid()}-{'a' * 16}") is Sign.UNKNOWN
+
+
 def test_life_signs_of_processes_long_dead_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(life_sign._process, "own", None)
