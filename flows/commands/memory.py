@@ -212,14 +212,19 @@ def adopt(
 
 @memory.command()
 def restore(
+    elsewhere: Annotated[
+        bool, typer.Option("--elsewhere", help="Even if the workspace names a catalog in another place: that is lost.")
+    ] = False,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Rebuild a lost catalog from the indexes and blobs of the workspace. Exit code 1 when values are lost."""
-    from driftline.storage.memory.restore import restore_catalog
+    from driftline.storage.memory.restore import check_place, restore_catalog
 
     place, url = _place(workspace, config)
+    if not elsewhere:
+        check_place(place, url)
     restored = restore_catalog(place, url)
     lines = [f"restored {restored.entries:,} entries of {restored.tenants:,} tenants into {restored.where}"]
     lines += [f"lost: {key}" for key in restored.lost]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from driftline.flows.config.memory_settings import MemoryConfiguration, load_memory_configuration
 from driftline.flows.config.surroundings import DATABASE_VARIABLE, Surroundings
 from driftline.flows.config.toml_file import memory_table_for
-from driftline.storage.errors import UsageError
-from driftline.storage.memory.presence import belongs, holds_memory
+from driftline.storage.errors import CatalogError, UsageError
+from driftline.storage.memory.presence import belongs, has_embedded_catalog, holds_memory
 from driftline.storage.workspace.workspace import Workspace
 
 WHERE_CATALOGS_ARE_NAMED = f"{DATABASE_VARIABLE}, LTM_CONFIG, or [memory.catalog] in driftline.toml"
@@ -28,8 +28,8 @@ def memory_of(workspace: str, path: str | None = None, surroundings: Surrounding
 def catalog_to_keep(workspace: Workspace, surroundings: Surroundings | None = None) -> str | None:
     """The URL of the catalog that the settings name for the memory in ``workspace``, or None.
 
-    $DATABASE_URL counts only if it is the database of this catalog. Raises UsageError, CatalogError,
-    CatalogConnectionError.
+    $DATABASE_URL counts only if it is the database of this catalog, or if it cannot be read and no catalog is in the
+    workspace. Raises UsageError, CatalogMismatch.
     """
     if not holds_memory(workspace):
         return None
@@ -51,5 +51,7 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
         return None
     try:
         return url if belongs(workspace, url) else None
+    except CatalogError:
+        return None if has_embedded_catalog(workspace) else url
     except UsageError:  # another kind of database, which can hold no catalog
         return None

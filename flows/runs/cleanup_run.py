@@ -21,10 +21,9 @@ from driftline.storage.garbage.orphans import RUN_RETENTION, Orphan, Reason, Ver
 from driftline.storage.garbage.survey import Survey, survey
 from driftline.storage.ids import new_ulid
 from driftline.storage.layout import Kind, parse_name
-from driftline.storage.memory.binding import trouble
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.clean_memory import drop_expired, forget_deleted, open_catalog
+from driftline.tasks.maintenance.clean_memory import CatalogAtHand, drop_expired, forget_deleted, open_catalog
 from driftline.tasks.maintenance.delete_orphans import Deletion, store_time
 from driftline.tasks.maintenance.fence import Fence, unleased
 
@@ -109,13 +108,14 @@ class _Cleanup:
         deletion = Deletion(self._workspace, self._report.run_id, lambda: None)
         with ExitStack() as stack:
             url = self._request.catalog_url or catalog_to_keep(self._workspace)
-            self._catalog = stack.enter_context(open_catalog(self._workspace, url))
-            return self._execute(deletion)
+            at_hand = stack.enter_context(open_catalog(self._workspace, url))
+            self._catalog = at_hand.catalog
+            return self._execute(deletion, at_hand)
 
-    def _execute(self, deletion: Deletion) -> CleanupReport:
+    def _execute(self, deletion: Deletion, at_hand: CatalogAtHand) -> CleanupReport:
         if self._catalog is not None and not self._request.dry_run:
             self._catalog.check(self._workspace.config.workspace_id)
-        problem = trouble(self._workspace, self._catalog)
+        problem = at_hand.problem(self._workspace)
         if problem is not None:
             self._skip(f"All of the memory is kept, because {problem}. Run: driftline verify")
             self._catalog = None

@@ -16,14 +16,14 @@ from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.ids import new_ulid
 from driftline.storage.layout import CATALOG_RECORD, CONFIG, lease_path
 from driftline.storage.leases.lease import look
-from driftline.storage.memory.binding import WAYS_BACK, adopt, record_is_damaged, trouble
+from driftline.storage.memory.binding import WAYS_BACK, adopt, record_may_be_damaged
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.presence import holds_memory
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.restore import config_is_lost, restore_config
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.clean_memory import open_catalog
+from driftline.tasks.maintenance.clean_memory import CatalogAtHand, open_catalog
 from driftline.tasks.maintenance.repair import repair_indexes, repair_source, set_aside, set_table_aside
 from driftline.tasks.maintenance.verify import OF_DOCUMENTS, OF_MEMORY, Finding, FindingKind, Verification, verify
 from driftline.tasks.maintenance.verify_memory import repair_memory, verify_memory
@@ -79,8 +79,8 @@ def verify_workspace(request: VerifyRequest, progress: Progress | None = None) -
     if request.repair:
         _restore_config(request, progress)
     workspace = Workspace.open(request.workspace, request.storage_options)
-    with open_catalog(workspace, request.catalog_url or catalog_to_keep(workspace)) as catalog:
-        return _verify(workspace, catalog, request, progress)
+    with open_catalog(workspace, request.catalog_url or catalog_to_keep(workspace)) as at_hand:
+        return _verify(workspace, at_hand, request, progress)
 
 
 def _restore_config(request: VerifyRequest, progress: Progress) -> None:
@@ -88,14 +88,16 @@ def _restore_config(request: VerifyRequest, progress: Progress) -> None:
     if not config_is_lost(objects):
         return
     run_id = new_ulid()
-    with open_catalog(Workspace(objects, WorkspaceConfig()), request.catalog_url) as catalog:
-        workspace_id = catalog.belongs_to() if catalog is not None else None
+    with open_catalog(Workspace(objects, WorkspaceConfig()), request.catalog_url) as at_hand:
+        if at_hand.error is not None:
+            raise at_hand.error  # the catalog may know the id that the workspace had
+        workspace_id = at_hand.catalog.belongs_to() if at_hand.catalog is not None else None
     progress.message(f"{CONFIG} was lost and is written again")
     restore_config(objects, run_id, workspace_id)
 
 
-def _verify(workspace: Workspace, catalog: Catalog | None, request: VerifyRequest, progress: Progress) -> VerifyReport:
-    started = time.monotonic()
+def _verify(workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress) -> VerifyReport:
+    started, catalog = time.monotonic(), at_hand.catalog
     report = VerifyReport(new_ulid(), workspace.objects.uri)
 
     def skip(message: str) -> None:
@@ -106,7 +108,7 @@ def _verify(workspace: Workspace, catalog: Catalog | None, request: VerifyReques
         verification = verify(workspace, progress.phase)
         if catalog is not None:
             catalog.check(workspace.config.workspace_id)
-        problem = trouble(workspace, catalog)
+        problem = at_hand.problem(workspace)
         if problem is not None:
             verification.findings.append(Finding(FindingKind.CATALOG, "", CATALOG_RECORD, problem))
         elif catalog is not None:
@@ -215,7 +217,7 @@ class _Repair:
 
     def _has_recorded_catalog(self) -> bool:
         """Write a damaged record of the catalog again; returns False if the catalog itself is the problem."""
-        if self.catalog is None or not record_is_damaged(self.workspace):
+        if self.catalog is None or not record_may_be_damaged(self.workspace, self.catalog):
             return False
         adopt(self.workspace, self.catalog)
         return True

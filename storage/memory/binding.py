@@ -83,6 +83,13 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
             unknown = remembers(workspace) or (has_embedded_catalog(workspace) and not _is_embedded(workspace, catalog))
             if record is not None or (unknown and catalog.identity() is None):
                 raise _missing(workspace, catalog, record)
+        elif record is None and (older := older_tenants(workspace, catalog)):
+            # Earlier versions made a second catalog where the first was not named: it must not become the workspace's.
+            raise CatalogMismatch(
+                f"The catalog is older than the index of {', '.join(older)}, so it is hardly the workspace's own",
+                catalog.where,
+                WAYS_BACK,
+            )
         found = catalog.prepare(workspace.config.workspace_id)
         if record is None:
             record = _record(workspace, catalog, found)
@@ -108,8 +115,10 @@ def trouble(workspace: Workspace, catalog: Catalog | None) -> str | None:
         return f"the record of its catalog is damaged ({workspace.objects.uri}/{CATALOG_RECORD})"
     record = recorded(workspace)
     if catalog is None:
-        is_lost = record is not None and record.where == CATALOG
-        return f"its catalog is lost ({_place(workspace, record)})" if is_lost and record is not None else None
+        if record is None:
+            return "its catalog is not known" if remembers(workspace) else None
+        what = "is lost" if record.where == CATALOG else "was not named in DATABASE_URL or LTM_CONFIG"
+        return f"its catalog {what} ({_place(workspace, record)})"
     found = catalog.identity()
     if found is None or (record is not None and record.catalog_id != found.catalog_id):
         place = _place(workspace, record) if record is not None else "unknown"
@@ -127,6 +136,18 @@ def record_is_damaged(workspace: Workspace) -> bool:
     except CorruptFile:
         return True
     return False
+
+
+def record_may_be_damaged(workspace: Workspace, catalog: Catalog) -> bool:
+    """Whether the record cannot be read, or has another id than ``catalog``, which is at its place and knows all that
+    the indexes hold. Raises CatalogError, StorageError, WorkspaceTooNew.
+    """
+    if record_is_damaged(workspace):
+        return True
+    record, found = recorded(workspace), catalog.identity()
+    if record is None or found is None or record.catalog_id == found.catalog_id:
+        return False
+    return record.where == place_of(workspace, catalog) and not older_tenants(workspace, catalog)
 
 
 def older_tenants(workspace: Workspace, catalog: Catalog) -> list[str]:
@@ -182,7 +203,7 @@ def adopt(workspace: Workspace, catalog: Catalog) -> CatalogRecord:
 def write_record(workspace: Workspace, catalog: Catalog, catalog_id: str, *, restoring: bool = False) -> CatalogRecord:
     """Record ``catalog`` as the workspace's own. Raises PreconditionFailed, StorageError."""
     objects = workspace.objects
-    record = CatalogRecord(catalog_id=catalog_id, where=_where(workspace, catalog), restoring=restoring)
+    record = CatalogRecord(catalog_id=catalog_id, where=place_of(workspace, catalog), restoring=restoring)
     data = record.model_dump_json(indent=1).encode()
     try:
         _, version = objects.get_versioned(CATALOG_RECORD)
@@ -195,7 +216,7 @@ def write_record(workspace: Workspace, catalog: Catalog, catalog_id: str, *, res
 
 def _record(workspace: Workspace, catalog: Catalog, found: CatalogIdentity) -> CatalogRecord:
     """Record a catalog of a workspace without a record; returns that of another process if it came first."""
-    record = CatalogRecord(catalog_id=found.catalog_id, where=_where(workspace, catalog))
+    record = CatalogRecord(catalog_id=found.catalog_id, where=place_of(workspace, catalog))
     try:
         workspace.objects.create(CATALOG_RECORD, record.model_dump_json(indent=1).encode())
     except AlreadyExists:
@@ -216,7 +237,8 @@ def _place(workspace: Workspace, record: CatalogRecord) -> str:
     return f"{workspace.objects.uri}/{CATALOG}" if record.where == CATALOG else record.where
 
 
-def _where(workspace: Workspace, catalog: Catalog) -> str:
+def place_of(workspace: Workspace, catalog: Catalog) -> str:
+    """Where a catalog lies, as ``CatalogRecord`` has it."""
     return CATALOG if _is_embedded(workspace, catalog) else public_url(catalog.url)
 
 

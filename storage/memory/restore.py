@@ -17,7 +17,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogMismatch
 from driftline.storage.ids import content_hash
 from driftline.storage.layout import Kind, parse_name
-from driftline.storage.memory.binding import CatalogRecord, catalog_url, recorded, write_record
+from driftline.storage.memory.binding import CatalogRecord, catalog_url, place_of, recorded, write_record
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import restoring
 from driftline.storage.memory.catalog.database import Catalog
@@ -62,6 +62,21 @@ def restore_catalog(workspace: Workspace, configured: str | None) -> Restored:
             catalog.write(partial(restoring.continue_outbox, last=last))
         write_record(workspace, catalog, identity.catalog_id)
         return restored
+    finally:
+        catalog.close()
+
+
+def check_place(workspace: Workspace, configured: str | None) -> None:
+    """Check that the catalog at the ``configured`` URL lies where the workspace's own did. Raises CatalogMismatch."""
+    record = recorded(workspace)
+    catalog = Catalog(catalog_url(workspace, configured))
+    try:
+        if record is not None and record.where != place_of(workspace, catalog):
+            raise CatalogMismatch(
+                f"The catalog of this workspace was last at {record.where}",
+                catalog.where,
+                "Set DATABASE_URL to it. If it is lost for good: driftline memory restore --elsewhere",
+            )
     finally:
         catalog.close()
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from driftline.storage.errors import CatalogError
 from driftline.storage.garbage.orphans import Orphan
 from driftline.storage.layout import CATALOG
+from driftline.storage.memory.binding import trouble
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.catalog.queries import blob_references
 from driftline.storage.memory.catalog.writes import forget_blobs
@@ -16,23 +19,41 @@ from driftline.storage.memory.upkeep import collect_expired
 from driftline.storage.workspace.workspace import Workspace
 
 
-@contextmanager
-def open_catalog(workspace: Workspace, url: str | None) -> Iterator[Catalog | None]:
-    """The catalog at ``url``, by default the one in the workspace; None if there is none. It is never created.
+@dataclass(frozen=True, slots=True)
+class CatalogAtHand:
+    """The catalog that was found, if any, and the ``error`` if it cannot be read or reached."""
 
-    Raises CatalogError, CatalogConnectionError, CatalogMismatch.
-    """
+    catalog: Catalog | None = None
+    error: CatalogError | None = None
+
+    def problem(self, workspace: Workspace) -> str | None:
+        """Why nothing of the memory in ``workspace`` may be judged, or None. Raises CatalogError, StorageError."""
+        if self.error is not None:
+            return f"its catalog cannot be read: {self.error}"
+        return trouble(workspace, self.catalog)
+
+
+@contextmanager
+def open_catalog(workspace: Workspace, url: str | None) -> Iterator[CatalogAtHand]:
+    """The catalog at ``url``, by default the one in the workspace. It is never created. Raises CatalogMismatch."""
     objects = workspace.objects
     if url is None and objects.is_local and objects.head(CATALOG) is not None:
         url = embedded_url(objects.uri)
     if url is None:
-        yield None
+        yield CatalogAtHand()
         return
     catalog = Catalog(url)
     try:
-        yield catalog if catalog.belongs_to() is not None else None
+        yield _look(catalog)
     finally:
         catalog.close()
+
+
+def _look(catalog: Catalog) -> CatalogAtHand:
+    try:
+        return CatalogAtHand(catalog if catalog.belongs_to() is not None else None)
+    except CatalogError as error:
+        return CatalogAtHand(error=error)
 
 
 def drop_expired(workspace: Workspace, catalog: Catalog) -> int:

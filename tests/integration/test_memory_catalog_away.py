@@ -1,0 +1,102 @@
+"""While the catalog is not at hand, nothing of memory is judged, and no other catalog takes its place unasked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
+from driftline.storage.errors import CatalogMismatch
+from driftline.storage.layout import CATALOG, CATALOG_RECORD
+from driftline.storage.memory.catalog import database
+from driftline.storage.memory.catalog.database import Catalog, embedded_url
+from driftline.storage.memory.store import MemoryStore
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance.verify import FindingKind
+
+Driftline = Callable[..., Any]
+OWNER, LARGE = "org:acme/project:p/user:u", "a value that is not inlined " * 100
+
+
+@pytest.fixture
+def place(tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A workspace whose catalog lies elsewhere, and is not named by the environment."""
+    for name in (CONFIG_VARIABLE, *VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    uri = str(tmp_path / "workspace")
+    with MemoryStore(uri, catalog_url=sqlite_catalog) as store:
+        store.store("large", LARGE, OWNER)
+        store.store("small", 1, OWNER)
+    monkeypatch.setenv("DRIFTLINE_WORKSPACE", uri)
+    return uri
+
+
+def blobs(place: str) -> list[Path]:
+    return [path for path in Path(place).rglob("*.json") if path.stem.count("-") == 2]
+
+
+def expect_kept_and_found(driftline: Driftline, place: str, why: str) -> None:
+    cleaned = driftline("cleanup", "--delete", "--max-age-seconds", 0, "--json")
+    assert (cleaned.code, cleaned.json["deleted_count"]) == (0, 0)
+    assert why in str(cleaned.json["skipped"])
+    assert len(blobs(place)) == 1
+    for command in (["verify"], ["verify", "--repair"]):
+        verified = driftline(*command, "--json")
+        assert (verified.code, [each["kind"] for each in verified.json["findings"]]) == (3, [FindingKind.CATALOG])
+        assert why in verified.json["findings"][0]["detail"]
+
+
+def test_a_catalog_that_is_not_named_is_a_finding_and_keeps_all_memory(driftline: Driftline, place: str) -> None:
+    expect_kept_and_found(driftline, place, "was not named in DATABASE_URL")
+
+
+def test_so_is_one_that_no_record_names(driftline: Driftline, place: str) -> None:
+    (Path(place) / CATALOG_RECORD).unlink()
+    expect_kept_and_found(driftline, place, "not known")
+
+
+def test_a_catalog_that_cannot_be_reached_keeps_all_memory(
+    driftline: Driftline, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "RETRY_DELAYS_SECONDS", ())
+    monkeypatch.setenv("DATABASE_URL", "postgresql://nobody:planted@127.0.0.1:1/none")
+    expect_kept_and_found(driftline, place, "cannot be read")
+    assert "planted" not in driftline("verify", "--json").out
+
+
+def test_a_damaged_catalog_keeps_all_memory(driftline: Driftline, place: str, sqlite_catalog: str) -> None:
+    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+        assert store.retrieve("small", "org:acme") is not None
+    Path(sqlite_catalog.removeprefix("sqlite:///")).write_bytes(b"no database" * 1_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DATABASE_URL", sqlite_catalog)
+        expect_kept_and_found(driftline, place, "cannot be read")
+
+
+def test_an_empty_catalog_that_an_earlier_version_left_is_not_recorded(place: str, sqlite_catalog: str) -> None:
+    (Path(place) / CATALOG_RECORD).unlink()
+    stray = Catalog(embedded_url(place))
+    stray.prepare(Workspace.open(place).config.workspace_id)
+    stray.close()
+    with pytest.raises(CatalogMismatch, match="older"):
+        MemoryStore(place)
+    assert not (Path(place) / CATALOG_RECORD).exists()
+    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+        assert store.retrieve("small", "org:acme") is not None
+
+
+def test_a_catalog_is_restored_in_another_place_only_if_that_is_meant(
+    driftline: Driftline, place: str, sqlite_catalog: str
+) -> None:
+    refused = driftline("memory", "restore", "--json")
+    assert (refused.code, refused.json["error"]) == (2, "catalog_mismatch")
+    assert "--elsewhere" in refused.json["fix"]
+    assert not (Path(place) / CATALOG).exists()
+    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+        assert store.retrieve("small", "org:acme") is not None
+    assert driftline("memory", "restore", "--elsewhere").code == 0
+    assert json.loads(driftline("memory", "get", "small", "--in", "org:acme").out) == 1
