@@ -203,15 +203,19 @@ if not TYPE_CHECKING:  # type checkers would take every misspelled name for one 
         return sorted({*globals(), *__all__})
 
 
-def open(uri: str, storage_options: Mapping[str, Any] | None = None) -> Workspace:
+def open(uri: str, storage_options: Mapping[str, Any] | None = None, sources: Sequence[str] = ()) -> Workspace:
     """Open the workspace at a path or URI for reading; a plain name, such as ``notes``, is one below DRIFTLINE_HOME.
+
+    A search looks at local sources, and at remote ones at or below the URIs ``sources``, to show lines as they are now:
+    what the workspace itself says of its sources contacts nobody.
 
     Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied, UnknownScheme, MissingExtra, StorageError.
     """
     from driftline.flows.config.locate import workspace_named
+    from driftline.storage.workspace.reach import Reach
     from driftline.storage.workspace.workspace import Workspace
 
-    return Workspace.open(workspace_named(uri), storage_options)
+    return Workspace.open(workspace_named(uri), storage_options, Reach(tuple(uri.rstrip("/") for uri in sources)))
 
 
 def index(

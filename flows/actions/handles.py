@@ -9,6 +9,7 @@ from collections.abc import Callable, MutableSequence
 from typing import TYPE_CHECKING, Any
 
 from driftline.flows.config.paths import absolute_workspace, is_plain_name, local_path
+from driftline.flows.config.reach import reach_of
 from driftline.flows.config.surroundings import Surroundings
 from driftline.storage.errors import UsageError
 from driftline.storage.workspace.workspace import Workspace
@@ -43,7 +44,7 @@ class Handles:
         self._check()
         with self._lock:
             known = self._workspaces.get(uri)
-        opened = Workspace.open(uri) if known is None else known.reread()
+        opened = Workspace.open(uri, reach=reach_of(uri, uri)) if known is None else known.reread()
         with self._lock:
             self._workspaces[uri] = opened
         return opened

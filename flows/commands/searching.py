@@ -102,7 +102,7 @@ def search(
     from driftline.tasks.search.narrowing import narrowed
     from driftline.tasks.search.query import search as search_lines
 
-    opened = _open(target)
+    opened = _open(target, workspace, config)
     where = narrowed(
         opened,
         paths=paths or (),
@@ -138,12 +138,13 @@ def _print_hits(workspace: str, result: dict[str, Any]) -> None:
     print_search(result, _local_folders(workspace, result["results"]) if sys.stdout.isatty() else None)
 
 
-def _open(workspace: str) -> Workspace:
-    """Open a workspace, with the storage options of ``driftline.toml`` if that file names it."""
+def _open(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
+    """Open a workspace, ``given`` or found, with the storage options of ``driftline.toml`` if that file names it."""
+    from driftline.flows.config.reach import reach_of
     from driftline.flows.config.toml_file import options_for
     from driftline.storage.workspace.workspace import Workspace
 
-    return Workspace.open(workspace, options_for(workspace))
+    return Workspace.open(workspace, options_for(workspace), reach_of(workspace, given, config))
 
 
 def _local_folders(workspace: str, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -27,6 +27,7 @@ def mcp(
     target = workspace_for_reading(workspace)
     from driftline.flows.config.memory_settings import boundary_of, find_memory
     from driftline.flows.config.memory_upkeep import memory_of
+    from driftline.flows.config.reach import reach_of
     from driftline.flows.config.toml_file import options_for
     from driftline.storage.workspace.workspace import Workspace
 
@@ -38,7 +39,7 @@ def mcp(
         fix = "Run: pip install 'driftline[mcp]'"
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
-    opened = Workspace.open(target, options_for(target))
+    opened = Workspace.open(target, options_for(target), reach_of(target, workspace))
     settings = memory_of(target)
     boundary = None if within is None else boundary_of(settings, within)
     memory = find_memory(settings, opened, boundary)

@@ -161,6 +161,18 @@ def options_for(workspace: str, surroundings: Surroundings | None = None) -> dic
     return config.options(around.environ) if config is not None and config.workspace == workspace else None
 
 
+def named_or_trusted_config(given: str | None, surroundings: Surroundings) -> Configuration | None:
+    """The located file if the caller has named or trusted it, else None. Raises UsageError if it is invalid."""
+    path = find_config(given, surroundings)
+    if path is None:
+        return None
+    content = _read(path)
+    is_ours = bool(given or surroundings.environ.get(CONFIG_VARIABLE)) or is_trusted(
+        path, content, surroundings.environ
+    )
+    return _resolve(_parse(content, path), path) if is_ours else None
+
+
 def prices_for(surroundings: Surroundings | None = None) -> Mapping[str, float]:
     """The price of 1,000 requests by kind, from the located file; empty without one."""
     path = find_config(None, surroundings)

@@ -20,6 +20,7 @@ from driftline.storage.layout import CONFIG, GITIGNORE, SOURCE, is_tenant, table
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.reach import LOCAL, Reach
 from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig, parse_record, read_record
 from driftline.storage.workspace.stats import collect
 
@@ -34,11 +35,15 @@ class Workspace:
 
     objects: ObjectStore
     config: WorkspaceConfig
+    reach: Reach = LOCAL
 
     @classmethod
-    def open(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> Workspace:
-        """Open an existing workspace. Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied."""
-        return cls(ObjectStore.open(uri, storage_options), WorkspaceConfig()).reread()
+    def open(cls, uri: str, storage_options: Mapping[str, str] | None = None, reach: Reach | None = None) -> Workspace:
+        """Open an existing workspace; readers may look at the sources within ``reach``, by default at local ones.
+
+        Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
+        """
+        return cls(ObjectStore.open(uri, storage_options), WorkspaceConfig(), reach or LOCAL).reread()
 
     def reread(self) -> Workspace:
         """The workspace with its current configuration.

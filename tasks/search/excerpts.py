@@ -79,7 +79,7 @@ def _indexed(workspace: Workspace, path: str, source: str | None, within: Entity
 
 def _read(workspace: Workspace, entity: Entity, path: str, digest: str) -> list[str] | None:
     record = workspace.readable_source(entity)
-    if record is None:
+    if record is None or not workspace.reach.allows(record.uri):
         return None
     try:
         data = known_source(record.uri, workspace.objects.storage_options).read(path)

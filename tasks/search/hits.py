@@ -106,7 +106,7 @@ def _read(
     found: dict[tuple[str, str], Read] = {}
     for entity in sorted({window.entity for window in windows}):
         record = records.get(entity)
-        if record is None:
+        if record is None or not workspace.reach.allows(record.uri):
             continue
         paths = sorted({window.path for window in windows if window.entity == entity})
         try:
