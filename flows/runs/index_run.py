@@ -15,6 +15,7 @@ from functools import partial
 
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.output.reports import IndexReport
+from driftline.flows.output.stages import run_stage
 from driftline.flows.runs.concurrent_sources import run_all
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, make_plan
@@ -123,7 +124,13 @@ def _run_sources(
                 complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
             for tenant in sorted(stale):
                 progress.phase(f"building indexes of {tenant}")
-                report.indexes += _maintain(plan, tenant, report.run_id, executor, progress, builds)
+                names = ", ".join(str(part.entity) for part in plan.sources if part.entity.tenant == tenant)
+                report.indexes += run_stage(
+                    f"index {names}",
+                    partial(_maintain, plan, tenant, report.run_id, executor, progress, builds),
+                    lambda changed: f"indexes brought up to date: {', '.join(changed) or 'none'}",
+                    repeatable=True,
+                )
     if failure is not None and not plan.request.keep_going:
         raise failure
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from driftline.flows.config.defaults import DEFAULT_MAX_DELTAS
 from driftline.flows.output.progress import Progress
 from driftline.flows.output.reports import SourceReport
+from driftline.flows.output.stages import run_stage
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.flows.runs.segment_builds import SegmentBuilds
@@ -102,8 +103,7 @@ class SourceRun:
                 if len(workspace.line_tables(entity)) > 1:
                     self.indexes_lag |= remove_strays(committer) > 0
             scans = self._scan()
-            self._embed(scans, committer)
-            refused = self._delete(scans, committer)
+            refused = run_stage(f"embed {entity}", lambda: self._embed_and_delete(scans, committer), self._said)
             self.report.revision = revision(lease.token, committer.batch)
             if self._work_tree is not None and refused is None and self._is_complete(scans):
                 reached = self._work_tree.reached(lease.token)
@@ -153,8 +153,14 @@ class SourceRun:
             slots = self._executor.slots if parallel and self._only is None else 1
             parts = plan_partitions(self._source.source, slots, self._source.rules)
             specs = [PartitionSpec(self._scan_spec(part), self._source.entity, now_ns, self._only) for part in parts]
-            scans = list(self._executor.map(scan_partition, specs))
+            scans = run_stage(
+                f"scan {self.entity}",
+                lambda: list(self._executor.map(scan_partition, specs)),
+                lambda found: f"{sum(scan.listed for scan in found):,} documents listed in {len(found)} parts",
+                repeatable=True,
+            )
         for scan in scans:
+            self._count_seconds({"scan": scan.seconds})
             self.report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
             self.report.skipped += zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
         return scans
@@ -172,6 +178,14 @@ class SourceRun:
         )
 
     # -- embed and commit --------------------------------------------------------------------
+
+    def _embed_and_delete(self, scans: list[ScanResult], committer: Committer) -> DeletionRefused | None:
+        self._embed(scans, committer)
+        return self._delete(scans, committer)
+
+    def _said(self, refused: DeletionRefused | None) -> str:
+        counts = ", ".join(f"{count:,} {state} documents" for state, count in self.report.states.items() if count)
+        return f"{counts or 'no documents'}; {self.report.lines_embedded:,} lines embedded"
 
     def _embed(self, scans: Iterable[ScanResult], committer: Committer) -> None:
         changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)]).sort_by("path")
@@ -282,9 +296,12 @@ class SourceRun:
         self.report.skipped += result.skipped
         self.report.lines_embedded += result.lines
         self.report.bytes_read += result.bytes_read
-        for phase, seconds in result.seconds.items():
-            self.report.worker_phases[phase] = self.report.worker_phases.get(phase, 0.0) + seconds
+        self._count_seconds(result.seconds)
         self._new_hashes.update(result.new_hashes)
+
+    def _count_seconds(self, of_workers: Mapping[str, float]) -> None:
+        for phase, seconds in of_workers.items():
+            self.report.worker_phases[phase] = self.report.worker_phases.get(phase, 0.0) + seconds
 
     def _count_retouched(self, retouched: pa.Table) -> None:
         indexed = pc.is_null(retouched["reason"])

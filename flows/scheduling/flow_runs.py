@@ -23,6 +23,7 @@ from prefect.logging.loggers import flow_run_logger
 from prefect.tasks import exponential_backoff
 
 from driftline.flows.config.secret_references import check_catalog, check_options, resolve_catalog, resolve_options
+from driftline.flows.output.stages import Stage, stages_run_by
 from driftline.storage.errors import StorageError, WorkspaceNotFound
 from driftline.storage.ids import new_ulid
 from driftline.storage.workspace.workspace import Workspace
@@ -33,6 +34,9 @@ MAX_SHARE = 0.01
 RETRIES = 3
 FIRST_DELAY_SECONDS = 10
 """Storage errors are retried after 10, 20 and 40 s, in addition to the retries of the store's client."""
+
+STAGE_RETRIES = 1
+"""Retries of a stage that can be repeated, before the whole run is."""
 
 RunLog = Logger | LoggerAdapter[Any]
 
@@ -119,7 +123,7 @@ def flow_progress() -> Iterator[PrefectProgress]:
     own.setLevel(logging.INFO)
     own.propagate = False
     try:
-        with PrefectProgress(log) as progress:
+        with PrefectProgress(log) as progress, stages_run_by(run_as_task):
             yield progress
     finally:
         own.removeHandler(handler)
@@ -148,6 +152,28 @@ def is_storage_error(_task: object, _run: object, state: State[Any]) -> bool:
 def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Run ``work``, and on a StorageError run it again; committed batches stay, so that it continues from there."""
     return work()
+
+
+def run_as_task(stage: Stage) -> Any:
+    """Run a stage of the current flow run as a task, which the run's graph and timeline show, with its counts."""
+    run = _repeated_stage if stage.repeatable else _single_stage
+    return run.with_options(name=stage.name)(stage)
+
+
+def _run_stage(stage: Stage) -> Any:
+    result = stage.work()
+    get_run_logger().info("%s", stage.said(result))
+    return result
+
+
+_single_stage = task(cache_policy=NO_CACHE, persist_result=False)(_run_stage)
+_repeated_stage = task(
+    retries=STAGE_RETRIES,
+    retry_delay_seconds=FIRST_DELAY_SECONDS,
+    retry_condition_fn=is_storage_error,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)(_run_stage)
 
 
 def options_of(options: dict[str, str] | None) -> dict[str, str] | None:

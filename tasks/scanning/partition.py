@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
@@ -22,6 +23,11 @@ class PartitionSpec:
 
 def scan_partition(spec: PartitionSpec, context: TaskContext) -> ScanResult:
     """List the partition and compare it with its slice of the manifest. Raises StorageError."""
+    started = time.monotonic()
+    return replace(_scan(spec, context), seconds=time.monotonic() - started)
+
+
+def _scan(spec: PartitionSpec, context: TaskContext) -> ScanResult:
     manifest = context.workspace.manifest(spec.entity)
     if spec.paths is not None:
         return scan_paths(spec.scan, spec.paths, manifest.get, now_ns=spec.now_ns)

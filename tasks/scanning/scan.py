@@ -53,13 +53,14 @@ class ScanResult:
 
     ``skipped`` (SKIPPED_SCHEMA) has every file that is not indexed; an ignored folder has one row, with a trailing
     slash. ``listed`` counts the compared files. ``complete`` is False if folders could not be read: they are in
-    ``skipped``, and ``diff.deleted`` has none of their files.
+    ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time that the worker took.
     """
 
     diff: Diff
     skipped: pa.Table
     listed: int
     complete: bool
+    seconds: float = 0.0
 
 
 def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[tuple[Subtree, ...]]:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.table import ROWS, carried_rows
+from tests.conformance.table import ROWS, Row, carried_rows
 
 CARRIED = carried_rows()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=" ".join)
+def test_no_row_is_missing(row: Row) -> None:
+    assert CARRIED.get(row), f"no test carries {row.document} {row.number}"
 
 
 def test_every_row_stands_once() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.client
+import json
 from datetime import UTC, datetime, timedelta
 from email.message import Message
-from email.utils import format_datetime
+from email.utils import format_datetime, parsedate_to_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from botocore.auth import S3SigV4Auth
@@ -66,6 +68,10 @@ class Proxy(ThreadingHTTPServer):
 
     def refusal(self, method: str, headers: Message) -> tuple[int, str] | None:
         """Status and body of an answer that the proxy gives itself."""
+        return None
+
+    def own_answer(self, method: str, path: str) -> tuple[int, bytes, str] | None:
+        """Status, body and type of what the proxy answers from several requests of its own."""
         return None
 
     def ask(
@@ -124,6 +130,58 @@ class GoogleProxy(Proxy):
         # S3 ignores a missing object, Google does not.
         return found if found[0].status == http.client.NOT_FOUND else done
 
+    def own_answer(self, method: str, path: str) -> tuple[int, bytes, str] | None:
+        """Answers the reads of Google's JSON API, which gcsfs uses: listings, metadata and contents of objects."""
+        url = urlsplit(path)
+        parts = [unquote(part) for part in url.path.split("/")]
+        if method != "GET" or "b" not in parts or "o" not in parts:
+            return None
+        bucket, key = parts[parts.index("b") + 1], "/".join(parts[parts.index("o") + 1 :])
+        query = dict(parse_qsl(url.query, keep_blank_values=True))
+        if not key:
+            return 200, json.dumps(self._listing(bucket, query)).encode(), "application/json"
+        found, data = self.ask("GET", f"/{quote(bucket)}/{quote(key)}", {}, b"")
+        if found.status != http.client.OK:
+            return 404, b"{}", "application/json"
+        if query.get("alt") == "media":
+            return 200, data, "application/octet-stream"
+        etag, size = found.getheader("ETag") or "", found.getheader("Content-Length") or "0"
+        modified = parsedate_to_datetime(found.getheader("Last-Modified") or "")
+        return 200, json.dumps(_resource(bucket, key, size, etag, modified)).encode(), "application/json"
+
+    def _listing(self, bucket: str, query: dict[str, str]) -> dict[str, object]:
+        asked = {"list-type": "2", "prefix": query.get("prefix", ""), "delimiter": query.get("delimiter", "")}
+        asked = {name: value for name, value in asked.items() if value}
+        if "pageToken" in query:
+            asked["continuation-token"] = query["pageToken"]
+        _, data = self.ask("GET", f"/{quote(bucket)}?{urlencode(asked, quote_via=quote, safe='')}", {}, b"")
+        root = ElementTree.fromstring(data)
+        space = root.tag.partition("}")[0] + "}" if root.tag.startswith("{") else ""
+
+        def text(node: ElementTree.Element, name: str) -> str:
+            return node.findtext(f"{space}{name}") or ""
+
+        items = [
+            _resource(
+                bucket,
+                text(node, "Key"),
+                text(node, "Size"),
+                text(node, "ETag"),
+                datetime.fromisoformat(text(node, "LastModified")),
+            )
+            for node in root.findall(f"{space}Contents")
+        ]
+        folders = [text(node, "Prefix") for node in root.findall(f"{space}CommonPrefixes")]
+        following = text(root, "NextContinuationToken")
+        return {"items": items, "prefixes": folders} | ({"nextPageToken": following} if following else {})
+
+
+def _resource(bucket: str, key: str, size: str, etag: str, modified: datetime) -> dict[str, object]:
+    generation = str(int.from_bytes(etag.encode()) % 10**18)
+    times = dict.fromkeys(("timeCreated", "updated"), modified.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z"))
+    resource: dict[str, object] = {"kind": "storage#object", "bucket": bucket, "name": key, "size": size, "etag": etag}
+    return {**resource, **times, "generation": generation, "contentType": "application/octet-stream"}
+
 
 class CephProxy(Proxy):
     """Ceph up to version 16: ``If-Match`` of a write must be bare; a quoted etag never matches (or is malformed)."""
@@ -171,6 +229,9 @@ class _Handler(BaseHTTPRequestHandler):
         if refusal := proxy.refusal(self.command, self.headers):
             self._refuse(proxy, *refusal)
             return
+        if (own := proxy.own_answer(self.command, self.path)) is not None:
+            self._answer(*own)
+            return
         headers = proxy.headers_upstream(self.headers)
         answer, data = proxy.ask(self.command, proxy.path_upstream(self.path), headers, body)
         if self.command == "PUT" and proxy.answers_to_lose:
@@ -185,6 +246,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+    def _answer(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response_only(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def _refuse(self, proxy: Proxy, status: int, text: str) -> None:
         self.send_response_only(status)
