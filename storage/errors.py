@@ -43,17 +43,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from driftline.storage.redaction import redacted
+
 
 class DriftlineError(Exception):
     """Base of all errors.
 
-    ``what`` describes the failure, ``where`` is the path, URI or entity, ``fix`` the next step for the user.
+    ``what`` describes the failure, ``where`` is the path, URI or entity, ``fix`` the next step for the user. URIs in
+    them lose their user, password and query string.
     """
 
     kind: ClassVar[str] = "driftline_error"
     exit_code: ClassVar[int] = 3
 
     def __init__(self, what: str, where: str = "", fix: str = "") -> None:
+        what, where, fix = redacted(what), redacted(where), redacted(fix)
         super().__init__(what, where, fix)
         self.what = what
         self.where = where

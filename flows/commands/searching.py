@@ -94,6 +94,7 @@ def search(
     What is left out comes from [search] of driftline.toml.
     """
     within: LineFilter | None = None
+    given = workspace
     if named is not None:
         within, default_workspace = named_workspace(named, config)
         workspace = workspace or default_workspace
@@ -102,7 +103,7 @@ def search(
     from driftline.tasks.search.narrowing import narrowed
     from driftline.tasks.search.query import search as search_lines
 
-    opened = _open(target, workspace, config)
+    opened = _open(target, given, config)
     where = narrowed(
         opened,
         paths=paths or (),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from driftline.storage.errors import UsageError
+from driftline.storage.redaction import may_hold_secret
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _BLOCK = re.compile(r"block:([a-z0-9][a-z0-9-]*)")
@@ -32,7 +33,7 @@ def check_options(options: Mapping[str, str], where: str) -> None:
 
 def check_uri(uri: str, where: str) -> None:
     """Refuse a URI that holds a password or a signature. Raises UsageError, which does not quote ``uri``."""
-    if _SECRET_VALUE.search(uri):
+    if _SECRET_VALUE.search(uri) or may_hold_secret(uri):
         fix = "Remove the credentials from the URI and refer to them in [storage_options]."
         raise UsageError("A URI holds credentials in plain text", where, fix)
 

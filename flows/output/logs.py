@@ -12,6 +12,7 @@ from typing import Any
 
 from driftline.flows.output.plain import warn
 from driftline.storage.errors import UsageError
+from driftline.storage.redaction import redacted
 
 LOG_VARIABLE = "DRIFTLINE_LOG"
 _OWN = "driftline"
@@ -47,11 +48,11 @@ class JsonLines(logging.Handler):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": redacted(record.getMessage()),
             **fields,
         }
         if record.exc_info:
-            entry["traceback"] = logging.Formatter().formatException(record.exc_info)
+            entry["traceback"] = redacted(logging.Formatter().formatException(record.exc_info))
         print(json.dumps(entry, default=str), file=sys.stderr, flush=True)
 
 

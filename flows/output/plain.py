@@ -9,6 +9,8 @@ import sys
 import traceback
 from typing import TextIO
 
+from driftline.storage.redaction import redacted
+
 _CONTROLS = (*range(9), *range(10, 32), *range(127, 160))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """They display a text in another order than it has."""
@@ -27,10 +29,10 @@ def say(text: str) -> None:
 
 def warn(text: str, stream: TextIO | None = None) -> None:
     """Print one line on standard error; messages may contain newlines from file names and libraries."""
-    print(f"driftline: {printable(' '.join(text.split()))}", file=stream or sys.stderr, flush=True)
+    print(f"driftline: {printable(redacted(' '.join(text.split())))}", file=stream or sys.stderr, flush=True)
 
 
 def print_traceback() -> None:
     """Print the traceback of the current exception on standard error."""
     for line in traceback.format_exc().splitlines():
-        print(printable(line), file=sys.stderr)
+        print(printable(redacted(line)), file=sys.stderr)

@@ -28,6 +28,7 @@ from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.segments import maintain
 from driftline.storage.objects.request_counts import phase, tally
+from driftline.storage.sources.privacy import only_owner_reads
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import TaskContext
@@ -137,7 +138,8 @@ def _run_sources(
 
 def _claim(plan: IndexPlan) -> IndexPlan:
     """Create the workspace if it does not exist, and bind it to its model."""
-    workspace = Workspace.prepare(plan.workspace.objects)  # reuses what the plan has read
+    is_private = any(each.source.is_local and only_owner_reads(each.source.uri) for each in plan.sources)
+    workspace = Workspace.prepare(plan.workspace.objects, private=is_private)  # reuses what the plan has read
     if plan.replaces is None:
         workspace = workspace.bind_model(plan.model.name, plan.model.fingerprint, plan.model.dim)
     return replace(plan, workspace=workspace)

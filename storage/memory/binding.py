@@ -90,6 +90,8 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
                 catalog.where,
                 WAYS_BACK,
             )
+        if found is None and workspace.objects.is_private:
+            catalog.make_private()
         found = catalog.prepare(workspace.config.workspace_id)
         if record is None:
             record = _record(workspace, catalog, found)

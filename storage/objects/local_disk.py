@@ -48,6 +48,21 @@ class LocalDisk:
     def __init__(self, root: str) -> None:
         self._root = root
 
+    def make_private(self) -> None:
+        """Create the root with mode 0700 unless it exists; what is created below a private root has its mode."""
+        with self._reported("create", ""):
+            _make_directories(os.path.dirname(self._root), 0o777)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._root, 0o700)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the root exists and gives group and others no access."""
+        try:
+            return not stat.S_IMODE(os.stat(self._root).st_mode) & 0o077
+        except OSError:
+            return False
+
     def lance_uri(self, path: str) -> str:
         return self._absolute(path)
 
@@ -159,7 +174,7 @@ class LocalDisk:
         """The path of a synced file with ``data`` in the directory of ``target``; removed at the end if it remains."""
         directory = os.path.dirname(target)
         temporary = os.path.join(directory, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
-        descriptor = _open_new(directory, temporary)
+        descriptor = _open_new(directory, temporary, 0o700 if self.is_private else 0o777)
         try:
             with open(descriptor, "wb") as file:
                 file.write(data)
@@ -183,7 +198,13 @@ class LocalDisk:
 
         path = os.path.join(self._root, LOCK_NAME)
         # A soft lock would outlive a killed process. A new FileLock for each use also excludes other threads.
-        lock = FileLock(path, timeout=LOCK_TIMEOUT_SECONDS, poll_interval=LOCK_POLL_SECONDS, fallback_to_soft=False)
+        lock = FileLock(
+            path,
+            timeout=LOCK_TIMEOUT_SECONDS,
+            poll_interval=LOCK_POLL_SECONDS,
+            fallback_to_soft=False,
+            mode=0o600 if self.is_private else 0o644,
+        )
         try:
             lock.acquire()
         except Timeout:
@@ -240,11 +261,11 @@ def _make_later(path: str, than_ns: int) -> None:
         os.utime(path, ns=(than_ns + step, than_ns + step))
 
 
-def _open_new(directory: str, path: str) -> int:
+def _open_new(directory: str, path: str, mode: int) -> int:
     for _ in range(DIRECTORY_ATTEMPTS):
         try:
-            _make_directories(directory)
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+            _make_directories(directory, mode)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), mode & 0o666)
         except FileNotFoundError:  # a concurrent delete removed the empty directory
             continue
     raise StorageError(
@@ -254,13 +275,13 @@ def _open_new(directory: str, path: str) -> int:
     )
 
 
-def _make_directories(directory: str) -> None:
+def _make_directories(directory: str, mode: int) -> None:
     if os.path.isdir(directory):
         return
     parent = os.path.dirname(directory)
-    _make_directories(parent)
+    _make_directories(parent, mode)
     with contextlib.suppress(FileExistsError):
-        os.mkdir(directory)
+        os.mkdir(directory, mode)
     _sync_directory(parent)
 
 

@@ -25,6 +25,7 @@ from driftline.storage.errors import (
 from driftline.storage.objects.backend import Backend, ObjectInfo
 from driftline.storage.objects.buffer_cache import BufferCache
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
+from driftline.storage.redaction import may_hold_secret
 
 __all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
 
@@ -32,6 +33,7 @@ MAX_CACHED_BYTES = 64 * 1024 * 1024
 """Cached bytes of immutable objects in a bucket, per open store: enough for the deltas of many commits."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_CHAINED = re.compile(r"::[A-Za-z][A-Za-z0-9+.-]+:/")
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
 _ABFS_HOST = re.compile(r"(?P<container>[^@]+)@(?P<account>[^.]+)\.(?:dfs|blob)\.core\.windows\.net")
 _USE_ANOTHER_STORE = "Keep the workspace in a store that honours If-None-Match and If-Match, or on a local disk."
@@ -60,6 +62,8 @@ class ObjectStore:
         """
         options = dict(storage_options or {})
         match = _SCHEME.match(uri)
+        if match is None and _CHAINED.search(uri):  # it may hold a secret, also where it was taken for a path
+            raise UnknownScheme("Workspaces do not support chained URIs", "", "Use a path, or s3://, gs://, az://.")
         scheme = match[1].lower() if match else "file"
         match scheme:
             case "memory":
@@ -78,7 +82,7 @@ class ObjectStore:
                     if host := _ABFS_HOST.fullmatch(name):
                         name = host["container"]
                         options.setdefault("azure_storage_account_name", host["account"])
-                if "@" in name or ":" in name:
+                if "@" in name or ":" in name or may_hold_secret(uri):
                     raise UsageError(
                         "The URI contains credentials", f"{scheme}://…", "Use storage options or the environment."
                     )
@@ -91,9 +95,17 @@ class ObjectStore:
 
                 location = f"{scheme}://{name}/{prefix}".rstrip("/")
                 return cls(location, Bucket(scheme, name, prefix, options), options)
-        raise UnknownScheme(
-            f"Workspaces do not support {scheme}://", uri.rpartition("@")[2], "Use a path, or s3://, gs://, az://."
-        )
+        raise UnknownScheme(f"Workspaces do not support {scheme}://", uri, "Use a path, or s3://, gs://, az://.")
+
+    def make_private(self) -> None:
+        """Create the folder of a local store that does not exist yet such that only its owner can read it."""
+        if isinstance(self._backend, LocalDisk):
+            self._backend.make_private()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only its owner can read the folder of this store."""
+        return isinstance(self._backend, LocalDisk) and self._backend.is_private
 
     @property
     def is_local(self) -> bool:

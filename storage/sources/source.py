@@ -23,9 +23,11 @@ from driftline.storage.errors import (
     SourceNotFound,
     StorageError,
     UnknownScheme,
+    UsageError,
 )
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
+from driftline.storage.redaction import has_query, may_hold_secret
 from driftline.storage.sources.beneath import Beneath
 from driftline.storage.sources.errors import translate
 from driftline.storage.sources.file_info import FileInfo
@@ -237,7 +239,7 @@ def open_source(
     """Open the source at a path or an fsspec URL, and check that it can be listed.
 
     ``allow_empty`` accepts a prefix without files in an existing bucket (a known source that has been emptied).
-    Raises SourceNotFound, UnknownScheme, MissingExtra, AccessDenied.
+    Raises UsageError for a URI that may hold a secret, SourceNotFound, UnknownScheme, MissingExtra, AccessDenied.
     """
     text = os.fspath(uri)
     options = dict(storage_options or {})
@@ -246,6 +248,12 @@ def open_source(
         return _open_local(text)
     if scheme in ("file", "local"):
         return _open_local(rest)
+    if has_query(text) or ("::" in text and may_hold_secret(text)):
+        raise UsageError(
+            "The URI of a source has a query string or, within a chain, a user: these may be secrets",
+            text,
+            "Give credentials in the environment or as storage options.",
+        )
     if "::" not in text:
         scheme = _ALIASES.get(scheme, scheme)
         text, from_url = _split_credentials(scheme, rest)

@@ -66,8 +66,8 @@ class Workspace:
         return cls.prepare(ObjectStore.open(uri, storage_options))
 
     @classmethod
-    def prepare(cls, objects: ObjectStore) -> Workspace:
-        """As ``open_for_writing``, for an open store."""
+    def prepare(cls, objects: ObjectStore, *, private: bool = False) -> Workspace:
+        """As ``open_for_writing``, for an open store; only its owner can read a ``private`` workspace that is new."""
         config = read_record(objects, CONFIG, WorkspaceConfig)
         if not objects.is_local:
             objects.probe_conditional_writes()
@@ -76,6 +76,8 @@ class Workspace:
         new = WorkspaceConfig()
         if cls(objects, new).tenants():  # a new id would lock memory and cleanup out
             raise CorruptFile("The workspace has lost this file", f"{objects.uri}/{CONFIG}", _RESTORE)
+        if private:
+            objects.make_private()
         try:
             if objects.is_local:
                 objects.create(GITIGNORE, b"*\n")  # keeps a workspace inside a work tree out of its commits

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from driftline.storage.redaction import redacted
 from driftline.tasks.git.isolation import Repository, ask, find_repository, finish, run, start
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,8 @@ def _parse(tracked: bytes, dirty: bytes) -> pa.Table:
 
 
 def _without_credentials(url: str) -> str:
-    return re.sub(r"^([a-z][a-z0-9+.-]*://)[^/@]*@", r"\1", url, flags=re.IGNORECASE)
+    shown = redacted(url)
+    return shown.partition("?")[0] if "://" in shown else shown
 
 
 def _signature(path: str) -> tuple[int, int, int] | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -81,7 +83,7 @@ class Catalog:
 
     def _connect(self, url: URL) -> None:
         self.url = url
-        self.where = url.render_as_string(hide_password=True)
+        self.where = url.set(username=None, password=None, query={}).render_as_string()
         self._engine = _engine(url, self._pool_size)
 
     def read(self, work: Callable[[Connection], _Result]) -> _Result:
@@ -101,6 +103,12 @@ class Catalog:
         self.migrate()
         found = self.read(_identity) or self.write(lambda connection: _claim(connection, workspace_id))
         return self._expect(found, workspace_id)
+
+    def make_private(self) -> None:
+        """Create the file of a SQLite catalog that does not exist yet such that only its owner can read it."""
+        if self.is_sqlite:
+            with suppress(FileExistsError):
+                os.close(os.open(self.url.database or "", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
     def check(self, workspace_id: str) -> None:
         """Check that the catalog belongs to ``workspace_id``. Raises CatalogMismatch."""
@@ -274,7 +282,7 @@ def parse_url(text: str) -> URL:
     """
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number
         raise UsageError("The catalog URL is not valid", "", "Write sqlite:///path or postgresql://…") from None
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"):
         return url.set(drivername="postgresql+psycopg")
