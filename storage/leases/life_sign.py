@@ -12,7 +12,6 @@ import enum
 import fcntl
 import os
 import re
-import secrets
 import stat
 import tempfile
 import threading
@@ -91,7 +90,7 @@ def _mine() -> _Own:
 
 
 def _give() -> _Own | None:
-    name = f"{os.getuid()}-{secrets.token_hex(8)}"
+    name = f"{os.getuid()}-{os.urandom(8).hex()}"
     path = _path(name)
     if path is None:
         return None

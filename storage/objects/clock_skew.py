@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import email.utils
-import http.client
 import re
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
@@ -40,6 +38,9 @@ def _asked(endpoint: str) -> datetime | None:
     url = urlsplit(endpoint)
     if not url.hostname:
         return None
+    import email.utils  # these take longer to import than most commands have to spare
+    import http.client
+
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
     with contextlib.suppress(OSError, http.client.HTTPException, ValueError, TypeError):
         connection = kind(url.hostname, url.port, timeout=TIMEOUT_SECONDS)
