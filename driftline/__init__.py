@@ -302,13 +302,14 @@ def search(
 
     Raises UsageError, WorkspaceNotFound, ModelNotFound, FingerprintMismatch, CorruptFile, AccessDenied, StorageError.
     """
+    from dataclasses import replace
+
     from driftline.flows.config.named_workspaces import named_workspace
-    from driftline.storage.lines.filters import LineFilter
     from driftline.tasks.search import query as searching
 
     if workspace_name is not None:
         within, _ = named_workspace(workspace_name)
-        where = within if where is None else LineFilter(all_of=(where, within))
+        where = within if where is None else replace(where, all_of=(*(where.all_of or ()), within))
     return searching.search(
         open(workspace) if isinstance(workspace, str) else workspace,
         query,

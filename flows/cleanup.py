@@ -8,6 +8,7 @@ from prefect import flow
 from pydantic import Field
 
 from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
+from driftline.flows.config.locate import workspace_named
 from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 from driftline.flows.scheduling.artifacts import show_cleanup
 from driftline.flows.scheduling.flow_runs import attempt, catalog_of, flow_progress, options_of, release_leases
@@ -39,7 +40,8 @@ def cleanup(
         The report of the run, as ``driftline cleanup --json`` prints it.
     """
     options, catalog = options_of(storage_options), catalog_of(catalog_url)
-    request = CleanupRequest(workspace, max_age_seconds, dry_run, storage_options=options, catalog_url=catalog)
+    place = workspace_named(workspace)
+    request = CleanupRequest(place, max_age_seconds, dry_run, storage_options=options, catalog_url=catalog)
     with flow_progress() as progress:
         work = attempt.with_options(name="cleanup")
         result = work(lambda: clean_workspace(request, progress).to_dict())

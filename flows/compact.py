@@ -9,6 +9,7 @@ from prefect import flow
 from pydantic import Field
 
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_VERSION_RETENTION_SECONDS
+from driftline.flows.config.locate import workspace_named
 from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
 from driftline.flows.scheduling.artifacts import show_compaction
 from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
@@ -49,8 +50,9 @@ def compact(
         The report of the run, as ``driftline compact --json`` prints it.
     """
     options = options_of(storage_options)
+    place = workspace_named(workspace)
     request = CompactRequest(
-        workspace, entity or None, max_deltas, retention_seconds, executor, workers, wait_seconds, options
+        place, entity or None, max_deltas, retention_seconds, executor, workers, wait_seconds, options
     )
     request = replace(request, compaction_threshold=compaction_threshold)
     with flow_progress() as progress:

@@ -18,6 +18,7 @@ from driftline.flows.config.defaults import (
     DEFAULT_MAX_DELTAS,
     DEFAULT_MAX_FILE_BYTES,
 )
+from driftline.flows.config.locate import workspace_named
 from driftline.flows.output.compaction_events import ask_for_source
 from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.flows.scheduling.artifacts import show_index
@@ -75,7 +76,8 @@ def index(
     Returns:
         The report of the run, as ``driftline index --json`` prints it.
     """
-    request = IndexRequest(tuple(sources), workspace, entity, tuple(include or ()), tuple(exclude or ()), model)
+    place = workspace_named(workspace)
+    request = IndexRequest(tuple(sources), place, entity, tuple(include or ()), tuple(exclude or ()), model)
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
     request = replace(request, full=full, dry_run=dry_run, rebind=rebind, reembed=reembed)
     request = replace(request, max_delete_fraction=max_delete_fraction, max_file_bytes=max_file_bytes)

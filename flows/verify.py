@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow
 
+from driftline.flows.config.locate import workspace_named
 from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
 from driftline.flows.scheduling.artifacts import show_verification
 from driftline.flows.scheduling.flow_runs import attempt, catalog_of, flow_progress, options_of, release_leases
@@ -35,7 +36,8 @@ def verify(
     Returns:
         The report of the run, as ``driftline verify --json`` prints it.
     """
-    request = VerifyRequest(workspace, repair, options_of(storage_options), catalog_of(catalog_url))
+    options = options_of(storage_options)
+    request = VerifyRequest(workspace_named(workspace), repair, options, catalog_of(catalog_url))
     with flow_progress() as progress:
         work = attempt.with_options(name="verify")
         result = work(lambda: verify_workspace(request, progress).to_dict())

@@ -13,6 +13,7 @@ from typing import Any
 from driftline.flows.actions.arguments import (
     Count,
     Distance,
+    Entities,
     FilterStrategy,
     Flag,
     Fraction,
@@ -28,7 +29,7 @@ from driftline.flows.actions.registering import bind
 from driftline.flows.actions.semtools import semtools_search
 from driftline.flows.actions.skipped import SkippedFiles
 from driftline.flows.config.defaults import DEFAULT_MAX_DELETE_FRACTION
-from driftline.storage.errors import UsageError, WorkspaceNotFound
+from driftline.storage.errors import FingerprintMismatch, UsageError, WorkspaceNotFound
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import model_of
 
@@ -53,7 +54,7 @@ def workspace_create(
     if path is not None and handles.locate(path) != uri:
         raise UsageError("path and workspace name two places", f"{path}, {workspace}", "Give one of them.")
     try:
-        handles.workspace(uri)
+        _check_model(handles.workspace(uri), model)
     except WorkspaceNotFound:
         bound = model_of(model) if model is not None else None
         created = Workspace.open_for_writing(uri)
@@ -119,7 +120,7 @@ def workspace_search(
     dirs: Names | None = None,
     globs: Names | None = None,
     exts: Names | None = None,
-    entity: Names | None = None,
+    entity: Entities | None = None,
     workspace_name: Name | None = None,
     strategy: FilterStrategy | None = None,
     fallback_threshold: Fraction | None = None,
@@ -141,7 +142,7 @@ def workspace_search(
     opened = handles.workspace(handles.locate(workspace))
     also = [] if paths is None else [filter_for(opened, paths)]
     also += [named_workspace(workspace_name)[0]] if workspace_name is not None else []
-    where = narrowed(opened, dirs=dirs or (), globs=globs or (), exts=exts or (), entities=entity or (), also=also)
+    where = narrowed(opened, dirs=dirs, globs=globs, exts=exts, entities=entity, also=also)
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
     limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
@@ -208,8 +209,18 @@ def semantic(
         report = grep(query, read_texts(files, on_skip=skipped.add), embedder(), **limits)
     else:
         opened = handles.workspace(handles.locate(workspace))
+        _check_model(opened, model)
         report = search_files(opened, query, files, embedder, **limits, on_skip=skipped.add)
     return {"results": report.to_dict()["results"], "query": query, **skipped.to_dict()}
+
+
+def _check_model(workspace: Workspace, model: str | None) -> None:
+    """Raises FingerprintMismatch if another model than ``model`` has embedded the workspace; None is any model."""
+    current = workspace.config.fingerprint
+    if model is None or current is None or model_of(model).fingerprint == current:
+        return
+    what = f"This workspace was embedded with {workspace.config.model}, not with {model}"
+    raise FingerprintMismatch(what, workspace.objects.uri, "Leave out the model, or name another workspace.")
 
 
 ACTIONS: Mapping[str, Action] = {

@@ -45,13 +45,11 @@ def _semtools_search(
     from driftline.tasks.search.grep import grep, read_texts
 
     wanted = min_version or (semtools_program.MIN_VERSION if check_version else None)
-    program = _program(engine, wanted)
+    program = _program(engine, wanted, only_ours=model is not None or min_relevance is not None)
     skipped = SkippedFiles()
     texts = read_texts(files, on_skip=skipped.add)
     matches: Sequence[Match]
     if program is not None:
-        if model is not None or min_relevance is not None:
-            raise UsageError("A program of semtools takes neither model nor min_relevance", fix="Use another engine.")
         limits: dict[str, Any] = {"max_distance": max_distance, "n_results": n_results, "n_lines": n_lines}
         matches = semtools_cli.search(program, query, list(texts), timeout_seconds=timeout, **limits)
     else:
@@ -82,12 +80,19 @@ def _match(hit: Hit) -> Match:
     return {**found, "text": hit.text, "context": list(hit.context)}
 
 
-def _program(engine: Any, wanted: str | None) -> Program | None:
-    """The program that shall search; None for our own engine, as for any object, which a host has passed."""
+def _program(engine: Any, wanted: str | None, *, only_ours: bool) -> Program | None:
+    """The program that shall search; None for our own engine, as for any object, which a host has passed.
+
+    ``only_ours`` says that our own engine alone can do what was asked.
+    """
     if not isinstance(engine, str) or engine == "driftline":
         return None
     if engine not in ENGINES:
         raise UsageError("There is no such engine", repr(engine), f"It is one of {', '.join(ENGINES)}, or left out.")
+    if only_ours:
+        if engine == "auto":
+            return None
+        raise UsageError("A program of semtools takes neither model nor min_relevance", fix="Leave out the engine.")
     program = semtools_program.find()
     if program is None:
         if engine == "auto":

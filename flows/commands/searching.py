@@ -106,11 +106,11 @@ def search(
     opened = _open(target, given, config)
     where = narrowed(
         opened,
-        paths=paths or (),
-        dirs=dirs or (),
-        globs=globs or (),
-        exts=exts or (),
-        entities=entities or (),
+        paths=paths or None,
+        dirs=dirs or None,
+        globs=globs or None,
+        exts=exts or None,
+        entities=entities or None,
         also=(within,) if within else (),
     )
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}

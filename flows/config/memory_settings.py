@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from driftline.flows.config.defaults import DEFAULT_MAX_DELTAS
+from driftline.flows.config.locate import workspace_named
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.hierarchy import ROOT_ID, EntityName, Hierarchy
@@ -186,6 +187,7 @@ def open_memory(
     if uri is None:
         raise UsageError("No workspace was named for the memory", "", "Set storage.uri, or LTM_STORAGE_URI.")
     cache, ask = configuration.performance.metadata_cache, ask_for_compaction
+    uri = workspace_named(uri)
     return MemoryStore(
         uri,
         catalog_url=configuration.catalog.url,
@@ -231,7 +233,8 @@ def find_memory(
     from driftline.storage.memory.presence import find_catalog, holds_memory
     from driftline.storage.workspace.workspace import Workspace
 
-    place = Workspace.open(configuration.storage.uri) if configuration.storage.uri else workspace
+    elsewhere = configuration.storage.uri
+    place = Workspace.open(workspace_named(elsewhere)) if elsewhere else workspace
     if not configuration.embedding.enabled or not (configuration.storage.uri or holds_memory(place)):
         return None
     url = find_catalog(place, configuration.catalog.url)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from driftline.storage.layout import CONFIG
+
 WORKSPACE_FOLDER = ".driftline"
 
 # A single letter before the colon is a Windows drive, not a scheme.
@@ -26,15 +28,23 @@ def local_path(uri: str) -> Path | None:
 
 
 def absolute_workspace(workspace: str, cwd: Path, home: str) -> str:
-    """A plain name, such as ``notes``, below ``home``; another bare path as an absolute one; a URI as it is."""
+    """A plain name, such as ``notes``, below ``home``; another bare path as an absolute one; a URI as it is.
+
+    A workspace in ``cwd`` goes on being found by its name while there is none of this name in ``home``.
+    """
     if is_plain_name(workspace):
-        return str((cwd / Path(home).expanduser() / workspace).absolute())
+        at_home, here = (cwd / Path(home).expanduser() / workspace).absolute(), cwd / workspace
+        return str(here.resolve() if _is_workspace(here) and not _is_workspace(at_home) else at_home)
     return workspace if _URI.fullmatch(workspace) else str((cwd / Path(workspace).expanduser()).resolve())
 
 
 def is_plain_name(workspace: str) -> bool:
     """Whether ``workspace`` is a name, rather than a path such as ``./notes`` or a URI."""
     return _PLAIN_NAME.fullmatch(workspace) is not None
+
+
+def _is_workspace(folder: Path) -> bool:
+    return os.path.isfile(folder / CONFIG)
 
 
 def absolute_uri(uri: str, folder: Path) -> str:

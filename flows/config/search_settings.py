@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from driftline.flows.config.surroundings import Surroundings
-from driftline.flows.config.toml_file import search_settings
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
 
 DEFAULTS: Mapping[str, Any] = {
@@ -23,5 +22,7 @@ def search_arguments(given: Mapping[str, Any], surroundings: Surroundings | None
 
     Raises UsageError for a file that is not valid.
     """
+    from driftline.flows.config.toml_file import search_settings  # loads pydantic
+
     settings = {**DEFAULTS, **search_settings(surroundings)}
     return {name: settings.get(name) if value is None else value for name, value in given.items()}

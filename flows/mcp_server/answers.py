@@ -20,7 +20,7 @@ class LinesFound(BaseModel):
     """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line."""
 
     path: str
-    file: str
+    file: str | None
     source: str
     line: int
     start_line: int

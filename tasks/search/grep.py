@@ -165,7 +165,7 @@ def _hits(
         context = lines_of(document)[start : window.last + n_lines + 1]
         yield Hit(
             path=texts[document].path,
-            file=os.path.abspath(texts[document].path),
+            file=None if texts[document].path == STDIN else os.path.abspath(texts[document].path),
             source="",
             line=window.best + 1,
             start_line=start + 1,

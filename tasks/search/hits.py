@@ -24,7 +24,8 @@ from driftline.tasks.text import decode, lines_between
 class Hit:
     """A window of one document. Line numbers are 1-based and both ends are included.
 
-    ``path`` is that of the document in its source, and ``file`` where it can be opened: an absolute path or a URI.
+    ``path`` is that of the document in its source, and ``file`` where it can be opened: an absolute path or a URI,
+    or None of standard input and of forgotten sources.
     ``line`` and ``text`` are its best line; ``score`` is that line's cosine, ``distance`` 1 - ``score``;
     ``relevance`` is the share of random pairs of lines that are farther;
     ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed. ``freshness`` says what has
@@ -33,7 +34,7 @@ class Hit:
     """
 
     path: str
-    file: str
+    file: str | None
     source: str
     line: int
     start_line: int
@@ -84,10 +85,10 @@ def hits(
         )
 
 
-def _file(records: SourceRecords, window: Window) -> str:
+def _file(records: SourceRecords, window: Window) -> str | None:
     record = records.get(window.entity)
     if record is None:
-        return window.path
+        return None
     return os.path.join(record.uri, window.path) if "://" not in record.uri else f"{record.uri}/{window.path}"
 
 

@@ -13,24 +13,30 @@ from driftline.tasks.search.named_places import where_named
 def narrowed(
     workspace: Workspace,
     *,
-    paths: Sequence[str] = (),
-    dirs: Sequence[str] = (),
-    globs: Sequence[str] = (),
-    exts: Sequence[str] = (),
-    entities: Sequence[str] = (),
+    paths: Sequence[str] | None = None,
+    dirs: Sequence[str] | None = None,
+    globs: Sequence[str] | None = None,
+    exts: Sequence[str] | None = None,
+    entities: Sequence[str | tuple[str, str]] | None = None,
     also: Sequence[LineFilter] = (),
 ) -> LineFilter:
-    """The lines that every condition allows, each of which is met by any of its values; an empty one allows all.
+    """The lines that every condition allows, each of which is met by any of its values; an empty one allows nothing.
 
-    ``paths`` and ``dirs`` are files and folders on this machine, or in their source. Raises BadEntity, UsageError.
+    None is no condition. ``paths`` and ``dirs`` are files and folders on this machine, or in their source. Raises
+    BadEntity, UsageError.
     """
+    levels = workspace.config.hierarchy
     return LineFilter(
-        entities=tuple(Entity.parse(path, workspace.config.hierarchy) for path in entities) or None,
-        globs=tuple(globs) or None,
-        exts=tuple(exts) or None,
+        entities=None if entities is None else tuple(Entity.parse(_path(entity), levels) for entity in entities),
+        globs=None if globs is None else tuple(globs),
+        exts=None if exts is None else tuple(exts),
         all_of=(
-            *([where_named(workspace, list(paths), "file")] if paths else []),
-            *([where_named(workspace, list(dirs), "folder")] if dirs else []),
+            *([where_named(workspace, list(paths), "file")] if paths is not None else []),
+            *([where_named(workspace, list(dirs), "folder")] if dirs is not None else []),
             *also,
         ),
     )
+
+
+def _path(entity: str | tuple[str, str]) -> str:
+    return entity if isinstance(entity, str) else ":".join(entity)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -25,6 +27,7 @@ from tests.conformance.search_places import (
     without_variables,
 )
 from tests.conformance.table import criterion
+from tests.support.semtools_program import VERSIONS, install
 
 WORDS = ("parser", "group", "action", "option", "value", "prefix", "usage", "namespace", "default", "string")
 
@@ -83,6 +86,39 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (project / "holder" / "linked").symlink_to("../src")
     monkeypatch.chdir(project)
     return project
+
+
+@criterion("search", "1", "a workspace in the current folder goes on being found by its name")
+def test_a_workspace_in_the_current_folder_is_found_until_the_home_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driftline: Driftline, registry: Registry, ws: str
+) -> None:
+    monkeypatch.setenv("DRIFTLINE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(plant(tmp_path / "here", {"tree/a.md": "parser\n", "notes/b.md": "group\n"}))
+    assert error_type(registry["search.workspace_stats"]({}, workspace="notes")) == "workspace_not_found"
+    dl.index("tree", workspace="./notes", model=model_of(ws))
+    assert ok(registry["search.workspace_stats"]({}, workspace="notes"))["total_documents"] == 1
+    assert driftline("status", "--workspace", "notes", "--json").json["workspace"] == str(tmp_path / "here/notes")
+    assert dl.open("notes").objects.uri == str(tmp_path / "here/notes")
+    shutil.copytree(ws, tmp_path / "home/notes")
+    assert dl.open("notes").objects.uri == str(tmp_path / "home/notes")
+
+
+@criterion("search", "1", "memory in a workspace with a plain name is one place, too")
+def test_memory_in_a_plain_name_is_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driftline: Driftline
+) -> None:
+    plant(tmp_path, {"memory.yaml": "settings: {ltm: {embedding: {enabled: false}}}"})
+    monkeypatch.setenv("DRIFTLINE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
+    monkeypatch.chdir(tmp_path)
+    assert driftline("memory", "put", "plan", "1", "--workspace", "notes").code == 0
+    monkeypatch.setenv("LTM_STORAGE_URI", "notes")
+    assert driftline("memory", "get", "plan", "--json").json["value"] == 1
+    assert ok(actions()["ltm.retrieve"]({}, key="plan"))["value"] == 1
+    with dl.create_ltm_backend() as backend:
+        assert backend.retrieve("plan")["value"] == 1
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["notes"]
+    assert not (tmp_path / "notes").exists()
 
 
 # -- 7: the settings of searches -------------------------------------------------------------
@@ -223,6 +259,16 @@ def test_named_workspaces_are_searched_everywhere(named: Path, ws: str, registry
     assert {hit["text"] for hit in answer["results"]} == {"action"}
 
 
+@criterion("search", "8", "a named workspace narrows a filter whose paths are absolute")
+def test_a_named_workspace_narrows_absolute_paths(named: Path, ws: str) -> None:
+    def found(*paths: str) -> set[str]:
+        where = dl.LineFilter(paths=tuple(str(named / path) for path in paths))
+        return {hit.text for hit in dl.search(ws, "parser", where=where, workspace_name="sub").results}
+
+    assert found("src/deep/b.py", "top.md") == {"action"}
+    assert found("top.md") == set()
+
+
 @criterion("search", "8", "a name that is not there is an error that lists those that are")
 def test_an_unknown_named_workspace_is_an_error(named: Path, ws: str, registry: Registry) -> None:
     search: Any = dl.search
@@ -283,6 +329,13 @@ def test_a_hit_in_a_bucket_has_a_uri(ws: str, s3_bucket: str, registry: Registry
     assert hit["file"] == f"{s3_bucket}/tree/deep/a.txt"
 
 
+@criterion("search", "9", "file is null where there is nothing that can be opened")
+def test_a_hit_in_a_pipe_cannot_be_opened(project: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"parser\n")))
+    (hit,) = driftline("grep", "parser", "-", "--json").json["results"]
+    assert (hit["path"], hit["file"]) == ("-", None)
+
+
 # -- 10: models, options and thresholds ------------------------------------------------------
 
 
@@ -309,6 +362,35 @@ def test_actions_take_a_model(registry: Registry, project: Path, tmp_path: Path,
     assert error_type(registry["search.semantic"]({}, query="x", files="src", model="/nowhere")) == (
         "prerequisite_missing"
     )
+
+
+@criterion("search", "10", "a model is never ignored: a workspace of another one is an error")
+def test_a_model_beside_a_workspace_of_another_is_an_error(
+    registry: Registry, project: Path, ws: str, tiny_model: Path
+) -> None:
+    other = "wordllama:l2_supercat_256"
+    ok(registry["search.workspace_index"]({}, workspace=ws, paths=["src"]))
+    for name, given in (
+        ("search.workspace_create", {"path": ws}),
+        ("search.workspace_index", {"workspace": ws, "paths": ["src"]}),
+        ("search.semantic", {"query": "parser", "files": ["src", "top.md"], "workspace": ws}),
+    ):
+        answer = registry[name]({}, **given, model=other)
+        assert error_type(answer) == "validation_error", name
+        assert other in answer["error"]
+        ok(registry[name]({}, **given, model=str(tiny_model)))
+
+
+@criterion("search", "10", "a program of semtools does not know models: auto takes our own engine then")
+def test_auto_takes_the_engine_that_knows_the_model(
+    registry: Registry, project: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "bin", VERSIONS[-1], monkeypatch)
+    given: dict[str, Any] = {"query": "parser", "files": "src", "max_distance": 2}
+    assert ok(registry["semtools.search"]({}, **given, engine="auto"))["engine"] == "cli"
+    for options in ({"model": str(tiny_model)}, {"min_relevance": 0.5}):
+        assert ok(registry["semtools.search"]({}, **given, **options, engine="auto"))["engine"] == "driftline"
+        assert error_type(registry["semtools.search"]({}, **given, **options, engine="cli")) == "validation_error"
 
 
 @criterion("search", "10", "DRIFTLINE_MODEL is the model wherever none is named")
@@ -345,6 +427,10 @@ def test_the_actions_take_the_options_of_the_command(searched: Path, registry: R
     assert paths(globs="**/00.*", dirs=["b"]) == {"b/00.py"}
     assert len(paths(entity="source:tree")) == 40
     assert paths(entity=["source:other"]) == set()
+    assert len(paths(entity=["source", "tree"])) == len(paths(entity='["source", "tree"]')) == 40
+    assert paths(entity=["source:other", ["source", "tree"]]) == paths(entity="source:tree")
+    for nothing in ("dirs", "globs", "exts", "entity", "paths"):
+        assert paths(**{nothing: []}) == set(), "a list that a template has left empty allows nothing"
     explained = ok(registry["search.workspace_search"]({}, **given, dirs=["b"], explain=True))["explanation"]
     assert (explained["mode"], explained["matches"], explained["hit_rate"]) == ("vector", 30, 0.25)
     assert "explanation" not in ok(registry["search.workspace_search"]({}, **given))

@@ -59,6 +59,12 @@ from driftline.flows.compact import compact
 from driftline.flows.verify import verify
 
 told["upkeep"] = [flow(**there) for flow in (compact, cleanup, verify)]
+from driftline.flows.runs.index_run import index_sources
+
+tagged.__exit__(None, None, None)
+module.index_sources = index_sources
+told["plain"] = [index([tree], "notes", model=model)["workspace"]]
+told["plain"] += [flow("notes").get("workspace") for flow in (compact, verify)] + [cleanup("notes")["scanned_count"]]
 print("TOLD" + json.dumps(told))
 """
 
@@ -86,6 +92,7 @@ def told(
         "TEAM_STORE": s3_server.endpoint,
         "TEAM_KEY": s3_server.access_key,
         "TEAM_SECRET": s3_server.secret_key,
+        "DRIFTLINE_HOME": str(place / "home"),
     }
     (place / "program.py").write_text(f"if __name__ == '__main__':\n    exec({PROGRAM!r})\n")
     done = subprocess.run(
@@ -192,6 +199,12 @@ def test_all_flows_open_a_store_by_references_that_the_server_keeps_unread(
     assert (verified["lines"], verified["findings"]) == (2, [])
     assert all(run["parameters"]["storage_options"] == OPTIONS for run in runs)
     assert s3_server.secret_key not in json.dumps([runs, told["report"]])
+
+
+def test_a_plain_name_is_the_workspace_of_commands_and_actions(told: dict[str, Any]) -> None:
+    *workspaces, scanned = told["plain"]
+    assert [Path(place).parts[-2:] for place in workspaces] == [("home", "notes")] * 3
+    assert scanned > 0
 
 
 # Imports that flows and the command line must not load.

@@ -89,10 +89,12 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
     assert first.pop("distance") == pytest.approx(1 - first.pop("score"))
     assert first == {
         "path": "numbered.txt",
+        "file": str(corpus.parent / "web/numbered.txt"),
         "source": "org:default/project:default/source:web",
         "line": 6,
         "start_line": 5,
         "end_line": 7,
+        "relevance": 1.0,
         "rank": 1,
         "text": "subcommand",
         "context": ["---", "subcommand", "three"],

@@ -14,7 +14,7 @@ from driftline.flows.commands import main as cli
 from driftline.flows.commands import searching
 from driftline.storage.errors import DeletionRefused, UnknownScheme
 
-HEAVY = ("prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "sqlalchemy")
+HEAVY = ("prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "sqlalchemy", "pydantic")
 
 
 @pytest.fixture(autouse=True)
