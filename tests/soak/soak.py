@@ -35,6 +35,8 @@ FILES = 15
 LINES = 6
 PROJECT = "org:acme/project:p"
 SETTLING_ATTEMPTS = 5
+WAIT = ("--wait", 2.5 * TTL_SECONDS)
+"""Only a command that waits for longer than a lease lasts takes over from a host that it cannot judge."""
 
 
 class Tree:
@@ -96,7 +98,7 @@ class Soak:
         for _ in range(self._chance.randint(0, 4)):
             tree.change()
         full = ["--full"] if self._chance.random() < 0.1 else []
-        self.commands.run(host, "index", tree.folder, "--entity", tree.entity, "--wait", TTL_SECONDS, *full)
+        self.commands.run(host, "index", tree.folder, "--entity", tree.entity, *WAIT, *full)
 
     def _keep(self) -> None:
         host = self._chance.choice(self.hosts)
@@ -124,13 +126,13 @@ class Soak:
         """Bring everything in step, on a store that still fails; the first run names the model."""
         named = ["--model", model] if model else []
         for number, tree in enumerate(self.trees):
-            self._until_done("index", tree.folder, "--entity", tree.entity, *named, host=self.hosts[number % 2])
+            self._until_done("index", tree.folder, "--entity", tree.entity, *WAIT, *named, host=self.hosts[number % 2])
             named = []
 
     def finish(self) -> None:
         """Mend nothing: run once more, clean up, and verify."""
         self.settle()
-        self._until_done("compact", "--max-deltas", 0)
+        self._until_done("compact", "--max-deltas", 0, *WAIT)
         for memory in self.memories:
             memory.check()
         self._until_done("cleanup", "--delete", "--max-age-seconds", 0)
