@@ -205,9 +205,14 @@ def adopt(
 
     place, url = _place(workspace, config)
     with closing(Catalog(binding.catalog_url(place, url))) as catalog:
+        newer = binding.older_tenants(place, catalog)
         record = binding.adopt(place, catalog)
-    result = {"catalog": record.where, "catalog_id": record.catalog_id}
-    return _show(result, as_json, f"adopted {record.where}", "To rebuild the indexes, run: driftline verify --repair")
+    result = {"catalog": record.where, "catalog_id": record.catalog_id, "given_up": newer}
+    lines = [
+        f"adopted {record.where}",
+        *(f"given up: what is newer in {name}" for name in newer),
+    ]
+    return _show(result, as_json, *lines, "To rebuild the indexes, run: driftline verify --repair")
 
 
 @memory.command()

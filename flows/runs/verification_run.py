@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,11 +13,11 @@ from driftline.flows.config.memory_upkeep import WHERE_CATALOGS_ARE_NAMED, catal
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, LeaseHeld
+from driftline.storage.errors import CorruptFile, DriftlineError, LeaseHeld
 from driftline.storage.ids import new_ulid
 from driftline.storage.layout import CATALOG_RECORD, CONFIG, lease_path
 from driftline.storage.leases.lease import look
-from driftline.storage.memory.binding import WAYS_BACK, adopt, record_may_be_damaged
+from driftline.storage.memory.binding import WAYS_BACK, adopt, record_may_be_damaged, recorded
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.presence import holds_memory
 from driftline.storage.objects.store import ObjectStore
@@ -88,12 +89,21 @@ def _restore_config(request: VerifyRequest, progress: Progress) -> None:
     if not config_is_lost(objects):
         return
     run_id = new_ulid()
-    with open_catalog(Workspace(objects, WorkspaceConfig()), request.catalog_url) as at_hand:
-        if at_hand.error is not None:
-            raise at_hand.error  # the catalog may know the id that the workspace had
-        workspace_id = at_hand.catalog.belongs_to() if at_hand.catalog is not None else None
+    workspace_id = _id_of_memory(Workspace(objects, WorkspaceConfig()), request.catalog_url)
     progress.message(f"{CONFIG} was lost and is written again")
     restore_config(objects, run_id, workspace_id)
+
+
+def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
+    """The id that a workspace had whose configuration is lost: the catalog of its memory accepts no other."""
+    with suppress(CorruptFile):
+        record = recorded(workspace)
+        if record is not None and record.workspace_id is not None:
+            return record.workspace_id
+    with open_catalog(workspace, catalog_url) as at_hand:
+        if at_hand.error is not None:
+            raise at_hand.error  # the catalog may know the id
+        return at_hand.catalog.belongs_to() if at_hand.catalog is not None else None
 
 
 def _verify(workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress) -> VerifyReport:

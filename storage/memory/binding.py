@@ -41,6 +41,7 @@ class CatalogRecord(BaseModel):
     """``_catalog.json``: the catalog of the memory in a workspace.
 
     ``where`` is ``_catalog.sqlite``, or a URL without secrets. While ``restoring``, the catalog is incomplete.
+    ``workspace_id`` is None in records of earlier versions.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -49,6 +50,7 @@ class CatalogRecord(BaseModel):
     catalog_id: str
     where: str
     restoring: bool = False
+    workspace_id: str | None = None
 
 
 def recorded(workspace: Workspace) -> CatalogRecord | None:
@@ -205,7 +207,12 @@ def adopt(workspace: Workspace, catalog: Catalog) -> CatalogRecord:
 def write_record(workspace: Workspace, catalog: Catalog, catalog_id: str, *, restoring: bool = False) -> CatalogRecord:
     """Record ``catalog`` as the workspace's own. Raises PreconditionFailed, StorageError."""
     objects = workspace.objects
-    record = CatalogRecord(catalog_id=catalog_id, where=place_of(workspace, catalog), restoring=restoring)
+    record = CatalogRecord(
+        catalog_id=catalog_id,
+        where=place_of(workspace, catalog),
+        restoring=restoring,
+        workspace_id=workspace.config.workspace_id,
+    )
     data = record.model_dump_json(indent=1).encode()
     try:
         _, version = objects.get_versioned(CATALOG_RECORD)
@@ -218,7 +225,8 @@ def write_record(workspace: Workspace, catalog: Catalog, catalog_id: str, *, res
 
 def _record(workspace: Workspace, catalog: Catalog, found: CatalogIdentity) -> CatalogRecord:
     """Record a catalog of a workspace without a record; returns that of another process if it came first."""
-    record = CatalogRecord(catalog_id=found.catalog_id, where=place_of(workspace, catalog))
+    where, workspace_id = place_of(workspace, catalog), workspace.config.workspace_id
+    record = CatalogRecord(catalog_id=found.catalog_id, where=where, workspace_id=workspace_id)
     try:
         workspace.objects.create(CATALOG_RECORD, record.model_dump_json(indent=1).encode())
     except AlreadyExists:

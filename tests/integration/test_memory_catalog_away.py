@@ -14,6 +14,7 @@ from driftline.storage.errors import CatalogMismatch
 from driftline.storage.layout import CATALOG, CATALOG_RECORD
 from driftline.storage.memory.catalog import database
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
+from driftline.storage.memory.restore import restore_catalog
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.verify import FindingKind
@@ -100,3 +101,42 @@ def test_a_catalog_is_restored_in_another_place_only_if_that_is_meant(
         assert store.retrieve("small", "org:acme") is not None
     assert driftline("memory", "restore", "--elsewhere").code == 0
     assert json.loads(driftline("memory", "get", "small", "--in", "org:acme").out) == 1
+
+
+def test_a_lost_configuration_gets_its_id_back_without_the_catalog(
+    driftline: Driftline, place: str, sqlite_catalog: str
+) -> None:
+    (Path(place) / "_workspace.json").unlink()
+    driftline("verify", "--repair")
+    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+        assert store.retrieve("small", "org:acme") is not None
+
+
+def test_an_entry_that_was_moving_is_restored_at_its_last_owner(place: str, sqlite_catalog: str) -> None:
+    """A flush that ends between two indexes leaves the entry in both."""
+    before, after = OWNER, "org:acme/project:z"  # restored in this order
+    objects = Workspace.open(place).objects
+    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+        kept = {info.path: objects.get(info.path) for info in objects.list(before) if "_index" in info.path}
+        store.store("small", 2, after)
+        store.flush()
+    for info in list(objects.list(before)):
+        if "_index" in info.path and info.path not in kept:
+            objects.delete([info.path])
+    Path(sqlite_catalog.removeprefix("sqlite:///")).unlink()
+    restored = restore_catalog(Workspace.open(place), sqlite_catalog)
+    assert restored.lost == []
+    with MemoryStore(place, catalog_url=sqlite_catalog) as store:
+        entry = store.retrieve("small", "org:acme")
+        assert entry is not None
+        assert (entry.value, entry.entity.directory) == (2, after)
+        assert store.retrieve_by_entity("org", "acme", within="org:acme").total_count == 2
+        assert store.retrieve_by_entity("project", "p", within="org:acme").total_count == 1
+
+
+def test_adopting_says_what_is_given_up(driftline: Driftline, place: str, sqlite_catalog: str) -> None:
+    stray = Catalog(embedded_url(place))
+    stray.prepare(Workspace.open(place).config.workspace_id)
+    stray.close()
+    adopted = driftline("memory", "adopt", "--json")
+    assert (adopted.json["catalog"], adopted.json["given_up"]) == (CATALOG, ["org:acme"])

@@ -15,7 +15,8 @@ from sqlalchemy.engine import Connection
 from driftline.storage.entities import Entity
 from driftline.storage.memory.catalog.database import bulk_insert
 from driftline.storage.memory.catalog.entities import chunks, ensure, lock_tenant
-from driftline.storage.memory.catalog.tables import entries, outbox
+from driftline.storage.memory.catalog.queries import COLUMNS, EntryRow
+from driftline.storage.memory.catalog.tables import entities, entries, outbox
 from driftline.storage.memory.catalog.writes import add_to_owners
 
 _COPIED = (
@@ -33,25 +34,30 @@ _COPIED = (
 
 
 def insert(connection: Connection, tenant: Entity, rows: Sequence[Mapping[str, Any]], now: datetime) -> int:
-    """Add ``rows`` whose keys are not there yet, under their own revisions; returns the number of added entries.
+    """Add ``rows`` whose keys are not there yet, or with an earlier revision; returns the number of added entries.
 
     ``metadata`` is JSON text, and ``entity`` the directory of the owner. Nothing is added to the outbox: the rows come
     from the indexes.
     """
     locked = lock_tenant(connection, tenant, create=True)
     assert locked is not None
-    known: set[str] = set()
+    known: dict[str, EntryRow] = {}
     for some in chunks(row["key"] for row in rows):
-        query = sa.select(entries.c.key).where(entries.c.tenant_id == locked.id, entries.c.key.in_(some))
-        known.update(connection.execute(query).scalars())
-    new = [row for row in rows if row["key"] not in known]
+        query = sa.select(*COLUMNS).join(entities, entities.c.id == entries.c.entity_id)
+        query = query.where(entries.c.tenant_id == locked.id, entries.c.key.in_(some))
+        known |= {row.key: row for row in (EntryRow(*each) for each in connection.execute(query))}
+    new = [row for row in rows if row["key"] not in known or known[row["key"]].rev < row["rev"]]
     if not new:
         return 0
+    # A flush that was interrupted leaves an entry that has moved in the index of its earlier owner, too.
+    replaced = [known[row["key"]] for row in new if row["key"] in known]
+    for keys in chunks(row.key for row in replaced):
+        connection.execute(entries.delete().where(entries.c.tenant_id == locked.id, entries.c.key.in_(keys)))
     ids = ensure(connection, locked, {row["entity"] for row in new}, now)
     owners = [ids[row["entity"]] for row in new]
     columns = {name: [row[name] for row in new] for name in _COPIED} | {"entity_id": owners}
     bulk_insert(connection, entries, columns, {"tenant_id": locked.id})
-    add_to_owners(connection, owners, columns["size_bytes"], ())
+    add_to_owners(connection, owners, columns["size_bytes"], replaced)
     return len(new)
 
 
