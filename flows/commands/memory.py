@@ -192,6 +192,9 @@ def rebuild(
 
 @memory.command()
 def adopt(
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Even if the catalog has no entries: give up what the workspace holds.")
+    ] = False,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -206,7 +209,7 @@ def adopt(
     place, url = _place(workspace, config)
     with closing(Catalog(binding.catalog_url(place, url))) as catalog:
         newer = binding.older_tenants(place, catalog)
-        record = binding.adopt(place, catalog)
+        record = binding.adopt(place, catalog, discard=discard)
     result = {"catalog": record.where, "catalog_id": record.catalog_id, "given_up": newer}
     lines = [
         f"adopted {record.where}",

@@ -25,6 +25,7 @@ from driftline.storage.errors import (
 from driftline.storage.layout import CATALOG, CATALOG_RECORD
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, CatalogIdentity, embedded_url
+from driftline.storage.memory.catalog.queries import has_no_entries
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.presence import has_embedded_catalog, remembers
 from driftline.storage.objects.store import ObjectStore
@@ -146,12 +147,14 @@ def record_may_be_damaged(workspace: Workspace, catalog: Catalog) -> bool:
     """Whether the record cannot be read, or has another id than ``catalog``, which is at its place and knows all that
     the indexes hold. Raises CatalogError, StorageError, WorkspaceTooNew.
     """
+    if older_tenants(workspace, catalog):
+        return False
     if record_is_damaged(workspace):
         return True
     record, found = recorded(workspace), catalog.identity()
     if record is None or found is None or record.catalog_id == found.catalog_id:
         return False
-    return record.where == place_of(workspace, catalog) and not older_tenants(workspace, catalog)
+    return record.where == place_of(workspace, catalog)
 
 
 def older_tenants(workspace: Workspace, catalog: Catalog) -> list[str]:
@@ -189,13 +192,21 @@ class Generations:
         self._checked.add(tenant)
 
 
-def adopt(workspace: Workspace, catalog: Catalog) -> CatalogRecord:
+def adopt(workspace: Workspace, catalog: Catalog, *, discard: bool = False) -> CatalogRecord:
     """Make ``catalog`` the workspace's own, whatever was recorded.
 
     It continues with revisions above those in the indexes; what it does not know is then no memory any more. Raises
-    CatalogMismatch if it is empty or another workspace's, CatalogError, StorageError.
+    CatalogMismatch if it is another workspace's, or, without ``discard``, if it has no entries and the workspace has
+    memory, CatalogError, StorageError.
     """
     catalog.check(workspace.config.workspace_id)
+    if not discard and catalog.read(has_no_entries) and older_tenants(workspace, catalog):
+        raise CatalogMismatch(
+            "The catalog has no entries, and this workspace holds memory",
+            catalog.where,
+            "Name its own in DATABASE_URL, or run: driftline memory restore. "
+            "To give the memory up: driftline memory adopt --discard",
+        )
     found = catalog.prepare(workspace.config.workspace_id)
     for tenant in workspace.tenants():
         rev = MemoryIndex(workspace.objects, tenant.directory).max_rev()

@@ -17,10 +17,11 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogMismatch
 from driftline.storage.ids import content_hash
 from driftline.storage.layout import Kind, parse_name
-from driftline.storage.memory.binding import CatalogRecord, catalog_url, place_of, recorded, write_record
+from driftline.storage.memory.binding import CatalogRecord, catalog_url, older_tenants, place_of, recorded, write_record
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog import restoring
 from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.catalog.queries import has_no_entries
 from driftline.storage.memory.index import FIELDS, VALUE_FIELDS, MemoryIndex
 from driftline.storage.memory.vectors import last_change, vector_tables
 from driftline.storage.workspace.workspace import Workspace
@@ -88,6 +89,8 @@ def _check_is_lost(workspace: Workspace, catalog: Catalog, record: CatalogRecord
     catalog.check(workspace.config.workspace_id)
     if record is not None and record.restoring and record.catalog_id == found.catalog_id:
         return  # an earlier restore was interrupted
+    if catalog.read(has_no_entries) and older_tenants(workspace, catalog):
+        return  # an earlier version made it where the workspace's own was not named
     raise CatalogMismatch(
         "There is a catalog of this workspace, so nothing is restored",
         catalog.where,

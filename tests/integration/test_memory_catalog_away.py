@@ -134,9 +134,27 @@ def test_an_entry_that_was_moving_is_restored_at_its_last_owner(place: str, sqli
         assert store.retrieve_by_entity("project", "p", within="org:acme").total_count == 1
 
 
-def test_adopting_says_what_is_given_up(driftline: Driftline, place: str, sqlite_catalog: str) -> None:
+def test_an_empty_catalog_is_adopted_only_if_the_memory_is_given_up(
+    driftline: Driftline, place: str, sqlite_catalog: str
+) -> None:
     stray = Catalog(embedded_url(place))
     stray.prepare(Workspace.open(place).config.workspace_id)
     stray.close()
-    adopted = driftline("memory", "adopt", "--json")
+    refused = driftline("memory", "adopt", "--json")
+    assert (refused.code, refused.json["error"]) == (2, "catalog_mismatch")
+    assert "--discard" in refused.json["fix"]
+    (Path(place) / CATALOG_RECORD).write_text("damaged")
+    assert driftline("verify", "--repair").code == 3
+    assert driftline("cleanup", "--delete", "--max-age-seconds", 0, "--json").json["deleted_count"] == 0
+    assert len(blobs(place)) == 1
+    adopted = driftline("memory", "adopt", "--discard", "--json")
     assert (adopted.json["catalog"], adopted.json["given_up"]) == (CATALOG, ["org:acme"])
+
+
+def test_an_empty_catalog_does_not_keep_the_memory_from_being_restored(driftline: Driftline, place: str) -> None:
+    stray = Catalog(embedded_url(place))
+    stray.prepare(Workspace.open(place).config.workspace_id)
+    stray.close()
+    assert driftline("memory", "restore", "--elsewhere").code == 0
+    assert json.loads(driftline("memory", "get", "small", "--in", "org:acme").out) == 1
+    assert driftline("verify").code == 0

@@ -18,7 +18,16 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
-from driftline.storage.memory.catalog.tables import UtcTime, closure, entities, entries, owners, retired_blobs, tenants
+from driftline.storage.memory.catalog.tables import (
+    UtcTime,
+    closure,
+    entities,
+    entries,
+    outbox,
+    owners,
+    retired_blobs,
+    tenants,
+)
 
 MAX_WHOLE = 2**63
 MAX_ROWS = 2**62
@@ -152,6 +161,12 @@ def expired_keys(
         return [(path, key) for path, key in connection.execute(query)]
     query = query.where(_at_or_below("within", entries.c.entity_id))
     return [(path, key) for path, key in connection.execute(query, {"within": [within.directory]})]
+
+
+def has_no_entries(connection: Connection) -> bool:
+    """Whether no tenant has an entry, nor a change that is still to be flushed."""
+    pending = connection.execute(sa.select(sa.exists().select_from(outbox))).scalar()
+    return not pending and not connection.execute(sa.select(sa.exists().select_from(entries))).scalar()
 
 
 def blob_references(connection: Connection) -> tuple[frozenset[str], dict[str, datetime]]:
