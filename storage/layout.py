@@ -13,6 +13,7 @@ SOURCE = "_source.json"
 GITIGNORE = ".gitignore"
 CATALOG = "_catalog.sqlite"
 CATALOG_RECORD = "_catalog.json"
+COPY_RECORD = "_copy.json"
 """The catalog of a local workspace, unless another is configured."""
 BASE = "_index.parquet"
 
@@ -124,7 +125,7 @@ _KINDS = [
         (Kind.TEMPORARY, rf"(?P<place>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
         (
             Kind.PERMANENT,
-            r"(?P<place>)(?:_workspace\.json|_catalog\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
+            r"(?P<place>)(?:_workspace\.json|_(?:catalog|copy)\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
         ),
         (Kind.PERMANENT, rf"(?P<place>(?:{_ENTITY}/)+)_source\.json"),
         (Kind.PERMANENT, rf"(?P<place>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),

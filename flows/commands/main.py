@@ -27,6 +27,7 @@ from driftline.flows.commands import (
     keeping,
     memory,
     memory_limit,
+    pulling,
     searching,
     serving,
     trusting,
@@ -36,7 +37,7 @@ from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json,
 from driftline.flows.output.plain import print_traceback, warn
 from driftline.storage.errors import DriftlineError, UsageError
 
-COMMANDS = (indexing, searching, grepping, keeping, deploying, serving, ci, history, memory, trusting)
+COMMANDS = (indexing, searching, grepping, pulling, keeping, deploying, serving, ci, history, memory, trusting)
 """Importing a module adds its commands to ``app``."""
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _BASES = typer.BadParameter.__mro__

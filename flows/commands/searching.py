@@ -167,8 +167,12 @@ def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> in
     """Show what the workspace holds."""
     target = workspace_for_reading(workspace)
     from driftline.flows.output.terminal import print_status
+    from driftline.storage.workspace.copies import read_copy_record
 
-    show(asdict(_open(target).stats()), as_json, print_status)
+    opened = _open(target)
+    copied = read_copy_record(opened.objects)
+    of = {"copy_of": copied.origin, "pulled": copied.pulled.isoformat()} if copied is not None else {}
+    show({**asdict(opened.stats()), **of}, as_json, print_status)
     return DONE
 
 

@@ -102,6 +102,8 @@ def print_status(result: Result) -> None:
         "deltas": f"{result['deltas']:,}",
         "last run": printable(str(last_run.get("run_id", "none"))),
     }
+    if "copy_of" in result:
+        facts |= {"copy of": printable(str(result["copy_of"])), "pulled": printable(str(result["pulled"])[:19])}
     lines: list[Text | Table] = [Text.assemble((f"{name:<13}", "dim"), str(value)) for name, value in facts.items()]
     _print([*lines, *_sources(result["sources"])])
 

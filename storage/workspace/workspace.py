@@ -14,12 +14,14 @@ from driftline.storage.errors import (
     FingerprintMismatch,
     ObjectNotFound,
     PreconditionFailed,
+    UsageError,
     WorkspaceNotFound,
 )
 from driftline.storage.layout import CONFIG, GITIGNORE, SOURCE, is_tenant, table_fingerprint, tables_directory
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.reach import LOCAL, Reach
 from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig, parse_record, read_record
 from driftline.storage.workspace.stats import collect
@@ -69,6 +71,8 @@ class Workspace:
     def prepare(cls, objects: ObjectStore, *, private: bool = False) -> Workspace:
         """As ``open_for_writing``, for an open store; only its owner can read a ``private`` workspace that is new."""
         config = read_record(objects, CONFIG, WorkspaceConfig)
+        if (copied := read_copy_record(objects)) is not None:
+            raise UsageError("A copy cannot be written to", objects.uri, f"Write to {copied.origin}, then pull again.")
         if not objects.is_local:
             objects.probe_conditional_writes()
         if config is not None:

@@ -1,0 +1,174 @@
+"""A pull: bring the newest version of a workspace to the local disk, where searches need no network (decision 0011).
+
+Only files that are new since the last pull are fetched. An interrupted pull leaves the copy as it was, and the next one
+continues with what was fetched.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from driftline.flows.output.progress import NullProgress, Progress
+from driftline.storage.errors import LeaseHeld, ObjectNotFound, StorageError
+from driftline.storage.layout import CONFIG, SOURCE, Kind, parse_name
+from driftline.storage.objects.backend import ObjectInfo
+from driftline.storage.objects.request_counts import for_threads, tally
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.copies import CopyRecord, WorkspaceCopy
+from driftline.storage.workspace.snapshot import files_of_newest_version
+from driftline.storage.workspace.workspace import Workspace
+
+ATTEMPTS = 3
+"""Snapshots that a compaction of the original may invalidate before the pull gives up."""
+THREADS = 4
+"""Files fetched at once; each is held in memory, up to about 100 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """The inputs of a pull: the URI of the original, and the folder of the copy."""
+
+    origin: str
+    place: str
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PullReport:
+    """What a pull has done: of ``files`` in the copy, ``fetched`` are new, with ``bytes``."""
+
+    origin: str
+    copy: str
+    files: int
+    fetched: int
+    bytes: int
+    requests: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``pull --json`` prints it."""
+        return {**asdict(self), "seconds": round(self.seconds, 3)}
+
+
+def pull_workspace(request: PullRequest, progress: Progress | None = None) -> PullReport:
+    """Bring the copy to the newest version of the original.
+
+    Raises WorkspaceNotFound, WorkspaceTooNew, UsageError if something else lies at the place of the copy, LeaseHeld if
+    another process pulls into it, CorruptFile, AccessDenied, StorageError.
+    """
+    started = time.monotonic()
+    copy = WorkspaceCopy(Path(os.path.abspath(os.path.expanduser(request.place))))
+    with tally() as requests:
+        workspace = Workspace.open(request.origin, request.storage_options)
+        copy.check_place()
+        copy.partial.mkdir(parents=True, exist_ok=True)
+        with _alone(copy):
+            fetched = _pull_newest(workspace, copy, progress or NullProgress())
+    record = copy.record()
+    size = sum(info.size_bytes for info in fetched)
+    count = sum(sum(kinds.values()) for kinds in requests.counts.values())
+    seconds = time.monotonic() - started
+    files = len(record.files) if record is not None else 0
+    return PullReport(workspace.objects.uri, str(copy.place), files, len(fetched), size, count, seconds)
+
+
+def _pull_newest(workspace: Workspace, copy: WorkspaceCopy, progress: Progress) -> list[ObjectInfo]:
+    for _ in range(ATTEMPTS):
+        try:
+            return _pull(workspace.reread(), copy, progress)
+        except ObjectNotFound as error:  # a compaction has replaced it since the listing
+            vanished = error
+    raise StorageError(
+        f"Files vanished in each of {ATTEMPTS} attempts to copy a version", vanished.where, "Pull again."
+    ) from vanished
+
+
+def _pull(workspace: Workspace, copy: WorkspaceCopy, progress: Progress) -> list[ObjectInfo]:
+    progress.phase(f"surveying {workspace.objects.uri}")
+    known = copy.record()
+    files = {info.path: info for info in files_of_newest_version(workspace)}
+    wanted = {path: (info.size_bytes, info.version) for path, info in files.items()}
+    record = CopyRecord(
+        origin=workspace.objects.uri,
+        workspace_id=workspace.config.workspace_id,
+        pulled=datetime.now(UTC),
+        files=wanted,
+    )
+    copy.reuse(known.files if known is not None else {}, wanted)
+    missing = [info for info in files.values() if not _is_fetched(copy.partial / info.path, info)]
+    progress.phase(f"pulling {workspace.objects.uri}", total=len(missing))
+    _fetch(workspace.objects, missing, copy.partial, progress)
+    _check(copy.partial, workspace)
+    copy.switch(record)
+    return missing
+
+
+def _is_fetched(target: Path, info: ObjectInfo) -> bool:
+    """Whether an interrupted pull has fetched the file, or it was linked; only unique names are trusted alone."""
+    try:
+        status = target.stat()
+    except OSError:
+        return False
+    if status.st_nlink > 1:
+        return True
+    name = target.name
+    changes = name in (CONFIG, SOURCE) or parse_name(info.path).kind is Kind.BASE
+    return not changes and status.st_size == info.size_bytes
+
+
+def _fetch(objects: ObjectStore, missing: Sequence[ObjectInfo], folder: Path, progress: Progress) -> None:
+    def fetch(info: ObjectInfo) -> None:
+        data = objects.get(info.path)
+        if len(data) != info.size_bytes:
+            raise ObjectNotFound("The object has changed since it was listed", f"{objects.uri}/{info.path}")
+        target = folder / info.path
+        temporary = target.with_name(f".tmp-{target.name}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(data)
+            temporary.replace(target)
+        except OSError as error:
+            fix = "Free some space, then pull again: what was fetched is kept."
+            raise StorageError(f"A file cannot be written ({error.strerror})", str(target), fix) from error
+
+    with ThreadPoolExecutor(THREADS, "driftline-pull") as pool:
+        context = contextvars.copy_context
+        running = [pool.submit(context().run, for_threads(fetch), info) for info in missing]
+        try:
+            for done in running:
+                done.result()
+                progress.advance()
+        finally:
+            for each in running:
+                each.cancel()
+
+
+def _check(folder: Path, original: Workspace) -> None:
+    """Open every table and manifest of the version. Raises CorruptFile, StorageError."""
+    copied = Workspace.open(str(folder))
+    for entity, _ in copied.sources():
+        copied.manifest(entity).check()
+    for tenant in copied.tenants() if copied.config.fingerprint is not None else ():
+        table = copied.lines(tenant)
+        if table.exists():
+            table.count()
+
+
+@contextmanager
+def _alone(copy: WorkspaceCopy) -> Iterator[None]:
+    with (copy.versions / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LeaseHeld("Another process pulls into this copy", str(copy.place), "Wait for it.") from None
+        yield

@@ -1,0 +1,117 @@
+"""A copy of a workspace on the local disk, which follows the original from version to version (decision 0011).
+
+``place`` is a symbolic link to a folder beside it, ``.{name}.versions/{id}``, with the files of one version. A newer
+version is completed in a folder of its own, shares unchanged files by hard links, and is switched to by replacing the
+link: readers see one version or the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from driftline.storage.errors import StorageError, UsageError
+from driftline.storage.ids import new_ulid
+from driftline.storage.layout import CONFIG, COPY_RECORD
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.records import FORMAT_VERSION, read_record
+
+KEPT_VERSIONS = 2
+"""The current version, and the one before it, which readers may still have open."""
+
+
+class CopyRecord(BaseModel):
+    """``_copy.json`` of a copy: its ``origin``, when it was pulled, and the size and version of each of its files."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    origin: str
+    workspace_id: str
+    pulled: datetime
+    files: dict[str, tuple[int, str]]
+
+
+def read_copy_record(objects: ObjectStore) -> CopyRecord | None:
+    """The record of a copy; None for an original. Raises CorruptFile, WorkspaceTooNew."""
+    return read_record(objects, COPY_RECORD, CopyRecord) if objects.is_local else None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceCopy:
+    """The copy at ``place``, which need not exist yet."""
+
+    place: Path
+
+    @property
+    def versions(self) -> Path:
+        return self.place.parent / f".{self.place.name}.versions"
+
+    @property
+    def partial(self) -> Path:
+        """The version that is being completed; what an interrupted pull has left in it is used by the next one."""
+        return self.versions / "partial"
+
+    @property
+    def current(self) -> Path | None:
+        """The folder of the current version, if there is one."""
+        return self.place.resolve() if self.place.is_symlink() and self.place.exists() else None
+
+    def check_place(self) -> None:
+        """Raises UsageError if something else lies at ``place``."""
+        if os.path.lexists(self.place) and not self.place.is_symlink():
+            empty = self.place.is_dir() and not any(self.place.iterdir())
+            if not empty:
+                raise UsageError("Something else lies there", str(self.place), "Name a new folder for the copy.")
+            self.place.rmdir()
+        if self.current is not None and self.record() is None:
+            raise UsageError("The link does not lead to a copy", str(self.place), "Name a new folder for the copy.")
+
+    def record(self) -> CopyRecord | None:
+        """The record of the current version. Raises CorruptFile, WorkspaceTooNew."""
+        current = self.current
+        return read_copy_record(ObjectStore.open(str(current))) if current is not None else None
+
+    def reuse(self, known: Mapping[str, tuple[int, str]], wanted: Mapping[str, tuple[int, str]]) -> set[str]:
+        """Link the files of the current version that ``wanted`` has, too, into the partial one; returns them.
+
+        Files are equal if their size and version are. Files in the partial version that nobody wants are removed.
+        """
+        current = self.current
+        for folder, _, names in os.walk(self.partial):
+            for left in (Path(folder, name) for name in names):
+                if left.relative_to(self.partial).as_posix() not in wanted:
+                    left.unlink()
+        found: set[str] = set()
+        for path, identity in wanted.items():
+            target = self.partial / path
+            if current is None or known.get(path) != identity or target.exists():
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # somebody has deleted it from the copy
+                os.link(current / path, target)
+                found.add(path)
+        return found
+
+    def switch(self, record: CopyRecord) -> Path:
+        """Make the partial version the current one, and delete all but KEPT_VERSIONS. Raises StorageError."""
+        try:
+            (self.partial / COPY_RECORD).write_text(record.model_dump_json(indent=1))
+            target = self.versions / new_ulid()
+            self.partial.rename(target)
+            link = self.versions / f"{target.name}.link"
+            link.symlink_to(os.path.relpath(target, self.place.parent))
+            os.replace(link, self.place)
+        except OSError as error:
+            raise StorageError(f"The copy cannot be switched ({error.strerror})", str(self.place)) from error
+        names = sorted(entry.name for entry in self.versions.iterdir() if (entry / CONFIG).exists())
+        for name in names[:-KEPT_VERSIONS]:
+            shutil.rmtree(self.versions / name, ignore_errors=True)
+        return target
