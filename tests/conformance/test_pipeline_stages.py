@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import driftline as dl
+from driftline.flows.runs import source_run
 from driftline.storage.objects.store import ObjectStore
-from driftline.tasks.search.grep import open_embedder
+from driftline.tasks.scanning.scan import plan_partitions
 from tests.conformance.search_places import ROOT, pages, plant, without_variables
 from tests.conformance.table import criterion
 from tests.servers.prefect_server import PrefectServer
@@ -110,14 +111,25 @@ def test_stages_are_tried_again(flow_run: dict[str, Any]) -> None:
 
 
 @criterion("pipeline", "1", "the state of a large local tree is computed in parallel on Dask")
-def test_the_state_of_a_local_tree_is_computed_in_parallel(tmp_path: Path, tiny_model: Path) -> None:
-    """The seconds that workers take to scan then stand among those of the workers."""
+def test_the_state_of_a_local_tree_is_computed_in_parallel(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several parts, whose seconds stand among those of the workers."""
+    parts: list[int] = []
+
+    def plan(*arguments: Any) -> Any:
+        planned = plan_partitions(*arguments)
+        parts.append(len(planned))
+        return planned
+
+    monkeypatch.setattr(source_run, "plan_partitions", plan)
     for folder in range(40):
         plant(tmp_path / "tree" / f"{folder:02}", {f"{n:03}.txt": "" for n in range(150)})
     given: dict[str, Any] = {"workspace": str(tmp_path / "ws"), "model": str(tiny_model), "dry_run": True}
     report = dl.index(str(tmp_path / "tree"), executor="local", workers=2, **given)
     (source,) = report.to_dict()["sources"]
     assert source["new"] == 6_000
+    assert parts[0] > 1
     assert "scan" in source["worker_phases"], source["worker_phases"]
 
 
@@ -149,20 +161,6 @@ def test_sources_in_other_clouds_are_read(
     bucket.create("c.txt", b"action\n")
     (again,) = dl.index(uri, **given).to_dict()["sources"]
     assert (again["new"], again["changed"], again["unchanged"]) == (1, 0, 2)
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A workspace with 600 lines, a vector index, and 300 entries of memory."""
-    place = tmp_path_factory.mktemp("lancedb")
-    words = ("parser", "group", "action", "option", "value", "prefix")
-    files = {f"{n}.txt": f"{words[n % 6]} {n}\n" * 2 for n in range(300)}
-    dl.index(str(plant(place / "tree", files)), workspace=str(place / "ws"), model=str(tiny_model))
-    embedder = open_embedder(str(tiny_model))
-    with dl.MemoryStore(str(place / "ws"), embedder=lambda: embedder) as store:
-        items = [dl.MemoryItem(f"entry {n}", f"{words[n % 6]} {n}", "org:default") for n in range(300)]
-        store.store_many(items)
-    return place / "ws"
 
 
 @criterion("pipeline", "2", "a recipe shows how, and says what LanceDB cannot use")
