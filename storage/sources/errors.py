@@ -1,13 +1,14 @@
 """Translates the exceptions of source file systems into Driftline's errors.
 
 The exceptions of fsspec's file systems come from their SDKs and share no base class. ``source`` therefore catches
-every ``Exception`` of a call into fsspec and raises what ``translate`` returns.
+every ``Exception`` of a call into fsspec and passes it to ``raise_translated``.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
+from typing import NoReturn
 
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, StorageError
 from driftline.storage.objects import clock_skew
@@ -40,6 +41,13 @@ def translate(error: BaseException, where: str, what: str = "Reading failed") ->
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
         return ObjectNotFound("Symbolic links are not followed", where)
     return StorageError(what, where, _one_line(error))
+
+
+def raise_translated(error: BaseException, where: str, what: str = "Reading failed") -> NoReturn:
+    """Raise what ``translate`` makes of ``error``, because of it; a DriftlineError as it is, not because of itself."""
+    if isinstance(error, DriftlineError):
+        raise error
+    raise translate(error, where, what) from error
 
 
 def _http_status(error: BaseException) -> int | None:

@@ -29,7 +29,7 @@ from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
 from driftline.storage.redaction import has_query, may_hold_secret
 from driftline.storage.sources.beneath import Beneath
-from driftline.storage.sources.errors import translate
+from driftline.storage.sources.errors import raise_translated, translate
 from driftline.storage.sources.file_info import FileInfo
 from driftline.storage.sources.local_tree import list_folder, read_file, stat_file
 
@@ -122,7 +122,7 @@ class Source:
         try:
             page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=below, Delimiter="/")
         except Exception as error:  # the exceptions of SDKs have no common base (sources/errors.py)
-            raise translate(error, f"{self.uri}/{prefix}", "Listing failed") from error
+            raise_translated(error, f"{self.uri}/{prefix}", "Listing failed")
         paths = (self._relative({"name": f"{bucket}/{entry['Prefix']}"}) for entry in page.get("CommonPrefixes", ()))
         return [path for path in paths if path], len(page.get("Contents", ())) > 0, not page["IsTruncated"]
 
@@ -138,7 +138,7 @@ class Source:
         try:
             return bytes(self._fs.cat_file(self._key(path)))
         except Exception as error:
-            raise translate(error, f"{self.uri}/{path}") from error
+            raise_translated(error, f"{self.uri}/{path}")
 
     def read_many(self, paths: Sequence[str]) -> Sequence[bytes | DriftlineError]:
         """The bytes of each file, or its error, in the order of ``paths``; read concurrently where the store allows."""
@@ -148,7 +148,7 @@ class Source:
             # Not fs.cat(): it expands "*" and "[" in keys as globs.
             results = self._fs.cat_ranges([self._key(path) for path in paths], None, None, on_error="return")
         except Exception as error:
-            raise translate(error, self.uri) from error
+            raise_translated(error, self.uri)
         return [
             translate(result, f"{self.uri}/{path}") if isinstance(result, BaseException) else bytes(result)
             for path, result in zip(paths, results, strict=True)
@@ -165,7 +165,7 @@ class Source:
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise translate(error, f"{self.uri}/{path}") from error
+            raise_translated(error, f"{self.uri}/{path}")
         return self._info(entry, path) if entry["type"] == "file" else None
 
     def _read_or_error(self, path: str) -> bytes | DriftlineError:
@@ -182,7 +182,7 @@ class Source:
             if self.uri.startswith("az://") and not entries and not self._bucket_exists():
                 raise FileNotFoundError(self.uri)
         except Exception as error:
-            raise translate(error, f"{self.uri}/{prefix}", "Listing failed") from error
+            raise_translated(error, f"{self.uri}/{prefix}", "Listing failed")
         for entry in entries.values() if isinstance(entries, Mapping) else ():
             path = self._relative(entry)
             if path and path.startswith(prefix) and not path.endswith("/"):
@@ -205,10 +205,10 @@ class Source:
         except FileNotFoundError as error:
             # An empty prefix is valid; a missing bucket is an error.
             if self.uri.partition("://")[0] in _FLAT and not self._bucket_exists():
-                raise translate(error, self.uri, "Listing failed") from error
+                raise_translated(error, self.uri, "Listing failed")
             return []
         except Exception as error:
-            raise translate(error, f"{self.uri}/{prefix}", "Listing failed") from error
+            raise_translated(error, f"{self.uri}/{prefix}", "Listing failed")
 
     def _bucket_exists(self) -> bool:
         return bool(self._fs.exists(self._root.partition("/")[0]))
@@ -224,7 +224,7 @@ class Source:
             try:
                 entry = self._fs.info(entry["name"])
             except Exception as error:
-                raise translate(error, f"{self.uri}/{path}") from error
+                raise_translated(error, f"{self.uri}/{path}")
         etag = next((str(entry[key]) for key in _ETAG_KEYS if entry.get(key)), "")
         mtime = next((entry[key] for key in _MTIME_KEYS if entry.get(key)), None)
         return FileInfo(path, int(entry.get("size") or 0), _nanoseconds(mtime), etag.strip('"'))
@@ -335,7 +335,7 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         if "::" not in uri:
             watch(fs, uri.partition("://")[0])
     except Exception as error:
-        raise translate(error, uri, "The source cannot be opened") from error
+        raise_translated(error, uri, "The source cannot be opened")
     return fs, str(root).rstrip("/") or str(root)[:1]
 
 

@@ -1,0 +1,19 @@
+"""Errors of source file systems are translated once."""
+
+from __future__ import annotations
+
+import pytest
+
+from driftline.storage.errors import StorageError
+from driftline.storage.sources.errors import raise_translated
+
+
+def test_an_error_is_never_its_own_cause() -> None:
+    known = StorageError("The source cannot be opened", "ftp://host/docs")
+    with pytest.raises(StorageError) as raised:
+        raise_translated(known, "ftp://host/docs", "Listing failed")
+    assert raised.value is known
+    assert known.__cause__ is None
+    with pytest.raises(StorageError) as raised:
+        raise_translated(ConnectionRefusedError("refused"), "ftp://host/docs", "Listing failed")
+    assert isinstance(raised.value.__cause__, ConnectionRefusedError)
