@@ -69,7 +69,7 @@ conformance: $(DEVELOPMENT) servers ## the tests of the specification, and the t
 lowest: $(DEVELOPMENT) ## index, search and unit tests with the lowest versions that pyproject.toml allows
 	$(BIN)/python .ci/run_uv.py venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	$(BIN)/python .ci/run_uv.py pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
-		--editable '.[mcp,postgres]'
+		--editable '.[mcp,postgres,s3]'
 	$(BIN)/python .ci/run_uv.py pip install --quiet --python $(LOWEST)/bin/python $(LOWEST_TOOLS)
 	PATH="$(abspath $(LOWEST)/bin):$$PATH" $(LOWEST)/bin/python $(PYTEST) tests/unit tests/integration/test_cli_index.py \
 		--ignore tests/unit/test_house.py $(ARGS)
