@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {
     "CHANGELOG.md": "operate/changelog.md",
     "CONTRIBUTING.md": "how-it-works/contributing.md",
+    "SECURITY.md": "how-it-works/security-policy.md",
     "tests/benchmarks/RESULTS.md": "benchmarks/results.md",
 }
 """Pages of the site that lie elsewhere in the repository, and their places in the site."""
