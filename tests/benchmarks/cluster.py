@@ -1,0 +1,197 @@
+"""What each process of a Dask cluster does in a first run, and from it the time with up to 256 workers.
+
+    .venv/bin/python tests/benchmarks/cluster.py
+
+A scheduler and workers with one thread each run as processes of their own on loopback, the run is their client. All
+figures are CPU seconds, also those of phases, since the processes share the cores of one host. Computed times assume a
+core for each process: a fixed part, and then the busiest of the coordinator, the scheduler and the workers, which
+overlap. Stores that take no more requests, and networks, are not part of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import corpus
+import measure
+import psutil
+
+MAX_COORDINATOR_SHARE = 0.08
+MIN_GAIN_OF_TWO = 1.8
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+START_SECONDS = 60
+OBSTACLE = "CPU: two workers, the scheduler and the coordinator share two cores"
+
+_HERE = Path(__file__).parent
+_COMMAND = (
+    sys.executable,
+    "-c",
+    f"import sys; sys.path.insert(0, {str(_HERE)!r}); import cpu_clock; "
+    "from driftline.flows.commands.main import command_line; sys.exit(command_line())",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A first run on a cluster: its wall-clock ``seconds``, and CPU seconds by process and by phase."""
+
+    seconds: float
+    coordinator: float
+    scheduler: float
+    workers: float
+    coordinator_phases: Mapping[str, float]
+    worker_phases: Mapping[str, float]
+
+    @property
+    def whole(self) -> float:
+        """CPU seconds of all processes."""
+        return self.coordinator + self.scheduler + self.workers
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A scheduler at ``address`` and the processes of its workers."""
+
+    address: str
+    scheduler: psutil.Process
+    workers: tuple[psutil.Process, ...]
+
+    def cpu_seconds(self) -> tuple[float, float]:
+        """CPU seconds of the scheduler and of all workers until now."""
+        return _cpu_seconds(self.scheduler), sum(map(_cpu_seconds, self.workers))
+
+
+def main() -> int:
+    options = measure.begin(__doc__, lines=4_000_000)
+    verdict = measure.Verdict(options.small)
+    tree = corpus.packages(2_000 if options.small else options.lines)
+    print(tree)
+    runs: dict[int, Run] = {}
+    for count in (1, 2):
+        with measure.scratch() as folder, cluster(folder, count) as started:
+            runs[count] = first_run(started, tree.path, folder / "workspace")
+        _show(count, runs[count])
+    with measure.scratch() as folder, cluster(folder, 1) as started:
+        unindexed = first_run(started, tree.path, folder / "workspace", "--indexes", "none")
+    building = runs[1].workers - unindexed.workers
+    print(f"  of it to build the indexes, on the workers: {building:.1f} s, {building / runs[1].workers:.0%}")
+    fixed = _fixed_seconds()
+    _compute(runs[2], fixed)
+    two = runs[2]
+    verdict.at_most(
+        "CPU of the coordinator in a first run, of all", two.coordinator / two.whole, MAX_COORDINATOR_SHARE, ""
+    )
+    verdict.at_least(
+        "first run with two workers, over one", runs[1].seconds / two.seconds, MIN_GAIN_OF_TWO, obstacle=OBSTACLE
+    )
+    return verdict.exit_code
+
+
+def first_run(cluster: Cluster, tree: Path, workspace: Path, *options: str) -> Run:
+    """Index ``tree`` into a new workspace, as a client of ``cluster``."""
+    before = cluster.cpu_seconds()
+    command = [*_COMMAND, "index", str(tree), "--workspace", str(workspace), "--executor", cluster.address, "--json"]
+    result = measure.run([*command, *options])
+    scheduler, workers = (after - start for after, start in zip(cluster.cpu_seconds(), before, strict=True))
+    report = json.loads(result.output)
+    (source,) = report["sources"]
+    phases = {**report["phases"], **source["phases"]}
+    return Run(result.seconds, result.cpu_seconds, scheduler, workers, phases, report["worker_phases"])
+
+
+@contextmanager
+def cluster(folder: Path, workers: int) -> Iterator[Cluster]:
+    """A scheduler and ``workers`` workers with one thread each; all end with the block."""
+    file = folder / "scheduler.json"
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        processes.append(_dask("scheduler", file, "--port", "0", "--no-dashboard"))
+        own = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", str(_HERE / "cpu_clock.py"))
+        processes += [_dask("worker", file, *own, "--local-directory", str(folder)) for _ in range(workers)]
+        address = _ready_address(file, workers)
+        scheduler, *others = (psutil.Process(process.pid) for process in processes)
+        yield Cluster(address, scheduler, tuple(others))
+    finally:
+        for process in reversed(processes):
+            process.kill()
+            process.wait()
+
+
+def _dask(role: str, file: Path, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "dask", role, "--host", "127.0.0.1", "--scheduler-file", str(file), *options]
+    paths = (str(_HERE), os.environ.get("PYTHONPATH"))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+
+
+def _ready_address(file: Path, workers: int) -> str:
+    """The address of the scheduler that writes ``file``, once all workers have joined it."""
+    from distributed import Client
+
+    deadline = time.monotonic() + START_SECONDS
+    while not file.is_file():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"The scheduler has not started after {START_SECONDS} s")
+        time.sleep(0.05)
+    with Client(scheduler_file=str(file)) as client:
+        client.wait_for_workers(workers, timeout=START_SECONDS)
+        return str(client.scheduler.address)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _fixed_seconds() -> float:
+    """The wall-clock seconds of a run over next to nothing on a warm cluster: start, leases, publication, ledger."""
+    tree = corpus.packages(2_000)
+    with measure.scratch() as folder, cluster(folder, 1) as started:
+        first_run(started, tree.path, folder / "warm")
+        return first_run(started, tree.path, folder / "workspace").seconds
+
+
+def _show(workers: int, run: Run) -> None:
+    print(f"  {workers} worker{'s'[: workers > 1]}: {run.seconds:.1f} s")
+    for name, seconds, phases in (
+        ("coordinator", run.coordinator, run.coordinator_phases),
+        ("scheduler", run.scheduler, {}),
+        ("workers", run.workers, run.worker_phases),
+    ):
+        told = ", ".join(f"{phase} {spent:.2f}" for phase, spent in phases.items() if spent >= 0.005)
+        print(f"    {name:12} {seconds:7.2f} CPU s {seconds / run.whole:6.1%}  {told}", flush=True)
+
+
+def _compute(run: Run, fixed: float) -> None:
+    """Print and plot the computed time of ``run`` with more workers, and what limits it then."""
+    print(f"  computed from the run with two workers, and {fixed:.2f} s of start and end:")
+    print(f"  {'workers':>9} {'s':>7} {'gain':>6}  limited by")
+    gains: dict[str, float] = {}
+    alone = _computed(run, fixed, 1)[0]
+    for count in WORKERS:
+        seconds, limit = _computed(run, fixed, count)
+        gains[f"{count} workers"] = alone / seconds
+        print(f"  {count:9} {seconds:7.1f} {alone / seconds:6.1f}  {limit}", flush=True)
+    measure.bars("Computed gain of more workers over one, one source", "x", gains)
+
+
+def _computed(run: Run, fixed: float, workers: int) -> tuple[float, str]:
+    seconds, limit = max(
+        (run.workers / workers, "the workers"), (run.coordinator, "the coordinator"), (run.scheduler, "the scheduler")
+    )
+    return fixed + seconds, limit if seconds > fixed else "start and end"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stderr}")
