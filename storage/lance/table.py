@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,6 +29,8 @@ VECTOR_TYPE = pa.float16()
 INDEX_CACHE_BYTES = 2 * 2**30
 """A vector index takes 46 bytes per line; searches are ten times faster with the index in memory."""
 METADATA_CACHE_BYTES = 256 * 2**20
+READS_AT_ONCE = 256
+"""Reads of a bucket that Lance makes side by side. With its default of 64, a search reads its candidates in rounds."""
 _ADDRESS_BITS = 32
 AGAIN = "Run it again."
 
@@ -47,6 +50,7 @@ class LanceTable:
         self.path = table_path(tenant, self.KIND, fingerprint)
         self.uri = objects.lance_uri(self.path)
         self.options = objects.lance_options
+        self.is_local = objects.is_local
         self._objects = objects
 
     def exists(self) -> bool:
@@ -61,6 +65,8 @@ class LanceTable:
         """
         import lance
 
+        if not self.is_local:
+            allow_parallel_reads()
         try:
             session = _session() if cached else None
             return persistently(lambda: lance.dataset(self.uri, version, storage_options=self.options, session=session))
@@ -166,6 +172,11 @@ class LanceTable:
         import lance
 
         lance.LanceDataset.commit(self.uri, transaction, storage_options=self.options)
+
+
+def allow_parallel_reads() -> None:
+    """Let Lance read a bucket with READS_AT_ONCE, unless the environment says otherwise."""
+    os.environ.setdefault("LANCE_IO_THREADS", str(READS_AT_ONCE))
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_args
@@ -15,16 +16,18 @@ from numpy.typing import NDArray
 
 from driftline.storage.errors import UsageError
 from driftline.storage.lance.damage import with_indexes
+from driftline.storage.lance.table import quote
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
-from driftline.storage.lines.indexes import TEXT_COLUMN
+from driftline.storage.lines.indexes import TEXT, TEXT_COLUMN
+from driftline.storage.lines.read_ahead import read_ahead
 from driftline.storage.lines.table import LineTable, no_lines
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-__all__ = ["LineFilter", "LineQuery", "Strategy", "matching_blocks", "nearest_lines"]
+__all__ = ["LineFilter", "LineQuery", "Passage", "Strategy", "matching_blocks", "nearest_lines"]
 
 EXACT_SEARCH_SHARE = 1 / 32
 """Maximum share of all lines that are compared exactly, even if they are more than EXACT_SEARCH_ROWS."""
@@ -34,6 +37,22 @@ BLOCK_COLUMNS = ("entity", "path", "line_number", "hash", TEXT_COLUMN)
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
 """The sources of each version that this process has searched; versions are immutable."""
 _MAX_VERSIONS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Lines of a document, 0-based, both ends included."""
+
+    entity: str
+    path: str
+    first: int
+    last: int
+
+    @property
+    def sql(self) -> str:
+        """The filter of Lance for these lines."""
+        document = f"entity = {quote(self.entity)} AND path = {quote(self.path)}"
+        return f"({document} AND line_number BETWEEN {self.first} AND {self.last})"
 
 
 @dataclass(frozen=True)
@@ -60,9 +79,26 @@ class LineQuery:
     def dataset(self) -> LanceDataset:
         return self.table.open(self.version, cached=True)
 
-    def open(self) -> None:
-        """Open the table now rather than on first use."""
-        _ = self.dataset
+    def open(self, *, words: bool = False, meaning: bool = False) -> None:
+        """Open the table now rather than on first use.
+
+        Of a table in a bucket, it reads ahead what searches for ``words`` and by ``meaning`` need, side by side.
+        """
+        dataset = self.dataset
+        if self.table.is_local:
+            return
+        with ThreadPoolExecutor(3) as pool:
+            reads: list[Future[Any]] = [pool.submit(lambda: self._sources)]
+            if words:
+                reads.append(pool.submit(read_ahead, dataset, (TEXT,), self.table.TITLE))
+            if meaning:
+                reads.append(pool.submit(self._read_vectors_ahead))
+            for read in reads:
+                read.result()
+
+    def _read_vectors_ahead(self) -> None:
+        if self.index is not None:
+            read_ahead(self.dataset, (VECTOR,), self.table.TITLE)
 
     @cached_property
     def sql(self) -> str | None:
@@ -226,6 +262,11 @@ class LineQuery:
             return self._blocks_afterwards(search, limit)
         rows = self._read([*BLOCK_COLUMNS, "_score"], full_text_query=search, prefilter=True, limit=limit)
         return rows.rename_columns([*BLOCK_COLUMNS, "bm25"])
+
+    def passages(self, wanted: Sequence[Passage]) -> pa.Table:
+        """The lines of passages in this table: ``entity``, ``path``, ``line_number`` and ``text``, unordered."""
+        where = " OR ".join(each.sql for each in wanted)
+        return self._scanned(["entity", "path", "line_number", "text"], filter=where)
 
     def _blocks_afterwards(self, search: Any, limit: int) -> pa.Table:
         """As ``blocks``, but the filter applies to what a search of all blocks has found, until enough are left."""

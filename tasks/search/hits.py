@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.lance.table import quote
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.freshness import Read, is_unchanged, judge_read
@@ -50,14 +48,24 @@ class Hit:
 
 
 def hits(
-    workspace: Workspace, windows: Sequence[Window], n_lines: int, records: SourceRecords, calibration: Calibration
+    workspace: Workspace,
+    tables: Sequence[LineQuery],
+    windows: Sequence[Window],
+    n_lines: int,
+    records: SourceRecords,
+    calibration: Calibration,
 ) -> Iterator[Hit]:
-    """``windows``, best first, with their text and ``n_lines`` of context on each side."""
+    """``windows``, best first, which were found in ``tables``, with their text and ``n_lines`` of context on each side.
+
+    The context is of the index where the document has changed or cannot be read.
+    """
     read = _read(workspace, windows, records, context=n_lines > 0)
     unchanged_text = cache(_unchanged_text)  # several windows may be of one document
-    for rank, window in enumerate(windows, start=1):
-        document = read.get((window.entity, window.path))
-        text = unchanged_text(document, window.hash)
+    documents = [read.get((window.entity, window.path)) for window in windows]
+    texts = [unchanged_text(document, window.hash) for document, window in zip(documents, windows, strict=True)]
+    lacking = [window for window, text in zip(windows, texts, strict=True) if n_lines and text is None]
+    indexed = _indexed(tables, lacking, n_lines)
+    for rank, (window, document, text) in enumerate(zip(windows, documents, texts, strict=True), start=1):
         unchanged = text is not None
         start, end = max(0, window.first - n_lines), window.last + n_lines
         if not n_lines:
@@ -65,7 +73,9 @@ def hits(
         elif text is not None:
             context = lines_between(text, start, end)
         else:
-            context = _indexed_lines(workspace, window, start, end)
+            known = indexed[window.entity, window.path]  # without lines that have no letter or digit: those are empty
+            end = min(end, max((number for number in known if number <= end), default=window.last))
+            context = [known.get(number, "") for number in range(start, end + 1)]
         judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged)
         yield Hit(
             path=window.path,
@@ -120,14 +130,15 @@ def _read(
     return found
 
 
-def _indexed_lines(workspace: Workspace, window: Window, start: int, end: int) -> list[str]:
-    """Lines ``start`` to ``end`` from the index, which leaves out lines without a letter or digit: those are empty."""
-    entity = Entity.parse(window.entity, workspace.config.hierarchy)
-    table: LineTable = workspace.lines(entity)
-    where = f"entity = {quote(window.entity)} AND path = {quote(window.path)} AND line_number BETWEEN {start} AND {end}"
-    known = {
-        row["line_number"]: row["text"]
-        for batch in table.rows(["line_number", "text"], where)
-        for row in batch.to_pylist()
-    }
-    return [known.get(number, "") for number in range(start, max(known, default=window.last) + 1)]
+def _indexed(
+    tables: Sequence[LineQuery], windows: Sequence[Window], n_lines: int
+) -> dict[tuple[str, str], dict[int, str]]:
+    """The indexed lines of ``windows`` and around them, by document and line number."""
+    passages = [
+        Passage(window.entity, window.path, max(0, window.first - n_lines), window.last + n_lines) for window in windows
+    ]
+    found: dict[tuple[str, str], dict[int, str]] = {(window.entity, window.path): {} for window in windows}
+    for table in tables if passages else ():
+        for row in table.passages(passages).to_pylist():
+            found[row["entity"], row["path"]][row["line_number"]] = row["text"]
+    return found

@@ -10,10 +10,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import DriftlineError, UsageError
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.queries import LineQuery
@@ -36,8 +37,13 @@ FETCH_FACTOR = 3
 CANDIDATE_BLOCKS = 100
 CANDIDATE_LINES = 30
 """Blocks found by words and lines found by meaning among which a hybrid search chooses; more if results are lacking."""
+MAX_TENANTS_AT_ONCE = 8
+"""Tables opened side by side, each of which waits for a bucket."""
 MAX_BLOCKS = 6_400
 """So many blocks hold all the words that a search for many results can judge."""
+
+_TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
+"""The tenants that the last search of each bucket found."""
 
 Mode = Literal["hybrid", "vector", "text"]
 """By words and meaning, by meaning alone (the cosine of single lines), by words alone."""
@@ -105,7 +111,7 @@ def search(
         return nothing
     with explanation.timed("open"):
         model = ModelRef(config.model, config.fingerprint, config.dim)
-        queries, embedder = _open(workspace, model, where, strategy, fallback_threshold)
+        queries, embedder = _open(workspace, model, mode, where, (strategy, fallback_threshold))
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
         return nothing
@@ -114,23 +120,38 @@ def search(
     records = SourceRecords(workspace)
     windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), top_k, records)
     with explanation.timed("context"):
-        results = tuple(hits(workspace, windows, n_lines, records, calibration))
+        results = tuple(hits(workspace, queries, windows, n_lines, records, calibration))
     if explain:
         _count(explanation, queries)
     return SearchReport(query, results, explanation if explain else None)
 
 
 def _open(
-    workspace: Workspace, model: ModelRef, where: LineFilter | None, strategy: Strategy, fallback_threshold: float
+    workspace: Workspace, model: ModelRef, mode: Mode, where: LineFilter | None, filtering: tuple[Strategy, float]
 ) -> tuple[list[LineQuery], Embedder]:
     """A query over the table of each tenant that has one, opened, and the embedder, which loads meanwhile."""
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1 + MAX_TENANTS_AT_ONCE) as pool:
         loading = pool.submit(load_embedder, model)
         where = relative_to_sources(workspace, where) if where else None
-        tables = [table for tenant in workspace.tenants() if (table := workspace.lines(tenant)).exists()]
-        queries = [LineQuery(table, where, strategy, fallback_threshold) for table in tables]
-        for query in queries:
-            query.open()
+
+        def opened(tenant: Entity) -> LineQuery | None:
+            query = LineQuery(workspace.lines(tenant), where, *filtering)
+            try:
+                query.open(words=mode != "vector", meaning=mode != "text")
+            except DriftlineError:
+                if query.table.exists():
+                    raise
+                return None
+            return query
+
+        # Those of the last search are opened while a bucket is asked which there are now.
+        at = workspace.objects.uri
+        opening = {tenant: pool.submit(opened, tenant) for tenant in _TENANTS.get(at, ())}
+        tenants = workspace.tenants()
+        if not workspace.objects.is_local:
+            _TENANTS[at] = tenants
+        opening |= {tenant: pool.submit(opened, tenant) for tenant in tenants if tenant not in opening}
+        queries = [query for tenant in tenants if (query := opening[tenant].result()) is not None]
         return queries, loading.result()
 
 

@@ -36,6 +36,8 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "incremental": (),
     "embedding": (),
     "memory": (),
+    "bucket": (),
+    "cluster": (),
     "dask_scale": (),
     "many_sources": (),
     "store_requests": (),

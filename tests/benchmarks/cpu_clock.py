@@ -9,4 +9,4 @@ import time
 
 from driftline.tasks.stopwatch import Stopwatch
 
-Stopwatch.__init__.__defaults__ = (time.process_time,)  # type: ignore[attr-defined]
+Stopwatch.__init__.__defaults__ = (time.process_time,)

@@ -1,0 +1,82 @@
+"""What a search of a bucket asks of it: few requests, side by side, whatever has become of the documents."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import driftline as dl
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.query import SearchReport, search
+from tests.servers.delaying import DelayingProxy, Exchange, delaying, rounds
+from tests.servers.s3_server import S3Server
+from tests.support.oracle import WORDS, save_tiny_model
+
+DELAY_SECONDS = 0.2
+"""Long beside what a busy host takes between two requests that a search sends side by side."""
+FILES, LINES = 150, 200
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    dice = random.Random(3)
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    for number in range(FILES):
+        lines = (" ".join(dice.choices(WORDS, k=6)) for _ in range(LINES))
+        (folder / f"{number}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def workspace(s3_bucket: str, tree: Path, tmp_path: Path) -> str:
+    """An index of more lines than are compared one by one, in a bucket."""
+    dl.index(str(tree), workspace=s3_bucket, model=str(save_tiny_model(tmp_path / "model")))
+    return s3_bucket
+
+
+@pytest.fixture
+def proxy(s3_environment: S3Server, workspace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[DelayingProxy]:
+    with delaying(s3_environment.endpoint, 0) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
+
+
+def asked(proxy: DelayingProxy, workspace: Workspace, query: str) -> tuple[SearchReport, list[Exchange]]:
+    proxy.take()
+    return search(workspace, query, n_lines=2), proxy.take()
+
+
+def test_a_warm_search_takes_few_rounds_even_if_the_documents_are_gone(
+    proxy: DelayingProxy, workspace: str, tree: Path
+) -> None:
+    opened = Workspace.open(workspace)
+    query = " ".join(WORDS[10:13])
+    first, cold = asked(proxy, opened, query)
+    proxy.delay_seconds = DELAY_SECONDS
+    again, warm = asked(proxy, opened, query)
+    shutil.rmtree(tree)
+    gone, alone = asked(proxy, opened, query)
+
+    assert first.results == again.results
+    assert [hit.context for hit in gone.results] == [hit.context for hit in again.results]
+    assert len(gone.results) == 10 and {len(hit.context) >= 5 for hit in gone.results} == {True}
+    assert len(cold) <= 200
+    assert rounds(warm) <= 8
+    assert rounds(alone) <= rounds(warm) + 6  # the context of all hits is read at once
+
+
+def test_a_command_asks_for_each_range_once(proxy: DelayingProxy, workspace: str) -> None:
+    command = [str(Path(sys.executable).parent / "driftline"), "search", WORDS[7], "--workspace", workspace, "--json"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout)["results"]
+    indexes = [(each.path, each.range) for each in proxy.take() if "/_indices/" in each.path and each.range]
+    assert len(indexes) <= 80
+    assert len(indexes) == len(set(indexes))
