@@ -203,11 +203,14 @@ if not TYPE_CHECKING:  # type checkers would take every misspelled name for one 
         return sorted({*globals(), *__all__})
 
 
-def open(uri: str, storage_options: Mapping[str, Any] | None = None, sources: Sequence[str] = ()) -> Workspace:
+def open(
+    uri: str, storage_options: Mapping[str, Any] | None = None, sources: Sequence[str] = (), *, cache: bool = False
+) -> Workspace:
     """Open the workspace at a path or URI for reading; a plain name, such as ``notes``, is one below DRIFTLINE_HOME.
 
     A search looks at local sources, and at remote ones at or below the URIs ``sources``, to show lines as they are now:
-    what the workspace itself says of its sources contacts nobody.
+    what the workspace itself says of its sources contacts nobody. With ``cache``, a workspace in a bucket is opened in
+    a copy on this disk, which is brought up to date first and is read-only.
 
     Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied, UnknownScheme, MissingExtra, StorageError.
     """
@@ -215,7 +218,16 @@ def open(uri: str, storage_options: Mapping[str, Any] | None = None, sources: Se
     from driftline.storage.workspace.reach import Reach
     from driftline.storage.workspace.workspace import Workspace
 
-    return Workspace.open(workspace_named(uri), storage_options, Reach(tuple(uri.rstrip("/") for uri in sources)))
+    opened = Workspace.open(workspace_named(uri), storage_options, Reach(tuple(uri.rstrip("/") for uri in sources)))
+    if not cache:
+        return opened
+    import logging
+
+    from driftline.flows.config.search_settings import search_arguments
+    from driftline.flows.runs.cached_copy import open_copy
+
+    max_bytes = search_arguments({"cache_bytes": None})["cache_bytes"]
+    return open_copy(opened, max_bytes=max_bytes, warn=logging.getLogger(__name__).warning)
 
 
 def index(

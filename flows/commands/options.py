@@ -61,6 +61,14 @@ MinRelevanceOption = Annotated[
         "--min-relevance", min=0.0, max=1.0, help="Drop results nearer than fewer than this share of random lines."
     ),
 ]
+CacheOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--cache/--no-cache",
+        help="Keep a copy of a bucket's workspace on this disk, as new as the bucket, and search that.",
+        show_default="no",
+    ),
+]
 NLinesOption = Annotated[int, typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.")]
 WithinOption = Annotated[
     str | None,

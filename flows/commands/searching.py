@@ -13,6 +13,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, NOTHING_FOUND, app, show
 from driftline.flows.commands.options import (
+    CacheOption,
     ConfigOption,
     JsonOption,
     MaxDistanceOption,
@@ -23,6 +24,7 @@ from driftline.flows.commands.options import (
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.config.named_workspaces import named_workspace
 from driftline.flows.config.search_settings import search_arguments
+from driftline.flows.output.plain import warn
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
 
 if TYPE_CHECKING:
@@ -86,6 +88,7 @@ def search(
     strategy: StrategyOption = None,
     fallback_threshold: ThresholdOption = None,
     explain: ExplainOption = False,
+    cache: CacheOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -103,7 +106,9 @@ def search(
     from driftline.tasks.search.narrowing import narrowed
     from driftline.tasks.search.query import search as search_lines
 
-    opened = _open(target, given, config)
+    told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
+    arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
+    opened = _cached(_open(target, given, config), cache)
     where = narrowed(
         opened,
         paths=paths or None,
@@ -113,25 +118,28 @@ def search(
         entities=entities or None,
         also=(within,) if within else (),
     )
-    told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
-    arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
     started = time.monotonic()
-    report = search_lines(
-        opened,
-        query,
-        max_distance=max_distance,
-        min_relevance=min_relevance,
-        where=where,
-        explain=True,
-        **arguments,
-    )
+    limits = {"max_distance": max_distance, "min_relevance": min_relevance}
+    report = search_lines(opened, query, where=where, explain=True, **limits, **arguments)
     record_search(opened, report.explanation, time.monotonic() - started)
-    report = report if explain else replace(report, explanation=None)
-    show(report.to_dict(), as_json, partial(_print_hits, target))
+    shown = report if explain else replace(report, explanation=None)
+    show(shown.to_dict(), as_json, partial(_print_hits, opened))
     return DONE if report.results else NOTHING_FOUND
 
 
-def _print_hits(workspace: str, result: dict[str, Any]) -> None:
+def _cached(workspace: Workspace, given: bool | None) -> Workspace:
+    """The copy of a workspace in a bucket, brought up to date, if a copy is asked for."""
+    caching = search_arguments({"cache": given, "cache_bytes": None})
+    if not caching["cache"] or workspace.objects.is_local:
+        return workspace
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.runs.cached_copy import open_copy
+
+    with open_progress() as progress:
+        return open_copy(workspace, max_bytes=caching["cache_bytes"], warn=warn, progress=progress)
+
+
+def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
     from driftline.flows.output.terminal import print_explanation, print_search
 
     if "explanation" in result:
@@ -148,12 +156,11 @@ def _open(workspace: str, given: str | None = None, config: str | None = None) -
     return Workspace.open(workspace, options_for(workspace), reach_of(workspace, given, config))
 
 
-def _local_folders(workspace: str, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The folder of each local source that has hits, for links."""
     from driftline.flows.config.paths import local_path
     from driftline.storage.entities import Entity
 
-    opened = _open(workspace)
     folders: dict[str, str] = {}
     for entity in {hit["source"] for hit in hits}:
         record = opened.source(Entity.parse(entity, opened.config.hierarchy))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from driftline.flows.commands.app import DONE, app
-from driftline.flows.commands.options import WithinOption, WorkspaceOption
+from driftline.flows.commands.options import CacheOption, WithinOption, WorkspaceOption
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import warn
 from driftline.storage.errors import MissingExtra
@@ -22,13 +22,16 @@ def mcp(
         int, typer.Option(min=0, max=65535, help="Port of the http transport; 0 chooses a free one.")
     ] = 8765,
     within: WithinOption = None,
+    cache: CacheOption = None,
 ) -> int:
     """Serve the workspace to MCP clients: search_lines, read_context, index_status, search_memory."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.memory_settings import boundary_of, find_memory
     from driftline.flows.config.memory_upkeep import memory_of
     from driftline.flows.config.reach import reach_of
+    from driftline.flows.config.search_settings import search_arguments
     from driftline.flows.config.toml_file import options_for
+    from driftline.flows.runs.cached_copy import FollowedWorkspace
     from driftline.storage.workspace.workspace import Workspace
 
     try:
@@ -39,15 +42,18 @@ def mcp(
         fix = "Run: pip install 'driftline[mcp]'"
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
-    opened = Workspace.open(target, options_for(target), reach_of(target, workspace))
+    options, reach = options_for(target), reach_of(target, workspace)
+    opened = Workspace.open(target, options, reach)
     settings = memory_of(target)
     boundary = None if within is None else boundary_of(settings, within)
     memory = find_memory(settings, opened, boundary)
+    caching = search_arguments({"cache": cache, "cache_bytes": None})
+    newest = FollowedWorkspace(opened, caching["cache_bytes"], warn) if caching["cache"] else opened.reread
     try:
         if transport == "stdio":
-            serve_stdio(opened, memory, boundary)
+            serve_stdio(opened, memory, boundary, newest)
         else:
-            serve_http(opened, host, port, lambda url: warn(f"serving {url}"), memory, boundary)
+            serve_http(opened, host, port, lambda url: warn(f"serving {url}"), memory, boundary, newest)
     except KeyboardInterrupt:
         pass  # the usual way to stop it
     return DONE

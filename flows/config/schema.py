@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cronsim import CronSim, CronSimError
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.defaults import Strategy
@@ -78,6 +87,8 @@ class SearchTable(Table):
     top_k: NonNegativeInt | None = None
     n_lines: NonNegativeInt | None = None
     mode: Literal["hybrid", "vector", "text"] | None = None
+    cache: bool | None = None
+    cache_bytes: PositiveInt | None = None
 
 
 class File(Table):

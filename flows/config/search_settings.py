@@ -8,12 +8,15 @@ from typing import Any
 from driftline.flows.config.surroundings import Surroundings
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
 
+DEFAULT_CACHE_BYTES = 10 * 2**30
 DEFAULTS: Mapping[str, Any] = {
     "top_k": DEFAULT_TOP_K,
     "n_lines": DEFAULT_N_LINES,
     "mode": "hybrid",
     "strategy": "auto",
     "fallback_threshold": FALLBACK_THRESHOLD,
+    "cache": False,
+    "cache_bytes": DEFAULT_CACHE_BYTES,
 }
 
 

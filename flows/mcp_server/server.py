@@ -24,9 +24,12 @@ _MEMORY_INSTRUCTIONS = " Look up what was stored in memory with search_memory."
 
 
 def make_server(
-    workspace: Workspace, memory: Callable[[], MemoryStore] | None = None, within: Entity | None = None
+    workspace: Workspace,
+    memory: Callable[[], MemoryStore] | None = None,
+    within: Entity | None = None,
+    newest: Callable[[], Workspace] | None = None,
 ) -> MCPServer[Any]:
-    """The server of an open workspace, and of the memory store that ``memory`` opens.
+    """The server of a workspace, which ``newest`` opens for each call, and of the memory store that ``memory`` opens.
 
     With ``within`` it serves only lines at or below that entity; ``memory`` is bound by whoever opens it.
     """
@@ -34,7 +37,7 @@ def make_server(
     server: MCPServer[Any] = MCPServer(
         "driftline", instructions=instructions, version=version("driftline"), log_level="WARNING"
     )
-    lines = LineTools(workspace, within)
+    lines = LineTools(newest or workspace.reread, within)
     tools: list[Callable[..., Any]] = [lines.search_lines, lines.index_status, lines.read_context]
     if memory is not None:
         tools.append(MemoryTools(memory).search_memory)
@@ -45,10 +48,13 @@ def make_server(
 
 
 def serve_stdio(
-    workspace: Workspace, memory: Callable[[], MemoryStore] | None = None, within: Entity | None = None
+    workspace: Workspace,
+    memory: Callable[[], MemoryStore] | None = None,
+    within: Entity | None = None,
+    newest: Callable[[], Workspace] | None = None,
 ) -> None:
     """Serve one client over standard input and output until it closes them. An interrupt ends the process."""
-    server = make_server(workspace, memory, within)
+    server = make_server(workspace, memory, within, newest)
     # KeyboardInterrupt does not reach the thread in which the SDK reads, and there is nothing to finish.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -64,11 +70,12 @@ def serve_http(
     on_ready: Callable[[str], None],
     memory: Callable[[], MemoryStore] | None = None,
     within: Entity | None = None,
+    newest: Callable[[], Workspace] | None = None,
 ) -> None:
     """Serve over streamable HTTP until interrupted. Port 0 chooses a free port; ``on_ready`` receives the URL.
 
     Raises UsageError for an address that is in use, or that other machines can reach: there is no authentication.
     """
-    server = http_server(make_server(workspace, memory, within), host, port)
+    server = http_server(make_server(workspace, memory, within, newest), host, port)
     on_ready(server.url)
     server.run()

@@ -59,9 +59,9 @@ def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @dataclass(frozen=True, slots=True)
 class LineTools:
-    """Tools over the lines of a workspace, or of what is at or below ``within``; each call reads them anew."""
+    """Tools over the lines of a workspace, or of what is at or below ``within``; ``newest`` opens it for each call."""
 
-    workspace: Workspace
+    newest: Callable[[], Workspace]
     within: Entity | None = None
 
     def search_lines(
@@ -104,7 +104,7 @@ class LineTools:
             exts=tuple(exts) if exts else None,
             all_of=None if workspace_name is None else (named_workspace(workspace_name)[0],),
         )
-        workspace, started = self.workspace.reread(), time.monotonic()
+        workspace, started = self.newest(), time.monotonic()
         report = search(
             workspace,
             query,
@@ -123,7 +123,7 @@ class LineTools:
 
     def index_status(self) -> IndexStatus:
         """Show what is indexed: sources, documents, lines, and the model that embedded them."""
-        return answers.index_status(self.workspace.reread().stats(self.within))
+        return answers.index_status(self.newest().stats(self.within))
 
     def read_context(
         self,
@@ -135,7 +135,7 @@ class LineTools:
         ] = None,
     ) -> ContextAnswer:
         """Read an indexed document around a line. Only indexed documents can be read."""
-        opened = self.workspace.reread()
+        opened = self.newest()
         return answers.context_answer(
             read_excerpt(opened, path, line, n_lines=n_lines, source=source, within=self.within)
         )

@@ -7,25 +7,23 @@ continues with what was fetched.
 from __future__ import annotations
 
 import contextvars
-import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from driftline.flows.output.progress import NullProgress, Progress
-from driftline.storage.errors import LeaseHeld, ObjectNotFound, StorageError
+from driftline.storage.errors import ObjectNotFound, StorageError
 from driftline.storage.layout import CONFIG, SOURCE, Kind, parse_name
 from driftline.storage.objects.backend import ObjectInfo
 from driftline.storage.objects.request_counts import for_threads, tally
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import CopyRecord, WorkspaceCopy
-from driftline.storage.workspace.snapshot import files_of_newest_version
+from driftline.storage.workspace.snapshot import files_of_newest_version, heads_of_newest_version, is_head
 from driftline.storage.workspace.workspace import Workspace
 
 ATTEMPTS = 3
@@ -36,11 +34,17 @@ THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """The inputs of a pull: the URI of the original, and the folder of the copy."""
+    """The inputs of a pull: the URI of the original, and the folder of the copy.
+
+    ``admit`` is asked with the bytes that the pull is about to add to the disk, and raises to refuse them. With
+    ``wait``, the pull waits for that of another process.
+    """
 
     origin: str
     place: str
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    admit: Callable[[int], None] = field(default=lambda size_bytes: None, repr=False)
+    wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,8 @@ def pull_workspace(request: PullRequest, progress: Progress | None = None) -> Pu
         workspace = Workspace.open(request.origin, request.storage_options)
         copy.check_place()
         copy.partial.mkdir(parents=True, exist_ok=True)
-        with _alone(copy):
-            fetched = _pull_newest(workspace, copy, progress or NullProgress())
+        with copy.locked(wait=request.wait):
+            fetched = _pull_newest(workspace, copy, request.admit, progress or NullProgress())
     record = copy.record()
     size = sum(info.size_bytes for info in fetched)
     count = sum(sum(kinds.values()) for kinds in requests.counts.values())
@@ -82,10 +86,12 @@ def pull_workspace(request: PullRequest, progress: Progress | None = None) -> Pu
     return PullReport(workspace.objects.uri, str(copy.place), files, len(fetched), size, count, seconds)
 
 
-def _pull_newest(workspace: Workspace, copy: WorkspaceCopy, progress: Progress) -> list[ObjectInfo]:
-    for _ in range(ATTEMPTS):
+def _pull_newest(
+    workspace: Workspace, copy: WorkspaceCopy, admit: Callable[[int], None], progress: Progress
+) -> list[ObjectInfo]:
+    for attempt in range(ATTEMPTS):
         try:
-            return _pull(workspace.reread(), copy, progress)
+            return _pull(workspace.reread() if attempt else workspace, copy, admit, progress)
         except ObjectNotFound as error:  # a compaction has replaced it since the listing
             vanished = error
     raise StorageError(
@@ -93,24 +99,35 @@ def _pull_newest(workspace: Workspace, copy: WorkspaceCopy, progress: Progress) 
     ) from vanished
 
 
-def _pull(workspace: Workspace, copy: WorkspaceCopy, progress: Progress) -> list[ObjectInfo]:
+def _pull(
+    workspace: Workspace, copy: WorkspaceCopy, admit: Callable[[int], None], progress: Progress
+) -> list[ObjectInfo]:
     progress.phase(f"surveying {workspace.objects.uri}")
     known = copy.record()
-    files = {info.path: info for info in files_of_newest_version(workspace)}
+    started = datetime.now(UTC)
+    listing = {info.path: info for info in workspace.objects.list()}
+    is_newest = known is not None and _is_newest(known, heads_of_newest_version(workspace, listing))
+    if known is not None and is_newest and copy.is_complete(known.files):
+        copy.confirm(known.model_copy(update={"pulled": started}))
+        return []
+    files = {info.path: info for info in files_of_newest_version(workspace, listing)}
     wanted = {path: (info.size_bytes, info.version) for path, info in files.items()}
-    record = CopyRecord(
-        origin=workspace.objects.uri,
-        workspace_id=workspace.config.workspace_id,
-        pulled=datetime.now(UTC),
-        files=wanted,
-    )
+    origin, workspace_id = workspace.objects.uri, workspace.config.workspace_id
+    record = CopyRecord(origin=origin, workspace_id=workspace_id, pulled=started, files=wanted)
     copy.reuse(known.files if known is not None else {}, wanted)
     missing = [info for info in files.values() if not _is_fetched(copy.partial / info.path, info)]
+    admit(sum(info.size_bytes for info in missing))
     progress.phase(f"pulling {workspace.objects.uri}", total=len(missing))
     _fetch(workspace.objects, missing, copy.partial, progress)
     _check(copy.partial, workspace)
     copy.switch(record)
     return missing
+
+
+def _is_newest(known: CopyRecord, heads: Sequence[ObjectInfo]) -> bool:
+    """Whether a copy is of the version with these ``heads``: the rest of the files follows from them."""
+    copied = {path: identity for path, identity in known.files.items() if is_head(path)}
+    return copied == {info.path: (info.size_bytes, info.version) for info in heads}
 
 
 def _is_fetched(target: Path, info: ObjectInfo) -> bool:
@@ -162,13 +179,3 @@ def _check(folder: Path, original: Workspace) -> None:
         table = copied.lines(tenant)
         if table.exists():
             table.count()
-
-
-@contextmanager
-def _alone(copy: WorkspaceCopy) -> Iterator[None]:
-    with (copy.versions / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LeaseHeld("Another process pulls into this copy", str(copy.place), "Wait for it.") from None
-        yield

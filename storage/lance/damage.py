@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,15 +43,19 @@ def reading(title: str, where: str) -> Iterator[None]:
 
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
     """Lance's statistics of each index of ``dataset`` by name; None for one whose files cannot be read."""
-    stats: dict[str, dict[str, Any] | None] = {}
-    for index in persistently(dataset.describe_indices):
-        try:
-            stats[index.name] = persistently(partial(dataset.stats.index_stats, index.name))
-        except BaseException as error:
-            if not is_lance_failure(error) or is_network_failure(error):
-                raise
-            stats[index.name] = None
-    return stats
+    names = [index.name for index in persistently(dataset.describe_indices)]
+    # Each waits for several reads of a bucket, one after another.
+    with ThreadPoolExecutor(max(1, len(names))) as pool:
+        return dict(zip(names, pool.map(partial(_index_stats, dataset), names), strict=True))
+
+
+def _index_stats(dataset: LanceDataset, name: str) -> dict[str, Any] | None:
+    try:
+        return persistently(partial(dataset.stats.index_stats, name))
+    except BaseException as error:
+        if not is_lance_failure(error) or is_network_failure(error):
+            raise
+        return None
 
 
 def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Result]) -> _Result:

@@ -8,16 +8,17 @@ link: readers see one version or the other.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from driftline.storage.errors import StorageError, UsageError
+from driftline.storage.errors import LeaseHeld, StorageError, UsageError
 from driftline.storage.ids import new_ulid
 from driftline.storage.layout import CONFIG, COPY_RECORD
 from driftline.storage.objects.store import ObjectStore
@@ -74,6 +75,16 @@ class WorkspaceCopy:
         if self.current is not None and self.record() is None:
             raise UsageError("The link does not lead to a copy", str(self.place), "Name a new folder for the copy.")
 
+    @contextlib.contextmanager
+    def locked(self, *, wait: bool = False) -> Iterator[None]:
+        """Keep other processes from changing the copy. Raises LeaseHeld if one does, unless it waits."""
+        with (self.versions / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise LeaseHeld("Another process pulls into this copy", str(self.place), "Wait for it.") from None
+            yield
+
     def record(self) -> CopyRecord | None:
         """The record of the current version. Raises CorruptFile, WorkspaceTooNew."""
         current = self.current
@@ -99,6 +110,22 @@ class WorkspaceCopy:
                 os.link(current / path, target)
                 found.add(path)
         return found
+
+    def confirm(self, record: CopyRecord) -> None:
+        """Say when the current version was found to be the newest. Raises StorageError."""
+        current = self.current
+        assert current is not None
+        temporary = current / f".tmp-{COPY_RECORD}"
+        try:
+            temporary.write_text(record.model_dump_json(indent=1))
+            temporary.replace(current / COPY_RECORD)
+        except OSError as error:
+            raise StorageError(f"The copy cannot be written ({error.strerror})", str(current)) from error
+
+    def is_complete(self, known: Mapping[str, tuple[int, str]]) -> bool:
+        """Whether no file of the current version has been deleted."""
+        current = self.current
+        return current is not None and all((current / path).exists() for path in known)
 
     def switch(self, record: CopyRecord) -> Path:
         """Make the partial version the current one, and delete all but KEPT_VERSIONS. Raises StorageError."""

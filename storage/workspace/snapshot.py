@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from driftline.storage.entities import Entity
 from driftline.storage.errors import ObjectNotFound
-from driftline.storage.layout import CONFIG, Kind, parse_name
+from driftline.storage.layout import CONFIG, SOURCE, Kind, is_tenant, parse_name
 from driftline.storage.lines.table import LineTable
 from driftline.storage.objects.backend import ObjectInfo
 from driftline.storage.workspace.workspace import Workspace
@@ -18,24 +20,53 @@ _NEWEST = 2**64 - 1
 _COPIED = (Kind.BASE, Kind.DELTA, Kind.RUN)
 
 
-def files_of_newest_version(workspace: Workspace) -> list[ObjectInfo]:
-    """The configuration, records, manifests, run history and the serving tables of lines, in one listing's order.
+Listing = Mapping[str, ObjectInfo]
+"""All objects of a workspace by path, in one listing's order."""
 
-    Without memory, leases, staged deltas, and files of other versions. Raises ObjectNotFound if files vanish
-    meanwhile, CorruptFile, StorageError.
-    """
-    listing = {info.path: info for info in workspace.objects.list()}
-    of_sources = {entity.directory for entity, _ in workspace.sources()}
+
+def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
+    """The small files that tell versions apart: configuration, records, manifests, run history, tables' manifests."""
+    of_sources = {path.rpartition("/")[0] for path in listing if path.endswith(f"/{SOURCE}")}
     wanted = [
         info
         for path, info in listing.items()
         if path == CONFIG or (parse_name(path).kind in _COPIED and _is_wanted(path, of_sources))
     ]
-    wanted += [listing[f"{place}/_source.json"] for place in sorted(of_sources) if f"{place}/_source.json" in listing]
-    if workspace.config.fingerprint is not None:
-        for tenant in workspace.tenants():
-            wanted += _of_table(workspace.lines(tenant), listing)
+    wanted += [listing[f"{place}/{SOURCE}"] for place in sorted(of_sources)]
+    return wanted + [manifest for _, manifest in _tables(workspace, listing)]
+
+
+def is_head(path: str) -> bool:
+    """Whether a file of a copy is one of ``heads_of_newest_version``; all others have unique names."""
+    return "/_tables/" not in path or "/_versions/" in path
+
+
+def files_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
+    """``heads_of_newest_version``, and the files of the serving tables of lines.
+
+    Without memory, leases, staged deltas, and files of other versions. Raises ObjectNotFound if files have vanished
+    since the listing, CorruptFile, StorageError.
+    """
+    wanted = heads_of_newest_version(workspace, listing)
+    for table, manifest in _tables(workspace, listing):
+        wanted += _of_table(table, manifest, listing)
     return wanted
+
+
+def _tables(workspace: Workspace, listing: Listing) -> list[tuple[LineTable, ObjectInfo]]:
+    """The table of lines of each tenant, with its newest manifest."""
+    if workspace.config.fingerprint is None:
+        return []
+    found: list[tuple[LineTable, ObjectInfo]] = []
+    for name in sorted({path.partition("/")[0] for path in listing}):
+        if not is_tenant(name):
+            continue
+        table = workspace.lines(Entity.of_directory(name))
+        manifests = sorted(path for path in listing if path.startswith(f"{table.path}/_versions/"))
+        newest = next((path for path in manifests if path.endswith(".manifest")), None)
+        if newest is not None:
+            found.append((table, listing[newest]))
+    return found
 
 
 def _is_wanted(path: str, of_sources: set[str]) -> bool:
@@ -44,15 +75,12 @@ def _is_wanted(path: str, of_sources: set[str]) -> bool:
     return folder in of_sources or folder.endswith("/_runs")
 
 
-def _of_table(table: LineTable, listing: dict[str, ObjectInfo]) -> list[ObjectInfo]:
-    manifests = sorted(path for path in listing if path.startswith(f"{table.path}/_versions/"))
-    newest = next((path for path in manifests if path.endswith(".manifest")), None)
-    if newest is None:
-        return []
-    dataset = table.open(_NEWEST - int(newest.rpartition("/")[2].removesuffix(".manifest")))
+def _of_table(table: LineTable, manifest: ObjectInfo, listing: Listing) -> list[ObjectInfo]:
+    """The files of data and indexes that a version of a table refers to."""
+    dataset = table.open(_NEWEST - int(manifest.path.rpartition("/")[2].removesuffix(".manifest")))
     names = {*_data_files(dataset)}
     folders = {f"{table.path}/_indices/{uuid}/" for uuid in _index_ids(dataset)}
-    found = [listing[newest]]
+    found: list[ObjectInfo] = []
     for path, info in listing.items():
         name = path.removeprefix(f"{table.path}/")
         if name in names or any(path.startswith(folder) for folder in folders):

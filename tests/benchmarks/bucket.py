@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -145,7 +146,7 @@ def _search(workspace: str, query: str, env: Mapping[str, str]) -> measure.Measu
 
 def _cold(proxy: DelayingProxy, uri: str, env: Mapping[str, str], count: int) -> Cost:
     """The median run of a command."""
-    costs = [_cost(proxy, "cold search", lambda query=query: _search(uri, query, env)) for query in QUERIES[:count]]
+    costs = [_cost(proxy, "cold search", partial(_search, uri, query, env)) for query in QUERIES[:count]]
     return sorted(costs, key=lambda cost: cost.seconds)[count // 2]
 
 
@@ -154,9 +155,7 @@ def _warm(proxy: DelayingProxy, uri: str, env: Mapping[str, str]) -> Cost:
     with patch.dict("os.environ", env):
         workspace = Workspace.open(uri)
         costs = [
-            _cost(
-                proxy, "warm search" if number >= WARM_UP else "(warm-up)", lambda query=query: search(workspace, query)
-            )
+            _cost(proxy, "warm search" if number >= WARM_UP else "(warm-up)", partial(search, workspace, query))
             for number, query in enumerate(QUERIES)
         ]
     return sorted(costs[WARM_UP:], key=lambda cost: cost.seconds)[(len(costs) - WARM_UP) // 2]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.flows.runs import pull_run
 from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
 from driftline.flows.runs.pull_run import PullRequest, pull_workspace
 from driftline.storage.errors import CorruptFile, LeaseHeld, ObjectNotFound, StorageError, UsageError
@@ -199,7 +198,7 @@ def test_two_pulls_into_one_copy_exclude_each_other(tree: Path, model: Path, tmp
     index(tree, origin, model)
     copy = WorkspaceCopy(place)
     copy.partial.mkdir(parents=True)
-    with pull_run._alone(copy), pytest.raises(LeaseHeld):
+    with copy.locked(), pytest.raises(LeaseHeld):
         pull_workspace(PullRequest(origin, str(place)))
     assert pull_workspace(PullRequest(origin, str(place))).fetched > 0
 

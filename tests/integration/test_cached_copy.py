@@ -1,0 +1,215 @@
+"""``--cache``: searches of a bucket keep a copy on this disk, as new as the bucket, within a limit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import driftline as dl
+from driftline.flows.runs import cached_copy
+from driftline.flows.runs.cached_copy import FollowedWorkspace, cache_folder, follow
+from driftline.storage.errors import AccessDenied, WorkspaceNotFound
+from driftline.storage.objects.request_counts import tally
+from driftline.storage.workspace.copies import WorkspaceCopy
+from driftline.storage.workspace.workspace import Workspace
+from tests.servers.s3_server import S3Server
+from tests.support.oracle import WORDS, save_tiny_model
+
+PLENTY = 10**9
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(cached_copy.FOLDER_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    place = tmp_path / "tree"
+    place.mkdir()
+    for number in range(20):
+        (place / f"{number}.txt").write_text("".join(f"{WORDS[(number + n) % 40]} {number}\n" for n in range(10)))
+    return place
+
+
+@pytest.fixture
+def index(tree: Path, tmp_path: Path) -> Callable[[str], str]:
+    model = str(save_tiny_model(tmp_path / "model"))
+
+    def run(origin: str) -> str:
+        dl.index(str(tree), workspace=origin, model=model)
+        return origin
+
+    return run
+
+
+class Warnings(list[str]):
+    """What was warned of."""
+
+    __call__ = list.append
+
+
+def answers(place: str) -> list[tuple[str, int, str]]:
+    found = [hit for query in WORDS[:4] for hit in dl.search(place, query, top_k=20, n_lines=0).results]
+    return [(hit.path, hit.line, hit.text) for hit in found]
+
+
+def copied(folder: Path) -> list[Path]:
+    return sorted(place for place in folder.glob("*/copy") if place.exists())
+
+
+def test_a_copy_answers_as_the_bucket_and_follows_it(
+    index: Callable[[str], str], s3_bucket: str, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin, warned = index(s3_bucket), Warnings()
+    place = follow(origin, max_bytes=PLENTY, warn=warned)
+    assert place != origin
+    assert answers(place) == answers(origin)
+
+    with tally() as requests:
+        assert follow(origin, max_bytes=PLENTY, warn=warned) == place
+    assert sum(sum(kinds.values()) for kinds in requests.counts.values()) <= 3  # nothing has changed
+
+    (tree / "new.txt").write_text(f"{WORDS[0]} anew\n")
+    index(s3_bucket)
+    assert follow(origin, max_bytes=PLENTY, warn=warned) == place
+    assert ("new.txt", 1, f"{WORDS[0]} anew") in answers(place)
+    assert answers(place) == answers(origin)
+    assert not warned
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert follow(origin, {"client_max_retries": "0"}, max_bytes=PLENTY, warn=warned) == place
+    assert ("new.txt", 1, f"{WORDS[0]} anew") in answers(place)
+    assert len(warned) == 1
+    assert "The search is of the copy of" in warned[0]
+
+
+def test_a_deleted_file_of_a_copy_is_fetched_again(index: Callable[[str], str], s3_bucket: str) -> None:
+    origin, warned = index(s3_bucket), Warnings()
+    place = follow(origin, max_bytes=PLENTY, warn=warned)
+    before = answers(place)
+    next(Path(place).rglob("*.lance/data/*.lance")).unlink()
+    assert follow(origin, max_bytes=PLENTY, warn=warned) == place
+    assert answers(place) == before
+
+
+def test_a_local_workspace_is_searched_where_it_is(index: Callable[[str], str], tmp_path: Path, folder: Path) -> None:
+    origin = index(str(tmp_path / "ws"))
+    assert follow(origin, max_bytes=PLENTY, warn=Warnings()) == origin
+    assert not folder.exists()
+
+
+def test_copies_stay_within_the_limit(index: Callable[[str], str], s3_bucket: str, folder: Path) -> None:
+    first, second, warned = index(f"{s3_bucket}/first"), index(f"{s3_bucket}/second"), Warnings()
+    follow(first, max_bytes=PLENTY, warn=warned)
+    (one,) = folder.iterdir()
+    size = cached_copy._size_bytes(one)
+    limit = int(1.5 * size)
+
+    assert follow(second, max_bytes=limit, warn=warned) == second  # a search may still read the first
+    assert "more than there is room for" in warned.pop()
+    assert copied(folder) == [one / "copy"]
+
+    long_ago = time.time() - 2 * cached_copy.RECENT_SECONDS
+    os.utime(one / "used", (long_ago, long_ago))
+    place = follow(second, max_bytes=limit, warn=warned)
+    assert [str(each) for each in copied(folder)] == [place]
+    assert sum(map(cached_copy._size_bytes, folder.iterdir())) <= limit
+    assert not warned
+
+    assert follow(first, max_bytes=10, warn=warned) == first
+    assert answers(place) == answers(first)
+
+
+def test_a_full_disk_stops_no_search(
+    index: Callable[[str], str], s3_bucket: str, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    origin, warned = index(s3_bucket), Warnings()
+    write, left = Path.write_bytes, [5]
+
+    def full(self: Path, data: Any) -> int:
+        if folder in self.parents:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(errno.ENOSPC, "No space left on device", str(self))
+        return write(self, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        assert follow(origin, max_bytes=PLENTY, warn=warned) == origin
+    assert "No space left on device" in warned.pop()
+    assert copied(folder) == []
+    place = follow(origin, max_bytes=PLENTY, warn=warned)  # once there is room again
+    assert answers(place) == answers(origin)
+
+
+def test_processes_share_a_copy(index: Callable[[str], str], s3_bucket: str, folder: Path) -> None:
+    origin, warned, places = index(s3_bucket), Warnings(), list[str]()
+    follow(origin, max_bytes=PLENTY, warn=warned)
+    copy = WorkspaceCopy(copied(folder)[0])
+    with copy.locked():  # as another process does that pulls
+        waiting = threading.Thread(target=lambda: places.append(follow(origin, max_bytes=PLENTY, warn=warned)))
+        waiting.start()
+        while not warned:
+            time.sleep(0.01)
+        assert "waiting for it" in warned[0]
+        assert not places
+    waiting.join(60)
+    assert places == [str(copy.place)]
+
+
+def test_what_is_wrong_with_the_original_is_told(s3_bucket: str, s3_environment: S3Server) -> None:
+    with pytest.raises(WorkspaceNotFound):
+        follow(s3_bucket, max_bytes=PLENTY, warn=Warnings())
+    with pytest.raises(AccessDenied):
+        follow(s3_bucket, {"aws_secret_access_key": "wrong"}, max_bytes=PLENTY, warn=Warnings())
+
+
+def test_a_server_asks_the_bucket_now_and_then(
+    index: Callable[[str], str], s3_bucket: str, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = FollowedWorkspace(Workspace.open(index(s3_bucket)), PLENTY, Warnings())
+    before = newest()
+    assert before.objects.is_local
+    (tree / "new.txt").write_text(f"{WORDS[0]} anew\n")
+    index(s3_bucket)
+    assert newest() is before
+    monkeypatch.setattr(cached_copy, "REFRESH_SECONDS", 0)
+    assert "new.txt" in {hit.path for hit in dl.search(newest(), f"{WORDS[0]} anew").results}
+
+
+def test_the_command_and_its_settings(
+    index: Callable[[str], str], s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from driftline.flows.commands.main import command_line
+
+    origin = index(s3_bucket)
+    monkeypatch.chdir(tmp_path)
+
+    def search(*options: str) -> list[Any]:
+        monkeypatch.setattr("sys.argv", ["driftline", "search", WORDS[3], "--workspace", origin, "--json", *options])
+        assert command_line() == 0
+        results: list[Any] = json.loads(capsys.readouterr().out)["results"]
+        return results
+
+    expected = search()
+    assert copied(cache_folder()) == []
+    assert search("--cache") == expected
+    (place,) = copied(cache_folder())
+    (tmp_path / "driftline.toml").write_text("[search]\ncache = true\ncache_bytes = 1000000\n")
+    pulled = (place / "_copy.json").read_text()
+    assert search() == expected
+    assert (place / "_copy.json").read_text() != pulled  # compared again
+    pulled = (place / "_copy.json").read_text()
+    assert search("--no-cache") == expected
+    assert (place / "_copy.json").read_text() == pulled
+    assert dl.open(origin, cache=True).objects.is_local
