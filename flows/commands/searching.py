@@ -119,7 +119,7 @@ def search(
         also=(within,) if within else (),
     )
     started = time.monotonic()
-    limits = {"max_distance": max_distance, "min_relevance": min_relevance}
+    limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
     report = search_lines(opened, query, where=where, explain=True, **limits, **arguments)
     record_search(opened, report.explanation, time.monotonic() - started)
     shown = report if explain else replace(report, explanation=None)
