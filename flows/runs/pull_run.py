@@ -172,7 +172,7 @@ def _fetch(objects: ObjectStore, missing: Sequence[ObjectInfo], folder: Path, pr
 
 def _check(folder: Path, original: Workspace) -> None:
     """Open every table and manifest of the version. Raises CorruptFile, StorageError."""
-    copied = Workspace.open(str(folder))
+    copied = Workspace.open(folder.as_uri())
     for entity, _ in copied.sources():
         copied.manifest(entity).check()
     for tenant in copied.tenants() if copied.config.fingerprint is not None else ():

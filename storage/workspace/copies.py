@@ -63,7 +63,8 @@ class WorkspaceCopy:
     @property
     def current(self) -> Path | None:
         """The folder of the current version, if there is one."""
-        return self.place.resolve() if self.place.is_symlink() and self.place.exists() else None
+        leads_somewhere = self.place.is_symlink() and self.place.exists()
+        return self.place.parent / os.readlink(self.place) if leads_somewhere else None
 
     def check_place(self) -> None:
         """Raises UsageError if something else lies at ``place``."""
@@ -88,7 +89,7 @@ class WorkspaceCopy:
     def record(self) -> CopyRecord | None:
         """The record of the current version. Raises CorruptFile, WorkspaceTooNew."""
         current = self.current
-        return read_copy_record(ObjectStore.open(str(current))) if current is not None else None
+        return read_copy_record(ObjectStore.open(current.as_uri())) if current is not None else None
 
     def reuse(self, known: Mapping[str, tuple[int, str]], wanted: Mapping[str, tuple[int, str]]) -> set[str]:
         """Link the files of the current version that ``wanted`` has, too, into the partial one; returns them.

@@ -1,7 +1,7 @@
 """``driftline`` with batches so small that a small tree takes many commits, for tests that kill or pause it.
 
-DELAY_SECONDS slows down every transaction of a table, LEASE_SECONDS shortens leases, and PAUSE ("before 2", "after 3")
-stops the process (SIGSTOP) right before or after its nth transaction.
+DELAY_SECONDS slows down every transaction of a table, LEASE_SECONDS shortens leases, SEGMENT_ROWS makes segments of
+indexes small, and PAUSE ("before 2", "after 3") stops the process (SIGSTOP) right before or after its nth transaction.
 """
 
 from __future__ import annotations
@@ -14,10 +14,19 @@ import time
 from driftline.flows.commands.main import main
 from driftline.flows.runs import source_run
 from driftline.storage.leases import lease as leases
+from driftline.storage.lines import segment_groups, segments
 from driftline.storage.lines.table import LineTable
 
 source_run.BATCH_DOCUMENTS = int(os.environ.get("BATCH_DOCUMENTS", "4"))
 source_run.BATCHES_PER_COMMIT = 1
+if "SEGMENT_ROWS" in os.environ:
+    rows = int(os.environ["SEGMENT_ROWS"])
+    segments.MIN_ROWS_FOR_VECTOR_INDEX = 1
+    segment_groups.SMALL_SEGMENT_ROWS = rows
+    vars(segments)["SMALL_SEGMENT_ROWS"] = rows  # imported from there
+    segment_groups.SEGMENT_ROWS = 2 * rows
+    segment_groups.MAX_SMALL_SEGMENTS = 2
+    segment_groups.MAX_UNINDEXED_ROWS = 5
 assert leases.acquire.__kwdefaults__ is not None
 leases.acquire.__kwdefaults__["ttl_seconds"] = float(os.environ.get("LEASE_SECONDS", leases.LEASE_TTL_SECONDS))
 

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 from driftline.storage.entities import Entity
+from driftline.storage.lines.indexes import COLUMNS, coverage
 from driftline.storage.lines.quality import SearchQuality
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance import compact
 from tests.faults.faults import Faults, injected
+from tests.faults.segment_sizes import small_segments
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
@@ -159,3 +162,50 @@ def test_a_compaction_on_a_full_disk_is_told_and_made_good_by_the_next(
         assert_in_step(Workspace.open(str(workspace)), ENTITY, files_below(tree))
         shutil.rmtree(workspace)
     assert failures >= 5
+
+
+def test_segments_of_indexes_on_a_full_disk_are_told_and_built_by_the_next_run(
+    small_disk: Path, tree: Path, index: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_segments(monkeypatch, rows=100)
+    workspace, ballast = small_disk / "workspace", Ballast(small_disk)
+    assert index(workspace).code == 0
+    failures = 0
+    for turn, pages in enumerate([8, 16, 24, 32, 40, 48, 56, 64, 72, 80], start=1):
+        change(tree, turn)
+        ballast.leave(pages * PAGE_BYTES)
+        with injected(Faults()):
+            outcome = index(workspace)
+        if outcome.code != 0:
+            assert_told(outcome)
+            failures += 1
+        ballast.away()
+        assert index(workspace).code == 0
+        assert_in_step(Workspace.open(str(workspace)), ENTITY, files_below(tree))
+        assert len(coverage(Workspace.open(str(workspace)).lines(ENTITY).open())) == len(COLUMNS)
+        clean_workspace(CleanupRequest(workspace.as_uri(), 0.0, False))
+    assert failures >= 3
+
+
+def test_a_pull_onto_a_full_disk_is_told_and_completed_by_the_next(
+    small_disk: Path, tmp_path: Path, tree: Path, index: Callable[..., Any], driftline: Callable[..., Any]
+) -> None:
+    origin, place, ballast = tmp_path / "origin", small_disk / "copy", Ballast(small_disk)
+    assert index(origin).code == 0
+    pull = ("pull", origin.as_uri(), place, "--json")
+    assert driftline(*pull).code == 0
+    failures = 0
+    for turn, pages in enumerate([0, 1, 2, 4, 8, 16, 32], start=1):
+        before = files_below(tree)
+        change(tree, turn)
+        assert index(origin).code == 0
+        ballast.leave(pages * PAGE_BYTES)
+        outcome = driftline(*pull)
+        if outcome.code != 0:
+            assert_told(outcome)
+            failures += 1
+            assert_in_step(Workspace.open(place.as_uri()), ENTITY, before)  # the copy is as it was
+        ballast.away()
+        assert driftline(*pull).code == 0
+        assert_in_step(Workspace.open(place.as_uri()), ENTITY, files_below(tree))
+    assert failures >= 4

@@ -27,6 +27,7 @@ from driftline.storage.lines.table import LineTable
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.query import search
 from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.faults.segment_sizes import small_segments
 from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
@@ -38,16 +39,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+def several_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several commits and several segments for a few files."""
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 2)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
-    monkeypatch.setattr(segments, "MIN_ROWS_FOR_VECTOR_INDEX", 1)
-    monkeypatch.setattr(segments, "SMALL_SEGMENT_ROWS", 15)
-    monkeypatch.setattr(segment_groups, "SMALL_SEGMENT_ROWS", 15)
-    monkeypatch.setattr(segment_groups, "SEGMENT_ROWS", 30)
-    monkeypatch.setattr(segment_groups, "MAX_SMALL_SEGMENTS", 2)
-    monkeypatch.setattr(segment_groups, "MAX_UNINDEXED_ROWS", 5)
+    small_segments(monkeypatch, rows=15)
 
 
 @pytest.fixture

@@ -1,0 +1,118 @@
+"""Processes that die while index segments are built: the run or the next one completes them, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.storage.entities import Entity
+from driftline.storage.lines.indexes import COLUMNS, coverage
+from driftline.storage.workspace.workspace import Workspace
+from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
+from tests.support.processes import runs
+
+PROGRAM = Path(__file__).with_name("small_run.py")
+ENTITY = Entity.parse("source:tree")
+FILES, LINES = 60, 20
+KILLS = 8
+START_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    write(folder, 0)
+    return folder
+
+
+def write(tree: Path, turn: int) -> None:
+    for number in range(FILES):
+        chosen = [WORDS[(turn + number * 7 + line) % len(WORDS)] for line in range(LINES)]
+        (tree / f"{number}.txt").write_text("".join(f"{word}\n" for word in chosen))
+
+
+def started(tree: Path, workspace: Path, model: Path, *more: str) -> subprocess.Popen[str]:
+    command = [
+        *(sys.executable, str(PROGRAM), "index", str(tree), "--workspace", str(workspace), "--entity", "source:tree"),
+        *("--model", str(model), "--json", *more),
+    ]
+    environment = os.environ | {"SEGMENT_ROWS": "150", "BATCH_DOCUMENTS": "6"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def segments(workspace: Path) -> set[str]:
+    return {place.name for place in workspace.glob("*/_tables/*.lance/_indices/*")}
+
+
+def wait_for_segments(process: subprocess.Popen[str], workspace: Path, known: set[str], count: int) -> None:
+    """Wait until the run has begun to write ``count`` more segments, or has ended."""
+    deadline = time.monotonic() + START_SECONDS
+    while len(segments(workspace) - known) < count and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def assert_whole(workspace: Path, tree: Path) -> None:
+    """The index is in step, has all search indexes, and cleanup leaves only published segments."""
+    opened = Workspace.open(str(workspace))
+    assert_in_step(opened, ENTITY, files_below(tree))
+    clean_workspace(CleanupRequest(str(workspace), 0.0, False))
+    table = opened.lines(ENTITY)
+    found = coverage(table.open())
+    assert set(found) == set(COLUMNS)
+    assert all(each.unindexed_rows <= 6 for each in found.values())
+    tracked = {path.split("/")[1] for path in table.tracked_files() if path.startswith("_indices/")}
+    files = {path.split("/")[0] for path in table.index_files()}  # an empty folder is no object
+    assert files == tracked
+
+
+@pytest.mark.timeout(300)
+def test_a_run_killed_while_it_builds_segments_is_made_good_by_the_next(
+    tmp_path: Path, tree: Path, model: Path
+) -> None:
+    workspace, chance, killed = tmp_path / "workspace", random.Random(5), 0
+    for turn in range(1, KILLS + 1):
+        write(tree, turn)
+        known = segments(workspace)
+        process = started(tree, workspace, model)
+        wait_for_segments(process, workspace, known, chance.randrange(1, 9))
+        process.kill()
+        process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+    assert killed >= KILLS // 2
+    write(tree, KILLS + 1)
+    last = started(tree, workspace, model)
+    _, errors = last.communicate(timeout=100)
+    assert last.returncode == 0, errors
+    assert_whole(workspace, tree)
+
+
+@pytest.mark.timeout(200)
+def test_workers_killed_while_they_build_segments_are_made_good(tmp_path: Path, tree: Path, model: Path) -> None:
+    workspace = tmp_path / "workspace"
+    process = started(tree, workspace, model, "--executor", "local", "--workers", "2")
+    wait_for_segments(process, workspace, set(), 1)
+    workers = [child for child in psutil.Process(process.pid).children() if runs(child, "spawn_main")]
+    assert len(workers) == 2
+    workers[0].kill()
+    wait_for_segments(process, workspace, set(), 5)
+    workers[1].kill()
+    output, errors = process.communicate(timeout=150)
+    assert process.returncode == 0, errors
+    assert json.loads(output)["sources"][0]["new"] == FILES
+    assert_whole(workspace, tree)
