@@ -302,6 +302,9 @@ def search(
     strategy: Strategy = "auto",
     fallback_threshold: float = FALLBACK_THRESHOLD,
     explain: bool = False,
+    symbols: bool = False,
+    kinds: Sequence[str] | None = None,
+    tests: bool = True,
 ) -> SearchReport:
     """Find the windows of lines that answer ``query``, best first.
 
@@ -311,6 +314,8 @@ def search(
     does. ``mode`` ranks by words and meaning (``hybrid``), by meaning alone (``vector``) or by words alone (``text``).
     ``strategy`` chooses when filters apply; with ``hybrid`` they apply after the vector search where at least the
     share ``fallback_threshold`` of the lines matches. With ``explain`` the report describes what the search did.
+    ``symbols`` finds only lines that begin a definition, ``kinds`` only those inside definitions of these kinds
+    (function, method, class, section, ...); ``tests=False`` leaves tests out.
 
     Raises UsageError, WorkspaceNotFound, ModelNotFound, FingerprintMismatch, CorruptFile, AccessDenied, StorageError.
     """
@@ -334,6 +339,9 @@ def search(
         strategy=strategy,
         fallback_threshold=fallback_threshold,
         explain=explain,
+        symbols=symbols,
+        kinds=kinds,
+        tests=tests,
     )
 
 

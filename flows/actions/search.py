@@ -120,6 +120,10 @@ def workspace_search(
     dirs: Names | None = None,
     globs: Names | None = None,
     exts: Names | None = None,
+    languages: Names | None = None,
+    kinds: Names | None = None,
+    symbols: Flag = False,
+    tests: Flag = True,
     entity: Entities | None = None,
     workspace_name: Name | None = None,
     strategy: FilterStrategy | None = None,
@@ -142,10 +146,11 @@ def workspace_search(
     opened = handles.workspace(handles.locate(workspace))
     also = [] if paths is None else [filter_for(opened, paths)]
     also += [named_workspace(workspace_name)[0]] if workspace_name is not None else []
-    where = narrowed(opened, dirs=dirs, globs=globs, exts=exts, entities=entity, also=also)
+    where = narrowed(opened, dirs=dirs, globs=globs, exts=exts, languages=languages, entities=entity, also=also)
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
     limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
+    limits |= {"symbols": symbols, "kinds": kinds, "tests": tests}
     started = time.monotonic()
     report = search(opened, query, where=where, explain=True, **limits, **arguments)
     record_search(opened, report.explanation, time.monotonic() - started)

@@ -28,13 +28,21 @@ from driftline.flows.output.plain import warn
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
 
 if TYPE_CHECKING:
-    from driftline.storage.lines.filters import LineFilter
     from driftline.storage.workspace.workspace import Workspace
 
 PathsOption = Annotated[list[str] | None, typer.Option("--path", metavar="PATH", help="Only in this file.")]
 DirsOption = Annotated[list[str] | None, typer.Option("--dir", metavar="DIR", help="Only below this directory.")]
 GlobsOption = Annotated[list[str] | None, typer.Option("--glob", metavar="GLOB", help="Only in matching files.")]
 ExtsOption = Annotated[list[str] | None, typer.Option("--ext", metavar="EXT", help="Only in files with this ending.")]
+LangsOption = Annotated[
+    list[str] | None, typer.Option("--lang", metavar="LANGUAGE", help="Only in files of this language.")
+]
+KindsOption = Annotated[
+    list[str] | None,
+    typer.Option("--kind", metavar="KIND", help="Only inside definitions of this kind: function, class, section, ..."),
+]
+SymbolsOption = Annotated[bool, typer.Option("--symbols", help="Only lines that begin a definition.")]
+NoTestsOption = Annotated[bool, typer.Option("--no-tests", help="Nothing of tests.")]
 EntitiesOption = Annotated[
     list[str] | None,
     typer.Option("--entity", metavar="PATH", help="Only this source, or the sources below org:acme/project:alpha."),
@@ -82,6 +90,10 @@ def search(
     dirs: DirsOption = None,
     globs: GlobsOption = None,
     exts: ExtsOption = None,
+    langs: LangsOption = None,
+    kinds: KindsOption = None,
+    symbols: SymbolsOption = False,
+    no_tests: NoTestsOption = False,
     entities: EntitiesOption = None,
     named: NamedOption = None,
     mode: ModeOption = None,
@@ -96,30 +108,28 @@ def search(
 
     What is left out comes from [search] of driftline.toml.
     """
-    within: LineFilter | None = None
-    given = workspace
-    if named is not None:
-        within, default_workspace = named_workspace(named, config)
-        workspace = workspace or default_workspace
-    target = workspace_for_reading(workspace)
+    within, default_workspace = named_workspace(named, config) if named is not None else (None, None)
+    target = workspace_for_reading(workspace or default_workspace)
     from driftline.flows.output.search_journal import record_search
     from driftline.tasks.search.narrowing import narrowed
     from driftline.tasks.search.query import search as search_lines
 
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
-    opened = _cached(_open(target, given, config), cache)
+    opened = _cached(_open(target, workspace, config), cache)
     where = narrowed(
         opened,
         paths=paths or None,
         dirs=dirs or None,
         globs=globs or None,
         exts=exts or None,
+        languages=langs or None,
         entities=entities or None,
-        also=(within,) if within else (),
+        also=[within] if within else [],
     )
     started = time.monotonic()
     limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
+    limits |= {"symbols": symbols, "kinds": kinds, "tests": not no_tests}
     report = search_lines(opened, query, where=where, explain=True, **limits, **arguments)
     record_search(opened, report.explanation, time.monotonic() - started)
     shown = report if explain else replace(report, explanation=None)

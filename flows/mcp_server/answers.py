@@ -17,7 +17,8 @@ MAX_ANSWER_BYTES = 64 * 1024
 
 
 class LinesFound(BaseModel):
-    """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line."""
+    """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line,
+    and ``symbol`` is the definition around that."""
 
     path: str
     file: str | None
@@ -31,6 +32,10 @@ class LinesFound(BaseModel):
     rank: int
     text: str
     context: list[str]
+    symbol: str | None = None
+    kind: str | None = None
+    symbol_start: int | None = None
+    symbol_end: int | None = None
 
 
 class SearchAnswer(BaseModel):
@@ -98,6 +103,10 @@ def search_answer(query: str, hits: Sequence[Hit]) -> SearchAnswer:
                 rank=hit.rank,
                 text=_cut(hit.text),
                 context=context,
+                symbol=hit.symbol,
+                kind=hit.kind,
+                symbol_start=hit.symbol_start,
+                symbol_end=hit.symbol_end,
             )
         )
     return SearchAnswer(query=query, results=results, truncated=truncated)

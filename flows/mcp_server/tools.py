@@ -28,6 +28,7 @@ from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.excerpts import read_excerpt
+from driftline.tasks.search.line_kinds import extensions_of
 from driftline.tasks.search.query import Mode, search
 
 MAX_TOP_K = 50
@@ -39,6 +40,21 @@ _T = TypeVar("_T")
 
 Query = Annotated[str, Field(min_length=1, max_length=2_000, description="What to look for, in words or code.")]
 Names = Annotated[list[str], Field(max_length=100)]
+TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Maximum number of results.")]
+NLines = Annotated[int, Field(ge=0, le=MAX_N_LINES, description="Lines of context on each side.")]
+MaxDistance = Annotated[float | None, Field(ge=0, le=2, description="Drop results farther than this (1 - cosine).")]
+MinRelevance = Annotated[
+    float | None, Field(ge=0, le=1, description="Drop results nearer than fewer than this share of random lines.")
+]
+Kinds = Annotated[
+    Names | None, Field(description="Only inside definitions of these kinds: function, class, section, ...")
+]
+RankedBy = Annotated[Mode, Field(description="Rank by words and meaning, by meaning alone, or by words alone.")]
+FilteredBy = Annotated[Strategy, Field(description="When filters apply; all values but auto are for comparison.")]
+FallbackThreshold = Annotated[
+    float, Field(ge=0, le=1, description="With the strategy hybrid: filter later where this share matches.")
+]
+WorkspaceName = Annotated[str | None, Field(description="Only in this named workspace of the server's driftline.toml.")]
 
 
 def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -67,33 +83,22 @@ class LineTools:
     def search_lines(
         self,
         query: Query,
-        top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Maximum number of results.")] = DEFAULT_TOP_K,
-        n_lines: Annotated[
-            int, Field(ge=0, le=MAX_N_LINES, description="Lines of context on each side.")
-        ] = DEFAULT_N_LINES,
-        max_distance: Annotated[
-            float | None, Field(ge=0, le=2, description="Drop results farther than this (1 - cosine).")
-        ] = None,
+        top_k: TopK = DEFAULT_TOP_K,
+        n_lines: NLines = DEFAULT_N_LINES,
+        max_distance: MaxDistance = None,
         paths: Annotated[Names | None, Field(description="Only these documents, by path in their source.")] = None,
         dirs: Annotated[Names | None, Field(description="Only below these folders.")] = None,
         globs: Annotated[Names | None, Field(description="Only matching paths, such as src/**/*.py.")] = None,
         exts: Annotated[Names | None, Field(description="Only files with these endings.")] = None,
-        mode: Annotated[
-            Mode, Field(description="Rank by words and meaning, by meaning alone, or by words alone.")
-        ] = "hybrid",
-        strategy: Annotated[
-            Strategy, Field(description="When filters apply; all values but auto are for comparison.")
-        ] = "auto",
-        fallback_threshold: Annotated[
-            float, Field(ge=0, le=1, description="With the strategy hybrid: filter later where this share matches.")
-        ] = FALLBACK_THRESHOLD,
-        min_relevance: Annotated[
-            float | None,
-            Field(ge=0, le=1, description="Drop results nearer than fewer than this share of random lines."),
-        ] = None,
-        workspace_name: Annotated[
-            str | None, Field(description="Only in this named workspace of the server's driftline.toml.")
-        ] = None,
+        languages: Annotated[Names | None, Field(description="Only files of these languages, such as python.")] = None,
+        kinds: Kinds = None,
+        symbols: Annotated[bool, Field(description="Only lines that begin a definition.")] = False,
+        tests: Annotated[bool, Field(description="False leaves tests out.")] = True,
+        mode: RankedBy = "hybrid",
+        strategy: FilteredBy = "auto",
+        fallback_threshold: FallbackThreshold = FALLBACK_THRESHOLD,
+        min_relevance: MinRelevance = None,
+        workspace_name: WorkspaceName = None,
     ) -> SearchAnswer:
         """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
         where = LineFilter(
@@ -102,7 +107,10 @@ class LineTools:
             dirs=tuple(dirs) if dirs else None,
             globs=tuple(globs) if globs else None,
             exts=tuple(exts) if exts else None,
-            all_of=None if workspace_name is None else (named_workspace(workspace_name)[0],),
+            all_of=(
+                *([named_workspace(workspace_name)[0]] if workspace_name is not None else []),
+                *([LineFilter(exts=extensions_of(languages))] if languages else []),
+            ),
         )
         workspace, started = self.newest(), time.monotonic()
         report = search(
@@ -117,6 +125,9 @@ class LineTools:
             strategy=strategy,
             fallback_threshold=fallback_threshold,
             explain=True,
+            symbols=symbols,
+            kinds=kinds,
+            tests=tests,
         )
         record_search(workspace, report.explanation, time.monotonic() - started)
         return answers.search_answer(query, report.results)

@@ -187,6 +187,8 @@ def _header(hit: Result, folder: str | None, with_source: bool) -> Text:
     header = Text.assemble((f"{printable(hit['path'])}:{line}", style))
     if hit["score"] is not None:
         header.append(f"  {hit['score']:.2f}", style="dim")
+    if hit.get("symbol") is not None:
+        header.append(f"  {hit['kind']} {printable(hit['symbol'])}", style="green")
     if with_source:
         header.append(f"  {printable(hit['source'])}", style="dim")
     if freshness not in (None, "fresh"):

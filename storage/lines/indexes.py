@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from driftline.storage.lance.damage import index_stats
 from driftline.storage.lance.errors import writing
 from driftline.storage.lance.vector_index import VECTOR
-from driftline.storage.lines.table import LineTable
+from driftline.storage.lines.table import TEXT_COLUMN, LineTable
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
 TEXT, PATH, PARENT_DIRS = "text_idx", "path_idx", "parent_dirs_idx"
-TEXT_COLUMN = "block"
 COLUMNS = {PATH: "path", PARENT_DIRS: "parent_dirs", TEXT: TEXT_COLUMN, VECTOR: "vector"}
 """The column of each index, in the order in which they are built."""
 SCALAR_INDEXES: dict[str, Literal["BTREE", "LABEL_LIST"]] = {PATH: "BTREE", PARENT_DIRS: "LABEL_LIST"}

@@ -20,9 +20,10 @@ from driftline.storage.lance.table import quote
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
-from driftline.storage.lines.indexes import TEXT, TEXT_COLUMN
+from driftline.storage.lines.indexes import TEXT
+from driftline.storage.lines.outline import OUTLINE_COLUMN
 from driftline.storage.lines.read_ahead import read_ahead
-from driftline.storage.lines.table import LineTable, no_lines
+from driftline.storage.lines.table import LINES_PER_BLOCK, TEXT_COLUMN, LineTable, no_lines, schema
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -32,7 +33,7 @@ __all__ = ["LineFilter", "LineQuery", "Passage", "Strategy", "matching_blocks", 
 EXACT_SEARCH_SHARE = 1 / 32
 """Maximum share of all lines that are compared exactly, even if they are more than EXACT_SEARCH_ROWS."""
 RESULT_COLUMNS = ("entity", "path", "line_number", "text", "hash")
-BLOCK_COLUMNS = ("entity", "path", "line_number", "hash", TEXT_COLUMN)
+BLOCK_COLUMNS = ("entity", "path", "line_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
 
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
 """The sources of each version that this process has searched; versions are immutable."""
@@ -207,13 +208,20 @@ class LineQuery:
         halved = pc.divide(hits["distance"], pa.scalar(2, pa.float32()))  # 1 - cosine for vectors of length 1
         return hits.set_column(len(columns), "distance", halved)
 
-    def _read(self, columns: Sequence[str], **search: Any) -> pa.Table:
-        """The rows of a search. With one source its entity is known, which saves reading the slowest column."""
+    def _read(self, columns: Sequence[str], *, filtered: bool = True, **search: Any) -> pa.Table:
+        """The rows of a search. With one source its entity is known, which saves reading the slowest column.
+
+        Tables of Driftline 0.1 may lack outlines, which are null then.
+        """
         known = "entity" in columns and len(self._sources) == 1
-        read = [name for name in columns if not (known and name == "entity")]
-        rows = self._scanned(read, filter=self.sql, **search)
+        lacking = OUTLINE_COLUMN in columns and OUTLINE_COLUMN not in self.dataset.schema.names
+        left_out = ({"entity"} if known else set()) | ({OUTLINE_COLUMN} if lacking else set())
+        read = [name for name in columns if name not in left_out and name != "_rowid"]
+        rows = self._scanned(read, filter=self.sql if filtered else None, **search)
         if known:
             rows = rows.append_column("entity", pa.repeat(self._sources[0], len(rows)))
+        if lacking:
+            rows = rows.append_column(OUTLINE_COLUMN, pa.nulls(len(rows), pa.string()))
         return rows.select(columns)
 
     def _count(self, where: str | None) -> int:
@@ -255,7 +263,7 @@ class LineQuery:
         from lance.query import MatchQuery
 
         if limit == 0 or not words.strip():
-            fields = [self.dataset.schema.field(name) for name in BLOCK_COLUMNS]
+            fields = [schema(1).field(name) for name in BLOCK_COLUMNS]
             return pa.schema([*fields, pa.field("bm25", pa.float32())]).empty_table()
         search = MatchQuery(words, TEXT_COLUMN)
         if self.filters_afterwards:
@@ -268,12 +276,27 @@ class LineQuery:
         where = " OR ".join(each.sql for each in wanted)
         return self._scanned(["entity", "path", "line_number", "text"], filter=where)
 
+    def outlines(self, wanted: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
+        """The outlines of the blocks that hold lines ``(entity, path, number)``, those that are known."""
+        if not wanted or OUTLINE_COLUMN not in self.dataset.schema.names:
+            return {}
+        starts = {(entity, path, number // LINES_PER_BLOCK * LINES_PER_BLOCK) for entity, path, number in wanted}
+        blocks = [Passage(entity, path, start, start + LINES_PER_BLOCK - 1) for entity, path, start in sorted(starts)]
+        where = f"{OUTLINE_COLUMN} IS NOT NULL AND ({' OR '.join(each.sql for each in blocks)})"
+        rows = self._scanned(["entity", "path", "line_number", OUTLINE_COLUMN], filter=where).to_pylist()
+        known = {
+            (row["entity"], row["path"], row["line_number"] // LINES_PER_BLOCK): row[OUTLINE_COLUMN] for row in rows
+        }
+        places = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in wanted)
+        return {line: known[block] for line, block in places if block in known}
+
     def _blocks_afterwards(self, search: Any, limit: int) -> pa.Table:
         """As ``blocks``, but the filter applies to what a search of all blocks has found, until enough are left."""
         matching = self._scanned([], filter=self.sql, with_row_id=True)["_rowid"]
         fetch = limit
         while True:
-            found = self._scanned([*BLOCK_COLUMNS, "_score"], full_text_query=search, limit=fetch, with_row_id=True)
+            columns = [*BLOCK_COLUMNS, "_score", "_rowid"]
+            found = self._read(columns, filtered=False, full_text_query=search, limit=fetch, with_row_id=True)
             self.examined_blocks.append(len(found))
             rows = found.filter(pc.is_in(found["_rowid"], value_set=matching.combine_chunks()))
             if len(rows) >= limit or len(found) < fetch:

@@ -9,6 +9,7 @@ neither vector nor text, so no search returns them.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -17,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CommitConflict, LeaseLost
+from driftline.storage.errors import CommitConflict, LeaseLost, StorageError
 from driftline.storage.lance.damage import with_indexes
 from driftline.storage.lance.errors import write_failed
 from driftline.storage.lance.table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
+from driftline.storage.lines.outline import OUTLINE_COLUMN
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset
@@ -28,20 +30,26 @@ if TYPE_CHECKING:
 
     from driftline.storage.deltas.manifest import BatchId
 
+log = logging.getLogger(__name__)
+
 MARKER_LINE = -1
 """``line_number`` of a commit marker."""
 PATHS_PER_LOOKUP = 2_000
 UNKNOWN_OUTCOMES = 3
 """Unknown outcomes tolerated per commit."""
+TEXT_COLUMN = "block"
 LINES_PER_BLOCK = 16
 """Lines per block of the full-text index: fewer postings than per line, and words of neighbouring lines add up."""
+_COMPRESSED = {"lance-encoding:compression": "zstd"}
 
 
 def schema(dim: int) -> pa.Schema:
     """The columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``; ``parent_dirs`` end with a slash.
 
-    Only the first row of each block has ``block``: the path, a line feed, and the lines of the block from the first to
-    the last line with a row, joined by line feeds (decision 0007).
+    Only the first row of each block has ``block`` and ``outline``. ``block`` is the path; a tab and the name of the
+    definition that the block begins in, if any; a line feed; and the lines of the block from the first to the last line
+    with a row, joined by line feeds (decision 0007). ``outline`` has the definitions in the block (outline.py); it is
+    null where nobody looked for them.
     """
     return pa.schema(
         [
@@ -54,7 +62,8 @@ def schema(dim: int) -> pa.Schema:
             pa.field("parent_dirs", pa.list_(pa.string())),
             pa.field("ext", pa.string()),
             pa.field("hash", pa.string()),
-            pa.field("block", pa.string(), metadata={"lance-encoding:compression": "zstd"}),
+            pa.field(TEXT_COLUMN, pa.string(), metadata=_COMPRESSED),
+            pa.field(OUTLINE_COLUMN, pa.string(), metadata=_COMPRESSED),
         ]
     )
 
@@ -87,8 +96,34 @@ class LineTable(LanceTable):
     # -- writing -----------------------------------------------------------------------------
 
     def write_fragments(self, rows: pa.Table) -> list[str]:
-        """Write rows of ``schema(dim)`` as ``write`` does; returns the fragments as JSON, for ``commit``."""
-        return [json.dumps(fragment.to_json()) for fragment in self.write(rows)]
+        """Write rows of ``schema(dim)`` as ``write`` does; returns the fragments as JSON, for ``commit``.
+
+        A table of Driftline 0.1 without outlines gets their column first.
+        """
+        try:
+            fragments = self.write(rows)
+        except StorageError:
+            if not self._add_outlines():
+                raise
+            fragments = self.write(rows)
+        return [json.dumps(fragment.to_json()) for fragment in fragments]
+
+    def _add_outlines(self) -> bool:
+        """Add the column of outlines, null in all rows, unless the table has it; returns whether it had not.
+
+        It adds no file to any fragment, and another worker may do it meanwhile.
+        """
+        if not self.exists() or OUTLINE_COLUMN in self.open().schema.names:
+            return False
+        for _ in range(COMMIT_ATTEMPTS):
+            dataset = self.open()
+            if OUTLINE_COLUMN in dataset.schema.names:
+                break
+            try:
+                dataset.add_columns(pa.field(OUTLINE_COLUMN, pa.string(), metadata=_COMPRESSED))
+            except (OSError, ValueError) as error:  # another worker's column, or a commit that came first
+                log.debug("%s: outlines: %s", self.uri, error)
+        return True
 
     def commit_marker(self, entity: Entity) -> CommitMarker:
         """The commit marker of ``entity``, with token 0 if it has none."""

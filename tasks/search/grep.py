@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
+from driftline.storage.lines.outline import Definition, innermost
 from driftline.storage.model import Embedder, SkipReason
+from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.embedding.context import PLAN_AFTER_LINES
 from driftline.tasks.scanning.selection import STDIN, files_named
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.hits import Hit, symbol_of
 from driftline.tasks.search.query import SearchReport
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.windows import merge_windows
@@ -146,6 +149,10 @@ def _hits(
             split[document] = split_lines(texts[document].text)
         return split[document]
 
+    @cache
+    def outline(document: int) -> list[Definition]:
+        return definitions(texts[document].path, texts[document].text)
+
     nearest = zip(*(column.tolist() for column in lines), strict=True)
     rows = (
         {
@@ -176,6 +183,7 @@ def _hits(
             rank=rank,
             text=window.text,
             context=tuple(context),
+            **symbol_of(innermost(outline(document), window.best)),
         )
 
 

@@ -6,8 +6,11 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from driftline.storage.errors import DriftlineError
+from driftline.storage.lines.outline import Definition, innermost
+from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
@@ -28,7 +31,9 @@ class Hit:
     ``relevance`` is the share of random pairs of lines that are farther;
     ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed. ``freshness`` says what has
     become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
-    what was read anyway.
+    what was read anyway. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind``
+    what it is (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` are its lines as they were
+    indexed, comments above it included; None outside of any, and where definitions are not indexed.
     """
 
     path: str
@@ -45,6 +50,10 @@ class Hit:
     context: tuple[str, ...]
     freshness: str | None = None
     line_now: int | None = None
+    symbol: str | None = None
+    kind: str | None = None
+    symbol_start: int | None = None
+    symbol_end: int | None = None
 
 
 def hits(
@@ -54,11 +63,15 @@ def hits(
     n_lines: int,
     records: SourceRecords,
     calibration: Calibration,
+    *,
+    within_definitions: bool,
 ) -> Iterator[Hit]:
     """``windows``, best first, which were found in ``tables``, with their text and ``n_lines`` of context on each side.
 
-    The context is of the index where the document has changed or cannot be read.
+    The context is of the index where the document has changed or cannot be read. With ``within_definitions`` that of a
+    function does not reach into the next one.
     """
+    add_definitions(tables, windows)
     read = _read(workspace, windows, records, context=n_lines > 0)
     unchanged_text = cache(_unchanged_text)  # several windows may be of one document
     documents = [read.get((window.entity, window.path)) for window in windows]
@@ -67,7 +80,7 @@ def hits(
     indexed = _indexed(tables, lacking, n_lines)
     for rank, (window, document, text) in enumerate(zip(windows, documents, texts, strict=True), start=1):
         unchanged = text is not None
-        start, end = max(0, window.first - n_lines), window.last + n_lines
+        start, end = _around(window, n_lines, within_definition=within_definitions)
         if not n_lines:
             start, context = window.best, [window.text]
         elif text is not None:
@@ -92,7 +105,37 @@ def hits(
             context=tuple(context),
             freshness=judged.state.value if judged else None,
             line_now=judged.line if judged else None,
+            **symbol_of(window.definition),
         )
+
+
+def symbol_of(definition: Definition | None) -> dict[str, Any]:
+    """The fields of a hit that tell the definition around it."""
+    if definition is None:
+        return {}
+    start, end = definition.first + 1, definition.last + 1
+    return {"symbol": definition.name, "kind": definition.kind, "symbol_start": start, "symbol_end": end}
+
+
+def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> None:
+    """Give each window whose definition is unknown the one that the tables know."""
+    lacking = {(each.entity, each.path, each.best): each for each in windows if not each.outlined}
+    for table in tables if lacking else ():
+        for place, outline in table.outlines([*lacking]).items():
+            window = lacking[place]
+            window.definition, window.outlined = innermost(decode_outline(outline), window.best), True
+
+
+def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[int, int]:
+    """The first and the last line of a window with its context, 0-based."""
+    start, end = max(0, window.first - n_lines), window.last + n_lines
+    definition = window.definition
+    if within_definition and definition is not None and definition.is_code:
+        if definition.first <= window.first:
+            start = max(start, definition.first)
+        if window.last <= definition.last:
+            end = min(end, definition.last)
+    return start, end
 
 
 def _file(records: SourceRecords, window: Window) -> str | None:

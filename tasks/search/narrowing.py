@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from driftline.storage.entities import Entity
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.line_kinds import extensions_of
 from driftline.tasks.search.named_places import where_named
 
 
@@ -17,6 +18,7 @@ def narrowed(
     dirs: Sequence[str] | None = None,
     globs: Sequence[str] | None = None,
     exts: Sequence[str] | None = None,
+    languages: Sequence[str] | None = None,
     entities: Sequence[str | tuple[str, str]] | None = None,
     also: Sequence[LineFilter] = (),
 ) -> LineFilter:
@@ -33,6 +35,7 @@ def narrowed(
         all_of=(
             *([where_named(workspace, list(paths), "file")] if paths is not None else []),
             *([where_named(workspace, list(dirs), "folder")] if dirs is not None else []),
+            *([LineFilter(exts=extensions_of(languages))] if languages is not None else []),
             *also,
         ),
     )

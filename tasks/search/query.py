@@ -17,6 +17,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, UsageError
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.outline import decode, innermost
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.lines.words import as_indexed, telling_words
 from driftline.storage.model import Embedder
@@ -24,18 +25,20 @@ from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef, load_embedder
 from driftline.tasks.scanning.claims import below
-from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
+from driftline.tasks.search.candidates import Candidates, gather, lines_of
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.hits import Hit, hits
+from driftline.tasks.search.line_kinds import ALL_LINES, LineKinds
+from driftline.tasks.search.rank import rank
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.same_files import SourceRecords, distinct_windows
 from driftline.tasks.search.windows import Window, merge_windows
 
 FETCH_FACTOR = 3
 """Lines fetched for each result wanted, because neighbouring ones merge; more are fetched if that is not enough."""
-CANDIDATE_BLOCKS = 100
-CANDIDATE_LINES = 30
+CANDIDATE_BLOCKS = 200
+CANDIDATE_LINES = 60
 """Blocks found by words and lines found by meaning among which a hybrid search chooses; more if results are lacking."""
 MAX_TENANTS_AT_ONCE = 8
 """Tables opened side by side, each of which waits for a bucket."""
@@ -96,14 +99,18 @@ def search(
     strategy: Strategy = "auto",
     fallback_threshold: float = FALLBACK_THRESHOLD,
     explain: bool = False,
+    symbols: bool = False,
+    kinds: Sequence[str] | None = None,
+    tests: bool = True,
 ) -> SearchReport:
     """The ``top_k`` windows that answer ``query`` best.
 
-    ``max_distance`` drops lines that are farther, and ``min_relevance`` those that are less relevant (relevance.py).
-    Fewer are found only where fewer lines match.
+    ``max_distance`` drops lines that are farther, ``min_relevance`` those that are less relevant (relevance.py), and
+    ``symbols``, ``kinds`` and ``tests`` those that LineKinds does not allow. Fewer are found only where fewer match.
     Raises UsageError, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
     _check(top_k, n_lines, mode, min_relevance)
+    only = LineKinds.of(symbols=symbols, kinds=kinds, tests=tests)
     explanation = Explanation(mode, strategy)
     nothing = SearchReport(query, (), explanation if explain else None)
     config = workspace.config
@@ -116,11 +123,14 @@ def search(
     if not queries or (mode == "vector" and not vector.any()):
         return nothing
     calibration = Calibration.of(embedder)
-    finder = _Finder(query, vector, embedder, queries, calibration.limit(min_relevance, max_distance), explanation)
+    limit = calibration.limit(min_relevance, max_distance)
+    finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
     records = SourceRecords(workspace)
     windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), top_k, records)
     with explanation.timed("context"):
-        results = tuple(hits(workspace, queries, windows, n_lines, records, calibration))
+        within = mode != "vector"
+        found = hits(workspace, queries, windows, n_lines, records, calibration, within_definitions=within)
+        results = tuple(found)
     if explain:
         _count(explanation, queries)
     return SearchReport(query, results, explanation if explain else None)
@@ -185,6 +195,7 @@ class _Finder:
     tables: Sequence[LineQuery]
     max_distance: float | None
     explanation: Explanation
+    only: LineKinds = ALL_LINES
 
     def find(self, top_k: int, n_lines: int, mode: Mode) -> list[Window]:
         """The best windows, best first."""
@@ -199,7 +210,7 @@ class _Finder:
         while True:
             with self.explanation.timed("vector"):
                 found = self._nearest(fetch)
-            windows = merge_windows(found.sort_by("distance").to_pylist(), reach, top_k)
+            windows = merge_windows(self._allowed(found.sort_by("distance").to_pylist()), reach, top_k)
             if len(windows) == top_k or len(found) < fetch:
                 return windows
             fetch *= 2
@@ -211,7 +222,8 @@ class _Finder:
         while True:
             blocks, nearest, lines = self._candidates(n_blocks, n_nearest)
             with self.explanation.timed("rank"):
-                rows = rank(self.embedded, lines, blocks, self.embedder, top_k=top_k, meaning=meaning)
+                options: dict[str, Any] = {"top_k": top_k, "meaning": meaning, "only": self.only}
+                rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
                 windows = merge_windows((row for row in rows if row["distance"] <= farthest), reach, top_k)
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
@@ -237,6 +249,18 @@ class _Finder:
             found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
             read = lines_of(found, self.query)  # while the nearest are still looked for
             return found, nearest.result(), gather(read, nearest.result())
+
+    def _allowed(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The ``rows`` of nearest lines that ``only`` allows, with their definitions where it needs them."""
+        if self.only.needs_definitions:
+            places = [(row["entity"], row["path"], row["line_number"]) for row in rows]
+            outlines = {place: text for table in self.tables for place, text in table.outlines(places).items()}
+            for row, place in zip(rows, places, strict=True):
+                row["definition"] = innermost(decode(outlines.get(place, "")), place[2])
+                row["outlined"] = place in outlines
+        if self.only == ALL_LINES:
+            return rows
+        return [row for row in rows if self.only.allow(row.get("definition"), row["line_number"], row["path"])]
 
     def _nearest(self, top_k: int) -> pa.Table:
         found = [table.nearest(self.embedded, top_k, self.max_distance) for table in self.tables]

@@ -5,14 +5,14 @@ A line is judged with its neighbours, since one line alone says little:
     score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
           + 0.06 x BM25 of the four best blocks of its document
           + 8 x cosine of the vectors around it; in prose 2 x, and 4 x that of the vectors farther around
-          + 4 if it begins a definition, in code
+          + half of the weights of the words in the names of the definitions around it
+          + 4 if it begins a definition, in code; - 3 in a test
 
-The figures were chosen on the tuning half of ``tests/benchmarks/quality.py``.
+``weights.py`` holds the figures.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -21,35 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.lines.words import NAME_PART, terms_of
+from driftline.tasks.search.weights import WEIGHTS, Reach, Weights
 
-WORD_REACH, WORD_DECAY = 8, 0.85
-"""Lines on either side whose words count for a line, and what they count for each line of distance."""
-PATH_WEIGHT = 0.5
-DOCUMENT_WEIGHT, DOCUMENT_BLOCKS = 0.06, 4
-PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
-DEFINITION_BONUS = 4.0
 BM25_K1, BM25_B = 1.2, 0.75
 _ASCII_PARTS = "".join(chr(code) if chr(code).isalnum() or chr(code) == "\n" else " " for code in range(128))
 """For ``str.translate``: what lies between the NAME_PARTs of ASCII lines becomes blank. Faster than to find them."""
-_DEFINITION = re.compile(
-    r"\s*(?:(?:export|default|public|private|protected|internal|static|abstract|final|async|inline|pub(?:\([^)]*\))?)\s+)*"
-    r"(?:def|class|func|function|fn|fun|interface|struct|enum|trait|impl|module|type|record|namespace)\s+"
-    r"[\w.<>]+\s*(?:[(:{<=\[]|$|(?:struct|interface|extends|implements|for)\b)"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """How far the vectors around a line count, as WORD_REACH and WORD_DECAY, and what their cosine counts then."""
-
-    weight: float
-    lines: int
-    decay: float
-
-
-MEANING_OF_CODE, MEANING_OF_PROSE = (Reach(8.0, 3, 0.7),), (Reach(2.0, 3, 0.7), Reach(4.0, 16, 0.95))
-"""A few lines of code say what they do; of prose it takes a paragraph, and even then words say more. The first
-weight is also that of a line alone, where the best one of a window is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +58,19 @@ def text_scores(
     counts: NDArray[np.float32],
     lengths: NDArray[np.float32],
     in_path: NDArray[np.float32],
+    in_names: NDArray[np.float32],
     weights: NDArray[np.float32],
+    chosen: Weights = WEIGHTS,
 ) -> NDArray[np.float32]:
-    """``(n,)``: BM25 of the words around each line and of its path.
+    """``(n,)``: BM25 of the words around each line, of its path and of the names of the definitions around it.
 
-    ``counts`` and ``in_path`` ``(n, t)`` say how often a line and its path hold each word of the query, ``lengths``
-    ``(n,)`` how long a line is, ``weights`` ``(t,)`` what each word weighs.
+    ``counts``, ``in_path`` and ``in_names`` ``(n, t)`` say how often a line, its path and those names hold each word of
+    the query, ``lengths`` ``(n,)`` how long a line is, ``weights`` ``(t,)`` what each word weighs.
     """
-    around = _around(lines, np.column_stack([counts, lengths]), WORD_REACH, WORD_DECAY)
+    around = _around(lines, np.column_stack([counts, lengths]), chosen.word_reach, chosen.word_decay)
     scores: NDArray[np.float32] = _saturated(around[:, :-1] + in_path, around[:, -1]) @ weights
-    return scores + PATH_WEIGHT * ((in_path > 0) @ weights)
+    named = chosen.names * ((in_names > 0) @ weights)
+    return np.asarray(scores + chosen.path * ((in_path > 0) @ weights) + named, np.float32)
 
 
 def line_scores(
@@ -102,13 +81,15 @@ def line_scores(
     return scores
 
 
-def document_scores(document: NDArray[np.int64], bm25: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+def document_scores(
+    document: NDArray[np.int64], bm25: NDArray[np.float32], count: int, chosen: Weights = WEIGHTS
+) -> NDArray[np.float32]:
     """``(count,)``: what each document gains by its best blocks; ``document`` names that of each block, best first."""
     gains, taken = np.zeros(count, np.float32), [0] * count
     for at, score in zip(document.tolist(), bm25.tolist(), strict=True):
-        if taken[at] < DOCUMENT_BLOCKS:
+        if taken[at] < chosen.document_blocks:
             taken[at] += 1
-            gains[at] += DOCUMENT_WEIGHT * score
+            gains[at] += chosen.document * score
     return gains
 
 
@@ -122,16 +103,6 @@ def meaning_scores(
         norms = np.linalg.norm(around, axis=1)
         scores += reach.weight * np.divide(around @ query, norms, out=np.zeros_like(norms), where=norms > 0)
     return scores
-
-
-def is_prose(path: str) -> bool:
-    """Whether a document is meant to be read as text, by its extension."""
-    return path.lower().endswith(PROSE_EXTENSIONS)
-
-
-def definitions(text: Sequence[str]) -> NDArray[np.bool_]:
-    """``(n,)``: which lines begin the definition of a function, a class or a type."""
-    return np.fromiter((_DEFINITION.match(line) is not None for line in text), np.bool_, len(text))
 
 
 def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

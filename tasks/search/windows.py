@@ -6,15 +6,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from driftline.storage.lines.outline import Definition
+
 MAX_WINDOW_LINES = 32
 """A window does not grow beyond so many lines, context apart."""
+MAX_WINDOWS_OF_DEFINITION = 3
+"""A long function does not take all places, as a long section of prose may."""
 
 
 @dataclass(slots=True)
 class Window:
     """Neighbouring hits of one document; lines are 0-based, both ends included.
 
-    ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance`` and ``text`` are its.
+    ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance``, ``text`` and ``definition``,
+    the innermost around it, are its. Whether it has one is unknown unless it is ``outlined``.
     """
 
     entity: str
@@ -26,18 +31,23 @@ class Window:
     fit: float
     first: int
     last: int
+    definition: Definition | None = None
+    outlined: bool = False
 
     @classmethod
     def around(cls, row: Mapping[str, Any]) -> Window:
         """The window of one hit."""
         line, distance = row["line_number"], row["distance"]
         fit = row.get("fit", -distance)
-        return cls(row["entity"], row["path"], row["hash"], line, distance, row["text"], fit, first=line, last=line)
+        known = {"definition": row["definition"], "outlined": row["outlined"]} if "definition" in row else {}
+        document = row["entity"], row["path"], row["hash"]
+        return cls(*document, line, distance, row["text"], fit, first=line, last=line, **known)
 
     def take_in(self, other: Window) -> None:
         """Become a window of both; the one that fits better names the best line."""
         if other.fit > self.fit:
             self.best, self.distance, self.text, self.fit = other.best, other.distance, other.text, other.fit
+            self.definition, self.outlined = other.definition, other.outlined
         self.first, self.last = min(self.first, other.first), max(self.last, other.last)
 
 
@@ -63,6 +73,9 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, top_k: int) -> 
                 for other in near[1:]:
                     known.remove(other)
                     windows.remove(other)
+            continue
+        defined = new.definition is not None and new.definition.is_code
+        if defined and sum(new.definition == each.definition for each in known) >= MAX_WINDOWS_OF_DEFINITION:
             continue
         known.append(new)
         windows.append(new)

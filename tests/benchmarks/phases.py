@@ -27,7 +27,8 @@ import numpy as np
 import pyarrow as pa
 
 from driftline.storage.lance.vector_index import create_vector_index
-from driftline.storage.lines.indexes import COLUMNS, SCALAR_INDEXES, TEXT_COLUMN, TOKENIZER
+from driftline.storage.lines.indexes import COLUMNS, SCALAR_INDEXES, TOKENIZER
+from driftline.storage.lines.table import TEXT_COLUMN
 from driftline.tasks.embedding.context import ModelRef, load_embedder
 from driftline.tasks.embedding.models import dimension, fingerprint, resolve_model
 

@@ -100,6 +100,10 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "context": ["---", "subcommand", "three"],
         "freshness": "fresh",
         "line_now": 6,
+        "symbol": None,
+        "kind": None,
+        "symbol_start": None,
+        "symbol_end": None,
     }
     assert len(found["results"]) == 1
 

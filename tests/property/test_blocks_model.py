@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftline.storage.entities import Entity
+from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.table import LINES_PER_BLOCK
 from driftline.storage.model import ManifestRow
 from driftline.tasks.indexing.rows import blocks, line_rows
@@ -23,6 +24,18 @@ documents = st.dictionaries(
     max_size=5,
 )
 Documents = dict[str, dict[int, str]]
+
+
+def defined(kind: str, name: str, first: int, line: int, last: int) -> Definition:
+    return Definition(kind, name, line, first, last)
+
+
+definitions = st.lists(
+    st.tuples(st.sampled_from(("function", "section")), st.text("abé. ", min_size=1), *[st.integers(0, 80)] * 3).map(
+        lambda drawn: defined(*drawn[:2], *sorted(drawn[2:]))
+    ),
+    max_size=4,
+).map(lambda found: sorted(found, key=lambda each: each.first))
 
 
 def as_rows(given_documents: Documents) -> tuple[list[str], list[tuple[int, int, str]]]:
@@ -62,10 +75,33 @@ def test_blocks_hold_their_path_and_lines(given_documents: Documents) -> None:
 
 @settings(max_examples=75, deadline=None)
 @given(given_documents=documents, data=st.data())
+def test_the_head_of_a_block_names_the_definition_that_it_begins_in(
+    given_documents: Documents, data: st.DataObject
+) -> None:
+    paths, rows = as_rows(given_documents)
+    outlines = [data.draw(definitions) for _ in paths]
+    found = blocks(
+        paths,
+        pa.array([at for at, _, _ in rows], pa.int32()),
+        pa.array([number for _, number, _ in rows], pa.int32()),
+        pa.array([text for _, _, text in rows], pa.string()),
+        outlines,
+    ).to_pylist()
+    plain = blocks_by_hand(given_documents)
+    for (at, number, _), block in zip(rows, found, strict=True):
+        if block is not None:
+            around = [each.name for each in outlines[at] if each.line < number <= each.last]
+            head = f"{paths[at]}\t{around[-1]}" if around else paths[at]
+            assert block == head + plain[paths[at], number][len(paths[at]) :]
+
+
+@settings(max_examples=75, deadline=None)
+@given(given_documents=documents, data=st.data())
 def test_candidates_are_the_lines_of_blocks_and_the_nearest_once_and_in_order(
     given_documents: Documents, data: st.DataObject
 ) -> None:
     paths, rows = as_rows(given_documents)
+    outlines = [data.draw(definitions) for _ in paths]
     entity = Entity.parse("source:x")
     table = line_rows(
         entity,
@@ -74,6 +110,7 @@ def test_candidates_are_the_lines_of_blocks_and_the_nearest_once_and_in_order(
         pa.array([number for _, number, _ in rows], pa.int32()),
         pa.array([text for _, _, text in rows], pa.string()),
         np.ones((len(rows), 4), np.float16),
+        outlines,
     )
     starts = [at for at, block in enumerate(table["block"].to_pylist()) if block is not None]
     some = st.permutations(starts).flatmap(lambda order: st.integers(0, len(order)).map(lambda count: order[:count]))
@@ -81,13 +118,15 @@ def test_candidates_are_the_lines_of_blocks_and_the_nearest_once_and_in_order(
     near = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True, max_size=5) if rows else st.just([]))
     candidates = gather(lines_of(table.take(pa.array(chosen, pa.int64())), "x"), table.take(pa.array(near, pa.int64())))
     of_blocks = {(rows[at][0], rows[at][1] // LINES_PER_BLOCK) for at in chosen}
-    expected = [
-        (str(entity), paths[at], number, text, f"hash of {paths[at]}")
-        for row, (at, number, text) in enumerate(rows)
-        if row in near or (at, number // LINES_PER_BLOCK) in of_blocks
-    ]
+    expected = []
+    for position, (at, number, text) in enumerate(rows):
+        inside = (at, number // LINES_PER_BLOCK) in of_blocks
+        if inside or position in near:
+            around = [each for each in outlines[at] if inside and each.first <= number <= each.last]
+            definition = around[-1] if around else None
+            expected.append((str(entity), paths[at], number, text, f"hash of {paths[at]}", definition, inside))
     found = [candidates.row(at) for at in range(len(candidates))]
-    assert [tuple(row.values()) for row in found] == sorted(expected)
+    assert [tuple(row.values()) for row in found] == sorted(expected, key=lambda row: row[:3])
     for row, block in zip(found, candidates.block.tolist(), strict=True):
         if block >= 0:
             at, number, _ = rows[chosen[block]]

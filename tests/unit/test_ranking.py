@@ -15,12 +15,12 @@ from driftline.tasks.search import ranking
 from driftline.tasks.search.ranking import (
     CandidateLines,
     count_words,
-    definitions,
     document_scores,
     meaning_scores,
     text_scores,
     word_weights,
 )
+from driftline.tasks.search.weights import WEIGHTS
 
 K1, B = 1.2, 0.75
 Floats = NDArray[np.float32]
@@ -79,18 +79,20 @@ def test_words_around_a_line_and_of_its_path_make_its_score(n: int) -> None:
     counts = rng.poisson(0.2, (n, 3)).astype(np.float32)
     lengths = rng.integers(1, 80, n).astype(np.float32)
     in_path = rng.poisson(0.5, (4, 3)).astype(np.float32)[lines.document]
+    in_names = rng.poisson(0.3, (n, 3)).astype(np.float32)
     weights = np.array([4.0, 0.5, 2.0], np.float32)
-    near = around(lines, np.column_stack([counts, lengths]), ranking.WORD_REACH, ranking.WORD_DECAY)
+    near = around(lines, np.column_stack([counts, lengths]), WEIGHTS.word_reach, WEIGHTS.word_decay)
     mean = near[:, -1].mean()
     expected = [
         sum(
             weights[t] * saturated(near[i, t] + in_path[i, t], near[i, -1], mean)
-            + (ranking.PATH_WEIGHT * weights[t] if in_path[i, t] else 0)
+            + (WEIGHTS.path * weights[t] if in_path[i, t] else 0)
+            + (WEIGHTS.names * weights[t] if in_names[i, t] else 0)
             for t in range(3)
         )
         for i in range(n)
     ]
-    assert np.allclose(text_scores(lines, counts, lengths, in_path, weights), expected, rtol=1e-4)
+    assert np.allclose(text_scores(lines, counts, lengths, in_path, in_names, weights), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("n", [1, 3, 60])
@@ -100,7 +102,7 @@ def test_meaning_is_the_cosine_of_what_stands_around_a_line(n: int) -> None:
     vectors = rng.standard_normal((n, 6)).astype(np.float32)
     query = rng.standard_normal(6).astype(np.float32)
     query /= np.linalg.norm(query)
-    for meaning in (ranking.MEANING_OF_CODE, ranking.MEANING_OF_PROSE):
+    for meaning in (WEIGHTS.code, WEIGHTS.prose):
         expected = np.zeros(n)
         for reach in meaning:
             near = around(lines, vectors, reach.lines, reach.decay)
@@ -110,13 +112,11 @@ def test_meaning_is_the_cosine_of_what_stands_around_a_line(n: int) -> None:
 
 
 def test_a_document_gains_by_its_best_blocks_only() -> None:
-    best = ranking.DOCUMENT_BLOCKS
+    best = WEIGHTS.document_blocks
     scores = np.arange(20, 0, -1).astype(np.float32)
     document = np.array([0, 2] + [2] * 18)
     gains = document_scores(document, scores, 3)
-    assert gains.tolist() == pytest.approx(
-        [ranking.DOCUMENT_WEIGHT * 20, 0, ranking.DOCUMENT_WEIGHT * sum(range(19, 19 - best, -1))]
-    )
+    assert gains.tolist() == pytest.approx([WEIGHTS.document * 20, 0, WEIGHTS.document * sum(range(19, 19 - best, -1))])
 
 
 def test_words_are_counted_as_terms_however_they_are_written() -> None:
@@ -174,28 +174,3 @@ def test_stemming_changes_the_last_letter_at_most() -> None:
     beginnings = ("hop", "hopp", "car", "happ", "gener", "activ", "fl", "sk", "d", "l", "t", "relat", "org", "us", "w")
     for word in (beginning + ending for beginning in beginnings for ending in endings):
         assert all(ranking._beginning(stem) in word for stem in terms(word)), word
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "def f(x):",
-        "    async def run(self) -> None:",
-        "class A(B):",
-        "export default function main() {",
-        "pub(crate) fn new() -> Self {",
-        "public static final class X {",
-        "type Alias = int",
-        "impl Trait for X {",
-        "\tfunc main() {",
-    ],
-)
-def test_lines_that_begin_a_definition_are_recognized(line: str) -> None:
-    assert definitions([line]).tolist() == [True]
-
-
-@pytest.mark.parametrize(
-    "line", ["define(x)", "x = def_value", "return function(x)", "# def f(x):", "classes = []", "", "class", "def"]
-)
-def test_other_lines_are_not(line: str) -> None:
-    assert definitions([line, "def f():"]).tolist() == [False, True]

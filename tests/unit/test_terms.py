@@ -6,7 +6,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from driftline.storage.lines.indexes import TEXT, TEXT_COLUMN, TOKENIZER
+from driftline.storage.lines.indexes import TEXT, TOKENIZER
+from driftline.storage.lines.table import TEXT_COLUMN
 from driftline.storage.lines.words import telling_words, terms
 
 TEXTS = (

@@ -1,0 +1,55 @@
+"""Outlines: which definitions each block of lines lies in or holds, as its row stores them (decision 0015)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Kind = Literal[
+    "class", "enum", "function", "impl", "interface", "key", "macro", "method", "module", "namespace", "property",
+    "section", "struct", "table", "trait", "type", "union", "view",
+]  # fmt: skip
+KINDS: tuple[str, ...] = get_args(Kind)
+OF_TEXT = frozenset(("key", "section"))
+"""Kinds of prose and configuration: they say where a line is, but define nothing."""
+OUTLINE_COLUMN = "outline"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A named part of a document. Lines are 0-based and both ends are included.
+
+    ``name`` is qualified by the names of the definitions around it, ``line`` the line that holds the name, ``first``
+    that of the comments and decorators above it.
+    """
+
+    kind: str
+    name: str
+    line: int
+    first: int
+    last: int
+
+    @property
+    def is_code(self) -> bool:
+        """Whether it is of code, not of prose or configuration."""
+        return self.kind not in OF_TEXT
+
+
+def encode(found: Sequence[Definition]) -> str:
+    """The definitions of a block, a line each."""
+    return "\n".join([f"{each.kind}\t{each.line}\t{each.first}\t{each.last}\t{each.name}" for each in found])
+
+
+def decode(outline: str) -> tuple[Definition, ...]:
+    """The definitions of a block as ``encode`` was given them, outer ones first."""
+    found = []
+    for line in outline.split("\n") if outline else ():
+        kind, at, first, last, name = line.split("\t", 4)
+        found.append(Definition(kind, name, int(at), int(first), int(last)))
+    return tuple(found)
+
+
+def innermost(found: Sequence[Definition], line: int) -> Definition | None:
+    """The definition among ``found``, outer ones first, that holds ``line`` and no other around it."""
+    return next((each for each in reversed(found) if each.first <= line <= each.last), None)

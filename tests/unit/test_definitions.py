@@ -1,0 +1,567 @@
+"""Definitions in code and prose, by grammars, headings and patterns."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import driftline
+from driftline.storage.lines.outline import KINDS, Definition, decode, encode, innermost
+from driftline.tasks.definitions.grammars import BY_EXTENSION, loaded
+from driftline.tasks.definitions.headings import HEADINGS
+from driftline.tasks.definitions.outlines import MAX_PARSED_CHARACTERS, definitions
+from driftline.tasks.definitions.patterns import begins_definition, by_patterns
+
+CODE = {
+    "store.py": (
+        """
+        import os
+
+        # Keeps sessions.
+        @dataclass(frozen=True)
+        class SessionStore:
+            def load(self, key):
+                def decode(raw):
+                    return raw
+                return decode(self.raw[key])
+
+            async def save(self, key): ...
+
+        text = "def fake(): pass"
+        """,
+        [
+            ("class", "SessionStore", 2, 10),
+            ("method", "SessionStore.load", 5, 8),
+            ("function", "SessionStore.load.decode", 6, 7),
+            ("method", "SessionStore.save", 10, 10),
+        ],
+    ),
+    "app.js": (
+        """
+        /** Answers requests. */
+        const handle = async (request) => {
+          return request;
+        };
+        class Router extends Base {
+          #routes = new Map();
+          add(path, target) { return this; }
+          onError = (error) => { throw error; };
+        }
+        Router.prototype.match = function (path) { return path; };
+        module.exports.listen = function () {};
+        const options = { retry: () => 3 };
+        """,
+        [
+            ("function", "handle", 0, 3),
+            ("class", "Router", 4, 8),
+            ("method", "Router.add", 6, 6),
+            ("method", "Router.onError", 7, 7),
+            ("function", "Router.match", 9, 9),
+            ("function", "listen", 10, 10),
+            ("method", "retry", 11, 11),
+        ],
+    ),
+    "api.ts": (
+        """
+        export interface User { name: string; rename(to: string): void }
+        export type Id = string | number;
+        enum Colour { Red, Green }
+        namespace Web {
+          export abstract class Page<T> {
+            abstract render(): string;
+            title = () => "x";
+          }
+        }
+        export function load(id: Id): User { throw 1; }
+        """,
+        [
+            ("interface", "User", 0, 0),
+            ("method", "User.rename", 0, 0),
+            ("type", "Id", 1, 1),
+            ("enum", "Colour", 2, 2),
+            ("namespace", "Web", 3, 8),
+            ("class", "Web.Page", 4, 7),
+            ("method", "Web.Page.render", 5, 5),
+            ("method", "Web.Page.title", 6, 6),
+            ("function", "load", 9, 9),
+        ],
+    ),
+    "view.tsx": (
+        """
+        export const View = ({ name }: Props) => {
+          return <b>{name}</b>;
+        };
+        """,
+        [("function", "View", 0, 2)],
+    ),
+    "server.go": (
+        """
+        package server
+
+        // Server answers.
+        type Server struct {
+        \taddr string
+        }
+
+        type Handler interface{ Serve() }
+        type Names []string
+
+        // Listen waits.
+        func (s *Server) Listen() error {
+        \treturn nil
+        }
+
+        func (l *List[T]) Push(v T) {}
+
+        func New(addr string) *Server { return &Server{addr} }
+        """,
+        [
+            ("struct", "Server", 2, 5),
+            ("interface", "Handler", 7, 7),
+            ("type", "Names", 8, 8),
+            ("method", "Server.Listen", 10, 13),
+            ("method", "List.Push", 15, 15),
+            ("function", "New", 17, 17),
+        ],
+    ),
+    "lib.rs": (
+        """
+        /// A queue.
+        #[derive(Debug)]
+        pub struct Queue<T> { items: Vec<T> }
+
+        impl<T> Queue<T> {
+            pub fn push(&mut self, item: T) { self.items.push(item) }
+        }
+
+        impl<T> Drop for Queue<T> {
+            fn drop(&mut self) {}
+        }
+
+        pub trait Shape { fn area(&self) -> f64; }
+        enum Side { Left, Right }
+        mod tests { fn works() {} }
+        macro_rules! square { ($x:expr) => { $x * $x }; }
+        """,
+        [
+            ("struct", "Queue", 0, 2),
+            ("impl", "Queue", 4, 6),
+            ("method", "Queue.push", 5, 5),
+            ("impl", "Queue", 8, 10),
+            ("method", "Queue.drop", 9, 9),
+            ("trait", "Shape", 12, 12),
+            ("method", "Shape.area", 12, 12),
+            ("enum", "Side", 13, 13),
+            ("module", "tests", 14, 14),
+            ("function", "tests.works", 14, 14),
+            ("macro", "square", 15, 15),
+        ],
+    ),
+    "Bank.java": (
+        """
+        package bank;
+
+        /**
+         * Accounts.
+         */
+        public final class Bank implements Closeable {
+            private int total;
+
+            public Bank(int total) { this.total = total; }
+
+            @Override
+            public void close() throws IOException {
+            }
+
+            interface Rate { double of(int years); }
+            enum State { OPEN }
+            record Entry(int amount) {}
+        }
+        """,
+        [
+            ("class", "Bank", 2, 17),
+            ("method", "Bank.Bank", 8, 8),
+            ("method", "Bank.close", 10, 12),
+            ("interface", "Bank.Rate", 14, 14),
+            ("method", "Bank.Rate.of", 14, 14),
+            ("enum", "Bank.State", 15, 15),
+            ("class", "Bank.Entry", 16, 16),
+        ],
+    ),
+    "Main.kt": (
+        """
+        data class Point(val x: Int) {
+            fun moved(by: Int): Point = Point(x + by)
+        }
+        object Registry { fun all() = listOf(1) }
+        fun main() { println("x") }
+        """,
+        [
+            ("class", "Point", 0, 2),
+            ("method", "Point.moved", 1, 1),
+            ("class", "Registry", 3, 3),
+            ("method", "Registry.all", 3, 3),
+            ("function", "main", 4, 4),
+        ],
+    ),
+    "list.c": (
+        """
+        #define MAX(a, b) ((a) > (b) ? (a) : (b))
+        struct list { struct list *next; };
+        typedef unsigned int u32;
+        enum side { LEFT };
+
+        /* Adds. */
+        static struct list *list_add(struct list *head, int value)
+        {
+            return head;
+        }
+        int (*pick(int which))(int) { return 0; }
+        """,
+        [
+            ("macro", "MAX", 0, 0),
+            ("struct", "list", 1, 1),
+            ("type", "u32", 2, 2),
+            ("enum", "side", 3, 3),
+            ("function", "list_add", 5, 9),
+            ("function", "pick", 10, 10),
+        ],
+    ),
+    "shape.cpp": (
+        """
+        namespace geo {
+        template <typename T>
+        class Shape {
+         public:
+          virtual ~Shape() {}
+          T area() const { return 0; }
+          bool operator==(const Shape &other) const { return true; }
+        };
+        struct Point { int x; };
+        }
+        int geo::Shape::count(int a) { return a; }
+        std::string &name() { return global; }
+        """,
+        [
+            ("namespace", "geo", 0, 9),
+            ("class", "geo.Shape", 2, 7),
+            ("method", "geo.Shape.~Shape", 4, 4),
+            ("method", "geo.Shape.area", 5, 5),
+            ("method", "geo.Shape.operator==", 6, 6),
+            ("struct", "geo.Point", 8, 8),
+            ("function", "geo.Shape.count", 10, 10),
+            ("function", "name", 11, 11),
+        ],
+    ),
+    "Service.cs": (
+        """
+        namespace Shop.Core
+        {
+            [Serializable]
+            public class Service : IService
+            {
+                public Service() { }
+                public int Count { get; set; }
+                public async Task<int> Run(int a) { return a; }
+            }
+            interface IService { }
+            struct Money { }
+            enum Currency { Euro }
+        }
+        """,
+        [
+            ("namespace", "Shop.Core", 0, 12),
+            ("class", "Shop.Core.Service", 2, 8),
+            ("method", "Shop.Core.Service.Service", 5, 5),
+            ("property", "Shop.Core.Service.Count", 6, 6),
+            ("method", "Shop.Core.Service.Run", 7, 7),
+            ("interface", "Shop.Core.IService", 9, 9),
+            ("struct", "Shop.Core.Money", 10, 10),
+            ("enum", "Shop.Core.Currency", 11, 11),
+        ],
+    ),
+    "cart.rb": (
+        """
+        module Shop
+          # A cart.
+          class Cart < Base
+            def self.open(id)
+              new(id)
+            end
+
+            def total = items.sum
+          end
+        end
+        """,
+        [
+            ("module", "Shop", 0, 9),
+            ("class", "Shop.Cart", 1, 8),
+            ("method", "Shop.Cart.open", 3, 5),
+            ("method", "Shop.Cart.total", 7, 7),
+        ],
+    ),
+    "Mailer.php": (
+        """
+        <?php
+        interface Sends { public function send($to); }
+        class Mailer implements Sends {
+            public function send($to) { return true; }
+        }
+        function helper() { return 1; }
+        """,
+        [
+            ("interface", "Sends", 1, 1),
+            ("method", "Sends.send", 1, 1),
+            ("class", "Mailer", 2, 4),
+            ("method", "Mailer.send", 3, 3),
+            ("function", "helper", 5, 5),
+        ],
+    ),
+    "Player.swift": (
+        """
+        protocol Plays { func play() }
+        class Player: Plays {
+            init(name: String) {}
+            func play() {}
+        }
+        extension Player { func stop() {} }
+        func start() {}
+        """,
+        [
+            ("interface", "Plays", 0, 0),
+            ("method", "Plays.play", 0, 0),
+            ("class", "Player", 1, 4),
+            ("method", "Player.init", 2, 2),
+            ("method", "Player.play", 3, 3),
+            ("impl", "Player", 5, 5),
+            ("method", "Player.stop", 5, 5),
+            ("function", "start", 6, 6),
+        ],
+    ),
+    "Tree.scala": (
+        """
+        trait Shape { def area: Double }
+        class Circle(r: Double) extends Shape {
+          def area: Double = r * r
+        }
+        object Main { def main(args: Array[String]): Unit = {} }
+        """,
+        [
+            ("trait", "Shape", 0, 0),
+            ("method", "Shape.area", 0, 0),
+            ("class", "Circle", 1, 3),
+            ("method", "Circle.area", 2, 2),
+            ("class", "Main", 4, 4),
+            ("method", "Main.main", 4, 4),
+        ],
+    ),
+    "deploy.sh": (
+        """
+        # Builds.
+        build() {
+          make
+        }
+        function push { git push; }
+        """,
+        [("function", "build", 0, 3), ("function", "push", 4, 4)],
+    ),
+    "schema.sql": (
+        """
+        CREATE TABLE shop.users (id INT PRIMARY KEY);
+        CREATE VIEW active AS SELECT id FROM users;
+        """,
+        [("table", "shop.users", 0, 0), ("view", "active", 1, 1)],
+    ),
+    "ci.yaml": (
+        """
+        name: build
+        jobs:
+          test:
+            steps:
+              - run: make
+        """,
+        [("key", "jobs", 1, 4), ("key", "jobs.test", 2, 4), ("key", "jobs.test.steps", 3, 4)],
+    ),
+    "pyproject.toml": (
+        """
+        [project]
+        name = "x"
+
+        [tool.ruff]
+        line-length = 120
+        """,
+        [("key", "project", 0, 2), ("key", "tool.ruff", 3, 4)],
+    ),
+    "guide.md": (
+        """
+        # Guide
+
+        Text.
+
+        ## Install
+
+        ```sh
+        # not a heading
+        ```
+
+        Use
+        ---
+        Words.
+        """,
+        [("section", "Guide", 0, 12), ("section", "Guide > Install", 4, 9), ("section", "Guide > Use", 10, 12)],
+    ),
+    "guide.rst": (
+        """
+        =====
+        Guide
+        =====
+
+        Install
+        -------
+        Text.
+
+        Options
+        ~~~~~~~
+        More.
+
+        Use
+        ---
+        Words.
+        """,
+        [
+            ("section", "Guide", 1, 14),
+            ("section", "Guide > Install", 4, 11),
+            ("section", "Guide > Install > Options", 8, 11),
+            ("section", "Guide > Use", 12, 14),
+        ],
+    ),
+    "page.html": (
+        """
+        <h1 class="a">The <b>guide</b></h1>
+        <p>Text</p>
+        <h2>Install &amp; run</h2>
+        <p>More</p>
+        """,
+        [("section", "The guide", 0, 3), ("section", "The guide > Install & run", 2, 3)],
+    ),
+    "thing.lua": (
+        """
+        local function add(a, b)
+          return a + b
+        end
+        print(add(1, 2))
+        """,
+        [("function", "add", 0, 2)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_the_definitions_of_each_language(name: str) -> None:
+    text, expected = CODE[name]
+    found = definitions(name, dedent(text).removeprefix("\n"))
+    assert [(each.kind, each.name, each.first, each.last) for each in found] == expected
+
+
+def test_every_grammar_is_tried() -> None:
+    tried = {BY_EXTENSION[name.rsplit(".")[-1]] for name in CODE if name.rsplit(".")[-1] in BY_EXTENSION}
+    assert tried == set(BY_EXTENSION.values())
+    assert {name.rsplit(".")[-1] for name in CODE} >= {"html", "md", "rst"} <= HEADINGS.keys()
+    for grammar in tried:
+        loaded(grammar)
+
+
+def test_the_definitions_of_real_modules_are_those_of_their_syntax_trees() -> None:
+    import ast
+
+    package = Path(driftline.__file__).parent
+    for path in sorted((package / "storage").rglob("*.py")):
+        text = path.read_text("utf-8")
+        nodes = [
+            node
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ]
+        expected = sorted((node.lineno - 1, (node.end_lineno or 0) - 1, node.name) for node in nodes)
+        found = definitions(str(path), text)
+        assert sorted((each.line, each.last, each.name.rsplit(".")[-1]) for each in found) == expected, path
+
+
+@pytest.mark.parametrize("extension", sorted(BY_EXTENSION))
+def test_what_no_grammar_can_parse_does_no_harm(extension: str) -> None:
+    for text in ("", "\n", "\x0c{{{((([[[", "def class func fn <?php %% \ufffd é 漢字\n" * 50, "(" * 3_000, '"' * 999):
+        lines = text.count("\n") + 1
+        for each in definitions(f"x.{extension}", text):
+            assert 0 <= each.first <= each.line <= each.last < lines
+
+
+@given(
+    st.sampled_from(sorted([*BY_EXTENSION, "md", "rst", "html", "lua"])),
+    st.text(st.sampled_from("a ={}()[]:\n\t#-*<>h1'\"/")),
+)
+def test_definitions_lie_in_their_document_and_in_each_other(extension: str, text: str) -> None:
+    around: list[Definition] = []
+    for each in definitions(f"x.{extension}", text):
+        assert 0 <= each.first <= each.last <= text.count("\n")
+        assert each.kind in KINDS
+        while around and around[-1].last < each.first:
+            around.pop()
+        assert all(outer.first <= each.first and each.last <= outer.last for outer in around)
+        around.append(each)
+
+
+def test_old_line_ends_count_as_lines() -> None:
+    assert [each.line for each in definitions("a.py", "x = 1\rdef f():\r    pass\r")] == [1]
+
+
+def test_generated_code_is_left_to_patterns() -> None:
+    text = "def f():\n    pass\n" + "x = 1\n" * (MAX_PARSED_CHARACTERS // 6 + 1)
+    assert [(each.name, each.last) for each in definitions("a.py", text)] == [("f", 1)]
+
+
+def test_outlines_survive_their_encoding() -> None:
+    found = definitions("store.py", dedent(CODE["store.py"][0]))
+    assert decode(encode(found)) == tuple(found)
+    assert decode("") == ()
+    assert [getattr(innermost(found, line), "name", None) for line in (0, 5, 8)] == [
+        None, "SessionStore", "SessionStore.load.decode",
+    ]  # fmt: skip
+
+
+def test_a_deeply_nested_document_is_no_problem() -> None:
+    depth = sys.getrecursionlimit() // 4
+    text = "".join(f"{' ' * level}def f{level}():\n" for level in range(depth)) + " " * depth + "pass\n"
+    found = definitions("deep.py", text)
+    assert max(len(each.name) for each in found) <= 160
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def f(x):",
+        "    async def run(self) -> None:",
+        "class A(B):",
+        "export default function main() {",
+        "pub(crate) fn new() -> Self {",
+        "public static final class X {",
+        "type Alias = int",
+        "impl Trait for X {",
+        "\tfunc main() {",
+    ],
+)
+def test_lines_that_begin_a_definition_are_recognized(line: str) -> None:
+    assert begins_definition(line)
+    assert [each.line for each in by_patterns(f"x = 1\n{line}\n")] == [1]
+
+
+@pytest.mark.parametrize(
+    "line", ["define(x)", "x = def_value", "return function(x)", "# def f(x):", "classes = []", "", "class", "def"]
+)
+def test_other_lines_are_not(line: str) -> None:
+    assert not begins_definition(line)
+    assert [each.line for each in by_patterns(f"{line}\ndef f():")] == [1]
