@@ -18,19 +18,20 @@ _SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _NO_PARAGRAPH = re.compile(r" {4}|\t| {0,3}(?:[-+*>|]|\d+[.)])(?:[ \t]|$)")
 _HTML_HEADING = re.compile(r"<h([1-6])\b[^>]*>(.*?)</h\1\s*>", re.IGNORECASE | re.DOTALL)
+_MARKUP = re.compile(r"<[^>]*>|[`*]|\]\([^)]*\)|\[(?=[^\]]*\]\()")
 _TAG = re.compile(r"<[^>]*>")
 
 
 def markdown_sections(text: str) -> list[Definition]:
     """Headings that begin with ``#``, and those that are underlined (CommonMark); none in a fence of code."""
     lines = text.split("\n")
-    fence = ""
+    fence = "---" if lines[0] == "---" and "---" in lines[1:] else ""  # front matter
     headings: list[tuple[int, int, str]] = []
     for at, line in enumerate(lines):
         marks = _FENCE.fullmatch(line)
         if fence:
-            if marks and marks[1].startswith(fence) and not marks[2].strip():
-                fence = ""
+            closes = marks and marks[1].startswith(fence) and not marks[2].strip()
+            fence = "" if closes or (fence == "---" == line and at) else fence
         elif marks:
             fence = marks[1]
         elif (atx := _ATX.fullmatch(line)) and atx[2]:
@@ -79,7 +80,7 @@ def _nested(headings: Sequence[tuple[int, int, str]], text: str) -> list[Definit
         while around and around[-1][0] >= level:
             _, at = around.pop()
             found[at] = replace(found[at], last=max(found[at].line, line - 1))
-        title = " ".join(heading.split())[:MAX_HEADING_CHARACTERS]
+        title = " ".join(_MARKUP.sub("", heading).split())[:MAX_HEADING_CHARACTERS]
         name = SEPARATOR.join((found[around[-1][1]].name, title)) if around else title
         around.append((level, len(found)))
         found.append(Definition("section", name, line, line, max(line, end - 1)))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MAX_PARSED_CHARACTERS = 1_000_000
 """Larger files are generated code or data; patterns are enough for them."""
 MAX_NAME_CHARACTERS = 160
+FLOW_PRAGMA_WITHIN = 2_000
+MAX_COMMENT_LINES = 200
 _HOLDS_METHODS = frozenset(("class", "enum", "impl", "interface", "struct", "trait", "union"))
 _DECLARATORS = ("declarator", "name")
 _NOISE = re.compile(r"^(?:module\.exports|exports|this|self)\.|\.prototype(?=\.)|[\"'`]")
@@ -37,6 +39,8 @@ def definitions(path: str, text: str) -> list[Definition]:
     if headings is not None:
         return headings(text)
     grammar = BY_EXTENSION.get(extension)
+    if extension in ("js", "jsx") and "@flow" in text[:FLOW_PRAGMA_WITHIN]:
+        grammar = BY_EXTENSION["tsx"]  # which types of Flow resemble
     if grammar is None or len(text) > MAX_PARSED_CHARACTERS:
         return by_patterns(text)
     found = sorted(_parsed(grammar, text), key=lambda each: (each.first, -each.last))
@@ -100,9 +104,25 @@ def _label(data: bytes, name: Node, scope: Node | None) -> str:
 
 def _with_leading(lines: Sequence[str], first: int, leading: tuple[str, ...]) -> int:
     """The first of the lines directly above a definition that belong to it."""
-    while first > 0 and leading and lines[first - 1].lstrip().startswith(leading):
-        first -= 1
+    while first > 0:
+        above = lines[first - 1]
+        start: int | None = first - 1
+        if "/*" in leading and above.rstrip().endswith("*/"):
+            start = _comment_start(lines, first - 1)
+        elif not above.lstrip().startswith(leading):
+            start = None
+        if start is None:
+            break
+        first = start
     return first
+
+
+def _comment_start(lines: Sequence[str], end: int) -> int | None:
+    """The line that begins the comment ending at ``end``, if nothing else stands there."""
+    for at in range(end, max(-1, end - MAX_COMMENT_LINES), -1):
+        if "/*" in lines[at]:
+            return at if lines[at].lstrip().startswith("/*") else None
+    return None
 
 
 def _qualified(found: Sequence[Definition]) -> list[Definition]:

@@ -12,7 +12,8 @@ class Explanation:
     """What a search did.
 
     ``lines`` is how many there are, ``matches`` how many its filter allows, ``examined`` how many vectors it compared.
-    ``index`` is the kind of the vector index, None if lines were compared one by one. ``seconds`` are by phase.
+    ``index`` is the kind of the vector index, None if lines were compared one by one. ``blocks_without_definitions``
+    were indexed by a version that looked for none. ``seconds`` are by phase.
     """
 
     mode: str
@@ -22,6 +23,7 @@ class Explanation:
     examined: int = 0
     index: str | None = None
     blocks: int = 0
+    blocks_without_definitions: int = 0
     candidates: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, UsageError
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
-from driftline.storage.lines.outline import decode, innermost
+from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.lines.words import as_indexed, telling_words
 from driftline.storage.model import Embedder
@@ -228,6 +228,7 @@ class _Finder:
                 windows = merge_windows((row for row in rows if row["distance"] <= farthest), reach, top_k)
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
+            self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
             all_near = not meaning or len(nearest) < n_nearest
             # All lines within a distance are known when the nearest are.
             by_distance = meaning and self.max_distance is not None

@@ -25,14 +25,14 @@ class Weights:
     paragraph, and even then words say more.
     """
 
-    word_reach: int = 8
+    word_reach: int = 16
     word_decay: float = 0.85
-    path: float = 0.5
+    path: float = 0.25
     names: float = 0.5
     document: float = 0.06
     document_blocks: int = 4
-    definition: float = 4.0
-    test: float = -3.0
+    definition: float = 5.0
+    test: float = -4.0
     code: tuple[Reach, ...] = (Reach(8.0, 3, 0.7),)
     prose: tuple[Reach, ...] = (Reach(2.0, 3, 0.7), Reach(4.0, 16, 0.95))
 

@@ -41,12 +41,11 @@ CODE_PACKAGES = (
 MIN_QUERY_WORDS, MAX_QUERY_WORDS = 5, 30
 MIN_FUNCTION_LINES = 3
 MIN_REST_WORDS = 15
-MAX_PER_FILE = {"code": 4, "prose": 16}
+MAX_PER_FILE = {"code": 4, "prose": 16, "javascript": 6, "go": 6, "rust": 8, "java": 6, "c": 8}
 _SEED = 20261122
 _SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\"*])[.!?:](?:\s|$)")
 _MARKUP = re.compile(r":[a-z:]+:`|[`*]|\[([^\]]*)\]\([^)]*\)")
 
-Kind = Literal["code", "prose"]
 Half = Literal["tuning", "reporting"]
 
 
@@ -69,7 +68,7 @@ class Query:
 class QuerySet:
     """A tree and the queries for it."""
 
-    kind: Kind
+    kind: str
     tree: Corpus
     queries: tuple[Query, ...]
 
@@ -94,9 +93,9 @@ def code_set(packages: Sequence[str] = CODE_PACKAGES, count: int = 2_400) -> Que
                 trees.append((path, text))
                 if not re.search(r"(^|/)(tests?|testing|_vendor|vendored)/|/test_|/conftest", path):
                     found += [(query, path, first, last) for query, first, last in functions]
-        return _write("code", root, trees, found, count)
+        return write_set("code", root, trees, found, count)
 
-    return _read("code", f"quality-code-{len(packages)}-{count}", make)
+    return read_set("code", f"quality-code-{len(packages)}-{count}", make)
 
 
 def prose_set(count: int = 1_200) -> QuerySet:
@@ -109,9 +108,9 @@ def prose_set(count: int = 1_200) -> QuerySet:
             rest, paragraphs = without_first_sentences(text)
             trees.append((path, rest))
             found += [(query, path, first, last) for query, first, last in paragraphs]
-        return _write("prose", root, trees, found, count)
+        return write_set("prose", root, trees, found, count)
 
-    return _read("prose", f"quality-prose-{count}", make)
+    return read_set("prose", f"quality-prose-{count}", make)
 
 
 def without_docstrings(source: str) -> tuple[str, list[tuple[str, int, int]]]:
@@ -193,8 +192,8 @@ def _documentation() -> Iterator[tuple[str, str]]:
                     continue
 
 
-def _write(
-    kind: Kind, root: Path, trees: Sequence[tuple[str, str]], found: Sequence[tuple[str, str, int, int]], count: int
+def write_set(
+    kind: str, root: Path, trees: Sequence[tuple[str, str]], found: Sequence[tuple[str, str, int, int]], count: int
 ) -> tuple[int, int, int]:
     """Write the tree, and beside it a random sample of the unique queries."""
     lines = size = 0
@@ -214,7 +213,7 @@ def _write(
     return len(trees), lines, size
 
 
-def _read(kind: Kind, name: str, make: object) -> QuerySet:
+def read_set(kind: str, name: str, make: object) -> QuerySet:
     tree = cached(name, make)  # type: ignore[arg-type]
     queries = json.loads((tree.path.parent / "queries.json").read_text())
     return QuerySet(kind, tree, tuple(Query(**query) for query in queries))

@@ -91,6 +91,26 @@ CODE = {
             ("function", "load", 9, 9),
         ],
     ),
+    "flow.js": (
+        """
+        /* @flow strict */
+        type Point = {| x: number |};
+        export default function flatten(style: ?Point): Point {
+          return style;
+        }
+        """,
+        [("type", "Point", 0, 1), ("function", "flatten", 2, 4)],
+    ),
+    "block.c": (
+        """
+        int before;
+        /* A comment
+           without stars.
+         */
+        int twice(int a) { return 2 * a; }
+        """,
+        [("function", "twice", 1, 4)],
+    ),
     "view.tsx": (
         """
         export const View = ({ name }: Props) => {
@@ -399,11 +419,14 @@ CODE = {
     ),
     "guide.md": (
         """
-        # Guide
+        ---
+        title: Front matter
+        ---
+        # The `Guide` <a id="x"></a>
 
         Text.
 
-        ## Install
+        ## [Install](install.md)
 
         ```sh
         # not a heading
@@ -413,7 +436,11 @@ CODE = {
         ---
         Words.
         """,
-        [("section", "Guide", 0, 12), ("section", "Guide > Install", 4, 9), ("section", "Guide > Use", 10, 12)],
+        [
+            ("section", "The Guide", 3, 15),
+            ("section", "The Guide > Install", 7, 12),
+            ("section", "The Guide > Use", 13, 15),
+        ],
     ),
     "guide.rst": (
         """

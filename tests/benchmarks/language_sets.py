@@ -1,0 +1,137 @@
+"""Queries with known answers in other languages than Python: the first sentence of a doc comment is the query for its
+function, in a tree without doc comments."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from packages import Package, sources
+from quality_sets import MIN_FUNCTION_LINES, QuerySet, first_sentence, read_set, write_set
+
+from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.search.file_kinds import is_test
+
+_GO = "usr/share/go-1.19/src"
+_JAVA = "usr/lib/jvm/openjdk-17/lib"
+_GO_FOLDERS = """
+archive bufio bytes compress container context crypto database encoding errors expvar flag fmt go hash html image io log
+math mime net os path reflect regexp sort strconv strings sync testing text time unicode
+"""
+_JAVA_FOLDERS = "io lang math net nio security text time util"
+_RUST = "usr/share/cargo/registry"
+LANGUAGES: dict[str, tuple[tuple[str, ...], tuple[Package, ...]]] = {
+    "javascript": (
+        (".js", ".ts", ".tsx", ".mjs"),
+        (
+            Package("npm", "eslint", "9.18.0", ("lib",)),
+            Package("npm", "three", "0.170.0", ("src",)),
+            Package("npm", "rxjs", "7.8.2", ("src",)),
+            Package("npm", "react-native", "0.72.17", ("Libraries", "scripts")),
+        ),
+    ),
+    "go": (
+        (".go",),
+        (
+            Package(
+                "debian",
+                "golang-1.19-src",
+                "1.19.8-2",
+                tuple(f"{_GO}/{name}" for name in _GO_FOLDERS.split()),
+            ),
+        ),
+    ),
+    "rust": (
+        (".rs",),
+        tuple(
+            Package("debian", f"librust-{name}-dev", version, (_RUST,))
+            for name, version in (
+                ("tokio", "1.24.2-1"),
+                ("regex", "1.7.1-1"),
+                ("hyper", "0.14.19-1"),
+                ("clap", "4.0.32-1"),
+                ("serde-json", "1.0.87-1"),
+            )
+        ),
+    ),
+    "java": (
+        (".java",),
+        (
+            Package(
+                "debian",
+                "openjdk-17-source",
+                "17.0.21.1+2-1~deb12u1",
+                tuple(f"{_JAVA}/java.base/java/{name}" for name in _JAVA_FOLDERS.split()),
+            ),
+        ),
+    ),
+    "c": (
+        (".c", ".h"),
+        (
+            Package("pypi", "gevent", "24.11.1", ("deps",)),
+            Package("pypi", "igraph", "0.11.8", ("vendor/source/igraph/src", "vendor/source/igraph/include")),
+            Package("pypi", "zstandard", "0.23.0", ("zstd",)),
+        ),
+    ),
+}
+_COMMENT = ("//", "/*", "*")
+_MARKERS = re.compile(r"^\s*(?:/\*+[!<]?|\*+/|\*(?!/)|//[/!]?)|\*+/\s*$")
+_TAGS = re.compile(r"\{@\w+\s+([^}]*)\}|</?\w+[^>]*>|\\(?:brief|ref|c|a|p)\s|\\function\s+\w+|^\w+\(\)\s*:")
+
+
+def language_set(language: str, count: int = 700) -> QuerySet:
+    """``count`` queries for the functions of the packages of a language."""
+    extensions, packages = LANGUAGES[language]
+
+    def make(root: Path) -> tuple[int, int, int]:
+        found: list[tuple[str, str, int, int]] = []
+        trees = []
+        for package in packages:
+            for path, source in sources(package, extensions):
+                text, functions = without_doc_comments(path, source)
+                trees.append((path, text))
+                if not is_test(path) and "vendor/" not in path.removeprefix("igraph/vendor/"):
+                    found += [(query, path, first, last) for query, first, last in functions]
+        return write_set(language, root, trees, found, count)
+
+    return read_set(language, f"quality-{language}-{count}", make)
+
+
+def without_doc_comments(path: str, source: str) -> tuple[str, list[tuple[str, int, int]]]:
+    """``source`` without the comments above its definitions, and for each function that has one: its first sentence
+    without the name of the function, and its first and last line."""
+    lines = source.split("\n")
+    dropped: set[int] = set()
+    described: list[tuple[str, int, int]] = []
+    for each in definitions(path, source):
+        comment = [at for at in range(each.first, each.line) if lines[at].lstrip().startswith(_COMMENT)]
+        dropped.update(comment)
+        if comment and each.kind in ("function", "method"):
+            query = _query([lines[at] for at in comment], each.name.rsplit(".")[-1])
+            if query is not None:
+                described.append((query, each.line, each.last))
+    number, new_number = 0, []
+    for at in range(len(lines)):
+        number += at not in dropped
+        new_number.append(number)
+    functions = [
+        (query, new_number[first], new_number[last])
+        for query, first, last in described
+        if new_number[last] - new_number[first] + 1 >= MIN_FUNCTION_LINES
+    ]
+    return "\n".join(line for at, line in enumerate(lines) if at not in dropped), functions
+
+
+def _query(comment: list[str], name: str) -> str | None:
+    text: list[str] = []
+    for line in comment:
+        bare = _TAGS.sub(lambda found: found[1] or "", _MARKERS.sub("", line)).strip()
+        if bare.startswith(("@", "\\", "# ")) or (text and not bare):
+            break
+        if bare:
+            text.append(bare)
+    query = first_sentence(" ".join(text))
+    if query is None:
+        return None
+    words = [word for word in query.split() if name.lower() not in word.lower()]
+    return first_sentence(" ".join(words))

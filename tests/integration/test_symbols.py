@@ -1,0 +1,160 @@
+"""Definitions in a search: where hits are, filters by kind, language and tests, and workspaces without definitions."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import lance
+import pytest
+
+import driftline as dl
+from driftline.storage.lines.outline import OUTLINE_COLUMN, innermost
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.search.query import Mode, search
+
+Driftline = Callable[..., Any]
+
+STORE = '''\
+"""Sessions of a shop."""
+
+TIMEOUT_SECONDS = 30
+
+
+class SessionStore:
+    # Finds the basket of a customer.
+    def load_basket(self, customer):
+        row = self.table.find(customer)
+        return decode(row)
+
+    def drop_basket(self, customer):
+        self.table.remove(customer)
+
+
+def close_basket(customer):
+    return customer
+'''
+FILES = {
+    "shop/store.py": STORE,
+    "shop/store.go": "package shop\n\nfunc (s *Store) LoadBasket(customer string) Basket {\n\treturn s.rows\n}\n",
+    "tests/test_store.py": "def test_load_basket():\n    assert load_basket('customer')\n",
+    "docs/basket.md": "# Baskets\n\nText.\n\n## Load a basket\n\nA basket of a customer is loaded from the store.\n",
+}
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, driftline: Driftline) -> Path:
+    """An indexed tree, at ``tree``, and its workspace."""
+    write(tmp_path / "tree", FILES)
+    assert driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws").code == 0
+    return tmp_path / "ws"
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_a_hit_says_which_definition_it_is_in(shop: Path, mode: Mode) -> None:
+    found: set[str | None] = set()
+    for query in ("self.table.find(customer)", "TIMEOUT_SECONDS = 30", "A basket is loaded from the store."):
+        for hit in dl.search(str(shop), query, mode=mode, top_k=50, n_lines=0).results:
+            known = innermost(definitions(hit.path, FILES[hit.path]), hit.line - 1)
+            told = (hit.symbol, hit.kind, hit.symbol_start, hit.symbol_end)
+            assert told == ((known.name, known.kind, known.first + 1, known.last + 1) if known else (None,) * 4)
+            found.add(hit.symbol)
+    assert {None, "SessionStore.load_basket", "Baskets > Load a basket"} <= found
+
+
+def test_what_changed_since_keeps_the_definitions_that_were_indexed(shop: Path) -> None:
+    path = shop.parent / "tree/shop/store.py"
+    path.write_text(STORE.replace("class", "\n\n\nclass"))
+    hit = dl.search(str(shop), "row = self.table.find(customer)", mode="vector", top_k=1).results[0]
+    assert (hit.freshness, hit.line_now, hit.symbol_start) == ("moved", 12, 7)
+
+
+def test_the_context_of_a_function_ends_with_it(shop: Path) -> None:
+    hit = dl.search(str(shop), "drop_basket remove", top_k=1, n_lines=9).results[0]
+    assert (hit.symbol, hit.start_line, hit.end_line) == ("SessionStore.drop_basket", 12, 13)
+
+
+def test_only_definitions_are_found_on_demand(shop: Path) -> None:
+    for mode in get_args(Mode):
+        found = dl.search(str(shop), "load the basket of a customer", symbols=True, mode=mode, top_k=50)
+        assert found.results
+        for hit in found.results:
+            assert hit.symbol is not None
+            assert hit.text in FILES[hit.path].split("\n")
+            last = hit.symbol.rsplit(".")[-1].rsplit(" > ")[-1]
+            assert last in hit.text
+
+
+def test_kinds_languages_and_tests_narrow_a_search(shop: Path, driftline: Driftline) -> None:
+    def paths(*options: str) -> set[tuple[str, str | None]]:
+        found = driftline("search", "load basket", "--workspace", shop, "--top-k", 50, "--json", *options).json
+        return {(hit["path"], hit["kind"]) for hit in found["results"]}
+
+    assert ("tests/test_store.py", "function") in paths()
+    assert {path for path, _ in paths("--no-tests")} == {"shop/store.py", "shop/store.go", "docs/basket.md"}
+    assert {path for path, _ in paths("--lang", "go", "--lang", "md")} == {"shop/store.go", "docs/basket.md"}
+    assert paths("--kind", "method") == {("shop/store.py", "method"), ("shop/store.go", "method")}
+    assert paths("--kind", "section", "--mode", "vector") == {("docs/basket.md", "section")}
+    assert paths("--kind", "method", "--lang", "python", "--symbols") == {("shop/store.py", "method")}
+
+
+def test_what_is_not_known_is_a_usage_error(shop: Path, driftline: Driftline) -> None:
+    for option, value, known in (("--kind", "gadget", "function"), ("--lang", "klingon", "python")):
+        outcome = driftline("search", "x", "--workspace", shop, option, value)
+        assert outcome.code == 2
+        assert value in outcome.err
+        assert known in outcome.err
+
+
+def test_a_search_names_the_definition(shop: Path, driftline: Driftline) -> None:
+    shown = driftline("search", "table find customer", "--workspace", shop, "--top-k", 1).out
+    assert "method SessionStore.load_basket" in shown
+
+
+def without_outlines(workspace: Path) -> Workspace:
+    """A workspace as Driftline left it before it knew definitions."""
+    opened = Workspace.open(str(workspace))
+    table = opened.lines(opened.tenants()[0])
+    dataset: Any = lance.dataset(table.uri)
+    dataset.drop_columns([OUTLINE_COLUMN])
+    return opened
+
+
+def test_a_workspace_without_definitions_is_searched_all_the_same(shop: Path) -> None:
+    opened = without_outlines(shop)
+    assert [hit.symbol for hit in search(opened, "table find customer").results][:1] == [None]
+    assert search(opened, "basket", kinds=["method"]).results == ()
+    assert search(opened, "basket", kinds=["method"], mode="vector").results == ()
+
+
+def test_a_run_adds_definitions_to_an_old_workspace(shop: Path, driftline: Driftline) -> None:
+    opened = without_outlines(shop)
+    explained = ("search", "basket", "--workspace", shop, "--explain")
+    assert "5 blocks without definitions: index --reembed" in driftline(*explained).out
+    write(shop.parent / "tree", {"shop/new.py": "def new_basket(customer):\n    return customer\n"})
+    assert driftline("index", shop.parent / "tree", "--workspace", shop).code == 0
+    found = {hit.symbol for hit in search(opened, "new basket, close basket", top_k=50).results}
+    assert "new_basket" in found
+    assert "close_basket" not in found
+    assert driftline("verify", "--workspace", shop).code == 0
+    assert driftline("index", shop.parent / "tree", "--workspace", shop, "--reembed").code == 0
+    found = {hit.symbol for hit in search(opened, "new basket, close basket", top_k=50).results}
+    assert {"new_basket", "close_basket"} <= found
+    assert "without definitions" not in driftline(*explained).out
+
+
+def test_the_index_knows_the_definitions_of_files_that_are_gone(tmp_path: Path, driftline: Driftline) -> None:
+    write(tmp_path / "tree", {"a.py": "def basket():\n    pass\n"})
+    driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws")
+    shutil.rmtree(tmp_path / "tree")
+    hit = dl.search(str(tmp_path / "ws"), "basket").results[0]
+    assert (hit.symbol, hit.freshness) == ("basket", "gone")
