@@ -1,4 +1,4 @@
-"""The definitions of a document: functions, classes, types, sections, keys (decision 0015)."""
+"""The definitions of a document: functions, classes, types, sections, keys (decision 0012)."""
 
 from __future__ import annotations
 

@@ -1,13 +1,27 @@
-"""Queries with known answers in other languages than Python: the first sentence of a doc comment is the query for its
-function, in a tree without doc comments."""
+"""Queries with known answers in other languages than Python, and questions in words of people who do not know the code.
+
+The first sentence of a doc comment is the query for its function, in a tree without doc comments. Questions are for a
+definition or section each, in all trees; ``questions.tsv`` has tree, path, name and question.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
 from packages import Package, sources
-from quality_sets import MIN_FUNCTION_LINES, QuerySet, first_sentence, read_set, write_set
+from quality_sets import (
+    MIN_FUNCTION_LINES,
+    Half,
+    Query,
+    QuerySet,
+    code_set,
+    first_sentence,
+    prose_set,
+    read_set,
+    write_set,
+)
 
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.file_kinds import is_test
@@ -74,6 +88,7 @@ LANGUAGES: dict[str, tuple[tuple[str, ...], tuple[Package, ...]]] = {
         ),
     ),
 }
+QUESTIONS = Path(__file__).with_name("questions.tsv")
 _COMMENT = ("//", "/*", "*")
 _MARKERS = re.compile(r"^\s*(?:/\*+[!<]?|\*+/|\*(?!/)|//[/!]?)|\*+/\s*$")
 _TAGS = re.compile(r"\{@\w+\s+([^}]*)\}|</?\w+[^>]*>|\\(?:brief|ref|c|a|p)\s|\\function\s+\w+|^\w+\(\)\s*:")
@@ -95,6 +110,28 @@ def language_set(language: str, count: int = 700) -> QuerySet:
         return write_set(language, root, trees, found, count)
 
     return read_set(language, f"quality-{language}-{count}", make)
+
+
+def question_sets() -> tuple[QuerySet, ...]:
+    """The questions about each tree, halved by their hashes."""
+    asked: dict[str, list[tuple[str, str, str]]] = {}
+    for line in QUESTIONS.read_text("utf-8").splitlines():
+        tree, path, name, question = line.split("\t")
+        asked.setdefault(tree, []).append((path, name, question))
+    return tuple(_questions(tree, found) for tree, found in asked.items())
+
+
+def _questions(tree: str, asked: list[tuple[str, str, str]]) -> QuerySet:
+    queries = code_set() if tree == "python" else prose_set() if tree == "prose" else language_set(tree)
+    files = {path.relative_to(queries.tree.path).as_posix(): path for path in queries.tree.path.rglob("*.*")}
+    found = []
+    for ending, name, question in asked:
+        path = next(path for path in sorted(files) if f"/{path}".endswith(f"/{ending}"))
+        known = definitions(path, files[path].read_text("utf-8"))
+        place = next(each for each in known if each.name == name or each.name.endswith(f" > {name}"))
+        half: Half = "tuning" if hashlib.sha256(question.encode()).digest()[0] % 2 else "reporting"
+        found.append(Query(question, path, place.first + 1, place.last + 1, half))
+    return QuerySet(queries.kind, queries.tree, tuple(found))
 
 
 def without_doc_comments(path: str, source: str) -> tuple[str, list[tuple[str, int, int]]]:

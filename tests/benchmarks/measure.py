@@ -152,13 +152,13 @@ def record(kind: str, **told: object) -> None:
             file.write(json.dumps({"kind": kind, **told}) + "\n")
 
 
-def begin(description: str | None, **defaults: int) -> argparse.Namespace:
-    """Parse ``--small`` and the integer options in ``defaults``, and print the machine."""
+def begin(description: str | None, **defaults: int | str) -> argparse.Namespace:
+    """Parse ``--small`` and the options in ``defaults``, and print the machine."""
     title = (description or "").partition("\n")[0]
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--small", action="store_true", help="a quick run over little data, whose figures mean nothing")
     for name, value in defaults.items():
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"default: {value}")
+        parser.add_argument(f"--{name}", type=type(value), default=value, help=f"default: {value}")
     options = parser.parse_args()
     packages = ("driftline", "pylance", "lancedb", "pyarrow", "model2vec", "semble", "numpy")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
