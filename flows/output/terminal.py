@@ -86,7 +86,7 @@ def print_explanation(figures: Result) -> None:
     compared = f"{figures['examined']:,} vectors compared ({index}, {figures['strategy']})"
     chosen = f"{figures['blocks']:,} blocks by words, {figures['candidates']:,} lines ranked"
     if figures["blocks_without_definitions"]:
-        chosen += f" ({figures['blocks_without_definitions']:,} blocks without definitions: index --reembed adds them)"
+        chosen += f" ({figures['blocks_without_definitions']:,} blocks without definitions: index --full adds them)"
     times = ", ".join(f"{phase} {seconds * 1000:.1f} ms" for phase, seconds in figures["seconds"].items())
     _print([Text(f"{figures['mode']}: {matching}; {compared}; {chosen}; {times}", "dim"), Text()])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 Kind = Literal[
@@ -43,11 +44,13 @@ def encode(found: Sequence[Definition]) -> str:
 
 def decode(outline: str) -> tuple[Definition, ...]:
     """The definitions of a block as ``encode`` was given them, outer ones first."""
-    found = []
-    for line in outline.split("\n") if outline else ():
-        kind, at, first, last, name = line.split("\t", 4)
-        found.append(Definition(kind, name, int(at), int(first), int(last)))
-    return tuple(found)
+    return tuple(map(_definition, outline.split("\n"))) if outline else ()
+
+
+@lru_cache(65_536)  # a class stands in the outline of each of its blocks
+def _definition(line: str) -> Definition:
+    kind, at, first, last, name = line.split("\t", 4)
+    return Definition(kind, name, int(at), int(first), int(last))
 
 
 def innermost(found: Sequence[Definition], line: int) -> Definition | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -110,15 +111,15 @@ def _definitions(
     definitions: list[Definition] = []
     innermost = np.full(len(block), UNKNOWN)
     starts = np.flatnonzero(np.diff(block, prepend=-1))  # the lines of a block stand together
-    for start, end in pairwise([*starts.tolist(), len(block)]):
+    for start, stop in pairwise([*starts.tolist(), len(block)]):
         outline = outlines[block[start]]
         if outline is None:
             continue
-        innermost[start:end] = NO_DEFINITION
-        numbers = number[start:end]
+        innermost[start:stop] = NO_DEFINITION
+        numbers = number[start:stop].tolist()
         for each in decode(outline):
-            first, last = np.searchsorted(numbers, (each.first, each.last + 1)).tolist()
-            innermost[start + first : start + last] = len(definitions)
+            first, end = bisect_left(numbers, each.first), bisect_right(numbers, each.last)
+            innermost[start + first : start + end] = len(definitions)
             definitions.append(each)
     return definitions, innermost
 

@@ -139,15 +139,15 @@ def test_a_workspace_without_definitions_is_searched_all_the_same(shop: Path) ->
 def test_a_run_adds_definitions_to_an_old_workspace(shop: Path, driftline: Driftline) -> None:
     opened = without_outlines(shop)
     explained = ("search", "basket", "--workspace", shop, "--explain")
-    assert "5 blocks without definitions: index --reembed" in driftline(*explained).out
+    assert "5 blocks without definitions: index --full" in driftline(*explained).out
     write(shop.parent / "tree", {"shop/new.py": "def new_basket(customer):\n    return customer\n"})
     assert driftline("index", shop.parent / "tree", "--workspace", shop).code == 0
-    found = {hit.symbol for hit in search(opened, "new basket, close basket", top_k=50).results}
+    found = {hit.symbol for hit in search(opened, "new basket, close basket", top_k=50, symbols=True).results}
     assert "new_basket" in found
     assert "close_basket" not in found
     assert driftline("verify", "--workspace", shop).code == 0
-    assert driftline("index", shop.parent / "tree", "--workspace", shop, "--reembed").code == 0
-    found = {hit.symbol for hit in search(opened, "new basket, close basket", top_k=50).results}
+    assert driftline("index", shop.parent / "tree", "--workspace", shop, "--full").code == 0
+    found = {hit.symbol for hit in search(opened, "new basket, close basket", top_k=50, symbols=True).results}
     assert {"new_basket", "close_basket"} <= found
     assert "without definitions" not in driftline(*explained).out
 

@@ -47,6 +47,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, vectors: NDArray[np.float32]
         "ext": ["py"] * ROWS,
         "hash": [""] * ROWS,
         "block": [None] * ROWS,
+        "outline": [None] * ROWS,
     }
     fragments = table.write_fragments(pa.table(columns, schema=schema(DIM)))
     table.commit(SOURCE, 1, BatchId(new_ulid(), 1), (), fragments)
@@ -96,6 +97,7 @@ def test_lines_not_yet_in_the_index_are_found(table: LineTable, monkeypatch: pyt
         "ext": ["py"],
         "hash": [""],
         "block": [None],
+        "outline": [None],
     }
     fragments = table.write_fragments(pa.table(columns, schema=schema(DIM)))
     table.commit(SOURCE, 1, BatchId(new_ulid(), 1), (), fragments)
