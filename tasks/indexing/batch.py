@@ -13,7 +13,7 @@ from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
 from driftline.storage.model import DocumentState, ManifestRow, SkipReason
 from driftline.storage.sources.source import Source
-from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.definitions.beside import definitions_beside
 from driftline.tasks.embedding.context import TaskContext
 from driftline.tasks.indexing.reading import ReadFile, read_all
 from driftline.tasks.indexing.rows import line_rows
@@ -67,13 +67,14 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     embedded = drafts.embedded
     fragments: list[str] = []
     if lines is not None and not spec.dry_run:
+        outlined = definitions_beside([(meta.path, text) for meta, text in zip(embedded, drafts.texts, strict=True)])
         with watch.phase("embed"):
             vectors = context.embedder.embed(lines.text, np.float16)
         counts = np.bincount(lines.doc_index.to_numpy(), minlength=len(embedded))
         embedded = [replace(meta, lines=int(count)) for meta, count in zip(embedded, counts, strict=True)]
         if len(lines):
             with watch.phase("outline"):
-                found = [definitions(meta.path, text) for meta, text in zip(embedded, drafts.texts, strict=True)]
+                found = outlined()
             with watch.phase("write"):
                 table = line_rows(spec.entity, embedded, lines.doc_index, lines.line_number, lines.text, vectors, found)
                 fragments = context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(table)

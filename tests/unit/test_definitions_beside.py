@@ -1,0 +1,74 @@
+"""Definitions found in a process beside this one are those found here, whatever becomes of that process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import driftline
+from driftline.tasks.definitions import beside
+from driftline.tasks.definitions.beside import MIN_CHARACTERS, definitions_beside
+from driftline.tasks.definitions.outlines import definitions
+
+
+@pytest.fixture
+def documents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """More modules than are parsed in this process, as if it were none of an executor."""
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: None)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    helper = beside._Helper()
+    monkeypatch.setattr(beside, "_helper", lambda: helper)
+    package = Path(driftline.__file__).parent
+    modules = [(path.name, path.read_text("utf-8")) for path in sorted((package / "storage").rglob("*.py"))]
+    modules.append(("page.md", "# Größe\n\nText \U0001f680\n"))
+    return modules * (1 + MIN_CHARACTERS // sum(len(text) for _, text in modules))
+
+
+def pid() -> int:
+    process = beside._helper()._process
+    assert process is not None
+    return process.pid
+
+
+def test_the_answers_are_those_of_this_process(documents: list[tuple[str, str]]) -> None:
+    expected = [definitions(*document) for document in documents]
+    first, second = definitions_beside(documents), definitions_beside(documents[::-1])
+    assert first() == expected
+    assert second() == expected[::-1]
+    assert pid() != os.getpid()
+    beside._helper()._end()
+
+
+def test_few_documents_start_no_process(documents: list[tuple[str, str]]) -> None:
+    assert definitions_beside(documents[:1])() == [definitions(*documents[0])]
+    assert beside._helper()._process is None
+
+
+def test_a_killed_process_costs_no_answer(documents: list[tuple[str, str]]) -> None:
+    expected = definitions_beside(documents)()
+    os.kill(pid(), signal.SIGKILL)
+    assert definitions_beside(documents)() == expected
+    assert definitions_beside(documents)() == expected
+
+
+def test_the_process_ends_with_the_one_that_started_it() -> None:
+    program = """
+import os, signal, sys
+from driftline.tasks.definitions import beside
+os.cpu_count = lambda: 2
+assert beside.definitions_beside([("a.py", "def f(): pass\\n" * 50_000)])()
+print(beside._helper()._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    other = int(told.stdout)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{other}/cmdline").exists() and Path(f"/proc/{other}/cmdline").read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
