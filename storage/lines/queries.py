@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.errors import UsageError
 from driftline.storage.lance.damage import with_indexes
-from driftline.storage.lance.table import quote
+from driftline.storage.lance.table import is_one_of, quote
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
@@ -201,6 +201,7 @@ class LineQuery:
         """The nearest lines by the options ``nearest`` of Lance, unordered, with their ``distance``."""
         hits = self._read(
             [*columns, "_distance"],
+            where=self.sql,
             nearest=nearest,
             prefilter=not self.filters_afterwards,
             limit=nearest["k"],
@@ -208,7 +209,7 @@ class LineQuery:
         halved = pc.divide(hits["distance"], pa.scalar(2, pa.float32()))  # 1 - cosine for vectors of length 1
         return hits.set_column(len(columns), "distance", halved)
 
-    def _read(self, columns: Sequence[str], *, filtered: bool = True, **search: Any) -> pa.Table:
+    def _read(self, columns: Sequence[str], *, where: str | None, **search: Any) -> pa.Table:
         """The rows of a search. With one source its entity is known, which saves reading the slowest column.
 
         Tables of Driftline 0.1 may lack outlines, which are null then.
@@ -217,7 +218,7 @@ class LineQuery:
         lacking = OUTLINE_COLUMN in columns and OUTLINE_COLUMN not in self.dataset.schema.names
         left_out = ({"entity"} if known else set()) | ({OUTLINE_COLUMN} if lacking else set())
         read = [name for name in columns if name not in left_out and name != "_rowid"]
-        rows = self._scanned(read, filter=self.sql if filtered else None, **search)
+        rows = self._scanned(read, filter=where, **search)
         if known:
             rows = rows.append_column("entity", pa.repeat(self._sources[0], len(rows)))
         if lacking:
@@ -268,7 +269,9 @@ class LineQuery:
         search = MatchQuery(words, TEXT_COLUMN)
         if self.filters_afterwards:
             return self._blocks_afterwards(search, limit)
-        rows = self._read([*BLOCK_COLUMNS, "_score"], full_text_query=search, prefilter=True, limit=limit)
+        rows = self._read(
+            [*BLOCK_COLUMNS, "_score"], where=self.sql, full_text_query=search, prefilter=True, limit=limit
+        )
         return rows.rename_columns([*BLOCK_COLUMNS, "bm25"])
 
     def passages(self, wanted: Sequence[Passage]) -> pa.Table:
@@ -280,12 +283,14 @@ class LineQuery:
         """The outlines of the blocks that hold lines ``(entity, path, number)``, those that are known."""
         if not wanted or OUTLINE_COLUMN not in self.dataset.schema.names:
             return {}
-        starts = {(entity, path, number // LINES_PER_BLOCK * LINES_PER_BLOCK) for entity, path, number in wanted}
-        blocks = [Passage(entity, path, start, start + LINES_PER_BLOCK - 1) for entity, path, start in sorted(starts)]
-        where = f"{OUTLINE_COLUMN} IS NOT NULL AND ({' OR '.join(each.sql for each in blocks)})"
-        rows = self._scanned(["entity", "path", "line_number", OUTLINE_COLUMN], filter=where).to_pylist()
+        # The index knows paths; to compare entities and lines in Lance, too, takes three times as long.
+        paths = sorted({path for _, path, _ in wanted})
+        columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
+        rows = self._read(columns, where=is_one_of("path", paths))
+        rows = rows.filter(pc.is_valid(rows[OUTLINE_COLUMN]))
         known = {
-            (row["entity"], row["path"], row["line_number"] // LINES_PER_BLOCK): row[OUTLINE_COLUMN] for row in rows
+            (entity, path, number // LINES_PER_BLOCK): outline
+            for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True)
         }
         places = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in wanted)
         return {line: known[block] for line, block in places if block in known}
@@ -296,7 +301,7 @@ class LineQuery:
         fetch = limit
         while True:
             columns = [*BLOCK_COLUMNS, "_score", "_rowid"]
-            found = self._read(columns, filtered=False, full_text_query=search, limit=fetch, with_row_id=True)
+            found = self._read(columns, where=None, full_text_query=search, limit=fetch, with_row_id=True)
             self.examined_blocks.append(len(found))
             rows = found.filter(pc.is_in(found["_rowid"], value_set=matching.combine_chunks()))
             if len(rows) >= limit or len(found) < fetch:

@@ -37,8 +37,8 @@ from driftline.tasks.search.windows import Window, merge_windows
 
 FETCH_FACTOR = 3
 """Lines fetched for each result wanted, because neighbouring ones merge; more are fetched if that is not enough."""
-CANDIDATE_BLOCKS = 200
-CANDIDATE_LINES = 60
+CANDIDATE_BLOCKS = 100
+CANDIDATE_LINES = 30
 """Blocks found by words and lines found by meaning among which a hybrid search chooses; more if results are lacking."""
 MAX_TENANTS_AT_ONCE = 8
 """Tables opened side by side, each of which waits for a bucket."""

@@ -42,6 +42,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "many_sources": (),
     "store_requests": (),
     "quality": (),
+    "weights": (),
     "searching": (),
     "ci_latency": (),
     "memory_store": (),

@@ -1,0 +1,140 @@
+"""The weights of the ranking: each of them varied, on the tuning halves of all sets of queries.
+
+    .venv/bin/python tests/benchmarks/weights.py --queries 60
+
+Candidates are looked up once; then each variant ranks them again. ``mean`` is the mean of MRR@10 over all sets but the
+questions, which are few. A weight in ``tasks/search/weights.py`` was changed where the mean rose and no set lost much;
+the reporting halves were not looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import corpus
+import measure
+import numpy as np
+import pyarrow as pa
+from language_sets import LANGUAGES, language_set, question_sets
+from numpy.typing import NDArray
+from quality_sets import Query, QuerySet, code_set, prose_set
+
+from driftline.storage.lines.queries import LineQuery
+from driftline.storage.lines.words import as_indexed, telling_words
+from driftline.storage.model import Embedder
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.context import ModelRef, load_embedder
+from driftline.tasks.search.candidates import Candidates, gather, lines_of
+from driftline.tasks.search.defaults import DEFAULT_N_LINES
+from driftline.tasks.search.query import CANDIDATE_BLOCKS, CANDIDATE_LINES
+from driftline.tasks.search.rank import rank
+from driftline.tasks.search.weights import WEIGHTS, Reach, Weights
+from driftline.tasks.search.windows import merge_windows
+
+TOP_K = 10
+REACH = 2 * DEFAULT_N_LINES + 1
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"word_reach": 8},
+    {"word_reach": 24},
+    {"word_decay": 0.8},
+    {"word_decay": 0.9},
+    {"path": 0.0},
+    {"path": 0.5},
+    {"names": 0.0},
+    {"names": 0.25},
+    {"names": 1.0},
+    {"document": 0.03},
+    {"document": 0.1},
+    {"definition": 0.0},
+    {"definition": 3.0},
+    {"definition": 7.0},
+    {"test": 0.0},
+    {"test": -2.0},
+    {"test": -6.0},
+    {"code": (Reach(4.0, 3, 0.7),)},
+    {"code": (Reach(12.0, 3, 0.7),)},
+    {"prose": (Reach(4.0, 3, 0.7), Reach(4.0, 16, 0.95))},
+    {"prose": (Reach(2.0, 3, 0.7), Reach(8.0, 16, 0.95))},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A query, its vector, and what was found for it."""
+
+    query: Query
+    vector: NDArray[np.float32]
+    blocks: pa.Table
+    candidates: Candidates
+
+
+def main() -> int:
+    options = measure.begin(__doc__, queries=60)
+    asked: dict[str, list[Asked]] = {}
+    with measure.scratch() as folder:
+        for name, queries in _sets(small=options.small):
+            count = None if name == "questions" else options.queries
+            embedder, found = _look_up(queries, queries.half("tuning", count), folder)
+            asked.setdefault(name, []).extend(found)
+    print(f"\n{'':42}" + "".join(f"{name[:10]:>11}" for name in asked) + f"{'mean':>8}")
+    for variant in VARIANTS[:2] if options.small else VARIANTS:
+        scores = {name: _mrr(found, embedder, replace(WEIGHTS, **variant)) for name, found in asked.items()}
+        mean = np.mean([score for name, score in scores.items() if name != "questions"])
+        told = ", ".join(f"{name} {value}" for name, value in variant.items()).replace("Reach", "") or "as they are"
+        print(f"{told:42.42}" + "".join(f"{score:11.3f}" for score in scores.values()) + f"{mean:8.4f}", flush=True)
+    return 0
+
+
+def _sets(*, small: bool) -> Iterator[tuple[str, QuerySet]]:
+    if small:
+        yield "python", code_set(("joblib",), 40)
+        return
+    yield "python", code_set()
+    for language in LANGUAGES:
+        yield language, language_set(language)
+    yield "prose", prose_set()
+    for queries in question_sets():
+        yield "questions", queries
+
+
+def _look_up(queries: QuerySet, asked: Sequence[Query], folder: Path) -> tuple[Embedder, list[Asked]]:
+    """The candidates of each query, as a search finds them."""
+    target = folder / f"{queries.tree.path.parent.name}.driftline"
+    if not target.exists():
+        tree, model = str(queries.tree.path), str(corpus.model())
+        measure.run([*measure.DRIFTLINE, "index", tree, "--workspace", str(target), "--model", model])
+    workspace = Workspace.open(str(target))
+    config = workspace.config
+    assert config.model is not None
+    assert config.fingerprint is not None
+    assert config.dim is not None
+    embedder = load_embedder(ModelRef(config.model, config.fingerprint, config.dim))
+    table = LineQuery(workspace.lines(workspace.tenants()[0]))
+    found = []
+    for query in asked:
+        vector = embedder.embed_query(query.text)
+        blocks = table.blocks(as_indexed(telling_words(query.text)), CANDIDATE_BLOCKS)
+        nearest = table.nearest(vector, CANDIDATE_LINES)
+        found.append(Asked(query, vector, blocks, gather(lines_of(blocks, query.text), nearest)))
+    return embedder, found
+
+
+def _mrr(asked: Sequence[Asked], embedder: Embedder, weights: Weights) -> float:
+    total = 0.0
+    for each in asked:
+        rows = rank(each.vector, each.candidates, each.blocks, embedder, top_k=TOP_K, weights=weights)
+        for place, window in enumerate(merge_windows(rows, REACH, TOP_K), start=1):
+            first, last = window.first + 1 - DEFAULT_N_LINES, window.last + 1 + DEFAULT_N_LINES
+            if each.query.met_by(window.path, first, last):
+                total += 1 / place
+                break
+    return total / len(asked)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
