@@ -305,6 +305,7 @@ def search(
     symbols: bool = False,
     kinds: Sequence[str] | None = None,
     tests: bool = True,
+    rerank: bool | int = False,
 ) -> SearchReport:
     """Find the windows of lines that answer ``query``, best first.
 
@@ -315,9 +316,11 @@ def search(
     ``strategy`` chooses when filters apply; with ``hybrid`` they apply after the vector search where at least the
     share ``fallback_threshold`` of the lines matches. With ``explain`` the report describes what the search did.
     ``symbols`` finds only lines that begin a definition, ``kinds`` only those inside definitions of these kinds
-    (function, method, class, section, ...); ``tests=False`` leaves tests out.
+    (function, method, class, section, ...); ``tests=False`` leaves tests out. With ``rerank`` a transformer reads the
+    best 10 windows, or as many as it says, and puts them into a better order; that needs the extra ``deep``.
 
-    Raises UsageError, WorkspaceNotFound, ModelNotFound, FingerprintMismatch, CorruptFile, AccessDenied, StorageError.
+    Raises UsageError, WorkspaceNotFound, ModelNotFound, MissingExtra, FingerprintMismatch, CorruptFile, AccessDenied,
+    StorageError.
     """
     from dataclasses import replace
 
@@ -342,6 +345,7 @@ def search(
         symbols=symbols,
         kinds=kinds,
         tests=tests,
+        rerank=rerank,
     )
 
 

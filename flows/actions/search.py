@@ -124,6 +124,7 @@ def workspace_search(
     kinds: Names | None = None,
     symbols: Flag = False,
     tests: Flag = True,
+    rerank: Flag | None = None,
     entity: Entities | None = None,
     workspace_name: Name | None = None,
     strategy: FilterStrategy | None = None,
@@ -147,7 +148,7 @@ def workspace_search(
     also = [] if paths is None else [filter_for(opened, paths)]
     also += [named_workspace(workspace_name)[0]] if workspace_name is not None else []
     where = narrowed(opened, dirs=dirs, globs=globs, exts=exts, languages=languages, entities=entity, also=also)
-    told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
+    told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy, "rerank": rerank}
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
     limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
     limits |= {"symbols": symbols, "kinds": kinds, "tests": tests}

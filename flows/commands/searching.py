@@ -25,7 +25,13 @@ from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.config.named_workspaces import named_workspace
 from driftline.flows.config.search_settings import search_arguments
 from driftline.flows.output.plain import warn
-from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
+from driftline.tasks.search.defaults import (
+    DEFAULT_N_LINES,
+    DEFAULT_RERANKED,
+    DEFAULT_TOP_K,
+    FALLBACK_THRESHOLD,
+    MAX_RERANKED,
+)
 
 if TYPE_CHECKING:
     from driftline.storage.workspace.workspace import Workspace
@@ -75,6 +81,24 @@ ThresholdOption = Annotated[
         show_default=str(FALLBACK_THRESHOLD),
     ),
 ]
+RerankOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--rerank/--no-rerank",
+        help="Let a transformer read the best results and order them anew. Needs the extra deep.",
+        show_default="no",
+    ),
+]
+RerankWindowsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--rerank-windows",
+        min=0,
+        max=MAX_RERANKED,
+        help="As --rerank, with so many results read.",
+        show_default=str(DEFAULT_RERANKED),
+    ),
+]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Show what the search did and how long it took.")]
 
 
@@ -99,6 +123,8 @@ def search(
     mode: ModeOption = None,
     strategy: StrategyOption = None,
     fallback_threshold: ThresholdOption = None,
+    rerank: RerankOption = None,
+    rerank_windows: RerankWindowsOption = None,
     explain: ExplainOption = False,
     cache: CacheOption = None,
     config: ConfigOption = None,
@@ -115,6 +141,7 @@ def search(
     from driftline.tasks.search.query import search as search_lines
 
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
+    told["rerank"] = rerank if rerank is False or rerank_windows is None else rerank_windows
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
     opened = _cached(_open(target, workspace, config), cache)
     where = narrowed(

@@ -22,6 +22,7 @@ from pydantic import (
 
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.defaults import Strategy
+from driftline.tasks.search.defaults import MAX_RERANKED
 
 SHORTEST_INTERVAL_SECONDS = 1.0
 _CRON_FIELDS = 5
@@ -87,6 +88,7 @@ class SearchTable(Table):
     top_k: NonNegativeInt | None = None
     n_lines: NonNegativeInt | None = None
     mode: Literal["hybrid", "vector", "text"] | None = None
+    rerank: bool | Annotated[int, Field(ge=0, le=MAX_RERANKED)] | None = None
     cache: bool | None = None
     cache_bytes: PositiveInt | None = None
 

@@ -15,6 +15,7 @@ DEFAULTS: Mapping[str, Any] = {
     "mode": "hybrid",
     "strategy": "auto",
     "fallback_threshold": FALLBACK_THRESHOLD,
+    "rerank": False,
     "cache": False,
     "cache_bytes": DEFAULT_CACHE_BYTES,
 }

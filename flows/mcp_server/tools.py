@@ -54,6 +54,9 @@ FilteredBy = Annotated[Strategy, Field(description="When filters apply; all valu
 FallbackThreshold = Annotated[
     float, Field(ge=0, le=1, description="With the strategy hybrid: filter later where this share matches.")
 ]
+Reranked = Annotated[
+    bool, Field(description="Let a transformer read the best results and order them anew: better answers, slower.")
+]
 WorkspaceName = Annotated[str | None, Field(description="Only in this named workspace of the server's driftline.toml.")]
 
 
@@ -99,6 +102,7 @@ class LineTools:
         fallback_threshold: FallbackThreshold = FALLBACK_THRESHOLD,
         min_relevance: MinRelevance = None,
         workspace_name: WorkspaceName = None,
+        rerank: Reranked = False,
     ) -> SearchAnswer:
         """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
         where = LineFilter(
@@ -128,6 +132,7 @@ class LineTools:
             symbols=symbols,
             kinds=kinds,
             tests=tests,
+            rerank=rerank,
         )
         record_search(workspace, report.explanation, time.monotonic() - started)
         return answers.search_answer(query, report.results)

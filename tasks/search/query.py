@@ -23,6 +23,7 @@ from driftline.storage.lines.words import as_indexed, telling_words
 from driftline.storage.model import Embedder
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.deep.transformer import load_transformer
 from driftline.tasks.embedding.context import ModelRef, load_embedder
 from driftline.tasks.scanning.claims import below
 from driftline.tasks.search.candidates import Candidates, gather, lines_of
@@ -32,6 +33,7 @@ from driftline.tasks.search.hits import Hit, hits
 from driftline.tasks.search.line_kinds import ALL_LINES, LineKinds
 from driftline.tasks.search.rank import rank
 from driftline.tasks.search.relevance import Calibration
+from driftline.tasks.search.reranking import WEIGHT_IN_VECTOR_MODE, WEIGHT_OF_COSINE, reranked, windows_to_rerank
 from driftline.tasks.search.same_files import SourceRecords, distinct_windows
 from driftline.tasks.search.windows import Window, merge_windows
 
@@ -102,14 +104,18 @@ def search(
     symbols: bool = False,
     kinds: Sequence[str] | None = None,
     tests: bool = True,
+    rerank: bool | int = False,
 ) -> SearchReport:
     """The ``top_k`` windows that answer ``query`` best.
 
     ``max_distance`` drops lines that are farther, ``min_relevance`` those that are less relevant (relevance.py), and
     ``symbols``, ``kinds`` and ``tests`` those that LineKinds does not allow. Fewer are found only where fewer match.
-    Raises UsageError, ModelNotFound, FingerprintMismatch, CorruptFile.
+    A transformer reads the best ``rerank`` windows (True: DEFAULT_RERANKED) and orders them anew (reranking.py).
+    Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
     _check(top_k, n_lines, mode, min_relevance)
+    n_reranked = windows_to_rerank(rerank)
+    encoder = load_transformer() if n_reranked else None
     only = LineKinds.of(symbols=symbols, kinds=kinds, tests=tests)
     explanation = Explanation(mode, strategy)
     nothing = SearchReport(query, (), explanation if explain else None)
@@ -126,7 +132,12 @@ def search(
     limit = calibration.limit(min_relevance, max_distance)
     finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
     records = SourceRecords(workspace)
-    windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), top_k, records)
+    windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), max(top_k, n_reranked), records)
+    if encoder is not None:
+        with explanation.timed("rerank"):
+            weight = WEIGHT_IN_VECTOR_MODE if mode == "vector" else WEIGHT_OF_COSINE
+            best = reranked(windows[:n_reranked], query, queries, encoder, weight)
+            windows = [*best, *windows[n_reranked:]][:top_k]
     with explanation.timed("context"):
         within = mode != "vector"
         found = hits(workspace, queries, windows, n_lines, records, calibration, within_definitions=within)

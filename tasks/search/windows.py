@@ -19,7 +19,8 @@ class Window:
     """Neighbouring hits of one document; lines are 0-based, both ends included.
 
     ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance``, ``text`` and ``definition``,
-    the innermost around it, are its. Whether it has one is unknown unless it is ``outlined``.
+    the innermost around it, are its. Whether it has one is unknown unless it is ``outlined``. ``score`` is that of the
+    hit by which the window has its place: its relevance, or its cosine where hits are ordered by that.
     """
 
     entity: str
@@ -33,13 +34,15 @@ class Window:
     last: int
     definition: Definition | None = None
     outlined: bool = False
+    score: float = 0.0
 
     @classmethod
     def around(cls, row: Mapping[str, Any]) -> Window:
         """The window of one hit."""
         line, distance = row["line_number"], row["distance"]
         fit = row.get("fit", -distance)
-        known = {"definition": row["definition"], "outlined": row["outlined"]} if "definition" in row else {}
+        known: dict[str, Any] = {"score": row.get("relevance", 1 - distance)}
+        known |= {"definition": row["definition"], "outlined": row["outlined"]} if "definition" in row else {}
         document = row["entity"], row["path"], row["hash"]
         return cls(*document, line, distance, row["text"], fit, first=line, last=line, **known)
 

