@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.errors import UsageError
 from driftline.storage.lance.damage import with_indexes
-from driftline.storage.lance.table import is_one_of, quote
+from driftline.storage.lance.table import is_one_of
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
@@ -33,6 +33,7 @@ __all__ = ["LineFilter", "LineQuery", "Passage", "Strategy", "matching_blocks", 
 EXACT_SEARCH_SHARE = 1 / 32
 """Maximum share of all lines that are compared exactly, even if they are more than EXACT_SEARCH_ROWS."""
 RESULT_COLUMNS = ("entity", "path", "line_number", "text", "hash")
+PASSAGE_COLUMNS = ("entity", "path", "line_number", "text")
 BLOCK_COLUMNS = ("entity", "path", "line_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
 
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
@@ -48,12 +49,6 @@ class Passage:
     path: str
     first: int
     last: int
-
-    @property
-    def sql(self) -> str:
-        """The filter of Lance for these lines."""
-        document = f"entity = {quote(self.entity)} AND path = {quote(self.path)}"
-        return f"({document} AND line_number BETWEEN {self.first} AND {self.last})"
 
 
 @dataclass(frozen=True)
@@ -275,9 +270,20 @@ class LineQuery:
         return rows.rename_columns([*BLOCK_COLUMNS, "bm25"])
 
     def passages(self, wanted: Sequence[Passage]) -> pa.Table:
-        """The lines of passages in this table: ``entity``, ``path``, ``line_number`` and ``text``, unordered."""
-        where = " OR ".join(each.sql for each in wanted)
-        return self._scanned(["entity", "path", "line_number", "text"], filter=where)
+        """The lines of one or more passages in this table: ``PASSAGE_COLUMNS``, unordered."""
+        # One condition on all paths and one on all lines are ten times as fast as one for each passage.
+        lines = " OR ".join(sorted({f"line_number BETWEEN {each.first} AND {each.last}" for each in wanted}))
+        paths = is_one_of("path", sorted({each.path for each in wanted}))
+        rows = self._read(PASSAGE_COLUMNS, where=f"{paths} AND ({lines})")
+        of_document: dict[tuple[str, str], list[Passage]] = {}
+        for each in wanted:
+            of_document.setdefault((each.entity, each.path), []).append(each)
+        places = zip(*(rows[name].to_pylist() for name in PASSAGE_COLUMNS[:3]), strict=True)
+        held = [
+            any(each.first <= number <= each.last for each in of_document.get((entity, path), ()))
+            for entity, path, number in places
+        ]
+        return rows.filter(pa.array(held, pa.bool_()))
 
     def outlines(self, wanted: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
         """The outlines of the blocks that hold lines ``(entity, path, number)``, those that are known."""

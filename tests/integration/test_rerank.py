@@ -15,7 +15,7 @@ import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.mcp_server.tools import LineTools
 from driftline.storage.errors import MissingExtra, UsageError
-from driftline.storage.lines.queries import LineQuery
+from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.deep.transformer import load_transformer
 from driftline.tasks.search.query import Mode, search
@@ -192,6 +192,30 @@ def test_the_transformer_reads_the_head_of_a_definition_and_the_lines_of_a_windo
         "order . close . shop orders"
     )
     assert seen[2] == "Soup . Soup Boil the carrots , add salt and serve . . food soup"
+
+
+def test_passages_are_of_their_own_documents(tmp_path: Path) -> None:
+    for source in ("one", "two"):
+        (tmp_path / source).mkdir()
+        for name in ("a.py", "b.py"):
+            lines = "".join(f"{source}_{name[0]}_{number} = {number}\n" for number in range(10))
+            (tmp_path / source / name).write_text(lines)
+        dl.index(str(tmp_path / source), workspace=str(tmp_path / "ws"))
+    workspace = Workspace.open(str(tmp_path / "ws"))
+    one, two = (str(entity) for entity, _ in workspace.readable_sources())
+    (table,) = (LineQuery(workspace.lines(tenant)) for tenant in workspace.tenants())
+    wanted = [
+        Passage(one, "a.py", 0, 1),
+        Passage(two, "a.py", 1, 2),
+        Passage(two, "b.py", 9, 20),
+        Passage(one, "c", 3, 4),
+    ]
+    found = table.passages(wanted).to_pylist()
+    assert {row["text"] for row in found} == {
+        "one_a_0 = 0", "one_a_1 = 1", "two_a_1 = 1", "two_a_2 = 2", "two_b_9 = 9",
+    }  # fmt: skip
+    assert len(found) == 5
+    assert {(row["entity"], row["path"], row["line_number"]) for row in found} >= {(one, "a.py", 0), (two, "b.py", 9)}
 
 
 def test_the_weight_decides_between_score_and_meaning(indexed: str) -> None:
