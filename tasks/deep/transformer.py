@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,7 +30,8 @@ MAX_TOKENS = 128
 """A text is cut there: all-MiniLM-L6-v2 was trained on such lengths, and time grows with them."""
 BATCH_TOKENS = 2_048
 """Tokens of a batch, padding included: larger ones are no faster, and take more memory."""
-MAX_THREADS = 4
+MAX_THREADS = min(4, os.cpu_count() or 1)
+"""A search takes no more of a large host: others search, too."""
 
 
 @dataclass(frozen=True, slots=True)
