@@ -116,6 +116,8 @@ def _session(files: DeepFiles, threads: int) -> InferenceSession:
     known = {"input_ids", "attention_mask", "token_type_ids"}
     if not {entry.name for entry in session.get_inputs()} <= known:
         raise unreadable(files, f"its graph takes other inputs than {', '.join(sorted(known))}")
+    if len(session.get_outputs()[0].shape) != 3:
+        raise unreadable(files, "the first output of its graph is not one vector for each token")
     return session
 
 
@@ -153,5 +155,6 @@ def _tokenizer(files: DeepFiles) -> Tokenizer:
     except Exception as error:  # tokenizers raises bare Exceptions for files that it cannot parse
         raise unreadable(files, error) from error
     tokenizer.no_padding()
-    tokenizer.enable_truncation(MAX_TOKENS)
+    positions = files.settings(CONFIG).get("max_position_embeddings")
+    tokenizer.enable_truncation(min(MAX_TOKENS, positions) if isinstance(positions, int) else MAX_TOKENS)
     return tokenizer

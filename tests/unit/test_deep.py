@@ -147,6 +147,46 @@ def test_a_long_text_is_cut(folder: Path) -> None:
     assert model.embed([long])[0] @ model.embed([f"{long} expires"])[0] == pytest.approx(1, abs=1e-5)
 
 
+def test_a_text_is_cut_where_a_model_has_no_further_position(folder: Path, tensors: Tensors, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "short")
+    short = tensors | {"embeddings.position_embeddings.weight": tensors["embeddings.position_embeddings.weight"][:3]}
+    save_file(short, tmp_path / "short" / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 3}
+    (tmp_path / "short" / "config.json").write_text(json.dumps(config))
+    whole, cut = load_transformer(str(tmp_path / "short")).embed(["the lease expires before it", "the lease expires"])
+    assert whole @ cut == pytest.approx(1, abs=1e-5)
+
+
+def graph_of(inputs: list[str], shape: list[str]) -> bytes:
+    """A graph that returns its first input as numbers."""
+    from onnx import TensorProto, helper
+
+    ids = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in inputs]
+    result = helper.make_tensor_value_info("result", TensorProto.FLOAT, shape)
+    nodes = [helper.make_node("Cast", inputs[:1], ["result"], to=TensorProto.FLOAT)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "other", ids, [result]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    serialized: bytes = model.SerializeToString()
+    return serialized
+
+
+@pytest.mark.parametrize(
+    ("inputs", "shape", "message"),
+    [
+        (["pixels"], ["n", "length"], "takes other inputs than attention_mask, input_ids, token_type_ids"),
+        (["input_ids"], ["n", "length"], "not one vector for each token"),
+    ],
+)
+def test_a_graph_of_something_else_is_refused(
+    folder: Path, tmp_path: Path, inputs: list[str], shape: list[str], message: str
+) -> None:
+    shutil.copytree(folder, tmp_path / "other")
+    (tmp_path / "other" / "model.onnx").write_bytes(graph_of(inputs, shape))
+    with pytest.raises(ModelNotFound, match=message):
+        load_transformer(str(tmp_path / "other"))
+
+
 def test_quantised_weights_are_near_the_weights() -> None:
     weights = np.array([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0]], np.float32)
     rows, scales = quantized(weights, 64)
