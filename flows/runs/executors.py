@@ -72,6 +72,7 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
 
     def start(self, context: TaskContext, sources: Sequence[Source], *, new_workspace: bool = False) -> None:
         self._context = context
+        context.has_cores_to_spare = True
 
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
         if self.slots == 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import marshal
-import multiprocessing
 import os
 import struct
 import subprocess
@@ -31,14 +30,14 @@ Document = tuple[str, str]
 """Path and text."""
 
 
-def definitions_beside(documents: Sequence[Document]) -> Callable[[], list[list[Definition]]]:
+def definitions_beside(documents: Sequence[Document], *, allowed: bool) -> Callable[[], list[list[Definition]]]:
     """Begin to find the definitions of ``documents``; the result waits for them, in the same order.
 
-    Few documents are parsed when the result is called, as all are on one core, and in processes of an executor, which
-    has one for each core already.
+    Few documents are parsed when the result is called, as all are on one core, and where another process is not
+    ``allowed``.
     """
     few = sum(len(text) for _, text in documents) < MIN_CHARACTERS
-    if few or (os.cpu_count() or 1) < 2 or multiprocessing.parent_process() is not None:
+    if few or not allowed or (os.cpu_count() or 1) < 2:
         return lambda: [definitions(path, text) for path, text in documents]
     pending: Future[list[list[Definition]]] = _waiting().submit(_asked, list(documents))
     return pending.result

@@ -29,10 +29,14 @@ class ModelRef:
 
 @dataclass(slots=True)
 class TaskContext:
-    """The second argument of every task. It pickles without the loaded model, which each worker loads once."""
+    """The second argument of every task. It pickles without the loaded model, which each worker loads once.
+
+    ``has_cores_to_spare`` is for tasks in threads of one process; a process of an executor has one core.
+    """
 
     workspace: Workspace
     model: ModelRef
+    has_cores_to_spare: bool = False
     _embedder: Embedder | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -67,7 +67,8 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     embedded = drafts.embedded
     fragments: list[str] = []
     if lines is not None and not spec.dry_run:
-        outlined = definitions_beside([(meta.path, text) for meta, text in zip(embedded, drafts.texts, strict=True)])
+        documents = [(meta.path, text) for meta, text in zip(embedded, drafts.texts, strict=True)]
+        outlined = definitions_beside(documents, allowed=context.has_cores_to_spare)
         with watch.phase("embed"):
             vectors = context.embedder.embed(lines.text, np.float16)
         counts = np.bincount(lines.doc_index.to_numpy(), minlength=len(embedded))

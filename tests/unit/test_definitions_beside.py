@@ -19,8 +19,7 @@ from driftline.tasks.definitions.outlines import definitions
 
 @pytest.fixture
 def documents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """More modules than are parsed in this process, as if it were none of an executor."""
-    monkeypatch.setattr("multiprocessing.parent_process", lambda: None)
+    """More modules than are parsed in this process, on a machine with two cores."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     helper = beside._Helper()
     monkeypatch.setattr(beside, "_helper", lambda: helper)
@@ -38,7 +37,7 @@ def pid() -> int:
 
 def test_the_answers_are_those_of_this_process(documents: list[tuple[str, str]]) -> None:
     expected = [definitions(*document) for document in documents]
-    first, second = definitions_beside(documents), definitions_beside(documents[::-1])
+    first, second = definitions_beside(documents, allowed=True), definitions_beside(documents[::-1], allowed=True)
     assert first() == expected
     assert second() == expected[::-1]
     assert pid() != os.getpid()
@@ -46,15 +45,20 @@ def test_the_answers_are_those_of_this_process(documents: list[tuple[str, str]])
 
 
 def test_few_documents_start_no_process(documents: list[tuple[str, str]]) -> None:
-    assert definitions_beside(documents[:1])() == [definitions(*documents[0])]
+    assert definitions_beside(documents[:1], allowed=True)() == [definitions(*documents[0])]
+    assert beside._helper()._process is None
+
+
+def test_a_worker_of_an_executor_starts_no_process(documents: list[tuple[str, str]]) -> None:
+    assert definitions_beside(documents, allowed=False)() == [definitions(*document) for document in documents]
     assert beside._helper()._process is None
 
 
 def test_a_killed_process_costs_no_answer(documents: list[tuple[str, str]]) -> None:
-    expected = definitions_beside(documents)()
+    expected = definitions_beside(documents, allowed=True)()
     os.kill(pid(), signal.SIGKILL)
-    assert definitions_beside(documents)() == expected
-    assert definitions_beside(documents)() == expected
+    assert definitions_beside(documents, allowed=True)() == expected
+    assert definitions_beside(documents, allowed=True)() == expected
 
 
 def test_the_process_ends_with_the_one_that_started_it() -> None:
@@ -62,7 +66,7 @@ def test_the_process_ends_with_the_one_that_started_it() -> None:
 import os, signal, sys
 from driftline.tasks.definitions import beside
 os.cpu_count = lambda: 2
-assert beside.definitions_beside([("a.py", "def f(): pass\\n" * 50_000)])()
+assert beside.definitions_beside([("a.py", "def f(): pass\\n" * 50_000)], allowed=True)()
 print(beside._helper()._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
