@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from driftline.flows.commands import (
+    browsing,
     ci,
     deploying,
     grepping,
@@ -37,7 +38,20 @@ from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json,
 from driftline.flows.output.plain import print_traceback, warn
 from driftline.storage.errors import DriftlineError, UsageError
 
-COMMANDS = (indexing, searching, grepping, pulling, keeping, deploying, serving, ci, history, memory, trusting)
+COMMANDS = (
+    indexing,
+    searching,
+    grepping,
+    pulling,
+    keeping,
+    deploying,
+    serving,
+    browsing,
+    ci,
+    history,
+    memory,
+    trusting,
+)
 """Importing a module adds its commands to ``app``."""
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _BASES = typer.BadParameter.__mro__

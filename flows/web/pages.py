@@ -1,0 +1,120 @@
+"""The pages, complete from the server: they need no script, and nothing from another host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from driftline.flows.web.colours import colour_styles, coloured
+from driftline.flows.web.requests import MAX_EXCERPT_LINES, Narrowing
+from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.query import Mode
+
+MAX_FACETS = 12
+_FOLDER = "driftline.flows.web"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A search as its link holds it."""
+
+    q: str
+    mode: Mode
+    narrowing: Narrowing
+
+    def link(self, narrowing: Narrowing | None = None) -> str:
+        """The link of this search, with other filters if they are given."""
+        filters = asdict(self.narrowing if narrowing is None else narrowing)
+        fields = {"q": self.q, "mode": self.mode, **{name: values for name, values in filters.items() if values}}
+        return "/?" + _encoded(fields)
+
+
+def search_page(asked: Asked, hits: Sequence[Hit], error: str = "") -> bytes:
+    """The page of a search; without a query, only its box."""
+    shown = [
+        {
+            "link": _document_link(hit.source, hit.path, hit.line),
+            "hit": hit,
+            "lines": _numbered(hit.path, hit.start_line, hit.context, asked.q),
+        }
+        for hit in hits
+    ]
+    filters = [(name, value) for name, values in asdict(asked.narrowing).items() for value in values]
+    removable = [(name, value, asked.link(_without(asked.narrowing, name, value))) for name, value in filters]
+    content = {"asked": asked, "hits": shown, "facets": _facets(asked, hits), "removable": removable}
+    return _rendered("search.html.j2", error=error, filters=filters, **content)
+
+
+def document_page(excerpt: dict[str, Any], line: int) -> bytes:
+    """The page of a document around ``line``."""
+    source, path, first = excerpt["source"], excerpt["path"], excerpt["start_line"]
+    last = first + len(excerpt["lines"]) - 1
+    earlier = _document_link(source, path, max(1, first - MAX_EXCERPT_LINES)) if first > 1 else None
+    later = _document_link(source, path, last) if last == line + MAX_EXCERPT_LINES else None
+    lines = _numbered(path, first, excerpt["lines"], "")
+    return _rendered("document.html.j2", excerpt=excerpt, lines=lines, line=line, earlier=earlier, later=later)
+
+
+def error_page(message: str) -> bytes:
+    """The page of a document that cannot be shown."""
+    return _rendered("error.html.j2", message=message)
+
+
+@cache
+def style_sheet() -> bytes:
+    """The style sheet of all pages."""
+    return ((files(_FOLDER) / "style.css").read_text("utf-8") + colour_styles()).encode()
+
+
+def _facets(asked: Asked, hits: Sequence[Hit]) -> list[tuple[str, list[tuple[str, int, str]]]]:
+    """What narrows the search further: for each kind the values among the hits, their counts and links."""
+    values = {
+        "source": [hit.source for hit in hits],
+        "dir": [PurePosixPath(hit.path).parts[0] for hit in hits if "/" in hit.path],
+        "ext": [ending[1:] for hit in hits if (ending := PurePosixPath(hit.path).suffix)],
+    }
+    found = []
+    for name, each in values.items():
+        counts = Counter(each).most_common(MAX_FACETS)
+        links = [
+            (value, count, asked.link(replace(asked.narrowing, **{name: (value,)})))
+            for value, count in counts
+            if value not in getattr(asked.narrowing, name)
+        ]
+        if links:
+            found.append((name, links))
+    return found
+
+
+def _without(narrowing: Narrowing, name: str, value: str) -> Narrowing:
+    return replace(narrowing, **{name: tuple(each for each in getattr(narrowing, name) if each != value)})
+
+
+def _numbered(path: str, first: int, lines: Sequence[str], query: str) -> list[tuple[int, str]]:
+    return list(enumerate(coloured(path, lines, query), start=first))
+
+
+def _document_link(source: str, path: str, line: int) -> str:
+    return f"/d?{_encoded({'source': source, 'path': path, 'line': line})}#L{line}"
+
+
+def _encoded(fields: dict[str, Any]) -> str:
+    return urlencode(fields, doseq=True, errors="surrogatepass")
+
+
+def _rendered(name: str, **content: Any) -> bytes:
+    return _template(name).render(**content).encode("utf-8", "replace")
+
+
+@cache
+def _template(name: str) -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string((files(_FOLDER) / name).read_text("utf-8"))

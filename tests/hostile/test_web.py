@@ -1,0 +1,186 @@
+"""The web server: pages and API of a workspace whose names and contents are hostile, for its own clients only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import pytest
+
+from driftline.flows.web.requests import MAX_TOP_K, Reader
+from driftline.flows.web.serving import WebServer, web_server
+from driftline.storage.errors import UsageError
+from driftline.storage.workspace.workspace import Workspace
+
+HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&.py"
+HOSTILE_LINE = "lease = '</code><script>alert(1)</script>' \"onload=x & <b>"
+PAGE_TAGS = frozenset(
+    {"html", "head", "meta", "title", "link", "body", "header", "main", "nav", "article", "div", "span", "code"}
+    | {"form", "label", "input", "select", "option", "button", "h1", "h2", "p", "ul", "li", "a"}
+)
+
+
+class Page(HTMLParser):
+    """The tags, attributes and text of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def links(self) -> list[str]:
+        return [attributes["href"] or "" for tag, attributes in self.tags if tag == "a"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    (folder / "sub").mkdir(parents=True)
+    (folder / HOSTILE_NAME).write_text(f"first = 1\n{HOSTILE_LINE}\nlast = 2\n")
+    (folder / "sub/plain.md").write_text("who renews the lease of a run\n")
+    return folder
+
+
+@pytest.fixture
+def server(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterator[WebServer]:
+    assert driftline("index", tree, "--workspace", tmp_path / "ws").code == 0
+    reader = Reader(Workspace.open(str(tmp_path / "ws")).reread)
+    reader.warm()
+    made = web_server(reader, "127.0.0.1", 0)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    yield made
+    made.server.should_exit = True
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def ask(server: WebServer, target: str, **headers: str) -> tuple[http.client.HTTPResponse, str]:
+    parts = urlsplit(server.url)
+    assert parts.hostname is not None
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    connection.request("GET", target, headers=headers)
+    response = connection.getresponse()
+    return response, response.read().decode()
+
+
+def test_the_api_answers_as_the_command_line(server: WebServer, driftline: Callable[..., Any], tmp_path: Path) -> None:
+    ws = ("--workspace", tmp_path / "ws", "--json")
+    for target, arguments in (
+        ("search?q=lease&top_k=5&n_lines=1", ("search", "lease", "--top-k", 5, "-n", 1)),
+        ("search?q=lease&ext=md&mode=text", ("search", "lease", "--ext", "md", "--mode", "text")),
+        ("status", ("status",)),
+        ("sources", ("sources",)),
+    ):
+        response, body = ask(server, f"/api/v1/{target}")
+        assert response.status == 200
+        assert json.loads(body) == driftline(*arguments, *ws).json
+
+
+def test_a_commit_is_found_by_the_next_request(
+    server: WebServer, driftline: Callable[..., Any], tmp_path: Path, tree: Path
+) -> None:
+    (tree / "new.md").write_text("a zebra crosses\n")
+    assert driftline("index", tree, "--workspace", tmp_path / "ws").code == 0
+    found = json.loads(ask(server, "/api/v1/search?q=zebra&mode=text")[1])
+    assert [hit["path"] for hit in found["results"]] == ["new.md"]
+
+
+def test_wrong_requests_are_problems_with_a_kind(server: WebServer) -> None:
+    excerpt = {"source": "org:default/project:default/source:tree", "path": "../secret", "line": 1}
+    for target in (
+        *("search", "search?q=", f"search?q=x&top_k={MAX_TOP_K + 1}", "search?q=x&n_lines=21", "search?q=x&mode=best"),
+        *(f"search?q={'x' * 2001}", "search?q=x&" + "&".join(["ext=py"] * 101), f"search?q=x&path={'p' * 4097}"),
+        *(f"excerpt?{urlencode(excerpt)}", f"excerpt?{urlencode(excerpt | {'line': 0})}", "excerpt?source=x"),
+    ):
+        response, body = ask(server, f"/api/v1/{target}")
+        assert (response.status, response.getheader("content-type")) == (400, "application/problem+json"), target
+        assert json.loads(body)["error"] == "usage", target
+    response, body = ask(server, "/api/v1/search?q=x&source=%3Cscript%3E")
+    assert (response.status, json.loads(body)["error"]) == (400, "bad_entity")
+    assert ask(server, "/api/v1/nothing")[0].status == 404
+
+
+def test_the_openapi_document_lists_the_routes_of_programs(server: WebServer) -> None:
+    document = json.loads(ask(server, "/api/v1/openapi.json")[1])
+    assert sorted(document["paths"]) == [f"/api/v1/{name}" for name in ("excerpt", "search", "sources", "status")]
+
+
+def test_names_and_contents_are_escaped_on_every_page(server: WebServer) -> None:
+    _, body = ask(server, "/?q=lease")
+    page = Page(body)
+    (document,) = {link for link in page.links() if "img" in link and link.startswith("/d?")}
+    pages = [page, Page(ask(server, document.partition("#")[0])[1])]
+    for each in pages:
+        assert HOSTILE_NAME in each.text
+        assert HOSTILE_LINE in each.text
+    hostile = quote('"><script>alert(1)</script>')
+    pages += [Page(ask(server, f"/?q={hostile}&ext={hostile}&dir={hostile}")[1])]
+    pages += [Page(ask(server, f"/?q=x&source={hostile}")[1]), Page(ask(server, f"/d?source={hostile}&path=x")[1])]
+    for each in pages:
+        assert {tag for tag, _ in each.tags} <= PAGE_TAGS
+        attributes = {name for _, given in each.tags for name in given}
+        assert not [name for name in attributes if name.startswith("on") or name == "style"]
+        assert all(re.match(r"/|#L\d+$", link) for link in each.links())
+
+
+def test_a_page_marks_words_and_its_facets_narrow(server: WebServer) -> None:
+    page = Page(ask(server, "/?q=lease")[1])
+    assert any((attributes.get("class") or "").endswith("-Mark") for _, attributes in page.tags)
+    (narrower,) = [link for link in page.links() if link.endswith("&ext=md")]
+    narrowed = Page(ask(server, narrower)[1])
+    assert "sub/plain.md:1" in narrowed.text
+    assert HOSTILE_NAME not in narrowed.text
+    assert "/?q=lease&mode=hybrid" in narrowed.links()  # removes the filter
+
+
+def test_a_document_page_says_that_the_file_has_changed(server: WebServer, tree: Path) -> None:
+    target = "/d?" + urlencode({"source": "org:default/project:default/source:tree", "path": "sub/plain.md"})
+    assert "has changed" not in ask(server, target)[1]
+    (tree / "sub/plain.md").write_text("secret\n")
+    _, body = ask(server, target)
+    assert "has changed" in body
+    assert "who renews the lease" in body
+    assert "secret" not in body
+
+
+def test_only_the_own_names_and_origins_are_answered(server: WebServer) -> None:
+    place = urlsplit(server.url).netloc
+    for target in ("/", "/healthz", "/readyz", "/static/style.css", "/d?source=a&path=b", "/api/v1/status"):
+        assert ask(server, target, Host=place, Origin=f"http://{place}")[0].status in (200, 400)
+        for name in ("evil.com", f"{place}.evil.com", "localhost", f"x@{place}"):
+            assert ask(server, target, Host=name)[0].status == 421
+        for origin in ("http://evil.com", "null", f"https://{place}", f"http://{place}.evil.com"):
+            assert ask(server, target, Origin=origin)[0].status == 403
+
+
+def test_every_answer_has_the_headers_that_guard_it(server: WebServer) -> None:
+    numbers = set()
+    for target in ("/", "/?q=lease", "/d", "/healthz", "/static/style.css", "/api/v1/status", "/api/v1/nothing"):
+        response, _ = ask(server, target)
+        policy = response.getheader("content-security-policy") or ""
+        assert policy.startswith("default-src 'none'")
+        assert "unsafe" not in policy
+        assert response.getheader("x-content-type-options") == "nosniff"
+        numbers.add(response.getheader("x-request-id"))
+    assert len(numbers) == 7
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])
+def test_an_address_that_others_reach_is_refused(host: str) -> None:
+    with pytest.raises(UsageError, match="loopback only"):
+        web_server(Reader(lambda: pytest.fail("nothing is read")), host, 0)
