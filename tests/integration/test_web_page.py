@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
-from tests.servers.browser import open_browser
+from tests.servers.browser import WAIT_MILLISECONDS, open_browser
 
 HOSTILE_NAME = "<img src=x onerror=alert(1)>.py"
 STOP_SECONDS = 60
@@ -47,7 +48,8 @@ def test_pages_work_in_a_browser(process: tuple[subprocess.Popen[str], str]) -> 
         asked: set[str] = set()
         page.on("request", lambda request: asked.add(request.url))
         browser.open(url)
-        page.keyboard.type("lease")  # the box has the focus
+        expect(page.locator("#q")).to_be_focused(timeout=WAIT_MILLISECONDS)
+        page.keyboard.type("lease")
         page.keyboard.press("Enter")
         page.wait_for_url("**/?q=lease*")
         browser.open(page.url, HOSTILE_NAME, "who renews the lease")
