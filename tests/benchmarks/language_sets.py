@@ -87,6 +87,16 @@ LANGUAGES: dict[str, tuple[tuple[str, ...], tuple[Package, ...]]] = {
             Package("pypi", "zstandard", "0.23.0", ("zstd",)),
         ),
     ),
+    "cpp": (
+        (".h", ".hpp", ".cc"),
+        (
+            Package("debian", "libabsl-dev", "20220623.1-1+deb12u2", ("usr/include",)),
+            Package("debian", "libxtensor-dev", "0.24.3-1", ("usr/include",)),
+            Package("debian", "nlohmann-json3-dev", "3.11.2-2", ("usr/include",)),
+            Package("debian", "googletest", "1.12.1-0.2", ("usr/src",)),
+            Package("debian", "libeigen3-dev", "3.4.0-4", ("usr/include",)),
+        ),
+    ),
 }
 QUESTIONS = Path(__file__).with_name("questions.tsv")
 _COMMENT = ("//", "/*", "*")

@@ -41,7 +41,7 @@ CODE_PACKAGES = (
 MIN_QUERY_WORDS, MAX_QUERY_WORDS = 5, 30
 MIN_FUNCTION_LINES = 3
 MIN_REST_WORDS = 15
-MAX_PER_FILE = {"code": 4, "prose": 16, "javascript": 6, "go": 6, "rust": 8, "java": 6, "c": 8}
+MAX_PER_FILE = {"code": 4, "prose": 16, "javascript": 6, "go": 6, "rust": 8, "java": 6, "c": 8, "cpp": 8}
 _SEED = 20261122
 _SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\"*])[.!?:](?:\s|$)")
 _MARKUP = re.compile(r":[a-z:]+:`|[`*]|\[([^\]]*)\]\([^)]*\)")
