@@ -13,6 +13,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, NOTHING_FOUND, app, show
 from driftline.flows.commands.options import (
+    BranchOption,
     CacheOption,
     ConfigOption,
     JsonOption,
@@ -21,6 +22,7 @@ from driftline.flows.commands.options import (
     QueryArgument,
     WorkspaceOption,
 )
+from driftline.flows.config.branch import on_named_branch
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.config.named_workspaces import named_workspace
 from driftline.flows.config.search_settings import search_arguments
@@ -120,6 +122,7 @@ def search(
     no_tests: NoTestsOption = False,
     entities: EntitiesOption = None,
     named: NamedOption = None,
+    branch: BranchOption = None,
     mode: ModeOption = None,
     strategy: StrategyOption = None,
     fallback_threshold: ThresholdOption = None,
@@ -143,7 +146,7 @@ def search(
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
     told["rerank"] = rerank if rerank is False or rerank_windows is None else rerank_windows
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
-    opened = _cached(_open(target, workspace, config), cache)
+    opened = on_named_branch(_cached(_open(target, workspace, config), cache), branch)
     where = narrowed(
         opened,
         paths=paths or None,

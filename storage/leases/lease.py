@@ -195,6 +195,7 @@ def acquire(
     ttl_seconds: float = LEASE_TTL_SECONDS,
     wait_seconds: float = 0.0,
     known_token: Callable[[], int] = lambda: 0,
+    at_least: int = 0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Lease:
@@ -203,7 +204,7 @@ def acquire(
     A lease is free if it was never taken or has been released, if its holder is provably dead (on this machine), or
     if its file has not changed for the holder's TTL by ``clock``. Hence only a caller that waits takes over from a
     dead holder on another host. Where the file is missing, ``known_token`` returns the highest token in use, so that a
-    lease whose file was deleted continues from there, as taken over.
+    lease whose file was deleted continues from there, as taken over. The new token is higher than ``at_least``.
 
     Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError.
     """
@@ -221,7 +222,7 @@ def acquire(
         expired = current is not None and before - seen_since >= current.ttl_seconds
         if current is None or current.state == "released" or expired or current.is_provably_dead():
             token = current.token if current is not None else known_token()
-            record = _new_record(run_id, token + 1, ttl_seconds)
+            record = _new_record(run_id, max(token, at_least) + 1, ttl_seconds)
             try:
                 if current is None:
                     written = objects.create(path, record.to_bytes())
