@@ -30,6 +30,7 @@ _CUT = r"[0-9a-hjkmnp-tv-z]{26}"
 """A branch is cut from the main index under a ULID in lower case, since Lance's names of branches have no other."""
 _BRANCH_ID = r"[a-z0-9.-]{1,40}-[0-9a-f]{20}"
 
+_CUT_AT = re.compile(rf"/(?:{BRANCHES}/[^/]+/|tree/cut-|_refs/branches/cut-)({_CUT})(?:[/.]|$)")
 _RUN = re.compile(rf"({_ULID})\.json")
 _DELTA = re.compile(rf"_index_delta_({_ULID})\.parquet")
 _STAGED = re.compile(rf"_staged_(?P<run>{_ULID})_(?P<batch>\d{{6}})\.parquet")
@@ -132,6 +133,18 @@ def lease_path(entity: Entity, purpose: str = "source") -> str:
     return f"{entity.tenant.directory}/_leases/{purpose}:{name}.json"
 
 
+def cut_at(path: str) -> str | None:
+    """The cut that a file of a branch belongs to, by its path; None of a record."""
+    match = _CUT_AT.search(path)
+    return match[1] if match else None
+
+
+def branch_of_lease(path: str) -> str:
+    """The directory of the branch whose lease is at ``path``."""
+    _, entity = leased_entity(path)
+    return f"{branches_directory(entity)}/{path.rpartition('~2F')[2].removesuffix('.json')}"
+
+
 def branch_lease_path(entity: Entity, name: str) -> str:
     """The path of the lease of a branch."""
     identifier = branch_directory(entity, name).rpartition("/")[2]
@@ -163,6 +176,7 @@ class Kind(enum.StrEnum):
     VERSION = "version of a table"
     TABLE_HINT = "hint of a table"
     BRANCH = "file of a branch"
+    BRANCH_LEASE = "lease of a branch"
     TEMPORARY = "temporary file"
     FOREIGN = "foreign"
 
@@ -176,6 +190,10 @@ _KINDS = [
             r"(?P<place>)(?:_workspace\.json|_(?:catalog|copy)\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
         ),
         (Kind.PERMANENT, rf"(?P<place>(?:{_ENTITY}/)+)_source\.json"),
+        (
+            Kind.BRANCH_LEASE,
+            rf"(?P<place>{_ENTITY}/_leases/)branch:[A-Za-z0-9._~:-]+~2F{BRANCHES}~2F{_BRANCH_ID}\.json",
+        ),
         (Kind.PERMANENT, rf"(?P<place>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
         (
             Kind.BRANCH,

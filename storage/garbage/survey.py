@@ -18,7 +18,17 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, ObjectNotFound
 from driftline.storage.garbage.orphans import References
 from driftline.storage.lance.table import LanceTable
-from driftline.storage.layout import BASE, CONFIG, SOURCE, Kind, Name, leased_entity, parse_name
+from driftline.storage.layout import (
+    BASE,
+    BRANCH,
+    CONFIG,
+    SOURCE,
+    Kind,
+    Name,
+    branch_of_lease,
+    leased_entity,
+    parse_name,
+)
 from driftline.storage.leases.lease import Sighting, look
 from driftline.storage.lines.table import CommitMarker, LineTable
 from driftline.storage.memory.catalog.database import Catalog
@@ -26,6 +36,7 @@ from driftline.storage.memory.catalog.queries import blob_references
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.objects.store import ObjectInfo
+from driftline.storage.workspace.records import BranchRecord, read_record
 from driftline.storage.workspace.workspace import Workspace
 
 Places = dict[Kind, dict[str, list[str]]]
@@ -68,7 +79,8 @@ def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
     bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
     tracked, superseded = _tables(workspace, places, bound)
     blobs, retired = _memory(workspace, catalog) if catalog is not None else (None, {})
-    references = References(folded, dead, tracked, superseded, blobs, retired)
+    cuts, branches = _branches(workspace, listing, leases)
+    references = References(folded, dead, tracked, superseded, blobs, retired, cuts, branches)
     return Survey(listing, references, leases, committed)
 
 
@@ -79,8 +91,24 @@ def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) ->
         info.path: look(objects, info.path)
         for root in sorted(roots)
         for info in objects.list(f"{root}/_leases", recursive=False)
-        if parse_name(info.path).kind is Kind.PERMANENT
+        if parse_name(info.path).kind in (Kind.PERMANENT, Kind.BRANCH_LEASE)
     }
+
+
+def _branches(
+    workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]], leases: dict[str, Sighting]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """``(cuts, branches)``: the cuts that records name, and the directories of branches that exist or are leased.
+
+    Read after the listing, so that the cut of every listed file that is in use has its record, or is young.
+    """
+    paths = [info.path for info, name in listing if name.kind is Kind.BRANCH and info.path.endswith(f"/{BRANCH}")]
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        read = pool.map(lambda path: read_record(workspace.objects, path, BranchRecord), paths)
+        records = {path: record for path, record in zip(paths, read, strict=True) if record is not None}
+    known = {path.removesuffix(f"/{BRANCH}") for path in records}
+    held = (path for path, lease in leases.items() if parse_name(path).kind is Kind.BRANCH_LEASE and not lease.is_free)
+    return frozenset(record.cut for record in records.values()), frozenset({*known, *map(branch_of_lease, held)})
 
 
 def _places(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> Places:
