@@ -50,6 +50,7 @@ def index(
     indexes: Literal["all", "text", "none"] = "all",
     max_deltas: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS,
     storage_options: dict[str, str] | None = None,
+    branch: str | None = None,
 ) -> dict[str, Any]:
     """Bring the index in step with its sources: embed new and changed documents, delete those that are gone.
 
@@ -72,6 +73,7 @@ def index(
         indexes: Which search indexes to update.
         max_deltas: Request a compaction when a source has more deltas than this.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        branch: Bring this branch of the sources in step; the main index stays as it is.
 
     Returns:
         The report of the run, as ``driftline index --json`` prints it.
@@ -81,7 +83,7 @@ def index(
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
     request = replace(request, full=full, dry_run=dry_run, rebind=rebind, reembed=reembed)
     request = replace(request, max_delete_fraction=max_delete_fraction, max_file_bytes=max_file_bytes)
-    request = replace(request, storage_options=options_of(storage_options))
+    request = replace(request, storage_options=options_of(storage_options), branch=branch)
     with flow_progress() as progress:
         work = attempt.with_options(name="index")
         result = work(lambda: index_sources(request, progress).to_dict())

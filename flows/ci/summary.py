@@ -12,6 +12,7 @@ from driftline.storage.errors import DriftlineError
 
 _COUNTS = ("new", "changed", "touched", "deleted")
 _SHOWN_FAILURES = 20
+_DONE = {"stale": "a newer build has replaced", "skipped": "nothing to do for", "checked": "fresh enough for"}
 
 
 def lines(report: CiReport) -> list[str]:
@@ -20,7 +21,7 @@ def lines(report: CiReport) -> list[str]:
     printed = [f"{_headline(report, None)} ({report.seconds:.1f} s)"]
     for source in report.run["sources"] if report.run else ():
         counts = ", ".join(f"{source[name]:,} {name}" for name in _COUNTS)
-        printed.append(f"  {source['entity']}: {counts}; {source['lines_embedded']:,} lines embedded; {_scope(source)}")
+        printed.append(f"  {source['entity']}: {counts}; {_lines(source)}; {_scope(source)}")
     printed += [f"  failed: {failure['message']}" for failure in (report.run["failed"] if report.run else ())]
     printed += [f"  {run['deployment']}: {run['state']} after {run['seconds']:.1f} s" for run in report.flow_runs]
     for age in report.ages:
@@ -65,8 +66,14 @@ def _headline(report: CiReport, error: DriftlineError | None) -> str:
         return f"failed for {commit}{on}"
     if report.failed:
         return f"partly in step with {commit}{on}"
-    done = {"skipped": "nothing to do for", "checked": "fresh enough for"}.get(report.action, "in step with")
-    return f"{done} {commit}{on}"
+    if report.index_branch:
+        on = f" on {report.build.branch}, as the branch {report.index_branch} of the index"
+    return f"{_DONE.get(report.action, 'in step with')} {commit}{on}"
+
+
+def _lines(source: dict[str, Any]) -> str:
+    reused = f", {source['lines_reused']:,} copied" if source["lines_reused"] else ""
+    return f"{source['lines_embedded']:,} lines embedded{reused}"
 
 
 def _scope(source: dict[str, Any]) -> str:

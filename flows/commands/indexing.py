@@ -108,8 +108,7 @@ def index(
     )
     with open_progress() as progress:
         result = index_sources(request, progress).to_dict()
-    prices = configuration.prices if configuration else {}
-    show(result, as_json, partial(print_index, dry_run=dry_run, prices=prices))
+    show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
     return FAILED if result["failed"] else DONE
 
 

@@ -146,7 +146,8 @@ def search(
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
     told["rerank"] = rerank if rerank is False or rerank_windows is None else rerank_windows
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
-    opened = on_named_branch(_cached(_open(target, workspace, config), cache), branch)
+    opened = _cached(_open(target, workspace, config), cache)
+    opened = on_named_branch(opened, search_arguments({"branch": branch})["branch"])
     where = narrowed(
         opened,
         paths=paths or None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
+    from driftline.storage.entities import Entity
     from driftline.storage.workspace.workspace import Workspace
 
 AUTO = "auto"
@@ -27,16 +28,16 @@ def named_branch(name: str | None, folder: str = ".") -> str | None:
     return commit.branch
 
 
-def on_named_branch(workspace: Workspace, name: str | None) -> Workspace:
-    """``workspace`` on the branch that a search names; ``auto`` is the main index where it has no such branch.
+def on_named_branch(workspace: Workspace, name: str | None, within: Entity | None = None) -> Workspace:
+    """``workspace`` on the branch that a search names, of the sources at or below ``within``.
 
-    Raises UsageError for any other branch that it does not have.
+    ``auto`` is the main index where it has no such branch. Raises UsageError for any other unknown branch.
     """
     if name is None:
         return workspace
     from driftline.storage.workspace.branches import has_branch, on_branch
 
     branch = named_branch(name)
-    if branch is None or (name == AUTO and not has_branch(workspace, branch)):
+    if branch is None or (name == AUTO and not has_branch(workspace, branch, within)):
         return workspace
-    return on_branch(workspace, branch)
+    return on_branch(workspace, branch, within)

@@ -85,10 +85,10 @@ def on_branch(workspace: Workspace, name: str, within: Entity | None = None) -> 
     return workspace.on(branch_at(entity, record) for entity, record in found)
 
 
-def has_branch(workspace: Workspace, name: str) -> bool:
-    """Whether any source has a branch of this name."""
+def has_branch(workspace: Workspace, name: str, within: Entity | None = None) -> bool:
+    """Whether any source at or below ``within`` has a branch of this name."""
     check_name(name)
-    return any(read_branch(workspace, entity, name) is not None for entity, _ in workspace.readable_sources())
+    return any(read_branch(workspace, entity, name) is not None for entity, _ in workspace.readable_sources(within))
 
 
 # -- cuts --------------------------------------------------------------------------------------

@@ -245,7 +245,9 @@ def test_text_output_has_lines_and_a_job_summary(
 
 def test_json_output_is_one_object(ci: Driftline, repository: Path) -> None:
     report = ci("--json").json
-    assert set(report) == {"action", "commit", "branch", "system", "run", "flow_runs", "staleness", "seconds"}
+    assert set(report) == {
+        *("action", "commit", "branch", "index_branch", "system", "run", "flow_runs", "staleness", "seconds")
+    }
     assert (report["action"], report["branch"], report["system"]) == ("indexed", "main", "")
     assert report["commit"] == git(repository, "rev-parse", "HEAD")
 
