@@ -264,7 +264,8 @@ def index(
     the main index stays as it is; a run with a lower number of its CI ``build`` than the last one is refused.
 
     Raises UsageError, AccessDenied, CorruptFile, StaleBuild before anything is written; DeletionRefused, LeaseHeld,
-    LeaseLost, StorageError, ExecutorError later. What was committed until then stays, and the next run continues from there.
+    LeaseLost, StorageError, ExecutorError later. What was committed until then stays, and the next run continues from
+    there.
     """
     from driftline.flows.config.locate import workspace_named
     from driftline.flows.runs.index_run import IndexRequest, index_sources

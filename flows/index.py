@@ -78,15 +78,13 @@ def index(
     Returns:
         The report of the run, as ``driftline index --json`` prints it.
     """
-    place = workspace_named(workspace)
-    request = IndexRequest(tuple(sources), place, entity, tuple(include or ()), tuple(exclude or ()), model)
+    request = IndexRequest(tuple(sources), workspace_named(workspace), entity, model=model, branch=branch)
+    request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()), full=full, dry_run=dry_run)
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
-    request = replace(request, full=full, dry_run=dry_run, rebind=rebind, reembed=reembed)
+    request = replace(request, rebind=rebind, reembed=reembed, storage_options=options_of(storage_options))
     request = replace(request, max_delete_fraction=max_delete_fraction, max_file_bytes=max_file_bytes)
-    request = replace(request, storage_options=options_of(storage_options), branch=branch)
     with flow_progress() as progress:
-        work = attempt.with_options(name="index")
-        result = work(lambda: index_sources(request, progress).to_dict())
+        result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
         if not dry_run:
             _request_compaction(result, workspace, max_deltas)
         show_index(result, request)

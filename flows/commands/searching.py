@@ -146,8 +146,7 @@ def search(
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
     told["rerank"] = rerank if rerank is False or rerank_windows is None else rerank_windows
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
-    opened = _cached(_open(target, workspace, config), cache)
-    opened = on_named_branch(opened, search_arguments({"branch": branch})["branch"])
+    opened = _on_branch(_cached(_open(target, workspace, config), cache), branch)
     where = narrowed(
         opened,
         paths=paths or None,
@@ -163,9 +162,13 @@ def search(
     limits |= {"symbols": symbols, "kinds": kinds, "tests": not no_tests}
     report = search_lines(opened, query, where=where, explain=True, **limits, **arguments)
     record_search(opened, report.explanation, time.monotonic() - started)
-    shown = report if explain else replace(report, explanation=None)
-    show(shown.to_dict(), as_json, partial(_print_hits, opened))
+    shown = (report if explain else replace(report, explanation=None)).to_dict()
+    show(shown, as_json, partial(_print_hits, opened))
     return DONE if report.results else NOTHING_FOUND
+
+
+def _on_branch(workspace: Workspace, given: str | None) -> Workspace:
+    return on_named_branch(workspace, search_arguments({"branch": given})["branch"])
 
 
 def _cached(workspace: Workspace, given: bool | None) -> Workspace:

@@ -10,7 +10,7 @@ from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.errors import LeaseHeld, StaleBuild, UsageError
 from driftline.storage.ids import new_ulid
 from driftline.storage.layout import branch_lease_path, lease_path
-from driftline.storage.leases.lease import acquire
+from driftline.storage.leases.lease import Lease, acquire, fenced
 from driftline.storage.workspace.branches import branch_at, cut, delete_cut, read_branch, write_record
 from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Branch, Workspace
@@ -70,19 +70,27 @@ def _enter(plan: IndexPlan, part: SourcePlan, name: str) -> tuple[BranchRecord |
         return known, replace(part, branch_cut=decision.why)
     if not decision.cuts:
         return known, replace(part, branch_cut=decision.why)
-    run_id, lease_of_branch = new_ulid(), branch_lease_path(entity, name)
-    with acquire(workspace.objects, lease_of_branch, run_id, wait_seconds=request.wait_seconds) as lease:
-        if read_branch(workspace, entity, name) != known:
-            raise LeaseHeld("Another run has changed this branch meanwhile", name, "Run it again.")
-        maintenance = lease_path(entity.tenant, "maintenance")
-        wait = max(request.wait_seconds, MAINTENANCE_WAIT_SECONDS)
-        with acquire(workspace.objects, maintenance, run_id, wait_seconds=wait) as fence:
-            record = cut(workspace, entity, name, lease.token)
-            if known is not None:
-                record = record.model_copy(update={"created": known.created, "build": known.build})
-            fence.check()
-        lease.check()
-        write_record(workspace, entity, record, known)
+    path, wait = branch_lease_path(entity, name), request.wait_seconds
+    with acquire(workspace.objects, path, new_ulid(), wait_seconds=wait) as lease, fenced(lease):
+        return _cut(plan, part, name, known, decision, lease)
+
+
+def _cut(
+    plan: IndexPlan, part: SourcePlan, name: str, known: BranchRecord | None, decision: _Decision, lease: Lease
+) -> tuple[BranchRecord, SourcePlan]:
+    """Cut a branch under its lease: a holder that was replaced commits to the old cut, which nobody reads."""
+    workspace, entity, request = plan.workspace, part.entity, plan.request
+    if read_branch(workspace, entity, name) != known:
+        raise LeaseHeld("Another run has changed this branch meanwhile", name, "Run it again.")
+    maintenance = lease_path(entity.tenant, "maintenance")
+    wait = max(request.wait_seconds, MAINTENANCE_WAIT_SECONDS)
+    with acquire(workspace.objects, maintenance, lease.run_id, wait_seconds=wait) as fence:
+        record = cut(workspace, entity, name, lease.token)
+        if known is not None:
+            record = record.model_copy(update={"created": known.created, "build": known.build})
+        fence.check()
+    lease.check()
+    write_record(workspace, entity, record, known)
     return record, replace(part, branch_cut=decision.why, superseded=known)
 
 

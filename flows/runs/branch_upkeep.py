@@ -15,7 +15,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, UsageError
 from driftline.storage.ids import new_ulid
 from driftline.storage.layout import branch_lease_path
-from driftline.storage.leases.lease import acquire
+from driftline.storage.leases.lease import acquire, fenced
 from driftline.storage.workspace.branches import branch_at, branch_records, delete, read_branch
 from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Workspace
@@ -121,7 +121,8 @@ def delete_named(workspace: Workspace, name: str, within: Entity | None, *, wait
 
 def delete_branch(workspace: Workspace, entity: Entity, name: str, run_id: str, *, wait_seconds: float = 0.0) -> None:
     """Delete a branch of a source under its lease; does nothing if it is gone. Raises LeaseHeld, StorageError."""
-    with acquire(workspace.objects, branch_lease_path(entity, name), run_id, wait_seconds=wait_seconds):
+    path = branch_lease_path(entity, name)
+    with acquire(workspace.objects, path, run_id, wait_seconds=wait_seconds) as lease, fenced(lease):
         record = read_branch(workspace, entity, name)
         if record is not None:
             delete(workspace, entity, record)

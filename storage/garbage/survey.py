@@ -208,7 +208,8 @@ def _tracked(workspace: Workspace, table: LanceTable, present: set[str]) -> froz
     """
     for _ in range(TABLE_ATTEMPTS):
         tracked = table.tracked_files() if table.exists() else frozenset()
-        missing = tracked - present
+        # Of the version that a branch was cut from, Lance removes the transaction file and keeps the rest.
+        missing = {path for path in tracked - present if not path.startswith("_transactions/")}
         if not missing:
             return tracked
         root = f"{table.path}/"

@@ -12,7 +12,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -87,6 +88,7 @@ class Lease:
 
     def __init__(self, objects: ObjectStore, path: str, record: _Record, version: str, *, taken_over: bool) -> None:
         self.token = record.token
+        self.run_id = record.owner.run_id
         self.taken_over = taken_over
         self._objects = objects
         self._path = path
@@ -239,6 +241,17 @@ def acquire(
         if remaining <= 0:
             raise _held(current, f"{objects.uri}/{path}")
         sleep(min(remaining, MAX_POLL_SECONDS, current.ttl_seconds / POLLS_PER_TTL))
+
+
+@contextmanager
+def fenced(lease: Lease) -> Iterator[None]:
+    """Abandon a lease that was taken over if the work under it fails: the next holder must fence the old one off."""
+    try:
+        yield
+    except BaseException:
+        if lease.taken_over:
+            lease.abandon()
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,27 +5,26 @@ from __future__ import annotations
 import os
 
 from driftline.tasks.git.commits import is_ancestor
-from driftline.tasks.git.isolation import ask, find_repository, run
+from driftline.tasks.git.isolation import ask, find_repository
 
 _REMOTE, _HEADS = "refs/remotes/origin/", "refs/heads/"
 
 
 def remote_branches(root: str) -> frozenset[str] | None:
     """The names of the branches of ``origin`` as the work tree around ``root`` saw them last; None without any."""
-    names = _refs(root, _REMOTE.rstrip("/"))
+    names = _refs(root, "--remotes=origin")
     return frozenset(name.removeprefix(_REMOTE) for name in names if name != f"{_REMOTE}HEAD") or None
 
 
 def local_branches(root: str) -> frozenset[str]:
     """The names of the branches of the work tree around ``root``; none without git."""
-    return frozenset(name.removeprefix(_HEADS) for name in _refs(root, _HEADS.rstrip("/")))
+    return frozenset(name.removeprefix(_HEADS) for name in _refs(root, "--branches"))
 
 
-def _refs(root: str, below: str) -> list[str]:
-    repository = find_repository(root) if "://" not in root and os.path.isdir(root) else None
-    if repository is None:
+def _refs(root: str, which: str) -> list[str]:
+    if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
         return []
-    answer = run(repository, root, "for-each-ref", "--format=%(refname)", below)
+    answer = ask(root, "rev-parse", "--symbolic-full-name", which)
     return (answer or b"").decode("utf-8", "replace").splitlines()
 
 
