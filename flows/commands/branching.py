@@ -54,13 +54,14 @@ def delete(
     workspace: WorkspaceOption = None,
     entity: EntityOption = None,
     wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait this long for a run to finish.")] = 0.0,
+    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Do nothing where no source has it.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Delete a branch of every source that has it. The main index and the files of the source stay."""
     opened, within = _opened(workspace, entity)
     from driftline.flows.runs.branch_upkeep import delete_named
 
-    deleted = delete_named(opened, name, within, wait_seconds=wait)
+    deleted = delete_named(opened, name, within, wait_seconds=wait, missing_ok=missing_ok)
     show({"name": name, "deleted": deleted}, as_json, partial(_print_deleted, name))
     return DONE
 
@@ -77,7 +78,7 @@ def prune(
 ) -> int:
     """Delete the branches that are merged, gone from the remote, or old."""
     opened, within = _opened(workspace, entity)
-    from driftline.flows.runs.branch_upkeep import prune as prune_branches
+    from driftline.flows.runs.branch_upkeep import prune_branches
 
     pruned = prune_branches(opened, within, older_than_days=older_than_days, dry_run=dry_run, skip=warn)
     result = {"workspace": opened.objects.uri, "dry_run": dry_run, "pruned": [asdict(branch) for branch in pruned]}

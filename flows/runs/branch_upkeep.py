@@ -102,14 +102,16 @@ def _contents(documents: pa.Table) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(documents["path"], documents["hash"], "\0")
 
 
-def delete_named(workspace: Workspace, name: str, within: Entity | None, *, wait_seconds: float = 0.0) -> list[str]:
+def delete_named(
+    workspace: Workspace, name: str, within: Entity | None, *, wait_seconds: float = 0.0, missing_ok: bool = False
+) -> list[str]:
     """Delete the branch ``name`` of each source at or below ``within``; returns their entities.
 
-    Raises UsageError if no source has it, LeaseHeld while a run works on it.
+    Raises UsageError if no source has it, unless it is ``missing_ok``, and LeaseHeld while a run works on it.
     """
     sources = [entity for entity, _ in workspace.readable_sources(within)]
     holders = [entity for entity in sources if read_branch(workspace, entity, name) is not None]
-    if not holders:
+    if not holders and not missing_ok:
         known = sorted({record.name for entity in sources for record in branch_records(workspace, entity)})
         fix = f"It has: {', '.join(known[:20])}." if known else "It has none."
         raise UsageError("The workspace has no branch of this name", name, fix)
@@ -137,7 +139,7 @@ class Pruned:
     why: str
 
 
-def prune(
+def prune_branches(
     workspace: Workspace,
     within: Entity | None = None,
     *,

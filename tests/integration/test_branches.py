@@ -12,7 +12,7 @@ import pytest
 
 import driftline
 from driftline.flows.output.reports import SourceReport
-from driftline.flows.runs.branch_upkeep import delete_named, prune
+from driftline.flows.runs.branch_upkeep import delete_named, prune_branches
 from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
 from driftline.storage.entities import Entity
@@ -361,10 +361,10 @@ def test_prune_takes_what_is_merged_gone_or_old(repository: Path, tmp_path: Path
     git(repository, "fetch", "-q", "--prune", "origin")
     git(repository, "remote", "set-head", "origin", "main")
     opened = Workspace.open(workspace)
-    assert {(branch.name, branch.why) for branch in prune(opened, dry_run=True)} == {
+    assert {(branch.name, branch.why) for branch in prune_branches(opened, dry_run=True)} == {
         ("merged", "merged"),
         ("gone", "gone from the remote"),
     }
-    assert len(prune(opened)) == 2
-    assert [branch.name for branch in prune(opened, older_than_days=0.0)] == ["open"]
-    assert prune(opened) == []
+    assert len(prune_branches(opened)) == 2
+    assert [branch.name for branch in prune_branches(opened, older_than_days=0.0)] == ["open"]
+    assert prune_branches(opened) == []
