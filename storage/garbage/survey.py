@@ -79,7 +79,7 @@ def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
     bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
     tracked, superseded = _tables(workspace, places, bound)
     blobs, retired = _memory(workspace, catalog) if catalog is not None else (None, {})
-    cuts, branches = _branches(workspace, listing, leases)
+    cuts, branches = _branches(workspace, listing)
     references = References(folded, dead, tracked, superseded, blobs, retired, cuts, branches)
     return Survey(listing, references, leases, committed)
 
@@ -91,24 +91,25 @@ def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) ->
         info.path: look(objects, info.path)
         for root in sorted(roots)
         for info in objects.list(f"{root}/_leases", recursive=False)
-        if parse_name(info.path).kind in (Kind.PERMANENT, Kind.BRANCH_LEASE)
+        if parse_name(info.path).kind is Kind.PERMANENT
     }
 
 
 def _branches(
-    workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]], leases: dict[str, Sighting]
+    workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """``(cuts, branches)``: the cuts that records name, and the directories of branches that exist or are leased.
 
     Read after the listing, so that the cut of every listed file that is in use has its record, or is young.
     """
+    objects = workspace.objects
     paths = [info.path for info, name in listing if name.kind is Kind.BRANCH and info.path.endswith(f"/{BRANCH}")]
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        read = pool.map(lambda path: read_record(workspace.objects, path, BranchRecord), paths)
-        records = {path: record for path, record in zip(paths, read, strict=True) if record is not None}
-    known = {path.removesuffix(f"/{BRANCH}") for path in records}
-    held = (path for path, lease in leases.items() if parse_name(path).kind is Kind.BRANCH_LEASE and not lease.is_free)
-    return frozenset(record.cut for record in records.values()), frozenset({*known, *map(branch_of_lease, held)})
+    with ThreadPoolExecutor(1 if objects.is_local else READ_THREADS) as pool:
+        read = list(pool.map(lambda path: read_record(objects, path, BranchRecord), paths))
+    records = {path.rpartition("/")[0]: record for path, record in zip(paths, read, strict=True) if record is not None}
+    leases = {branch_of_lease(info.path): info.path for info, name in listing if name.kind is Kind.BRANCH_LEASE}
+    held = (branch for branch, path in leases.items() if branch not in records and not look(objects, path).is_free)
+    return frozenset(record.cut for record in records.values()), frozenset({*records, *held})
 
 
 def _places(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> Places:
