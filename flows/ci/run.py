@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from driftline.flows.ci.build import Build
@@ -27,7 +27,8 @@ class CiRequest:
 
     Without ``deployments`` (of Prefect), this process indexes. With ``max_staleness_seconds``, it only checks the age
     of the index. ``only_branch`` skips builds of other branches and indexes it as the main index; else a build of any
-    branch but ``default_branch`` (which CI mostly names) indexes that branch of the sources.
+    branch but ``default_branch`` (which CI mostly names) indexes that branch of the sources. ``duplicates_of`` main
+    looks for existing code that new functions of the branch resemble.
     """
 
     build: Build
@@ -39,6 +40,7 @@ class CiRequest:
     max_staleness_seconds: float | None = None
     only_branch: str | None = None
     default_branch: str | None = None
+    duplicates_of: str | None = None
     wait_seconds: float = 0.0
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -55,6 +57,7 @@ class CiReport:
     run: dict[str, Any] | None = None
     flow_runs: list[dict[str, Any]] = field(default_factory=list)
     ages: list[SourceAge] = field(default_factory=list)
+    duplicates: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -73,6 +76,7 @@ class CiReport:
             "run": self.run,
             "flow_runs": self.flow_runs,
             "staleness": [age.to_dict() for age in self.ages],
+            "duplicates": self.duplicates,
             "seconds": round(self.seconds, 3),
         }
 
@@ -91,6 +95,9 @@ def run_ci(request: CiRequest, report: CiReport, progress: Progress) -> None:
 
 def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
     build = request.build
+    if request.duplicates_of not in (None, "main"):
+        fix = "Write: --duplicates-of main"
+        raise UsageError("Functions are compared with the main index only", str(request.duplicates_of), fix)
     if request.only_branch is not None and build.branch != request.only_branch:
         if build.branch is None:
             raise UsageError("The branch of this build is unknown", fix="Leave out --branch.")
@@ -126,6 +133,20 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
         except StaleBuild as error:
             progress.message(str(error))
             report.action = "stale"
+        else:
+            report.duplicates = _duplicates(request, report, progress)
+
+
+def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> list[dict[str, Any]]:
+    """The existing code that the new functions of the branch resemble, if that is asked for."""
+    if request.duplicates_of is None or report.index_branch is None:
+        return []
+    from driftline.storage.workspace.branches import on_branch
+    from driftline.tasks.search.duplicates import find_duplicates
+
+    progress.phase("looking for what was written before")
+    workspace = Workspace.open(request.workspace, request.storage_options)
+    return [asdict(each) for each in find_duplicates(on_branch(workspace, report.index_branch))]
 
 
 def _check(request: CiRequest, report: CiReport, limit: float) -> None:

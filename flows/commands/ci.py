@@ -58,6 +58,12 @@ DefaultBranchOption = Annotated[
         help="The branch of the main index; builds of others index a branch of it. Default: what CI or git names.",
     ),
 ]
+DuplicatesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--duplicates-of", metavar="main", help="Report the existing code that each new function of a branch resembles."
+    ),
+]
 SummaryOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help=f"Append a summary in Markdown. Default: ${SUMMARY_VARIABLE}, if it is set."),
@@ -74,6 +80,7 @@ def ci(
     max_staleness: MaxStalenessOption = None,
     branch: BranchOption = None,
     default_branch: DefaultBranchOption = None,
+    duplicates_of: DuplicatesOption = None,
     model: ModelOption = None,
     max_delete_fraction: MaxDeleteFractionOption = DEFAULT_MAX_DELETE_FRACTION,
     wait: WaitOption = 0.0,
@@ -105,6 +112,7 @@ def ci(
         max_staleness_seconds=max_staleness,
         only_branch=branch,
         default_branch=default_branch,
+        duplicates_of=duplicates_of,
         wait_seconds=wait,
         max_delete_fraction=max_delete_fraction,
         storage_options=configuration.options() if configuration else None,
