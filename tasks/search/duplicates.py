@@ -95,7 +95,9 @@ def _vectors(rows: pa.Table, definition: Definition) -> NDArray[np.float32]:
         return np.zeros((0, 0), np.float32)
     vectors = np.asarray(chosen.flatten().to_numpy(zero_copy_only=False), np.float32).reshape(len(chosen), -1)
     vectors = vectors[np.linalg.norm(vectors, axis=1) > 0]
-    return vectors[np.unique(np.linspace(0, len(vectors) - 1, min(len(vectors), MAX_LINES)).astype(int))]
+    spread = np.unique(np.linspace(0, len(vectors) - 1, min(len(vectors), MAX_LINES)).astype(int))
+    taken: NDArray[np.float32] = vectors[spread]
+    return taken
 
 
 def _nearest(
