@@ -11,6 +11,7 @@ import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from driftline.storage.deltas.manifest import token_of
@@ -112,7 +113,7 @@ def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> Br
     record = BranchRecord(
         name=name,
         entity=str(entity),
-        cut=new_ulid().lower(),
+        cut=_new_cut(table, dataset),
         fingerprint=workspace.config.fingerprint,
         main_revision=main_revision,
         token=token,
@@ -121,11 +122,20 @@ def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> Br
         updated=now,
         source=known.model_copy(update={"commit": commit and commit.model_copy(update={"token": token})}),
     )
-    with writing("Could not cut a branch", table.uri):
-        lance_name = lance_branch(record.cut)
-        dataset.create_branch(lance_name, dataset.version, storage_options=table.options)
     workspace.objects.create(f"{branch_at(entity, record).index_directory}/{BASE}", documents)
     return record
+
+
+def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
+    """Make a branch of a version of the table; one whose outcome was unknown is garbage, and another is made."""
+
+    def attempt() -> str:
+        name = new_ulid().lower()
+        dataset.create_branch(lance_branch(name), dataset.version, storage_options=table.options)
+        return name
+
+    with writing("Could not cut a branch", table.uri):
+        return persistently(attempt)
 
 
 def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[LanceDataset, CommitMarker, bytes, int]:
@@ -178,12 +188,16 @@ def delete(workspace: Workspace, entity: Entity, record: BranchRecord) -> None:
 def delete_cut(workspace: Workspace, tenant: Entity, cut: str, index_directory: str | None) -> None:
     """Delete what a cut that no record names holds: its branch of any table, and its manifest. Raises StorageError."""
     for table in workspace.on(()).line_tables(tenant.tenant):
-        if cut in cuts_of(table):
-            with writing("Could not delete a branch", table.uri):
-                table.open().branches.delete(lance_branch(cut))
+        with writing("Could not delete a branch", table.uri):
+            persistently(partial(_delete_from, table, cut))
     if index_directory is not None:
         objects = workspace.objects
         objects.delete([info.path for info in objects.list(index_directory, temporary=True)])
+
+
+def _delete_from(table: LineTable, cut: str) -> None:
+    if cut in cuts_of(table):
+        table.open().branches.delete(lance_branch(cut))
 
 
 def cuts_of(table: LineTable) -> dict[str, datetime]:

@@ -15,11 +15,14 @@ from driftline.flows.output.reports import SourceReport
 from driftline.flows.runs.branch_upkeep import delete_named, prune_branches
 from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
+from driftline.flows.runs.remove_run import remove_source
+from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.errors import StaleBuild, UsageError
 from driftline.storage.workspace.branches import on_branch
 from driftline.storage.workspace.workspace import Workspace
-from tests.support.oracle import assert_in_step, files_below, indexed_rows
+from driftline.tasks.maintenance.verify import FindingKind
+from tests.support.oracle import assert_in_step, files_below, indexed_rows, save_tiny_model
 
 ENTITY = Entity.parse("source:web")
 TEXTS = {f"src/{number}.py": f"word{number} word{number + 1}\nword{number + 2}\n" for number in range(12)}
@@ -368,3 +371,73 @@ def test_prune_takes_what_is_merged_gone_or_old(repository: Path, tmp_path: Path
     assert len(prune_branches(opened)) == 2
     assert [branch.name for branch in prune_branches(opened, older_than_days=0.0)] == ["open"]
     assert prune_branches(opened) == []
+
+
+@pytest.mark.parametrize("executor", ["local"])
+def test_workers_index_a_branch(repository: Path, tmp_path: Path, tiny_model: Path, executor: str) -> None:
+    options: dict[str, Any] = {"workspace": str(tmp_path / "index"), "model": str(tiny_model), "executor": executor}
+    driftline.index(str(repository), workers=2, **options)
+    main = files(repository)
+    (repository / "src/1.py").write_text("word50\n")
+    (repository / "src/2.py").unlink()
+    report = driftline.index(str(repository), workers=2, branch="topic", **options).sources[0]
+    assert report.lines_embedded == 1
+    holds(options["workspace"], "topic", files(repository))
+    holds(options["workspace"], None, main)
+
+
+def test_a_branch_follows_the_main_index_to_another_model(repository: Path, tmp_path: Path, tiny_model: Path) -> None:
+    workspace, other = str(tmp_path / "index"), save_tiny_model(tmp_path / "other", seed=8)
+
+    def index(model: Path, branch: str | None = None, **options: Any) -> SourceReport:
+        return driftline.index(
+            str(repository), workspace=workspace, model=str(model), branch=branch, **options
+        ).sources[0]
+
+    index(tiny_model)
+    main = files(repository)
+    (repository / "src/1.py").write_text("word50\n")
+    index(tiny_model, "topic")
+    on_topic = files(repository)
+    (repository / "src/1.py").write_text(TEXTS["src/1.py"])
+    index(other, reembed=True)
+    with pytest.raises(UsageError, match="another model"):
+        on_branch(Workspace.open(workspace), "topic")
+    (repository / "src/1.py").write_text("word50\n")
+    assert "another model" in index(other, "topic").branch_cut
+    compact(workspace)
+    listed = Workspace.open(workspace).objects.list("org:default/_tables")
+    assert len({info.path.split("/")[2] for info in listed}) == 1
+    holds(workspace, "topic", on_topic)
+    holds(workspace, None, main)
+
+
+def test_a_source_is_forgotten_with_its_branches(repository: Path, tmp_path: Path, tiny_model: Path) -> None:
+    workspace = str(tmp_path / "index")
+    for branch in (None, "one", "two"):
+        (repository / "src/1.py").write_text(f"word{90 + len(branch or '')}\n")
+        driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch=branch)
+    remove_source(workspace, "source:web")
+    compact(workspace)
+    paths = [info.path for info in Workspace.open(workspace).objects.list()]
+    assert [path for path in paths if "branch" in path or "/tree/" in path] == []
+
+
+def test_a_damaged_branch_is_found_and_deleted_by_a_repair(repository: Path, tmp_path: Path, tiny_model: Path) -> None:
+    workspace = str(tmp_path / "index")
+    driftline.index(str(repository), workspace=workspace, model=str(tiny_model))
+    main = files(repository)
+    (repository / "src/1.py").write_text("word50\n")
+    driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch="topic")
+    assert verify_workspace(VerifyRequest(workspace)).findings == []
+    (delta,) = (tmp_path / "index").rglob("_branches/*/*/_index_delta_*.parquet")
+    delta.unlink()
+    (finding,) = verify_workspace(VerifyRequest(workspace)).findings
+    assert (finding.kind, finding.path) == (FindingKind.BRANCH, "topic")
+    verify_workspace(VerifyRequest(workspace, repair=True))
+    with pytest.raises(UsageError, match="It has none"):
+        on_branch(Workspace.open(workspace), "topic")
+    holds(workspace, None, main)
+    driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch="topic")
+    holds(workspace, "topic", files(repository))
+    assert verify_workspace(VerifyRequest(workspace)).findings == []
