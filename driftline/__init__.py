@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         RecallTooLow,
         SourceConflict,
         SourceNotFound,
+        StaleBuild,
         StaleIndex,
         StorageError,
         StoreClosed,
@@ -163,6 +164,7 @@ __all__ = [
     "SourceRecord",
     "SourceReport",
     "SourceRequest",
+    "StaleBuild",
     "StaleIndex",
     "StorageError",
     "StoreClosed",
@@ -250,16 +252,20 @@ def index(
     storage_options: Mapping[str, Any] | None = None,
     keep_going: bool = False,
     by_commit: bool = False,
+    branch: str | None = None,
+    build: int | None = None,
 ) -> IndexReport:
     """Bring the index in step with ``sources``: folders, git work trees and bucket URIs.
 
     The workspace is created if it does not exist. The keywords are the options of ``driftline index``:
     ``wait_seconds`` is ``--wait``, ``by_commit`` is ``--ci``. With ``keep_going`` the report holds the failures of
     single sources instead of raising the first one. ``entity``, ``include`` and ``exclude`` apply to sources that are
-    plain strings; a SourceRequest has its own.
+    plain strings; a SourceRequest has its own. With ``branch`` the run brings this branch of each source in step, and
+    the main index stays as it is; a run with a lower number of its CI ``build`` than the last one is refused.
 
-    Raises UsageError, AccessDenied, CorruptFile before anything is written; DeletionRefused, LeaseHeld, LeaseLost,
-    StorageError, ExecutorError later. What was committed until then stays, and the next run continues from there.
+    Raises UsageError, AccessDenied, CorruptFile, StaleBuild before anything is written; DeletionRefused, LeaseHeld,
+    LeaseLost, StorageError, ExecutorError later. What was committed until then stays, and the next run continues from
+    there.
     """
     from driftline.flows.config.locate import workspace_named
     from driftline.flows.runs.index_run import IndexRequest, index_sources
@@ -284,6 +290,8 @@ def index(
         storage_options=storage_options,
         keep_going=keep_going,
         by_commit=by_commit,
+        branch=branch,
+        build=build,
     )
     return index_sources(request)
 
@@ -306,6 +314,7 @@ def search(
     kinds: Sequence[str] | None = None,
     tests: bool = True,
     rerank: bool | int = False,
+    branch: str | None = None,
 ) -> SearchReport:
     """Find the windows of lines that answer ``query``, best first.
 
@@ -317,13 +326,15 @@ def search(
     share ``fallback_threshold`` of the lines matches. With ``explain`` the report describes what the search did.
     ``symbols`` finds only lines that begin a definition, ``kinds`` only those inside definitions of these kinds
     (function, method, class, section, ...); ``tests=False`` leaves tests out. With ``rerank`` a transformer reads the
-    best 10 windows, or as many as it says, and puts them into a better order; that needs the extra ``deep``.
+    best 10 windows, or as many as it says, and puts them into a better order; that needs the extra ``deep``. With
+    ``branch`` the sources that have this branch are searched as it holds them, all others in the main index.
 
     Raises UsageError, WorkspaceNotFound, ModelNotFound, MissingExtra, FingerprintMismatch, CorruptFile, AccessDenied,
     StorageError.
     """
     from dataclasses import replace
 
+    from driftline.flows.config.branch import on_named_branch
     from driftline.flows.config.named_workspaces import named_workspace
     from driftline.tasks.search import query as searching
 
@@ -331,7 +342,7 @@ def search(
         within, _ = named_workspace(workspace_name)
         where = within if where is None else replace(where, all_of=(*(where.all_of or ()), within))
     return searching.search(
-        open(workspace) if isinstance(workspace, str) else workspace,
+        on_named_branch(open(workspace) if isinstance(workspace, str) else workspace, branch),
         query,
         top_k=top_k,
         max_distance=max_distance,

@@ -50,6 +50,7 @@ def index(
     indexes: Literal["all", "text", "none"] = "all",
     max_deltas: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS,
     storage_options: dict[str, str] | None = None,
+    branch: str | None = None,
 ) -> dict[str, Any]:
     """Bring the index in step with its sources: embed new and changed documents, delete those that are gone.
 
@@ -72,19 +73,18 @@ def index(
         indexes: Which search indexes to update.
         max_deltas: Request a compaction when a source has more deltas than this.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        branch: Bring this branch of the sources in step; the main index stays as it is.
 
     Returns:
         The report of the run, as ``driftline index --json`` prints it.
     """
-    place = workspace_named(workspace)
-    request = IndexRequest(tuple(sources), place, entity, tuple(include or ()), tuple(exclude or ()), model)
+    request = IndexRequest(tuple(sources), workspace_named(workspace), entity, model=model, branch=branch)
+    request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()), full=full, dry_run=dry_run)
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
-    request = replace(request, full=full, dry_run=dry_run, rebind=rebind, reembed=reembed)
+    request = replace(request, rebind=rebind, reembed=reembed, storage_options=options_of(storage_options))
     request = replace(request, max_delete_fraction=max_delete_fraction, max_file_bytes=max_file_bytes)
-    request = replace(request, storage_options=options_of(storage_options))
     with flow_progress() as progress:
-        work = attempt.with_options(name="index")
-        result = work(lambda: index_sources(request, progress).to_dict())
+        result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
         if not dry_run:
             _request_compaction(result, workspace, max_deltas)
         show_index(result, request)

@@ -30,6 +30,7 @@
     ├── ExecutorError             exit 3: the workers failed, or cannot reach the data
     ├── DeploymentFailed          exit 3: a run of a deployment failed or timed out
     ├── StaleIndex                exit 3: the index is older than a commit by more than the limit
+    ├── StaleBuild                exit 3: a newer build has indexed this branch already
     ├── CleanupAborted            exit 3: not everything could be read and listed, so nothing was deleted
     ├── RecallTooLow              exit 3: the vector index misses too many of the nearest lines
     └── OutOfMemory               exit 3: the process could not get the memory that it needs
@@ -270,6 +271,12 @@ class StaleIndex(DriftlineError):
     """The index is older than a commit by more than the limit."""
 
     kind = "stale_index"
+
+
+class StaleBuild(DriftlineError):
+    """A newer build, or a later commit, has indexed this branch already; the index keeps that."""
+
+    kind = "stale_build"
 
 
 class CleanupAborted(DriftlineError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from driftline.storage.entities import Entity
 
 CONFIG = "_workspace.json"
 SOURCE = "_source.json"
+BRANCH = "_branch.json"
+BRANCHES = "_branches"
 GITIGNORE = ".gitignore"
 CATALOG = "_catalog.sqlite"
 CATALOG_RECORD = "_catalog.json"
@@ -23,6 +26,11 @@ _ENTITY = "[a-z][a-z0-9_]*:[A-Za-z0-9._~-]+"
 _LANCE_TEMPORARY = r"\.tmp[A-Za-z0-9]{6}"
 """Lance first writes local files under such a name, and manifests under their own name with ``#1`` appended."""
 
+_CUT = r"[0-9a-hjkmnp-tv-z]{26}"
+"""A branch is cut from the main index under a ULID in lower case, since Lance's names of branches have no other."""
+_BRANCH_ID = r"[a-z0-9.-]{1,40}-[0-9a-f]{20}"
+
+_CUT_AT = re.compile(rf"/(?:{BRANCHES}/[^/]+/|tree/cut-|_refs/branches/cut-)({_CUT})(?:[/.]|$)")
 _RUN = re.compile(rf"({_ULID})\.json")
 _DELTA = re.compile(rf"_index_delta_({_ULID})\.parquet")
 _STAGED = re.compile(rf"_staged_(?P<run>{_ULID})_(?P<batch>\d{{6}})\.parquet")
@@ -71,6 +79,38 @@ def table_path(tenant: Entity, kind: str, fingerprint: str) -> str:
     return f"{tables_directory(tenant)}/{kind}_embeddings-{fingerprint}.lance"
 
 
+def branches_directory(entity: Entity) -> str:
+    """The directory of the branches of a source."""
+    return f"{entity.directory}/{BRANCHES}"
+
+
+def branch_directory(entity: Entity, name: str) -> str:
+    """The directory of a branch of a source: names are data, so a hash tells them apart on every file system."""
+    readable = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:40].rstrip("-.") or "branch"
+    return f"{branches_directory(entity)}/{readable}-{hashlib.blake2b(name.encode(), digest_size=10).hexdigest()}"
+
+
+def is_cut(name: str) -> bool:
+    """Whether ``name`` is that of a cut, in the directory of its branch."""
+    return re.fullmatch(_CUT, name) is not None
+
+
+def lance_branch(cut: str) -> str:
+    """What Lance calls the branch of a table that holds ``cut``."""
+    return f"cut-{cut}"
+
+
+def cut_of(lance_name: str) -> str | None:
+    """The cut that a branch of a table holds, or None of a branch that Driftline did not make."""
+    cut = lance_name.removeprefix("cut-")
+    return cut if lance_name == lance_branch(cut) and is_cut(cut) else None
+
+
+def branch_table_path(table: str, cut: str) -> str:
+    """Where Lance keeps what a branch of the table at the path ``table`` does not share with it."""
+    return f"{table}/tree/{lance_branch(cut)}"
+
+
 def tables_directory(tenant: Entity) -> str:
     """The directory of a tenant's tables."""
     return f"{tenant.tenant.directory}/_tables"
@@ -93,9 +133,29 @@ def lease_path(entity: Entity, purpose: str = "source") -> str:
     return f"{entity.tenant.directory}/_leases/{purpose}:{name}.json"
 
 
+def cut_at(path: str) -> str | None:
+    """The cut that a file of a branch belongs to, by its path; None of a record."""
+    match = _CUT_AT.search(path)
+    return match[1] if match else None
+
+
+def branch_of_lease(path: str) -> str:
+    """The directory of the branch whose lease is at ``path``."""
+    _, entity = leased_entity(path)
+    return f"{branches_directory(entity)}/{path.rpartition('~2F')[2].removesuffix('.json')}"
+
+
+def branch_lease_path(entity: Entity, name: str) -> str:
+    """The path of the lease of a branch."""
+    identifier = branch_directory(entity, name).rpartition("/")[2]
+    return lease_path(entity, "branch").replace(".json", f"~2F{BRANCHES}~2F{identifier}.json")
+
+
 def leased_entity(path: str) -> tuple[str, Entity]:
-    """``(purpose, entity)`` of a lease file, the inverse of ``lease_path``."""
+    """``(purpose, entity)`` of a lease file, the inverse of ``lease_path``; of a branch, the entity of its source."""
     purpose, _, name = path.rpartition("/")[2].removesuffix(".json").partition(":")
+    if purpose == "branch":
+        name = name.rpartition(f"~2F{BRANCHES}~2F")[0]
     # Ids never contain an unescaped colon, so an escaped slash within an id cannot be mistaken for a level separator.
     return purpose, Entity.of_directory(_BETWEEN_LEVELS.sub("/", name))
 
@@ -115,6 +175,8 @@ class Kind(enum.StrEnum):
     TABLE = "file of a table"
     VERSION = "version of a table"
     TABLE_HINT = "hint of a table"
+    BRANCH = "file of a branch"
+    BRANCH_LEASE = "lease of a branch"
     TEMPORARY = "temporary file"
     FOREIGN = "foreign"
 
@@ -128,7 +190,17 @@ _KINDS = [
             r"(?P<place>)(?:_workspace\.json|_(?:catalog|copy)\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
         ),
         (Kind.PERMANENT, rf"(?P<place>(?:{_ENTITY}/)+)_source\.json"),
+        (
+            Kind.BRANCH_LEASE,
+            rf"(?P<place>{_ENTITY}/_leases/)branch:[A-Za-z0-9._~:-]+~2F{BRANCHES}~2F{_BRANCH_ID}\.json",
+        ),
         (Kind.PERMANENT, rf"(?P<place>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
+        (
+            Kind.BRANCH,
+            rf"(?P<place>(?:{_ENTITY}/)+{BRANCHES}/{_BRANCH_ID}/)"
+            rf"(?:_branch\.json|{_CUT}/(?:_index\.parquet|_index_delta_{_ULID}\.parquet|_staged_{_ULID}_\d{{6}}\.parquet)"
+            rf"|(?:{_CUT}/)?\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}})",
+        ),
         (Kind.RUN, rf"(?P<place>{_ENTITY}/_runs/){_ULID}\.json"),
         (Kind.BASE, rf"(?P<place>(?:{_ENTITY}/)+)_index\.parquet"),
         (Kind.DELTA, rf"(?P<place>(?:{_ENTITY}/)+)_index_delta_{_ULID}\.parquet"),
@@ -147,6 +219,7 @@ _TABLE_KINDS = [
             rf"|(?:data|_versions|_deletions|_transactions|_indices/{_UUID}(?:/staging)?)/{_LANCE_TEMPORARY}"
         ),
     ),
+    (Kind.BRANCH, re.compile(rf"(?:tree/cut-{_CUT}/.+|_refs/branches/cut-{_CUT}\.json(?:#\d+)?)")),
     (Kind.VERSION, re.compile(r"_versions/\d+\.manifest")),
     (Kind.TABLE_HINT, re.compile(r"_versions/latest_version_hint\.json")),
 ]

@@ -125,6 +125,7 @@ def workspace_search(
     symbols: Flag = False,
     tests: Flag = True,
     rerank: Flag | None = None,
+    branch: Name | None = None,
     entity: Entities | None = None,
     workspace_name: Name | None = None,
     strategy: FilterStrategy | None = None,
@@ -137,6 +138,7 @@ def workspace_search(
     What is left out comes from ``[search]`` of ``driftline.toml``. With ``explain`` there is an ``explanation``, too.
     """
     from driftline.flows.actions.sources import filter_for
+    from driftline.flows.config.branch import on_named_branch
     from driftline.flows.config.named_workspaces import named_workspace
     from driftline.flows.config.search_settings import search_arguments
     from driftline.flows.output.search_journal import record_search
@@ -145,6 +147,7 @@ def workspace_search(
 
     handles = handles or Handles()
     opened = handles.workspace(handles.locate(workspace))
+    opened = on_named_branch(opened, search_arguments({"branch": branch})["branch"])
     also = [] if paths is None else [filter_for(opened, paths)]
     also += [named_workspace(workspace_name)[0]] if workspace_name is not None else []
     where = narrowed(opened, dirs=dirs, globs=globs, exts=exts, languages=languages, entities=entity, also=also)

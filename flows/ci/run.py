@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from driftline.flows.ci.build import Build
@@ -16,7 +16,7 @@ from driftline.flows.config.toml_file import Configuration
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.flows.runs.plan import SourceRequest, requests_of
-from driftline.storage.errors import StaleIndex, UsageError
+from driftline.storage.errors import StaleBuild, StaleIndex, UsageError
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.git.work_tree import find_work_tree
 
@@ -26,7 +26,9 @@ class CiRequest:
     """What to do for a build.
 
     Without ``deployments`` (of Prefect), this process indexes. With ``max_staleness_seconds``, it only checks the age
-    of the index. ``only_branch`` skips builds of other branches.
+    of the index. ``only_branch`` skips builds of other branches and indexes it as the main index; else a build of any
+    branch but ``default_branch`` (which CI mostly names) indexes that branch of the sources. ``duplicates_of`` main
+    looks for existing code that new functions of the branch resemble.
     """
 
     build: Build
@@ -37,6 +39,8 @@ class CiRequest:
     timeout_seconds: float = DEFAULT_CI_TIMEOUT_SECONDS
     max_staleness_seconds: float | None = None
     only_branch: str | None = None
+    default_branch: str | None = None
+    duplicates_of: str | None = None
     wait_seconds: float = 0.0
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -44,13 +48,16 @@ class CiRequest:
 
 @dataclass(slots=True)
 class CiReport:
-    """What was done: ``action`` is ``indexed``, ``deployed``, ``checked`` or ``skipped``."""
+    """What was done: ``action`` is ``indexed``, ``deployed``, ``checked``, ``skipped``, or ``stale`` if a newer build
+    has indexed the branch. ``index_branch`` is the branch of the index, None for the main index."""
 
     build: Build
     action: str = "indexed"
+    index_branch: str | None = None
     run: dict[str, Any] | None = None
     flow_runs: list[dict[str, Any]] = field(default_factory=list)
     ages: list[SourceAge] = field(default_factory=list)
+    duplicates: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -64,10 +71,12 @@ class CiReport:
             "action": self.action,
             "commit": self.build.commit,
             "branch": self.build.branch,
+            "index_branch": self.index_branch,
             "system": self.build.system,
             "run": self.run,
             "flow_runs": self.flow_runs,
             "staleness": [age.to_dict() for age in self.ages],
+            "duplicates": self.duplicates,
             "seconds": round(self.seconds, 3),
         }
 
@@ -86,6 +95,9 @@ def run_ci(request: CiRequest, report: CiReport, progress: Progress) -> None:
 
 def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
     build = request.build
+    if request.duplicates_of not in (None, "main"):
+        fix = "Write: --duplicates-of main"
+        raise UsageError("Functions are compared with the main index only", str(request.duplicates_of), fix)
     if request.only_branch is not None and build.branch != request.only_branch:
         if build.branch is None:
             raise UsageError("The branch of this build is unknown", fix="Leave out --branch.")
@@ -102,6 +114,8 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
     else:
         if build.commit != build.checked_out:
             progress.message(f"This build is of {build.commit}, but {build.checked_out} is checked out and indexed.")
+        if request.only_branch is None:
+            report.index_branch = build.index_branch(request.default_branch)
         index_request = IndexRequest(
             sources=request.sources,
             workspace=request.workspace,
@@ -111,8 +125,28 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
             storage_options=request.storage_options,
             keep_going=len(request.sources) > 1,
             by_commit=True,
+            branch=report.index_branch,
+            build=build.number if report.index_branch else None,
         )
-        report.run = index_sources(index_request, progress).to_dict()
+        try:
+            report.run = index_sources(index_request, progress).to_dict()
+        except StaleBuild as error:
+            progress.message(str(error))
+            report.action = "stale"
+        else:
+            report.duplicates = _duplicates(request, report, progress)
+
+
+def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> list[dict[str, Any]]:
+    """The existing code that the new functions of the branch resemble, if that is asked for."""
+    if request.duplicates_of is None or report.index_branch is None:
+        return []
+    from driftline.storage.workspace.branches import on_branch
+    from driftline.tasks.search.duplicates import find_duplicates
+
+    progress.phase("looking for what was written before")
+    workspace = Workspace.open(request.workspace, request.storage_options)
+    return [asdict(each) for each in find_duplicates(on_branch(workspace, report.index_branch))]
 
 
 def _check(request: CiRequest, report: CiReport, limit: float) -> None:

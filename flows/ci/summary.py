@@ -12,6 +12,8 @@ from driftline.storage.errors import DriftlineError
 
 _COUNTS = ("new", "changed", "touched", "deleted")
 _SHOWN_FAILURES = 20
+_SHOWN_DUPLICATES = 20
+_DONE = {"stale": "a newer build has replaced", "skipped": "nothing to do for", "checked": "fresh enough for"}
 
 
 def lines(report: CiReport) -> list[str]:
@@ -20,9 +22,10 @@ def lines(report: CiReport) -> list[str]:
     printed = [f"{_headline(report, None)} ({report.seconds:.1f} s)"]
     for source in report.run["sources"] if report.run else ():
         counts = ", ".join(f"{source[name]:,} {name}" for name in _COUNTS)
-        printed.append(f"  {source['entity']}: {counts}; {source['lines_embedded']:,} lines embedded; {_scope(source)}")
+        printed.append(f"  {source['entity']}: {counts}; {_lines(source)}; {_scope(source)}")
     printed += [f"  failed: {failure['message']}" for failure in (report.run["failed"] if report.run else ())]
     printed += [f"  {run['deployment']}: {run['state']} after {run['seconds']:.1f} s" for run in report.flow_runs]
+    printed += [f"  {_place(each)} looks like {_like(each)} ({each['distance']:.2f})" for each in report.duplicates]
     for age in report.ages:
         printed.append(f"  {age.entity}: {age.seconds or 0:,.0f} s behind {commit}")
     return printed
@@ -48,6 +51,13 @@ def markdown(report: CiReport, error: DriftlineError | None = None) -> str:
             ),
         )
         parts += [f"- failed: {_escape(failure['message'])}" for failure in report.run["failed"][:_SHOWN_FAILURES]]
+    if report.duplicates:
+        pairs = (
+            (each["symbol"], _place(each), each["like_symbol"], _like(each), f"{each['distance']:.2f}")
+            for each in report.duplicates[:_SHOWN_DUPLICATES]
+        )
+        parts += ["New functions that look like existing code (distance 0 is the same):", ""]
+        parts += _table(("new", "at", "looks like", "at", "distance"), pairs)
     if report.flow_runs:
         rows = ((r["deployment"], r["name"], r["state"], f"{r['seconds']:.1f} s") for r in report.flow_runs)
         parts += _table(("deployment", "run", "state", "time"), rows)
@@ -65,8 +75,22 @@ def _headline(report: CiReport, error: DriftlineError | None) -> str:
         return f"failed for {commit}{on}"
     if report.failed:
         return f"partly in step with {commit}{on}"
-    done = {"skipped": "nothing to do for", "checked": "fresh enough for"}.get(report.action, "in step with")
-    return f"{done} {commit}{on}"
+    if report.index_branch:
+        on = f" on {report.build.branch}, as the branch {report.index_branch} of the index"
+    return f"{_DONE.get(report.action, 'in step with')} {commit}{on}"
+
+
+def _place(duplicate: dict[str, Any]) -> str:
+    return f"{duplicate['path']}:{duplicate['line']}"
+
+
+def _like(duplicate: dict[str, Any]) -> str:
+    return f"{duplicate['like_path']}:{duplicate['like_line']}"
+
+
+def _lines(source: dict[str, Any]) -> str:
+    reused = f", {source['lines_reused']:,} copied" if source["lines_reused"] else ""
+    return f"{source['lines_embedded']:,} lines embedded{reused}"
 
 
 def _scope(source: dict[str, Any]) -> str:

@@ -46,7 +46,24 @@ MaxStalenessOption = Annotated[
         min=0.0, metavar="SECONDS", help="Check only: fail if the index is older than the commit by more than this."
     ),
 ]
-BranchOption = Annotated[str | None, typer.Option(metavar="NAME", help="Do nothing in builds of other branches.")]
+BranchOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Do nothing in builds of other branches; this one has the main index."),
+]
+DefaultBranchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--default-branch",
+        metavar="NAME",
+        help="The branch of the main index; builds of others index a branch of it. Default: what CI or git names.",
+    ),
+]
+DuplicatesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--duplicates-of", metavar="main", help="Report the existing code that each new function of a branch resembles."
+    ),
+]
 SummaryOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help=f"Append a summary in Markdown. Default: ${SUMMARY_VARIABLE}, if it is set."),
@@ -62,6 +79,8 @@ def ci(
     timeout: TimeoutOption = DEFAULT_CI_TIMEOUT_SECONDS,
     max_staleness: MaxStalenessOption = None,
     branch: BranchOption = None,
+    default_branch: DefaultBranchOption = None,
+    duplicates_of: DuplicatesOption = None,
     model: ModelOption = None,
     max_delete_fraction: MaxDeleteFractionOption = DEFAULT_MAX_DELETE_FRACTION,
     wait: WaitOption = 0.0,
@@ -92,6 +111,8 @@ def ci(
         timeout_seconds=timeout,
         max_staleness_seconds=max_staleness,
         only_branch=branch,
+        default_branch=default_branch,
+        duplicates_of=duplicates_of,
         wait_seconds=wait,
         max_delete_fraction=max_delete_fraction,
         storage_options=configuration.options() if configuration else None,

@@ -10,6 +10,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, FAILED, app, show
 from driftline.flows.commands.options import (
+    BranchOption,
     ConfigOption,
     ExecutorOption,
     JsonOption,
@@ -19,6 +20,7 @@ from driftline.flows.commands.options import (
     WorkersOption,
     WorkspaceOption,
 )
+from driftline.flows.config.branch import named_branch
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
 from driftline.flows.output.plain import say
@@ -68,6 +70,7 @@ def index(
     wait: WaitOption = 0.0,
     indexes: IndexesOption = "all",
     by_commit: ByCommitOption = False,
+    branch: BranchOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Bring the index in step with SOURCE: embed new and changed documents, delete vanished ones.
@@ -101,11 +104,11 @@ def index(
         storage_options=configuration.options() if configuration else None,
         keep_going=all_sources,
         by_commit=by_commit,
+        branch=named_branch(branch, (sources or ["."])[0]),
     )
     with open_progress() as progress:
         result = index_sources(request, progress).to_dict()
-    prices = configuration.prices if configuration else {}
-    show(result, as_json, partial(print_index, dry_run=dry_run, prices=prices))
+    show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
     return FAILED if result["failed"] else DONE
 
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from driftline.flows.commands import (
+    branching,
     browsing,
     ci,
     deploying,
@@ -47,6 +48,7 @@ COMMANDS = (
     deploying,
     serving,
     browsing,
+    branching,
     ci,
     history,
     memory,

@@ -48,6 +48,13 @@ WaitOption = Annotated[
     typer.Option("--wait", min=0.0, metavar="SECONDS", help="Wait this long for another run of a source to finish."),
 ]
 
+BranchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--branch", metavar="NAME", help="This branch of the source, not the main index; auto: the one checked out."
+    ),
+]
+
 # What a search returns.
 QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="What to look for, in words or code.")]
 TopKOption = Annotated[int, typer.Option("--top-k", min=0, help="Maximum number of results.")]

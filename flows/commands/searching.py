@@ -13,6 +13,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, NOTHING_FOUND, app, show
 from driftline.flows.commands.options import (
+    BranchOption,
     CacheOption,
     ConfigOption,
     JsonOption,
@@ -21,6 +22,7 @@ from driftline.flows.commands.options import (
     QueryArgument,
     WorkspaceOption,
 )
+from driftline.flows.config.branch import on_named_branch
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.config.named_workspaces import named_workspace
 from driftline.flows.config.search_settings import search_arguments
@@ -120,6 +122,7 @@ def search(
     no_tests: NoTestsOption = False,
     entities: EntitiesOption = None,
     named: NamedOption = None,
+    branch: BranchOption = None,
     mode: ModeOption = None,
     strategy: StrategyOption = None,
     fallback_threshold: ThresholdOption = None,
@@ -143,7 +146,7 @@ def search(
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
     told["rerank"] = rerank if rerank is False or rerank_windows is None else rerank_windows
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
-    opened = _cached(_open(target, workspace, config), cache)
+    opened = _on_branch(_cached(_open(target, workspace, config), cache), branch)
     where = narrowed(
         opened,
         paths=paths or None,
@@ -159,9 +162,13 @@ def search(
     limits |= {"symbols": symbols, "kinds": kinds, "tests": not no_tests}
     report = search_lines(opened, query, where=where, explain=True, **limits, **arguments)
     record_search(opened, report.explanation, time.monotonic() - started)
-    shown = report if explain else replace(report, explanation=None)
-    show(shown.to_dict(), as_json, partial(_print_hits, opened))
+    shown = (report if explain else replace(report, explanation=None)).to_dict()
+    show(shown, as_json, partial(_print_hits, opened))
     return DONE if report.results else NOTHING_FOUND
+
+
+def _on_branch(workspace: Workspace, given: str | None) -> Workspace:
+    return on_named_branch(workspace, search_arguments({"branch": given})["branch"])
 
 
 def _cached(workspace: Workspace, given: bool | None) -> Workspace:

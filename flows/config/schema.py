@@ -89,6 +89,7 @@ class SearchTable(Table):
     n_lines: NonNegativeInt | None = None
     mode: Literal["hybrid", "vector", "text"] | None = None
     rerank: bool | Annotated[int, Field(ge=0, le=MAX_RERANKED)] | None = None
+    branch: Text | None = None
     cache: bool | None = None
     cache_bytes: PositiveInt | None = None
 

@@ -16,6 +16,7 @@ DEFAULTS: Mapping[str, Any] = {
     "strategy": "auto",
     "fallback_threshold": FALLBACK_THRESHOLD,
     "rerank": False,
+    "branch": None,
     "cache": False,
     "cache_bytes": DEFAULT_CACHE_BYTES,
 }

@@ -15,6 +15,7 @@ from typing import Annotated, ParamSpec, TypeVar
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
+from driftline.flows.config.branch import on_named_branch
 from driftline.flows.config.named_workspaces import named_workspace
 from driftline.flows.mcp_server import answers
 from driftline.flows.mcp_server.answers import MAX_ANSWER_BYTES, ContextAnswer, IndexStatus, SearchAnswer
@@ -56,6 +57,9 @@ FallbackThreshold = Annotated[
 ]
 Reranked = Annotated[
     bool, Field(description="Let a transformer read the best results and order them anew: better answers, slower.")
+]
+BranchName = Annotated[
+    str | None, Field(min_length=1, max_length=200, description="This branch of the sources that have it.")
 ]
 WorkspaceName = Annotated[str | None, Field(description="Only in this named workspace of the server's driftline.toml.")]
 
@@ -103,6 +107,7 @@ class LineTools:
         min_relevance: MinRelevance = None,
         workspace_name: WorkspaceName = None,
         rerank: Reranked = False,
+        branch: BranchName = None,
     ) -> SearchAnswer:
         """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
         where = LineFilter(
@@ -116,7 +121,7 @@ class LineTools:
                 *([LineFilter(exts=extensions_of(languages))] if languages else []),
             ),
         )
-        workspace, started = self.newest(), time.monotonic()
+        workspace, started = on_named_branch(self.newest(), branch, self.within), time.monotonic()
         report = search(
             workspace,
             query,

@@ -19,8 +19,10 @@ class SourceReport:
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs.
     ``revision`` is the ``rev`` of the run's last commit; the manifest as of it is the state that the run left.
     ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only what differs between the
-    two; if a full scan replaced such a run, ``full_scan_reason`` says why. ``phases`` are wall-clock seconds of the
-    coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``, summed over workers.
+    two; if a full scan replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other
+    branches, or from the main index. ``branch_cut`` says why this run cut its ``branch``, or did not. ``phases`` are
+    wall-clock seconds of the coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``,
+    summed over workers.
     """
 
     entity: str
@@ -28,6 +30,7 @@ class SourceReport:
     states: dict[DocumentState, int] = field(default_factory=lambda: dict.fromkeys(DocumentState, 0))
     skipped: list[tuple[str, str]] = field(default_factory=list)
     lines_embedded: int = 0
+    lines_reused: int = 0
     documents_total: int = 0
     lines_total: int = 0
     bytes_read: int = 0
@@ -38,6 +41,8 @@ class SourceReport:
     commit: str | None = None
     base: str | None = None
     full_scan_reason: str = ""
+    branch: str | None = None
+    branch_cut: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As ``index --json`` prints it."""
@@ -47,6 +52,7 @@ class SourceReport:
             **{str(state): count for state, count in self.states.items()},
             "skipped": [{"path": path, "reason": str(reason)} for path, reason in sorted(self.skipped)],
             "lines_embedded": self.lines_embedded,
+            "lines_reused": self.lines_reused,
             "documents_total": self.documents_total,
             "lines_total": self.lines_total,
             "bytes_read": self.bytes_read,
@@ -55,6 +61,8 @@ class SourceReport:
             "commit": self.commit,
             "base": self.base,
             "full_scan_reason": self.full_scan_reason,
+            "branch": self.branch,
+            "branch_cut": self.branch_cut,
             "phases": _rounded(self.phases),
             "worker_phases": _rounded(self.worker_phases),
         }

@@ -115,6 +115,21 @@ def print_sources(result: Result) -> None:
     _print(_sources(result["sources"]) or [Text(f"No sources in {printable(str(result['workspace']))}")])
 
 
+def print_branches(result: Result) -> None:
+    """Print the branches of a workspace, by source and name."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    columns = ("branch", "source", "base", "commit", "documents", "deleted", "lines", "MB", "days")
+    for column in columns:
+        table.add_column(column, justify="right" if column in columns[4:] else "left", overflow="fold")
+    for branch in result["branches"]:
+        counts = (f"{branch[name]:,}" for name in ("documents", "deleted", "lines"))
+        size, age = f"{branch['size_bytes'] / 1e6:.1f}", f"{branch['age_seconds'] / 86_400:.1f}"
+        base, commit = ((branch[name] or "")[:12] for name in ("base", "commit"))
+        cells = (branch["name"], branch["entity"], base, commit, *counts, size, age)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    _print([table if result["branches"] else Text(f"No branches in {printable(str(result['workspace']))}")])
+
+
 def print_runs(result: Result) -> None:
     """Print the runs of a workspace, newest first, each with its figures that are not zero."""
     table = Table(box=None, pad_edge=False, header_style="dim")

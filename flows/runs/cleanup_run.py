@@ -27,7 +27,7 @@ from driftline.tasks.maintenance.clean_memory import CatalogAtHand, drop_expired
 from driftline.tasks.maintenance.delete_orphans import Deletion, store_time
 from driftline.tasks.maintenance.fence import Fence, unleased
 
-_OF_TABLES = {Reason.UNCOMMITTED, Reason.SUPERSEDED}
+_OF_TABLES = {Reason.UNCOMMITTED, Reason.SUPERSEDED, Reason.NO_BRANCH}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from functools import partial
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.output.reports import IndexReport
 from driftline.flows.output.stages import run_stage
+from driftline.flows.runs.branch_entry import enter_branch, leave_branch
 from driftline.flows.runs.concurrent_sources import run_all
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, make_plan
@@ -24,7 +25,6 @@ from driftline.flows.runs.shared_files import settle_shares, share_files
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, LeaseHeld, UsageError
 from driftline.storage.ids import new_ulid
-from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.segments import maintain
 from driftline.storage.objects.request_counts import phase, tally
@@ -60,11 +60,15 @@ def index_sources(
     watch = Stopwatch()
     with tally() as requests, ExitStack() as stack:
         with watch.phase("start"), phase("start"):
-            plan = share_files(replace(make_plan(request), instead_of=tuple(instead_of)), alone=alone)
+            plan = replace(make_plan(request), instead_of=tuple(instead_of))
+            plan = share_files(plan, alone=alone or request.branch is not None)
+            plan = replace(plan, new_workspace=plan.workspace.config.fingerprint is None)
             executor = open_executor(request.executor, request.workers)
             stack.enter_context(executor)
             if not request.dry_run:
                 plan = _claim(plan)
+            if request.branch is not None:
+                plan = enter_branch(plan, request.branch, progress or NullProgress())
         report = IndexReport(new_ulid(), plan.workspace.objects.uri, failed=list(plan.failures), phases=watch.seconds)
         outcome = "failed"
         try:
@@ -86,10 +90,11 @@ def index_sources(
 
 def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, watch: Stopwatch) -> None:
     """Fill ``report``. A failing source does not stop the others; the first failure is raised at the end."""
-    new_workspace = plan.workspace.config.fingerprint is None
     with watch.phase("start"), phase("start"):
         executor.start(
-            TaskContext(plan.workspace, plan.model), [part.source for part in plan.sources], new_workspace=new_workspace
+            TaskContext(plan.workspace, plan.model),
+            [part.source for part in plan.sources],
+            new_workspace=plan.new_workspace,
         )
     with SegmentBuilds(executor, plan.request.indexes, progress) as builds:
         _run_sources(plan, executor, progress, report, watch, builds)
@@ -116,19 +121,24 @@ def _run_sources(
             progress.message(str(error))
             failure = failure or error
         if run.indexes_lag:
-            stale.add(run.entity.tenant)
+            stale.add(run.place)
     if not plan.request.dry_run:
-        if failure is None:
+        if failure is None and plan.request.branch is None:
             settle_shares(plan, report, progress)
         with watch.phase("index"), phase("index"):
             if plan.replaces is not None and failure is None:
                 complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
-            for tenant in sorted(stale):
-                progress.phase(f"building indexes of {tenant}")
-                names = ", ".join(str(part.entity) for part in plan.sources if part.entity.tenant == tenant)
+            if plan.request.branch is not None and failure is None:
+                leave_branch(plan)
+            workspace = plan.workspace
+            for place in sorted(stale):
+                progress.phase(f"building indexes of {place}")
+                names = ", ".join(
+                    str(part.entity) for part in plan.sources if workspace.table_place(part.entity) == place
+                )
                 report.indexes += run_stage(
                     f"index {names}",
-                    partial(_maintain, plan, tenant, report.run_id, executor, progress, builds),
+                    partial(_maintain, plan, place, report.run_id, executor, progress, builds),
                     lambda changed: f"indexes brought up to date: {', '.join(changed) or 'none'}",
                     repeatable=True,
                 )
@@ -146,17 +156,17 @@ def _claim(plan: IndexPlan) -> IndexPlan:
 
 
 def _maintain(
-    plan: IndexPlan, tenant: Entity, run_id: str, executor: Executor, progress: Progress, builds: SegmentBuilds
+    plan: IndexPlan, place: Entity, run_id: str, executor: Executor, progress: Progress, builds: SegmentBuilds
 ) -> list[str]:
     workspace = plan.workspace
-    table = workspace.lines(tenant, plan.model.fingerprint)
-    built = builds.finish(tenant)
+    table = workspace.lines(place, plan.model.fingerprint)
+    built = builds.finish(place)
     try:
-        with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
-            build = partial(build_on, executor, tenant, table)
+        with acquire(workspace.objects, workspace.maintenance_lease_of(place), run_id):
+            build = partial(build_on, executor, place, table)
             return maintain(table, plan.request.indexes, built=built, build=build)
     except LeaseHeld as error:
-        progress.message(f"Skipped the search indexes of {tenant}, which another run maintains: {error.what}")
+        progress.message(f"Skipped the search indexes of {place}, which another run maintains: {error.what}")
         return []
 
 

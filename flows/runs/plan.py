@@ -18,7 +18,8 @@ from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import Source, open_source
-from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
+from driftline.storage.workspace.branches import check_name
+from driftline.storage.workspace.records import BranchRecord, SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.run_history import RunHistory
 from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatch
 from driftline.tasks.embedding.context import ModelRef
@@ -50,7 +51,8 @@ class IndexRequest:
     """The inputs of an index run; ``storage_options`` apply to the workspace and the sources.
 
     ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
-    of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed.
+    of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed. With
+    ``branch`` the run brings this branch of each source in step; ``build`` is the number of its CI build.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -72,6 +74,8 @@ class IndexRequest:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     keep_going: bool = False
     by_commit: bool = False
+    branch: str | None = None
+    build: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class SourcePlan:
     """A source, its entity, the record to write about it, and the commit that git has checked out.
 
     It leaves what ``claims`` cover to other sources. One that is ``joined`` was not requested, but holds files of one
-    that was.
+    that was. ``branch_cut`` says why the run cuts a branch, or does not; ``superseded`` was its record before.
     """
 
     source: Source
@@ -88,6 +92,8 @@ class SourcePlan:
     commit: str | None = None
     claims: tuple[Claim, ...] = ()
     joined: bool = False
+    branch_cut: str = ""
+    superseded: BranchRecord | None = None
 
     @property
     def rules(self) -> Rules:
@@ -109,6 +115,7 @@ class IndexPlan:
     replaces: str | None
     failures: tuple[tuple[str, DriftlineError], ...] = ()
     instead_of: tuple[str, ...] = ()
+    new_workspace: bool = False
 
 
 def make_plan(request: IndexRequest) -> IndexPlan:
@@ -125,6 +132,10 @@ def make_plan(request: IndexRequest) -> IndexPlan:
         raise UsageError("--entity applies to a single source, but several were given", fix="Run once for each source.")
     if not 0 <= request.max_delete_fraction <= 1:
         raise UsageError("max_delete_fraction must be between 0 and 1", str(request.max_delete_fraction))
+    if request.branch is not None:
+        check_name(request.branch)
+        if request.reembed or request.rebind:
+            raise UsageError("--branch excludes --reembed and --rebind", fix="Do that with the main index.")
     Rules(include=request.include, exclude=request.exclude).check()
     for source in sources:
         Rules(include=source.include, exclude=source.exclude).check()
@@ -196,7 +207,7 @@ def plan_source(
         if entity.type != level:
             raise UsageError(f"Documents belong to a {level}", named.entity, f"Add /{level}:NAME.")
         known = _known_source(workspace, entity, record.uri)
-        if known is not None and not known.same_place(record) and not request.rebind:
+        if known is not None and not known.same_place(record) and not request.rebind and request.branch is None:
             raise SourceConflict(
                 f"{entity} is bound to another URI",
                 known.uri,

@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from driftline.flows.output.reports import RemoveReport
+from driftline.flows.runs.branch_upkeep import delete_branch
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity
 from driftline.storage.ids import new_ulid
+from driftline.storage.workspace.branches import branch_records
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.source_lease import acquire_source
@@ -50,6 +52,8 @@ def remove_source(
             batch = committer.batch
         for table in workspace.line_tables(entity):  # including those of other models
             remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
+        for branch in branch_records(workspace, entity):
+            delete_branch(workspace, entity, branch.name, run_id, wait_seconds=wait_seconds)
         workspace.unbind_source(entity)
     report = RemoveReport(run_id, str(entity), documents, lines)
     record = RunRecord(

@@ -19,9 +19,9 @@ from driftline.storage.lines.table import LineTable
 from driftline.tasks.indexing.segments import SegmentTask, build
 
 
-def build_on(executor: Executor, tenant: Entity, table: LineTable, specs: Iterable[SegmentSpec]) -> Generator[Segment]:
+def build_on(executor: Executor, place: Entity, table: LineTable, specs: Iterable[SegmentSpec]) -> Generator[Segment]:
     """Build ``specs`` of ``table`` on ``executor``, in any order."""
-    yield from executor.map(build, (SegmentTask(tenant, table.fingerprint, spec) for spec in specs))
+    yield from executor.map(build, (SegmentTask(place, table.fingerprint, spec) for spec in specs))
 
 
 class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
@@ -38,29 +38,29 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
-    def committed(self, tenant: Entity, table: LineTable) -> None:
+    def committed(self, place: Entity, table: LineTable) -> None:
         """Start to build the segments of what was committed to ``table``, once there is enough of it."""
         if self._scope == "none":
             return
         with self._lock:
-            specs = plan_new_segments(table, self._scope, self._planned.setdefault(tenant, set()))
+            specs = plan_new_segments(table, self._scope, self._planned.setdefault(place, set()))
             if specs:  # requests are counted per context
-                work = self._pool.submit(contextvars.copy_context().run, self._build, tenant, table, specs)
-                self._builds.setdefault(tenant, []).append(work)
+                work = self._pool.submit(contextvars.copy_context().run, self._build, place, table, specs)
+                self._builds.setdefault(place, []).append(work)
 
-    def finish(self, tenant: Entity) -> list[Segment]:
-        """The segments of a tenant, once they are built. A build that failed is reported, and left to the rest."""
+    def finish(self, place: Entity) -> list[Segment]:
+        """The segments of a table, once they are built. A build that failed is reported, and left to the rest."""
         built: list[Segment] = []
-        for work in self._builds.pop(tenant, []):
+        for work in self._builds.pop(place, []):
             try:
                 built += work.result()
             except DriftlineError as error:
-                self._progress.message(f"A segment of the search indexes of {tenant} is built again: {error}")
+                self._progress.message(f"A segment of the search indexes of {place} is built again: {error}")
         return built
 
-    def _build(self, tenant: Entity, table: LineTable, specs: list[SegmentSpec]) -> list[Segment]:
+    def _build(self, place: Entity, table: LineTable, specs: list[SegmentSpec]) -> list[Segment]:
         built: list[Segment] = []
-        with closing(build_on(self._executor, tenant, table, specs)) as segments:
+        with closing(build_on(self._executor, place, table, specs)) as segments:
             for segment in segments:
                 built.append(segment)
                 if self._stopped.is_set():

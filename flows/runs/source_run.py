@@ -26,6 +26,7 @@ from driftline.storage.workspace.source_lease import acquire_source
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.indexing.reembed import remove_strays
+from driftline.tasks.indexing.reuse import Donations, find_donations, only
 from driftline.tasks.scanning.claims import claimed
 from driftline.tasks.scanning.ignore import Matcher
 from driftline.tasks.scanning.partition import PartitionSpec, scan_partition
@@ -65,8 +66,10 @@ class SourceRun:
         committing: AbstractContextManager[object] | None = None,
     ) -> None:
         self.report = SourceReport(str(source.entity), source.source.uri, commit=source.commit)
+        self.report.branch, self.report.branch_cut = plan.request.branch, source.branch_cut
         self.indexes_lag = False
         self.entity = source.entity
+        self.place = plan.workspace.table_place(source.entity)
         self.joined = source.joined
         self._committing = committing or nullcontext()
         self._plan = plan
@@ -80,6 +83,7 @@ class SourceRun:
         self._new_hashes = Counter[str]()
         self._work_tree: WorkTreeAtCommit | None = None
         self._only: tuple[str, ...] | None = None
+        self._donations: Donations = {}
 
     def execute(self) -> None:
         """Bring the index in step with the source.
@@ -108,6 +112,7 @@ class SourceRun:
             if self._work_tree is not None and refused is None and self._is_complete(scans):
                 reached = self._work_tree.reached(lease.token)
                 workspace.bind_source(entity, self._source.record.model_copy(update={"commit": reached}))
+            workspace.note_build(entity, request.build)
             with self._timed("totals"):
                 self._count_totals()
                 self._count_deltas(lease if committer.batch else None)
@@ -196,6 +201,7 @@ class SourceRun:
                 with self._timed("commit"), self._committing:
                     committer.commit(ChangeSet(_as_manifest(retouched)))
             self._progress.phase("embedding", total=len(changes))
+            self._donations = self._find_donations(changes)
             pending: list[BatchResult] = []
             since = time.monotonic()
             for result in self._executor.map(embed_batch, self._batches(changes)):
@@ -221,7 +227,15 @@ class SourceRun:
     def _batch(self, changes: pa.Table, dry_run: bool) -> BatchSpec:
         # A copy: pickling a slice sends the whole table that it was cut from.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
-        return BatchSpec(self._source.source, self._source.entity, rows, dry_run)
+        donations = only(self._donations, rows["path"].to_pylist()) if self._donations else {}
+        return BatchSpec(self._source.source, self._source.entity, rows, dry_run, donations)
+
+    def _find_donations(self, changes: pa.Table) -> Donations:
+        """What need not be embedded, since a branch or the main index has embedded it."""
+        if self._plan.request.full or self._plan.replaces is not None or self._plan.new_workspace:
+            return {}
+        paths, fingerprint = changes["path"].combine_chunks(), self._plan.model.fingerprint
+        return find_donations(self._plan.workspace, self._source.entity, paths, fingerprint, self._source.superseded)
 
     def _commit(self, committer: Committer, results: list[BatchResult]) -> None:
         rows = [result.rows for result in results if len(result.rows)]
@@ -236,7 +250,7 @@ class SourceRun:
             committer.commit(changes)
         self.indexes_lag |= changes.touches_lines
         if changes.fragments:
-            self._builds.committed(self.entity.tenant, committer.table)
+            self._builds.committed(self.place, committer.table)
 
     # -- delete ------------------------------------------------------------------------------
 
@@ -295,6 +309,7 @@ class SourceRun:
             self.report.states[state] += count
         self.report.skipped += result.skipped
         self.report.lines_embedded += result.lines
+        self.report.lines_reused += result.lines_reused
         self.report.bytes_read += result.bytes_read
         self._count_seconds(result.seconds)
         self._new_hashes.update(result.new_hashes)

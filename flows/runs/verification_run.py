@@ -11,6 +11,7 @@ from typing import Any
 
 from driftline.flows.config.memory_upkeep import WHERE_CATALOGS_ARE_NAMED, catalog_to_keep
 from driftline.flows.output.progress import NullProgress, Progress
+from driftline.flows.runs.branch_upkeep import delete_branch
 from driftline.flows.runs.index_run import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, LeaseHeld
@@ -185,6 +186,8 @@ class _Repair:
                 continue
             if finding.kind is FindingKind.INDEX:
                 indexes[finding.entity].add(finding.path)
+            elif finding.kind is FindingKind.BRANCH:
+                self._drop_branch(finding)
             elif entity is None:
                 self.skip(f"Not repaired, because the source no longer exists: {finding.entity}")
             elif finding.kind in OF_DOCUMENTS:
@@ -210,6 +213,16 @@ class _Repair:
                 repair_indexes(self.workspace, Entity.of_directory(tenant), sorted(names), self.run_id)
             except LeaseHeld as error:
                 self.skip(str(error))
+
+    def _drop_branch(self, finding: Finding) -> None:
+        """Delete a damaged branch, which its next run cuts anew."""
+        entity = Entity.parse(finding.entity, self.workspace.config.hierarchy)
+        try:
+            delete_branch(self.workspace, entity, finding.path, self.run_id)
+        except LeaseHeld as error:
+            self.skip(str(error))
+        else:
+            self.skip(f"Deleted the branch {finding.path} of {entity}. Run: driftline index --branch {finding.path}")
 
     def _repair_memory(self, findings: Sequence[Finding]) -> None:
         for finding in findings:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.deltas.files import FileReader, FileWriter, Footer, Layout
+from driftline.storage.deltas.folding import fold, newest
 from driftline.storage.deltas.key_ranges import Keys
 from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.ids import new_ulid
@@ -193,6 +193,36 @@ class DeltaIndex:
         names = [*log.deltas, *([BASE] if log.has_base else [])]
         list(self._for_each(self._check_file, names))
 
+    def changes_since(self, rev: int, *, columns: Sequence[str]) -> pa.Table:
+        """For each key whose newest row has a higher ``rev``, ``op`` and ``columns`` of that row, sorted by key.
+
+        Removals are missing once a compaction has dropped them.
+        """
+        names = list(dict.fromkeys([self.key, "op", "rev", *columns]))
+
+        def work() -> pa.Table:
+            log = self.log()
+            with self._open_base() as base:
+                old = base is None or base.footer.max_rev <= rev
+                pieces = self._folded(None if old else base, log.deltas, Keys.all(), names)
+                return pa.concat_tables([piece.filter(pc.greater(piece["rev"], rev)) for piece in pieces])
+
+        return self._settled(work).select(list(dict.fromkeys(["op", *columns])))
+
+    def snapshot(self, also: Sequence[str] = ()) -> tuple[bytes, int]:
+        """The bytes of a base of all winning rows, and their highest ``rev``; ``also`` names further deltas.
+
+        Raises ObjectNotFound if files vanish meanwhile.
+        """
+        log, writer = self.log(), FileWriter(self.layout)
+        with self._open_base() as base:
+            max_rev = base.footer.max_rev if base is not None else 0
+            for piece in self._folded(base, [*log.deltas, *also], Keys.all(), self.file_schema.names):
+                max_rev = max(max_rev, pc.max(piece["rev"]).as_py() or 0)
+                writer.write(piece)
+        version, kind = self.layout.format_version, self.layout.kind
+        return writer.finish(Footer(format_version=version, kind=kind, max_rev=max_rev, nonce=new_ulid())), max_rev
+
     def _check_file(self, name: str) -> None:
         with self._open(name):
             pass
@@ -327,37 +357,6 @@ class DeltaIndex:
         except AlreadyExists as error:
             raise PreconditionFailed("Another compaction has published a base", error.where) from error
         return writer.rows, live
-
-
-def newest(key: str, changes: pa.Table) -> pa.Table:
-    """For each key the row of the highest ``rev``, sorted by key; a pure function."""
-    if len(changes) == 0:
-        return changes
-    changes = changes.sort_by([(key, "ascending"), ("rev", "descending")])
-    keys = changes[key].combine_chunks()
-    first = pa.concat_arrays([pa.array([True]), pc.not_equal(keys[1:], keys[:-1])])
-    return changes.filter(first)
-
-
-def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
-    """For each key the row of the highest ``rev``, sorted by key; a pure function (DESIGN, "Delta index").
-
-    ``base`` and ``changes`` are both sorted by key, with unique keys.
-    """
-    if len(changes) == 0:
-        return base
-    if len(base) == 0:
-        return changes
-    position = np.asarray(pc.search_sorted(base[key], changes[key]).to_numpy(zero_copy_only=False), dtype=np.int64)
-    row = np.minimum(position, len(base) - 1)
-    beside = base.select([key, "rev"]).take(pa.array(row))
-    known = np.asarray(pc.equal(beside[key], changes[key]).to_numpy(), dtype=bool)
-    newer = np.asarray(pc.greater(changes["rev"], beside["rev"]).to_numpy(), dtype=bool)
-    order = np.arange(len(base))
-    number = np.arange(len(base), len(base) + len(changes))
-    order[row[known & newer]] = number[known & newer]
-    order = np.insert(order, position[~known], number[~known])
-    return pa.concat_tables([base, changes]).take(pa.array(order))
 
 
 def _rounds(log: Log) -> Iterator[list[str]]:

@@ -52,10 +52,10 @@ def token_of(rev: int) -> int:
 
 
 class Manifest(DeltaIndex):
-    """The manifest of one source."""
+    """The manifest of one source; that of a branch of it has a ``directory`` of its own."""
 
-    def __init__(self, objects: ObjectStore, entity: Entity) -> None:
-        super().__init__(objects, entity.directory, KIND, FIELDS)
+    def __init__(self, objects: ObjectStore, entity: Entity, directory: str | None = None) -> None:
+        super().__init__(objects, directory or entity.directory, KIND, FIELDS)
         self.entity = entity
 
     def stage(self, batch: BatchId, rows: pa.Table) -> bytes:
@@ -78,6 +78,10 @@ class Manifest(DeltaIndex):
         """The existing staged deltas, in the order of their commits."""
         names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self.directory, recursive=False))
         return sorted(BatchId(*parsed) for name in names if (parsed := parse_staged_name(name)))
+
+    def snapshot_with(self, staged: Iterable[BatchId]) -> tuple[bytes, int]:
+        """As ``snapshot``, with staged deltas. Raises ObjectNotFound if one was published meanwhile."""
+        return self.snapshot([staged_name(batch.run_id, batch.batch) for batch in staged])
 
     def _staged_path(self, batch: BatchId) -> str:
         return self._path(staged_name(batch.run_id, batch.batch))

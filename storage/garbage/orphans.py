@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from driftline.storage.layout import Kind, Name
+from driftline.storage.layout import Kind, Name, branch_of_lease, cut_at
 from driftline.storage.objects.backend import ObjectInfo
 
 RUN_RETENTION = timedelta(days=90)
@@ -27,6 +27,7 @@ class Reason(enum.StrEnum):
     EXPIRED = "run record beyond its retention"
     TEMPORARY = "left by a write that was killed"
     UNOWNED = "memory blob that no entry refers to"
+    NO_BRANCH = "belongs to no branch any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class References:
     committed. ``tracked`` maps each table to the paths, relative to the table, that its versions refer to.
     ``superseded`` maps the tables of embeddings that are no longer used to the time since when. ``blobs`` has the paths
     that memory entries refer to, None without a catalog; ``retired`` has the times when blobs lost their entry.
+    ``cuts`` has the cuts that hold branches, and ``branches`` the directories of branches that exist or are leased;
+    None if nobody looked.
     """
 
     folded: frozenset[str] = frozenset()
@@ -45,6 +48,8 @@ class References:
     superseded: Mapping[str, datetime] = field(default_factory=dict)
     blobs: frozenset[str] | None = None
     retired: Mapping[str, datetime] = field(default_factory=dict)
+    cuts: frozenset[str] | None = None
+    branches: frozenset[str] | None = None
 
 
 class Orphan(NamedTuple):
@@ -99,6 +104,7 @@ class _Judge:
     run_retention: timedelta
     newest_runs: frozenset[str]
     orphaned_tables: frozenset[str]
+    orphaned_cuts: frozenset[str]
 
     @classmethod
     def of(
@@ -112,7 +118,10 @@ class _Judge:
         """The judge for the objects of a listing."""
         newest_run: dict[str, str] = {}
         newest_file: dict[str, datetime] = {}
+        newest_of_cut: dict[str, datetime] = {}
         for info, name in named:
+            if name.kind is Kind.BRANCH and (cut := cut_at(info.path)) is not None:
+                newest_of_cut[cut] = max(newest_of_cut.get(cut, info.modified), info.modified)
             if name.kind is Kind.RUN:
                 newest_run[name.place] = max(newest_run.get(name.place, ""), info.path)
             elif name.place in references.superseded:
@@ -122,7 +131,9 @@ class _Judge:
             for table, newest in newest_file.items()
             if min(now - newest, now - references.superseded[table]) >= max_age
         )
-        return cls(references, now, max_age, run_retention, frozenset(newest_run.values()), orphaned)
+        dead = newest_of_cut.keys() - references.cuts if references.cuts is not None else set()
+        cuts = frozenset(cut for cut in dead if now - newest_of_cut[cut] >= max_age)
+        return cls(references, now, max_age, run_retention, frozenset(newest_run.values()), orphaned, cuts)
 
     def reason_of(self, info: ObjectInfo, name: Name) -> Reason | None:
         """The reason why an object is an orphan, or None if it is not."""
@@ -137,6 +148,13 @@ class _Judge:
         match name.kind:
             case Kind.TEMPORARY:
                 return Reason.TEMPORARY
+            case Kind.BRANCH if cut_at(info.path) in self.orphaned_cuts:
+                return Reason.NO_BRANCH
+            case Kind.BRANCH if cut_at(info.path) is None and "/.tmp-" in info.path:
+                return Reason.TEMPORARY
+            case Kind.BRANCH_LEASE if references.branches is not None:
+                gone = branch_of_lease(info.path) not in references.branches
+                return Reason.NO_BRANCH if gone else None
             case Kind.DELTA if info.path in references.folded:
                 return Reason.FOLDED
             case Kind.STAGED if info.path in references.dead:
@@ -152,6 +170,8 @@ class _Judge:
 
 def _turn(name: Name, reason: Reason) -> int:
     """The order of deletion: in a superseded table, the hint and the versions precede the files that they refer to."""
+    if reason is Reason.NO_BRANCH and name.rest.startswith("_refs/"):
+        return 0  # Lance knows the branch no more before its files go
     if reason is not Reason.SUPERSEDED:
         return 3
     return {Kind.TABLE_HINT: 0, Kind.VERSION: 1}.get(name.kind, 2)

@@ -18,7 +18,17 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, ObjectNotFound
 from driftline.storage.garbage.orphans import References
 from driftline.storage.lance.table import LanceTable
-from driftline.storage.layout import BASE, CONFIG, SOURCE, Kind, Name, leased_entity, parse_name
+from driftline.storage.layout import (
+    BASE,
+    BRANCH,
+    CONFIG,
+    SOURCE,
+    Kind,
+    Name,
+    branch_of_lease,
+    leased_entity,
+    parse_name,
+)
 from driftline.storage.leases.lease import Sighting, look
 from driftline.storage.lines.table import CommitMarker, LineTable
 from driftline.storage.memory.catalog.database import Catalog
@@ -26,6 +36,7 @@ from driftline.storage.memory.catalog.queries import blob_references
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.objects.store import ObjectInfo
+from driftline.storage.workspace.records import BranchRecord, read_record
 from driftline.storage.workspace.workspace import Workspace
 
 Places = dict[Kind, dict[str, list[str]]]
@@ -68,7 +79,8 @@ def survey(workspace: Workspace, catalog: Catalog | None = None) -> Survey:
     bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
     tracked, superseded = _tables(workspace, places, bound)
     blobs, retired = _memory(workspace, catalog) if catalog is not None else (None, {})
-    references = References(folded, dead, tracked, superseded, blobs, retired)
+    cuts, branches = _branches(workspace, listing)
+    references = References(folded, dead, tracked, superseded, blobs, retired, cuts, branches)
     return Survey(listing, references, leases, committed)
 
 
@@ -81,6 +93,23 @@ def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) ->
         for info in objects.list(f"{root}/_leases", recursive=False)
         if parse_name(info.path).kind is Kind.PERMANENT
     }
+
+
+def _branches(
+    workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """``(cuts, branches)``: the cuts that records name, and the directories of branches that exist or are leased.
+
+    Read after the listing, so that the cut of every listed file that is in use has its record, or is young.
+    """
+    objects = workspace.objects
+    paths = [info.path for info, name in listing if name.kind is Kind.BRANCH and info.path.endswith(f"/{BRANCH}")]
+    with ThreadPoolExecutor(1 if objects.is_local else READ_THREADS) as pool:
+        read = list(pool.map(lambda path: read_record(objects, path, BranchRecord), paths))
+    records = {path.rpartition("/")[0]: record for path, record in zip(paths, read, strict=True) if record is not None}
+    leases = {branch_of_lease(info.path): info.path for info, name in listing if name.kind is Kind.BRANCH_LEASE}
+    held = (branch for branch, path in leases.items() if branch not in records and not look(objects, path).is_free)
+    return frozenset(record.cut for record in records.values()), frozenset({*records, *held})
 
 
 def _places(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> Places:
@@ -180,7 +209,8 @@ def _tracked(workspace: Workspace, table: LanceTable, present: set[str]) -> froz
     """
     for _ in range(TABLE_ATTEMPTS):
         tracked = table.tracked_files() if table.exists() else frozenset()
-        missing = tracked - present
+        # Of the version that a branch was cut from, Lance removes the transaction file and keeps the rest.
+        missing = {path for path in tracked - present if not path.startswith("_transactions/")}
         if not missing:
             return tracked
         root = f"{table.path}/"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from driftline.storage.errors import CommitConflict
 from driftline.storage.lance.errors import is_conflict, write_failed, writing
-from driftline.storage.lance.retries import persistently
+from driftline.storage.lance.retries import is_network_failure, persistently
 from driftline.storage.lance.table import LanceTable
 
 if TYPE_CHECKING:
@@ -51,17 +51,21 @@ def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
 def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
     """Replace the compacted fragments by the results of all tasks, in one version.
 
-    Raises CommitConflict if a writer has changed one of the fragments since the plan, and StorageError if the outcome
-    is unknown. After either, plan again: the new plan is based on the actual outcome.
+    Raises CommitConflict if a writer has changed one of the fragments since the plan, or the store failed in passing,
+    and StorageError if it failed otherwise. After either, plan and rewrite again: a commit that fails deletes the
+    rewritten fragments, so that repeating it would lose their rows.
     """
     from lance.optimize import Compaction
 
     try:
-        # If an attempt without an answer was carried out, the next one conflicts with it.
-        persistently(lambda: Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS))
+        Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS)
     except OSError as error:  # includes CommitConflictError
         if is_conflict(error):
             raise CommitConflict("A writer has changed the compacted fragments", table.uri, "Try again.") from error
+        if is_network_failure(error):
+            raise CommitConflict(
+                "The store failed during the commit of a compaction", table.uri, "Try again."
+            ) from error
         raise write_failed("Could not commit a compaction", table.uri, error) from error
 
 

@@ -17,7 +17,7 @@ from driftline.storage.errors import CorruptFile, StorageError
 from driftline.storage.lance.damage import unreadable_fragments, with_indexes
 from driftline.storage.lance.errors import first_line, write_failed, writing
 from driftline.storage.lance.retries import is_network_failure, persistent, persistently
-from driftline.storage.layout import table_path
+from driftline.storage.layout import branch_table_path, table_path
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -38,16 +38,18 @@ AGAIN = "Run it again."
 class LanceTable:
     """A table of embeddings of one tenant and one embedding fingerprint.
 
-    Subclasses define the ``KIND`` of table, its ``TITLE`` in errors, and the ``REPAIR`` that errors suggest.
+    With ``cut`` it is a branch of that table (decision 0015). Subclasses define the ``KIND`` of table, its ``TITLE`` in
+    errors, and the ``REPAIR`` that errors suggest.
     """
 
     KIND: ClassVar[str]
     TITLE: ClassVar[str]
     REPAIR: ClassVar[str]
 
-    def __init__(self, objects: ObjectStore, tenant: Entity, fingerprint: str) -> None:
+    def __init__(self, objects: ObjectStore, tenant: Entity, fingerprint: str, cut: str | None = None) -> None:
         self.fingerprint = fingerprint
-        self.path = table_path(tenant, self.KIND, fingerprint)
+        main = table_path(tenant, self.KIND, fingerprint)
+        self.path = branch_table_path(main, cut) if cut else main
         self.uri = objects.lance_uri(self.path)
         self.options = objects.lance_options
         self.is_local = objects.is_local

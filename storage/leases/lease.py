@@ -12,7 +12,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -87,6 +88,7 @@ class Lease:
 
     def __init__(self, objects: ObjectStore, path: str, record: _Record, version: str, *, taken_over: bool) -> None:
         self.token = record.token
+        self.run_id = record.owner.run_id
         self.taken_over = taken_over
         self._objects = objects
         self._path = path
@@ -195,6 +197,7 @@ def acquire(
     ttl_seconds: float = LEASE_TTL_SECONDS,
     wait_seconds: float = 0.0,
     known_token: Callable[[], int] = lambda: 0,
+    at_least: int = 0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Lease:
@@ -203,7 +206,7 @@ def acquire(
     A lease is free if it was never taken or has been released, if its holder is provably dead (on this machine), or
     if its file has not changed for the holder's TTL by ``clock``. Hence only a caller that waits takes over from a
     dead holder on another host. Where the file is missing, ``known_token`` returns the highest token in use, so that a
-    lease whose file was deleted continues from there, as taken over.
+    lease whose file was deleted continues from there, as taken over. The new token is higher than ``at_least``.
 
     Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError.
     """
@@ -221,7 +224,7 @@ def acquire(
         expired = current is not None and before - seen_since >= current.ttl_seconds
         if current is None or current.state == "released" or expired or current.is_provably_dead():
             token = current.token if current is not None else known_token()
-            record = _new_record(run_id, token + 1, ttl_seconds)
+            record = _new_record(run_id, max(token, at_least) + 1, ttl_seconds)
             try:
                 if current is None:
                     written = objects.create(path, record.to_bytes())
@@ -238,6 +241,17 @@ def acquire(
         if remaining <= 0:
             raise _held(current, f"{objects.uri}/{path}")
         sleep(min(remaining, MAX_POLL_SECONDS, current.ttl_seconds / POLLS_PER_TTL))
+
+
+@contextmanager
+def fenced(lease: Lease) -> Iterator[None]:
+    """Abandon a lease that was taken over if the work under it fails: the next holder must fence the old one off."""
+    try:
+        yield
+    except BaseException:
+        if lease.taken_over:
+            lease.abandon()
+        raise
 
 
 @dataclass(frozen=True, slots=True)

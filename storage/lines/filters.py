@@ -24,7 +24,8 @@ class LineFilter:
 
     Paths, directories and globs are relative to their source. Directories and entities include everything below
     them. In a glob, ``*`` and ``?`` do not match a slash, but ``**`` does; a glob without a slash matches file names in
-    any directory. A line must satisfy at least one filter of ``any_of``, and each of ``all_of``.
+    any directory. No line is of a source in ``not_of``. A line must satisfy at least one filter of ``any_of``, and each
+    of ``all_of``.
     """
 
     entities: tuple[Entity, ...] | None = None
@@ -32,6 +33,7 @@ class LineFilter:
     dirs: tuple[str, ...] | None = None
     globs: tuple[str, ...] | None = None
     exts: tuple[str, ...] | None = None
+    not_of: tuple[Entity, ...] | None = None
     any_of: tuple[LineFilter, ...] | None = None
     all_of: tuple[LineFilter, ...] | None = None
 
@@ -43,6 +45,8 @@ class LineFilter:
         if self.entities is not None:
             below = [f"starts_with(entity, {quote(f'{entity}/')})" for entity in self.entities]
             yield _any([is_one_of("entity", [str(entity) for entity in self.entities]), *below])
+        if self.not_of is not None:
+            yield f"NOT ({is_one_of('entity', [str(entity) for entity in self.not_of])})"
         if self.paths is not None:
             yield is_one_of("path", [normalise(path) for path in self.paths])
         if self.dirs is not None:

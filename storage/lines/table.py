@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -127,7 +128,11 @@ class LineTable(LanceTable):
 
     def commit_marker(self, entity: Entity) -> CommitMarker:
         """The commit marker of ``entity``, with token 0 if it has none."""
-        return _newest(self._markers(entity, self.open()))
+        return self.marker_in(self.open(), entity)
+
+    def marker_in(self, dataset: LanceDataset, entity: Entity) -> CommitMarker:
+        """As ``commit_marker``, in a version of the table."""
+        return _newest(self._markers(entity, dataset))
 
     def fence(self, entity: Entity, token: int) -> CommitMarker:
         """Write ``token`` into the commit marker, which fences a stale holder's commits; returns the old marker.
@@ -211,9 +216,20 @@ class LineTable(LanceTable):
         batches = self.rows(["path"], f"entity = {quote(str(entity))}")
         return {path for batch in batches for path in pc.unique(batch.column("path")).to_pylist()}
 
+    def of_documents(self, entity: Entity, paths: Sequence[str]) -> pa.Table:
+        """All columns of the lines of documents, unordered. Raises StorageError, CorruptFile."""
+        dataset = self.open()
+        filters = _path_filters(entity, paths)
+        found = [with_indexes(dataset, self.TITLE, partial(_read, dataset, where)) for where in filters]
+        return pa.concat_tables([dataset.schema.empty_table(), *found])
+
     def rows(self, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
         """The lines in batches, unordered."""
         yield from self.open().to_batches(columns=list(columns), filter=lines_only(where))
+
+
+def _read(dataset: LanceDataset, where: str, indexed: bool) -> pa.Table:
+    return dataset.scanner(filter=where, use_scalar_index=indexed).to_table()
 
 
 def _marker_row(columns: pa.Schema, entity: Entity, entry: CommitMarker) -> pa.Table:

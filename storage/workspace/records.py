@@ -69,6 +69,30 @@ class SourceRecord(BaseModel):
         return self.uri == other.uri
 
 
+class BranchRecord(BaseModel):
+    """``_branch.json``: the ``cut`` that holds a branch, and the ``source`` as it was indexed on the branch last.
+
+    A cut is made from the main index at ``main_revision``, of the commit ``base`` where git names one. Tokens of the
+    branch's lease are higher than ``token``, since a cut begins with the commit marker of the main index. ``build`` is
+    the number of the CI build that was indexed last: an older one does not replace it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    name: str
+    entity: str
+    cut: str
+    fingerprint: str
+    main_revision: int
+    token: int
+    base: str | None = None
+    build: int | None = None
+    created: datetime
+    updated: datetime
+    source: SourceRecord
+
+
 def read_record(objects: ObjectStore, path: str, kind: type[_Record]) -> _Record | None:
     """The JSON record at ``path``, or None. Raises CorruptFile, WorkspaceTooNew."""
     try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from driftline.storage.deltas.manifest import Manifest
 from driftline.storage.entities import Entity, decode_id
@@ -12,18 +13,30 @@ from driftline.storage.errors import (
     AlreadyExists,
     CorruptFile,
     FingerprintMismatch,
+    LeaseLost,
     ObjectNotFound,
     PreconditionFailed,
     UsageError,
     WorkspaceNotFound,
 )
-from driftline.storage.layout import CONFIG, GITIGNORE, SOURCE, is_tenant, table_fingerprint, tables_directory
+from driftline.storage.layout import (
+    BRANCH,
+    CONFIG,
+    GITIGNORE,
+    SOURCE,
+    branch_directory,
+    branch_lease_path,
+    is_tenant,
+    lease_path,
+    table_fingerprint,
+    tables_directory,
+)
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.reach import LOCAL, Reach
-from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig, parse_record, read_record
+from driftline.storage.workspace.records import BranchRecord, SourceRecord, WorkspaceConfig, parse_record, read_record
 from driftline.storage.workspace.stats import collect
 
 log = logging.getLogger(__name__)
@@ -32,12 +45,59 @@ _RESTORE = "Run 'driftline verify --repair'."
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """The ``cut`` of a source that holds its branch ``name``. Picklable."""
+
+    entity: Entity
+    name: str
+    cut: str
+
+    @property
+    def directory(self) -> str:
+        return branch_directory(self.entity, self.name)
+
+    @property
+    def record_path(self) -> str:
+        return f"{self.directory}/{BRANCH}"
+
+    @property
+    def index_directory(self) -> str:
+        """The directory of the branch's manifest."""
+        return f"{self.directory}/{self.cut}"
+
+
+@dataclass(frozen=True, slots=True)
 class Workspace:
-    """An open workspace. Picklable. Opening and reading need only read access."""
+    """An open workspace. Picklable. Opening and reading need only read access.
+
+    A workspace ``on`` branches shows the sources that they belong to as these branches hold them.
+    """
 
     objects: ObjectStore
     config: WorkspaceConfig
     reach: Reach = LOCAL
+    branches: tuple[Branch, ...] = ()
+
+    def on(self, branches: Iterable[Branch]) -> Workspace:
+        """The workspace as ``branches``, at most one for each source, hold it; of none, the main index."""
+        return replace(self, branches=tuple(branches))
+
+    def branch_of(self, entity: Entity) -> Branch | None:
+        """The branch of a source on which this workspace is."""
+        return next((branch for branch in self.branches if branch.entity == entity), None)
+
+    def lease_of(self, entity: Entity) -> str:
+        """The path of the lease of a source, or of its branch."""
+        branch = self.branch_of(entity)
+        return branch_lease_path(entity, branch.name) if branch else lease_path(entity)
+
+    def table_place(self, entity: Entity) -> Entity:
+        """What ``lines`` names the table of a source by: its tenant, or the source itself on a branch."""
+        return entity if self.branch_of(entity) else entity.tenant
+
+    def maintenance_lease_of(self, place: Entity) -> str:
+        """The path of the lease under which the indexes of the table ``lines(place)`` change."""
+        return self.lease_of(place) if self.branch_of(place) else lease_path(place.tenant, "maintenance")
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str] | None = None, reach: Reach | None = None) -> Workspace:
@@ -114,18 +174,25 @@ class Workspace:
                 continue
             return replace(self, config=bound)
 
-    def lines(self, tenant: Entity, fingerprint: str | None = None) -> LineTable:
+    def lines(self, place: Entity, fingerprint: str | None = None) -> LineTable:
         """The tenant's table of lines for ``fingerprint``, by default the current one; it may not exist yet.
 
-        Raises WorkspaceNotFound if no run has chosen a model yet.
+        ``place`` is the tenant or a source of it; a source on a branch has a branch of the table. Raises
+        WorkspaceNotFound if no run has chosen a model yet.
         """
         selected = fingerprint or self.config.fingerprint
         if selected is None:
             raise WorkspaceNotFound("Nothing has been indexed here yet", self.objects.uri, "Index a source first.")
-        return LineTable(self.objects, tenant.tenant, selected)
+        branch = self.branch_of(place)
+        return LineTable(self.objects, place.tenant, selected, branch.cut if branch else None)
 
     def line_tables(self, tenant: Entity) -> list[LineTable]:
-        """All tables of lines of the tenant: the current one, and those under construction or superseded."""
+        """All tables of lines of the tenant: the current one, and those under construction or superseded.
+
+        A branch is of one table.
+        """
+        if self.branch_of(tenant):
+            return [self.lines(tenant)]
         names = self.objects.list_dirs(tables_directory(tenant))
         fingerprints = (table_fingerprint(name, LineTable.KIND) for name in names)
         return [LineTable(self.objects, tenant.tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
@@ -139,10 +206,15 @@ class Workspace:
 
     def manifest(self, entity: Entity) -> Manifest:
         """The manifest of a source."""
-        return Manifest(self.objects, entity)
+        branch = self.branch_of(entity)
+        return Manifest(self.objects, entity, branch.index_directory if branch else None)
 
     def source(self, entity: Entity) -> SourceRecord | None:
         """The record of a source, or None. Raises CorruptFile, WorkspaceTooNew."""
+        branch = self.branch_of(entity)
+        if branch is not None:
+            record = read_record(self.objects, branch.record_path, BranchRecord)
+            return record.source if record is not None else None
         return read_record(self.objects, f"{entity.directory}/{SOURCE}", SourceRecord)
 
     def readable_source(self, entity: Entity) -> SourceRecord | None:
@@ -155,6 +227,10 @@ class Workspace:
 
     def bind_source(self, entity: Entity, record: SourceRecord) -> None:
         """Create or replace the record of a source. The caller holds the source's lease."""
+        branch = self.branch_of(entity)
+        if branch is not None:
+            self._change_branch(branch, {"source": record})
+            return
         path = f"{entity.directory}/{SOURCE}"
         data = record.model_dump_json(indent=1).encode()
         try:
@@ -164,6 +240,24 @@ class Workspace:
             return
         if before != data:
             self.objects.replace(path, data, version)
+
+    def _change_branch(self, branch: Branch, fields: Mapping[str, object]) -> None:
+        """Change ``fields`` of the record of a branch. Raises LeaseLost if the branch is another cut meanwhile."""
+        data, version = self.objects.get_versioned(branch.record_path)
+        known = parse_record(self.objects, branch.record_path, data, BranchRecord)
+        if known.cut != branch.cut:
+            fix = "Run it again."
+            raise LeaseLost("Another run has cut this branch anew", f"{self.objects.uri}/{branch.record_path}", fix)
+        changed = known.model_copy(update=fields)
+        if changed != known:
+            self.objects.replace(branch.record_path, changed.model_dump_json(indent=1).encode(), version)
+
+    def note_build(self, entity: Entity, build: int | None) -> None:
+        """Record that a run has brought the branch of a source in step, and the number of its build, if it has one."""
+        branch = self.branch_of(entity)
+        if branch is not None:
+            noted = {"updated": datetime.now(UTC)} | ({"build": build} if build is not None else {})
+            self._change_branch(branch, noted)
 
     def unbind_source(self, entity: Entity) -> None:
         """Delete the record of a source. The caller holds its lease and has removed its documents."""

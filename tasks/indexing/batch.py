@@ -16,6 +16,7 @@ from driftline.storage.sources.source import Source
 from driftline.tasks.definitions.beside import definitions_beside
 from driftline.tasks.embedding.context import TaskContext
 from driftline.tasks.indexing.reading import ReadFile, read_all
+from driftline.tasks.indexing.reuse import Donated, Donations, copy_rows
 from driftline.tasks.indexing.rows import line_rows
 from driftline.tasks.scanning.diff import classify
 from driftline.tasks.stopwatch import Stopwatch
@@ -26,12 +27,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run`` they are only read and classified."""
+    """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run`` they are only read and classified.
+
+    The lines of ``donations`` are copied if the content is the same.
+    """
 
     source: Source
     entity: Entity
     changes: pa.Table
     dry_run: bool = False
+    donations: Donations = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,8 @@ class BatchResult:
 
     ``rows`` (manifest.SCHEMA) are the new rows of the manifest; ``replaced`` are the paths whose old lines must be
     removed; ``fragments`` are references to the written fragments; ``new_hashes`` are those of new documents;
-    ``skipped`` are ``(path, reason)``; ``seconds`` are by phase: ``read`` (with hashing), ``split`` (with decoding),
-    ``embed`` and ``write`` (with forming the rows).
+    ``skipped`` are ``(path, reason)``; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are by phase:
+    ``read`` (with hashing), ``split`` (with decoding), ``embed`` and ``write`` (with forming the rows).
     """
 
     rows: pa.Table
@@ -52,6 +57,7 @@ class BatchResult:
     skipped: tuple[tuple[str, str], ...]
     documents: int
     lines: int
+    lines_reused: int
     bytes_read: int
     seconds: dict[str, float]
 
@@ -59,13 +65,19 @@ class BatchResult:
 def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     """Read the documents of ``spec``, embed those with new content, and write their lines as fragments."""
     watch = Stopwatch()
-    drafts = _Drafts(context.model.fingerprint)
+    drafts = _Drafts(context.model.fingerprint, {} if spec.dry_run else spec.donations)
     for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist())):
         drafts.add(change, read, watch)
+    copied = _copied(spec, context, drafts, watch) if drafts.reusable else []
     with watch.phase("split"):
         lines = split_documents(drafts.texts) if drafts.texts else None
     embedded = drafts.embedded
     fragments: list[str] = []
+    if copied:
+        with watch.phase("write"):
+            fragments += context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(
+                pa.concat_tables(copied)
+            )
     if lines is not None and not spec.dry_run:
         documents = [(meta.path, text) for meta, text in zip(embedded, drafts.texts, strict=True)]
         outlined = definitions_beside(documents, allowed=context.has_cores_to_spare)
@@ -78,9 +90,9 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
                 found = outlined()
             with watch.phase("write"):
                 table = line_rows(spec.entity, embedded, lines.doc_index, lines.line_number, lines.text, vectors, found)
-                fragments = context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(table)
+                fragments += context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(table)
     return BatchResult(
-        rows=manifest.to_table([*drafts.kept, *embedded]),
+        rows=manifest.to_table([*drafts.kept, *drafts.copied, *embedded]),
         replaced=tuple(drafts.replaced),
         fragments=tuple(fragments),
         new_hashes=tuple(drafts.new_hashes),
@@ -88,16 +100,38 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
         skipped=tuple(drafts.skipped),
         documents=len(spec.changes),
         lines=len(lines) if lines is not None else 0,
+        lines_reused=sum(map(len, copied)),
         bytes_read=drafts.bytes_read,
         seconds=watch.seconds,
     )
 
 
+def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopwatch) -> list[pa.Table]:
+    """The lines of the reusable documents whose donors still have them; the others become documents to embed."""
+    wanted = {meta.path: donated for meta, _, donated in drafts.reusable}
+    with watch.phase("copy"):
+        found = dict(copy_rows(context.workspace, spec.entity, drafts.fingerprint, context.model.dim, wanted))
+    for meta, data, donated in drafts.reusable:
+        if meta.path in found:
+            drafts.copied.append(replace(meta, lines=donated.lines, reason=None))
+        else:
+            with watch.phase("split"):
+                drafts.texts.append(decode(data)[0])
+            drafts.embedded.append(replace(meta, lines=0, reason=None))
+    return list(found.values())
+
+
 @dataclass(slots=True)
 class _Drafts:
-    """The documents of a batch: those whose rows are ``kept``, and those ``embedded`` with their ``texts``."""
+    """The documents of a batch: those whose rows are ``kept``, and those ``embedded`` with their ``texts``.
+
+    Those ``reusable`` become either ``copied`` or embedded.
+    """
 
     fingerprint: str
+    donations: Donations = field(default_factory=dict)
+    reusable: list[tuple[ManifestRow, bytes, Donated]] = field(default_factory=list)
+    copied: list[ManifestRow] = field(default_factory=list)
     kept: list[ManifestRow] = field(default_factory=list)
     embedded: list[ManifestRow] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -126,6 +160,11 @@ class _Drafts:
         was_indexed = change["hash"] is not None and change["reason"] is None
         if was_indexed:
             self.replaced.append(path)
+        donated = self._donated(change, read)
+        if donated is not None:
+            self._count(state, was_indexed, read)
+            self.reusable.append((meta, read.data, donated))
+            return
         with watch.phase("split"):
             text, reason = decode(read.data)
         if has_replaced_bytes(read.data, text):
@@ -135,13 +174,23 @@ class _Drafts:
             self.skipped.append((path, reason))
             self.states[DocumentState.DELETED] += was_indexed
             return
+        self._count(state, was_indexed, read)
+        self.texts.append(text)
+        self.embedded.append(replace(meta, lines=0, reason=None))
+
+    def _donated(self, change: dict[str, Any], read: ReadFile) -> Donated | None:
+        """What a donor has of this content; nothing that must be embedded again."""
+        if change["must_embed"] and change["hash"] is not None:
+            return None
+        same = (each for each in self.donations.get(change["path"], ()) if each.hash == read.content_hash)
+        return next(same, None)
+
+    def _count(self, state: DocumentState, was_indexed: bool, read: ReadFile) -> None:
         if was_indexed:
             self.states[state] += 1
         else:
             self.states[DocumentState.NEW] += 1
             self.new_hashes.append(read.content_hash)
-        self.texts.append(text)
-        self.embedded.append(replace(meta, lines=0, reason=None))
 
     def _keep(self, meta: ManifestRow, state: DocumentState) -> None:
         """Add a document whose indexed content is current."""

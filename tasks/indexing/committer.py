@@ -12,7 +12,7 @@ from driftline.storage.deltas.delta_index import ADD, REMOVE
 from driftline.storage.deltas.manifest import SCHEMA, BatchId, Manifest, revision
 from driftline.storage.entities import Entity
 from driftline.storage.ids import derived_ulid
-from driftline.storage.leases.lease import Lease
+from driftline.storage.leases.lease import Lease, fenced
 from driftline.storage.lines.table import LineTable
 from driftline.storage.workspace.workspace import Workspace
 
@@ -99,12 +99,8 @@ def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
 
 def finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
     """As ``settle``, but discards nothing: ``(number published, dead batches that nobody can commit any more)``."""
-    try:
+    with fenced(lease):
         return _finish_staged(workspace, entity, lease)
-    except BaseException:
-        if lease.taken_over:
-            lease.abandon()  # the old holder may not be fenced off yet, and the next holder must do it
-        raise
 
 
 def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:

@@ -11,13 +11,13 @@ from driftline.tasks.embedding.context import TaskContext
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to build of the table of a tenant and an embedding fingerprint."""
+    """A segment to build of the table of ``place`` (``Workspace.lines``) and an embedding fingerprint."""
 
-    tenant: Entity
+    place: Entity
     fingerprint: str
     spec: SegmentSpec
 
 
 def build(task: SegmentTask, context: TaskContext) -> Segment:
     """Build the segment; it is invisible until the coordinator publishes it. Raises StorageError."""
-    return build_segment(context.workspace.lines(task.tenant, task.fingerprint), task.spec)
+    return build_segment(context.workspace.lines(task.place, task.fingerprint), task.spec)

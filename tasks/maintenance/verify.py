@@ -16,6 +16,7 @@ from driftline.storage.leases.lease import Sighting, look
 from driftline.storage.lines.inventory import EMPTY, Inventory, check_indexes, take_inventory
 from driftline.storage.lines.table import LineTable
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance.verify_branches import check_branches
 
 
 class FindingKind(enum.StrEnum):
@@ -30,6 +31,7 @@ class FindingKind(enum.StrEnum):
     COMMIT_MARKER = "source without exactly one commit marker"
     STAGED = "staged delta of a dead run"
     INDEX = "index that does not cover what it claims"
+    BRANCH = "branch that does not hold its documents"
     CATALOG = "memory without its catalog"
     BLOB = "memory entry without its value"
     MEMORY_INDEX = "memory index that differs from the catalog"
@@ -51,7 +53,8 @@ OF_MEMORY = {FindingKind.CATALOG, FindingKind.BLOB, FindingKind.MEMORY_INDEX, Fi
 class Finding:
     """One inconsistency.
 
-    ``path`` is a document of ``entity``, a file of the workspace, the name of an index, or the key of a memory entry.
+    ``path`` is a document or a branch of ``entity``, a file of the workspace, the name of an index, or the key of a
+    memory entry.
     ``fingerprint`` is that of the affected table, "" for none.
     """
 
@@ -110,6 +113,8 @@ class _TenantCheck:
             self._compare(table, inventory)
             for index, detail in check_indexes(table) if exists else ():
                 self._add(FindingKind.INDEX, self._tenant, index, detail, table.fingerprint)
+        for found in check_branches(self._workspace, self._tenant):
+            self._add(FindingKind.BRANCH, found.entity, found.name, found.detail)
         busy = {str(source) for source in sources if not before[source].is_free or before[source] != self._look(source)}
         self._verification.busy += sorted(busy)
         self._verification.findings += [finding for finding in self._findings if finding.entity not in busy]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
@@ -155,15 +155,18 @@ def _open(
         loading = pool.submit(load_embedder, model)
         where = relative_to_sources(workspace, where) if where else None
 
-        def opened(tenant: Entity) -> LineQuery | None:
-            query = LineQuery(workspace.lines(tenant), where, *filtering)
-            try:
-                query.open(words=mode != "vector", meaning=mode != "text")
-            except DriftlineError:
-                if query.table.exists():
-                    raise
-                return None
-            return query
+        def opened(tenant: Entity) -> list[LineQuery]:
+            queries: list[LineQuery] = []
+            for place, narrowed in _places(workspace, tenant, where):
+                query = LineQuery(workspace.lines(place), narrowed, *filtering)
+                try:
+                    query.open(words=mode != "vector", meaning=mode != "text")
+                except DriftlineError:
+                    if query.table.exists():
+                        raise
+                    continue
+                queries.append(query)
+            return queries
 
         # Those of the last search are opened while a bucket is asked which there are now.
         at = workspace.objects.uri
@@ -172,8 +175,25 @@ def _open(
         if not workspace.objects.is_local:
             _TENANTS[at] = tenants
         opening |= {tenant: pool.submit(opened, tenant) for tenant in tenants if tenant not in opening}
-        queries = [query for tenant in tenants if (query := opening[tenant].result()) is not None]
+        queries = [query for tenant in tenants for query in opening[tenant].result()]
         return queries, loading.result()
+
+
+def _places(
+    workspace: Workspace, tenant: Entity, where: LineFilter | None
+) -> Iterator[tuple[Entity, LineFilter | None]]:
+    """The tables to search of a tenant, as ``Workspace.lines`` names them, each with the filter of its search.
+
+    Sources on a branch are searched in their branch of the table, the others in the main index.
+    """
+    branched = tuple(branch.entity for branch in workspace.branches if branch.entity.tenant == tenant)
+    others = [entity for entity in workspace.entities(tenant) if entity not in branched] if branched else []
+    if others or not branched:
+        rest = LineFilter(not_of=branched, all_of=(where,) if where else None) if branched else where
+        yield tenant, rest
+    for entity in branched:
+        only_it = len(branched) == 1 and not others
+        yield entity, where if only_it else LineFilter(entities=(entity,), all_of=(where,) if where else None)
 
 
 def _check(top_k: int, n_lines: int, mode: str, min_relevance: float | None) -> None:

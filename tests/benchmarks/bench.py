@@ -38,6 +38,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "memory": (),
     "bucket": (),
     "cluster": (),
+    "branches": (),
     "dask_scale": (),
     "many_sources": (),
     "store_requests": (),

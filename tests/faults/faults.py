@@ -6,6 +6,7 @@ import enum
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import count
 from typing import Any, TypeVar
 
@@ -72,8 +73,9 @@ def injected(faults: Faults) -> Iterator[Faults]:
         _wrap(patch, faults, LineTable, "_transact", OSError)
         _wrap(patch, faults, lance, "write_dataset", OSError)
         _wrap(patch, faults, lance.fragment, "write_fragments", OSError)
-        for method in ("create_index_uncommitted", "commit_existing_index_segments", "drop_index"):
+        for method in ("create_index_uncommitted", "commit_existing_index_segments", "drop_index", "create_branch"):
             _wrap(patch, faults, lance.LanceDataset, method, OSError)
+        _wrap(patch, faults, import_module("lance.dataset").Branches, "delete", OSError)
         found = ProcessIdentity.current()
         doomed = ProcessIdentity(found.host, found.boot_id, next(_dead_pids), "0")
         patch.setattr(ProcessIdentity, "current", lambda: doomed)

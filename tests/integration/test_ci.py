@@ -245,7 +245,8 @@ def test_text_output_has_lines_and_a_job_summary(
 
 def test_json_output_is_one_object(ci: Driftline, repository: Path) -> None:
     report = ci("--json").json
-    assert set(report) == {"action", "commit", "branch", "system", "run", "flow_runs", "staleness", "seconds"}
+    of_build = {"action", "commit", "branch", "index_branch", "system"}
+    assert set(report) == of_build | {"run", "flow_runs", "staleness", "duplicates", "seconds"}
     assert (report["action"], report["branch"], report["system"]) == ("indexed", "main", "")
     assert report["commit"] == git(repository, "rev-parse", "HEAD")
 
@@ -309,3 +310,47 @@ def test_a_source_that_was_never_indexed_fails_the_gate(
 )
 def test_contradictory_options_are_a_usage_error(ci: Driftline, arguments: tuple[str, ...]) -> None:
     assert ci(*arguments).code == 2
+
+
+RETRY = """def {name}(call, attempts):
+    failure = None
+    for attempt in range(attempts):
+        try:
+            return call()
+        except OSError as error:
+            failure = error
+            time.sleep(2**attempt * random.random())
+    raise failure
+"""
+
+
+def test_new_functions_of_a_branch_are_compared_with_existing_ones(
+    driftline: Driftline, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ci(branch: str, *arguments: str) -> Any:
+        monkeypatch.setenv("CI_COMMIT_BRANCH", branch)
+        return driftline("ci", "--workspace", tmp_path / "index", *arguments)
+
+    for name in list(os.environ):
+        if name == "CI" or name.startswith(("CI_", "GITHUB_", "GITLAB_", "DRIFTLINE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("GITLAB_CI", "true")
+    monkeypatch.setenv("CI_DEFAULT_BRANCH", "main")
+    (repository / "src/retry.py").write_text("import time\n\n\n" + RETRY.format(name="persistently"))
+    (repository / "src/other.py").write_text("def area(width, height):\n    total = width * height\n    return total\n")
+    commit(repository)
+    assert ci("main").code == 0
+    git(repository, "checkout", "-q", "-b", "topic")
+    (repository / "src/new.py").write_text("# here it comes\n\n" + RETRY.format(name="with_retries"))
+    commit(repository)
+    summary = tmp_path / "summary.md"
+    report = ci("topic", "--duplicates-of", "main", "--json", "--summary", str(summary)).json
+    assert report["index_branch"] == "topic"
+    (found,) = report["duplicates"]
+    assert (found["path"], found["line"], found["symbol"]) == ("src/new.py", 3, "with_retries")
+    assert (found["like_path"], found["like_line"], found["like_symbol"]) == ("src/retry.py", 4, "persistently")
+    assert found["distance"] < 0.1
+    assert "src/retry.py:4" in summary.read_text()
+    assert ci("topic", "--json").json["duplicates"] == []
+    assert ci("topic", "--duplicates-of", "topic").code == 2

@@ -104,6 +104,52 @@ def test_the_jobs_for_gitlab_index_the_default_branch(checkout: Path, s3_server:
     assert "1 new" in indexed.stdout
 
 
+def test_the_jobs_for_pull_requests_index_and_delete_a_branch(
+    checkout: Path, s3_server: S3Server, s3_bucket: str, tmp_path: Path
+) -> None:
+    jobs = github_jobs()
+    runner = s3_variables(s3_server, s3_bucket) | {"CI": "true", "GITHUB_ACTIONS": "true", "RUNNER_TEMP": str(tmp_path)}
+    push = runner | {"GITHUB_SHA": git(checkout, "rev-parse", "HEAD"), "GITHUB_REF_NAME": "main"}
+    assert run(jobs["index"], checkout, push).returncode == 0
+    git(checkout, "checkout", "-q", "-b", "topic")
+    (checkout / "b.py").write_text("zebra = 1\n")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "two")
+    pull_request = runner | {"GITHUB_SHA": git(checkout, "rev-parse", "HEAD"), "GITHUB_HEAD_REF": "topic"}
+    pull_request |= {"GITHUB_REF": "refs/pull/7/merge", "GITHUB_BASE_REF": "main", "BRANCH": "topic"}
+    indexed = run(jobs["branch"], checkout, pull_request)
+    assert indexed.returncode == 0, indexed.stderr
+    assert "as the branch topic of the index" in indexed.stdout
+    found = subprocess.run(
+        [BIN / "driftline", "search", "zebra", "--branch", "topic"],
+        env=os.environ | runner,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "b.py:1" in found.stdout, found.stderr
+    for _ in range(2):  # a pull request that was never indexed is closed as well
+        closed = run(jobs["closed"], checkout, pull_request)
+        assert closed.returncode == 0, closed.stderr
+
+
+def test_the_jobs_for_merge_requests_index_and_prune_branches(
+    checkout: Path, s3_server: S3Server, s3_bucket: str
+) -> None:
+    jobs = gitlab_jobs()
+    runner = s3_variables(s3_server, s3_bucket) | {"CI": "true", "GITLAB_CI": "true", "CI_DEFAULT_BRANCH": "main"}
+    runner["CI_COMMIT_SHA"] = git(checkout, "rev-parse", "HEAD")
+    assert run(jobs["driftline-index"], checkout, runner | {"CI_COMMIT_BRANCH": "main"}).returncode == 0
+    merge_request = runner | {"CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "topic", "CI_MERGE_REQUEST_IID": "3"}
+    indexed = run(jobs["driftline-branch"], checkout, merge_request)
+    assert indexed.returncode == 0, indexed.stderr
+    assert "as the branch topic of the index" in (checkout / "driftline-ci.md").read_text()
+    pruned = run(jobs["driftline-prune"], checkout, runner)
+    assert pruned.returncode == 0, pruned.stderr
+    assert "topic" in pruned.stdout
+
+
 def test_a_failing_step_fails_its_job(checkout: Path) -> None:
     runner = {"DRIFTLINE_WORKSPACE": "nowhere://x", "RUNNER_TEMP": str(checkout.parent)}
     assert run(github_jobs()["index"], checkout, runner).returncode == 2  # not the exit code of tee
@@ -111,8 +157,8 @@ def test_a_failing_step_fails_its_job(checkout: Path) -> None:
 
 @pytest.mark.parametrize("jobs", [github_jobs(), gitlab_jobs()])
 def test_every_job_installs_driftline_and_holds_no_secret(jobs: Mapping[str, Job]) -> None:
-    assert len(jobs) == 3
-    assert "--deployment web " in list(jobs.values())[2].script
+    assert len(jobs) == 5
+    assert "--deployment web " in list(jobs.values())[4].script
     for job in jobs.values():
         assert len(job.installs) == 1
         assert "driftline" in job.installs[0]

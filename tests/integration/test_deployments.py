@@ -70,6 +70,7 @@ def test_deploying_twice_registers_everything_once(deployed: tuple[Any, Any, Any
         *names,
         "driftline-compact/compact",
         "driftline-cleanup/cleanup",
+        "driftline-prune/prune",
         "driftline-verify/verify",
     ]
     assert len(once["deployments"]) == len(told["deployments"])
@@ -125,7 +126,7 @@ def test_a_run_that_leaves_too_many_deltas_starts_a_compaction(site: Site, docs_
 
 
 def test_a_second_compaction_is_cancelled_and_the_rest_completes(site: Site, worker: object) -> None:
-    others = [site.trigger(f"driftline-{name}/{name}") for name in ("cleanup", "verify")]
+    others = [site.trigger(f"driftline-{name}/{name}") for name in ("cleanup", "prune", "verify")]
     compactions: list[str] = []
     cancelled: list[str] = []
     for _ in range(5):  # the server frees the slot of a finished compaction a little later: then both are refused

@@ -98,7 +98,7 @@ class Commands:
         )
 
     def _judge(self, words: list[str], code: int, out: str, err: str) -> Done:
-        verb = " ".join(words[: 2 if words[0] == "memory" else 1])
+        verb = " ".join(words[: 2 if words[0] in ("memory", "branches") else 1])
         if code == -signal.SIGKILL:
             self._count(f"{verb}: killed")
             return Done(None)

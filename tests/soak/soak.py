@@ -1,9 +1,9 @@
 """The fault soak: two hosts with skewed clocks use one workspace in a store that fails one request in ten.
 
-``soak.py FOLDER SECONDS SEED`` prints one JSON object: counts, and the list ``problems``, which must be empty. Commands
-that index, compact, clean up, verify, search and remember run at once; some are killed, some stopped for longer than
-their leases last. At the end the workspace must be what a naive reading of the sources says, and memory what was
-acknowledged.
+``soak.py FOLDER SECONDS SEED`` prints one JSON object: counts, and the list ``problems``, which must be empty.
+Commands that index (branches, too), compact, clean up, verify, search and remember run at once; some are killed, some
+stopped for longer than their leases last. At the end the workspace must be what a naive reading of the sources says,
+and memory what was acknowledged.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from driftline.storage.entities import Entity
+from driftline.storage.workspace.branches import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.flaky import FlakyProxy
 from tests.servers.s3_server import running_s3
@@ -34,6 +35,9 @@ SKEW_SECONDS = 400.0
 FILES = 15
 LINES = 6
 PROJECT = "org:acme/project:p"
+BRANCHES = ("topic", "feature/ä")
+BRANCHED = 0.4
+"""The share of index runs that are of a branch."""
 SETTLING_ATTEMPTS = 5
 WAIT = ("--wait", 2.5 * TTL_SECONDS)
 """Only a command that waits for longer than a lease lasts takes over from a host that it cannot judge."""
@@ -97,16 +101,21 @@ class Soak:
         tree = self.trees[self._chance.choice((number, 2))]
         for _ in range(self._chance.randint(0, 4)):
             tree.change()
-        full = ["--full"] if self._chance.random() < 0.1 else []
-        self.commands.run(host, "index", tree.folder, "--entity", tree.entity, *WAIT, *full)
+        options = ["--full"] if self._chance.random() < 0.1 else []
+        if self._chance.random() < BRANCHED:
+            options += ["--branch", self._chance.choice(BRANCHES)]
+        self.commands.run(host, "index", tree.folder, "--entity", tree.entity, *WAIT, *options)
 
     def _keep(self) -> None:
         host = self._chance.choice(self.hosts)
-        match self._chance.randrange(3):
+        match self._chance.randrange(4):
             case 0:
                 self.commands.run(host, "compact", "--max-deltas", 2)
             case 1:
                 self.commands.run(host, "cleanup", "--delete")
+            case 2:
+                name, entity = self._chance.choice(BRANCHES), self._chance.choice(self.trees).entity
+                self.commands.run(host, "branches", "delete", name, "--entity", entity, "--missing-ok")
             case _:
                 found = self.commands.run(host, "verify").answer
                 if isinstance(found, dict) and found.get("findings"):
@@ -126,7 +135,11 @@ class Soak:
         """Bring everything in step, on a store that still fails; the first run names the model."""
         named = ["--model", model] if model else []
         for number, tree in enumerate(self.trees):
-            self._until_done("index", tree.folder, "--entity", tree.entity, *WAIT, *named, host=self.hosts[number % 2])
+            index = partial(self._until_done, "index", tree.folder, "--entity", tree.entity, *WAIT)
+            index(*named, host=self.hosts[number % 2])
+            if not model:
+                for branch in BRANCHES:
+                    index("--branch", branch, host=self.hosts[number % 2])
             named = []
 
     def finish(self) -> None:
@@ -180,7 +193,9 @@ def soak(folder: Path, seconds: float, seed: int) -> dict[str, object]:
             workspace = Workspace.open(commands.workspace)
             for tree in trees:
                 try:
-                    assert_in_step(workspace, Entity.parse(tree.entity), files_below(tree.folder))
+                    entity = Entity.parse(tree.entity)
+                    for here in (workspace, *(on_branch(workspace, name, within=entity) for name in BRANCHES)):
+                        assert_in_step(here, entity, files_below(tree.folder))
                 except AssertionError as error:
                     commands.problem(f"{tree.entity} is not in step: {error}")
         return {

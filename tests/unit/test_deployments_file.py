@@ -32,7 +32,7 @@ def test_each_source_has_a_deployment_with_its_own_schedule(tmp_path: Path) -> N
         '[[sources]]\nuri = "s3://bucket/docs"\nentity = "org:acme/project:a/source:docs"\nschedule = 90\n'
         '[[sources]]\nuri = "plain"\n',
     )
-    assert list(found) == ["web", "acme:a:docs", "plain", "compact", "cleanup", "verify"]
+    assert list(found) == ["web", "acme:a:docs", "plain", "compact", "cleanup", "prune", "verify"]
     web, docs = found["web"], found["acme:a:docs"]
     assert web["schedules"] == [{"slug": "schedule", "cron": "0 * * * *"}]
     assert docs["schedules"][0]["interval"] == 90

@@ -1,0 +1,137 @@
+"""The existing code that is nearest to each new function of a branch: what a reviewer would ask about."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, innermost
+from driftline.storage.lines.queries import LineQuery
+from driftline.storage.workspace.workspace import Branch, Workspace
+from driftline.tasks.search.branch_diff import changed_paths
+
+MAX_DISTANCE = 0.25
+"""Functions farther than this from all others are not reported."""
+MIN_LINES = 3
+"""Shorter functions resemble many."""
+MAX_LINES = 24
+"""Lines of a function that are looked up, evenly spread."""
+MAX_FUNCTIONS = 50
+NEAREST = 8
+"""Lines of the main index looked up for each line."""
+_FUNCTIONS = frozenset(("function", "method"))
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A new function of a branch and the existing one that is nearest to it. Lines are 1-based.
+
+    ``distance`` is the mean, over the lines of the new function, of 1 - cosine to the nearest line of the other; a line
+    that has none there counts as MAX_DISTANCE times two.
+    """
+
+    source: str
+    path: str
+    line: int
+    symbol: str
+    like_source: str
+    like_path: str
+    like_line: int
+    like_symbol: str
+    distance: float
+
+
+def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[Duplicate]:
+    """For each new function of the branches of ``workspace`` the nearest one of the main index, nearest first.
+
+    Functions of which the main index has one of the same name in the same document are not new; those farther than
+    ``limit`` from all others are left out. Raises StorageError, CorruptFile.
+    """
+    found: list[Duplicate] = []
+    for branch in workspace.branches:
+        query = LineQuery(workspace.on(()).lines(branch.entity))
+        for path, definition, vectors in _new_functions(workspace, branch):
+            duplicate = _nearest(query, branch, path, definition, vectors, limit)
+            if duplicate is not None:
+                found.append(duplicate)
+    return sorted(found, key=lambda each: (each.distance, each.path, each.line))
+
+
+def _new_functions(workspace: Workspace, branch: Branch) -> Iterator[tuple[str, Definition, NDArray[np.float32]]]:
+    """Each new function of a branch with the vectors of its lines, ``(n, dim) float32``; at most MAX_FUNCTIONS."""
+    paths, count = changed_paths(workspace, branch), 0
+    here = workspace.lines(branch.entity).of_documents(branch.entity, paths).sort_by("line_number")
+    there = workspace.on(()).lines(branch.entity).of_documents(branch.entity, paths)
+    for path in paths:
+        rows = here.filter(pc.equal(here["path"], path))
+        known = {each.name for each in _definitions(there.filter(pc.equal(there["path"], path)))}
+        for definition in _definitions(rows):
+            if definition.kind not in _FUNCTIONS or definition.name in known or count == MAX_FUNCTIONS:
+                continue
+            vectors = _vectors(rows, definition)
+            if len(vectors) >= MIN_LINES:
+                count += 1
+                yield path, definition, vectors
+
+
+def _definitions(rows: pa.Table) -> Sequence[Definition]:
+    """The definitions of a document, by line, each once."""
+    outlines = (text for text in rows[OUTLINE_COLUMN].to_pylist() if text)
+    return sorted({each for text in outlines for each in decode(text)}, key=lambda each: (each.first, -each.last))
+
+
+def _vectors(rows: pa.Table, definition: Definition) -> NDArray[np.float32]:
+    inside = pc.and_(
+        pc.greater_equal(rows["line_number"], definition.line), pc.less_equal(rows["line_number"], definition.last)
+    )
+    chosen = rows.filter(pc.and_(inside, pc.is_valid(rows["vector"])))["vector"].combine_chunks()
+    if not len(chosen):
+        return np.zeros((0, 0), np.float32)
+    vectors = np.asarray(chosen.flatten().to_numpy(zero_copy_only=False), np.float32).reshape(len(chosen), -1)
+    vectors = vectors[np.linalg.norm(vectors, axis=1) > 0]
+    spread = np.unique(np.linspace(0, len(vectors) - 1, min(len(vectors), MAX_LINES)).astype(int))
+    taken: NDArray[np.float32] = vectors[spread]
+    return taken
+
+
+def _nearest(
+    query: LineQuery, branch: Branch, path: str, new: Definition, vectors: NDArray[np.float32], limit: float
+) -> Duplicate | None:
+    """The function of the main index whose lines are nearest to ``vectors``; None if none is within ``limit``."""
+    hits = [query.nearest(vector, NEAREST, 2 * limit).to_pylist() for vector in vectors]
+    places = [(hit["entity"], hit["path"], hit["line_number"]) for found in hits for hit in found]
+    outlines = query.outlines(sorted(set(places)))
+    distances: dict[tuple[str, str, Definition], NDArray[np.float64]] = defaultdict(
+        lambda: np.full(len(vectors), 2 * limit)
+    )
+    for number, found in enumerate(hits):
+        for hit in found:
+            place = (hit["entity"], hit["path"], hit["line_number"])
+            definition = innermost(decode(outlines.get(place, "")), place[2])
+            if definition is None or definition.kind not in _FUNCTIONS:
+                continue
+            of_function = distances[place[0], place[1], definition]
+            of_function[number] = min(of_function[number], hit["distance"])
+    means = {function: float(found.mean()) for function, found in distances.items()}
+    if not means:
+        return None
+    (entity, like_path, like), distance = min(means.items(), key=lambda item: (item[1], item[0][1], item[0][2].line))
+    if distance > limit:
+        return None
+    return Duplicate(
+        source=str(branch.entity),
+        path=path,
+        line=new.line + 1,
+        symbol=new.name,
+        like_source=entity,
+        like_path=like_path,
+        like_line=like.line + 1,
+        like_symbol=like.name,
+        distance=distance,
+    )

@@ -1,0 +1,175 @@
+"""What branches cost: the run, the bytes and the searches of one, and what a hundred of them cost the main index.
+
+    .venv/bin/python tests/benchmarks/branches.py
+
+A run of a branch is compared with a run of the main index over the same changed files, in turns.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import corpus
+import measure
+from bucket import QUERIES
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from driftline.flows.runs.branch_upkeep import list_branches
+from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.storage.garbage.survey import survey
+from driftline.storage.workspace.branches import on_branch
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.query import search
+from tests.servers.delaying import DelayingProxy, delaying
+from tests.servers.s3_server import running_s3
+
+CHANGED_FILES = 20
+BRANCHES = 100
+ROUNDS = 3
+
+
+def main() -> int:
+    options = measure.begin(__doc__, lines=1_000_000)
+    verdict = measure.Verdict(options.small)
+    tree = corpus.packages(5_000 if options.small else options.lines)
+    branches, rounds = (3, 1) if options.small else (BRANCHES, ROUNDS)
+    print(tree)
+    with measure.scratch() as folder:
+        source, template = folder / "tree", folder / "template"
+        shutil.copytree(tree.path, source)
+        _index(source, template)
+        _change(source, "edited")
+        runs, sizes = _runs(source, template, folder, rounds)
+        verdict.at_most("first run of a branch, of a main run over the same files", runs, 1.2)
+        branch, main = sizes
+        print(f"  bytes: {branch / 1e6:.2f} MB of the branch, {main / 1e6:.2f} MB that the main run added")
+        verdict.at_most(
+            "bytes of a branch beyond 1.5 times those of the main run", (branch - 1.5 * main) / 1e6, 1, "MB"
+        )
+
+        place = folder / "main"
+        shutil.copytree(template, place)
+        _index(source, place, "topic")
+        merged = _index(source, place)
+        print(f"  main run after the merge: {merged:,} lines embedded")
+        verdict.at_most("lines that the main run embeds after a merge", merged, 0, "")
+        workspace = Workspace.open(str(place))  # main holds the same files as the branch
+        of_branch, of_main = _searches(on_branch(workspace, "topic"), workspace)
+        print(f"  search: {of_branch * 1e3:.1f} ms on the branch, {of_main * 1e3:.1f} ms on main")
+        verdict.at_most("search of a branch, p50, of one of main", of_branch / of_main, 1.2)
+        _hundred(folder, source, place, branches, verdict)
+        _requests(folder, source, verdict)
+    return verdict.exit_code
+
+
+def _index(source: Path, workspace: Path | str, branch: str | None = None, **storage: str) -> int:
+    """Index ``source``; returns the number of lines embedded."""
+    request = IndexRequest((str(source),), str(workspace), "source:web", branch=branch, storage_options=storage or None)
+    return index_sources(request).sources[0].lines_embedded
+
+
+def _change(source: Path, word: str) -> None:
+    """Append a line to CHANGED_FILES files of the tree."""
+    files = sorted(path for path in source.rglob("*.py") if path.is_file())
+    for path in files[:: max(1, len(files) // CHANGED_FILES)][:CHANGED_FILES]:
+        with path.open("a") as file:
+            file.write(f"\n# {word} {path.name}\n")
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _runs(source: Path, template: Path, folder: Path, rounds: int) -> tuple[float, tuple[int, int]]:
+    """The time of a first run of a branch, of one of main over the same files; and what each adds to the workspace."""
+    before = _size(template)
+    times: dict[str, list[float]] = {"branch": [], "main": []}
+    added = {"branch": 0, "main": 0}
+    for _ in range(rounds):
+        for name, found in times.items():
+            place = folder / f"run of {name}"
+            shutil.copytree(template, place)
+            found.append(_seconds(lambda: _index(source, place, "topic" if name == "branch" else None)))  # noqa: B023
+            if name == "branch":
+                added[name] = list_branches(Workspace.open(str(place)))[0].size_bytes
+            else:
+                added[name] = _size(place) - before
+            shutil.rmtree(place)
+    branch, main = (min(times[name]) for name in ("branch", "main"))
+    print(f"  run over {CHANGED_FILES} changed files: {branch:.2f} s of a new branch, {main:.2f} s of main")
+    return branch / main, (added["branch"], added["main"])
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _searches(*workspaces: Workspace) -> list[float]:
+    """The median time of a warm search of each workspace, asked in turns."""
+    times: list[list[float]] = [[] for _ in workspaces]
+    for turn in range(4):
+        for query in QUERIES:
+            for workspace, found in zip(workspaces, times, strict=True):
+                seconds = _seconds(lambda: search(workspace, query))  # noqa: B023
+                if turn:  # the first turn warms up
+                    found.append(seconds)
+    return [median(found) for found in times]
+
+
+def _hundred(folder: Path, source: Path, place: Path, branches: int, verdict: measure.Verdict) -> None:
+    """What many branches cost the main index, compared with a copy of the workspace without them."""
+    without = folder / "without"
+    shutil.copytree(place, without)
+    for number in range(branches):
+        path = source / f"only on branch {number}.py"
+        path.write_text(f"# branch {number}\n")
+        _index(source, place, f"topic/{number}")
+        path.unlink()
+    measured: dict[str, list[float]] = {}
+    for name, work in (
+        ("unchanged run of main", lambda at: _index(source, at)),
+        ("search of main", lambda at: _searches(Workspace.open(str(at)))),
+        ("survey of a cleanup", lambda at: survey(Workspace.open(str(at)))),
+    ):
+        times = [(_seconds(lambda: work(place)), _seconds(lambda: work(without))) for _ in range(5)]  # noqa: B023
+        measured[name] = [min(pair[0] for pair in times), min(pair[1] for pair in times)]
+        with_them, alone = measured[name]
+        print(f"  {name}: {with_them:.3f} s with {branches} branches, {alone:.3f} s without")
+    for name, limit in (("unchanged run of main", 1.1), ("search of main", 1.0), ("survey of a cleanup", 3)):
+        verdict.at_most(
+            f"{name} with {branches} branches, of one without", measured[name][0] / measured[name][1], limit
+        )
+
+
+def _requests(folder: Path, source: Path, verdict: measure.Verdict) -> None:
+    """The requests of a new branch in a bucket, beyond those of a main run over the same files."""
+    with running_s3(folder) as server, delaying(server.endpoint, 0.0) as proxy:
+        storage = {"aws_access_key_id": server.access_key, "aws_secret_access_key": server.secret_key}
+        storage |= {"aws_region": "us-east-1", "aws_endpoint": proxy.endpoint, "aws_allow_http": "true"}
+        uri = f"s3://{server.bucket}/workspace"
+        _index(source, uri, **storage)
+        _change(source, "once more")
+        of_branch = _count(proxy, lambda: _index(source, uri, "topic", **storage))
+        again = _count(proxy, lambda: _index(source, uri, "topic", **storage))
+        _change(source, "a last time")
+        of_main = _count(proxy, lambda: _index(source, uri, **storage))
+    print(f"  requests: {of_branch} of a new branch, {of_main} of main, {again} of the branch unchanged")
+    verdict.at_most("requests of a new branch, beyond those of a main run", of_branch - of_main, 60, "")
+
+
+def _count(proxy: DelayingProxy, work: Callable[[], object]) -> int:
+    proxy.take()
+    work()
+    return len(proxy.take())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""A run of a branch interrupted at each of its steps: main stays as it was, and the next run completes the branch."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from driftline.flows.runs.branch_upkeep import delete_named
+from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.workspace.branches import branch_records, cuts_of, on_branch
+from driftline.storage.workspace.workspace import Workspace
+from tests.faults.faults import Crash, Faults, Mode, injected
+from tests.faults.test_interrupted_runs import (
+    ENTITY,
+    FIRST,
+    LATER,
+    OLD_NS,
+    index,
+    small_batches,
+    tiny_model,
+    write_tree,
+)
+from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below
+
+__all__ = ["small_batches", "tiny_model"]
+BRANCH = "feature/ä"
+MAIN_SINCE = {**LATER, "on main.txt": "word30\nword31\n"}
+ON_BRANCH = {**MAIN_SINCE, "on branch.txt": "word40\nword41\n"}
+
+
+def everywhere(prepare: Callable[[], Workspace], work: Callable[[], None], check: Callable[[str], None]) -> None:
+    """Fail each operation of ``work`` in turn, in each way, and ``check`` what it leaves."""
+    prepare()
+    with injected(Faults()) as undisturbed:
+        work()
+    assert any("create_branch" in name or "delete" in name for name in undisturbed.log)
+    for mode in (Mode.CRASH_AFTER, Mode.LOST_ACKNOWLEDGEMENT, Mode.FAIL):
+        for at, operation in enumerate(undisturbed.log):
+            prepare()
+            with injected(Faults(mode, at)), suppress(Crash, DriftlineError, OSError):
+                work()
+            try:
+                check(operation)
+            except Exception as error:
+                raise AssertionError(f"after {mode} operation {at}, {operation}") from error
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "brought forward"])
+@pytest.mark.usefixtures("small_batches")
+def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_made_good_by_the_next(
+    tmp_path: Path, tiny_model: Path, known: bool
+) -> None:
+    tree, template, place = (tmp_path / name for name in ("tree", "template", "workspace"))
+    workspace = str(place)
+    write_tree(tree, FIRST, OLD_NS)
+    index(tree, str(template), tiny_model)
+    main_files = files_below(tree)
+    if known:
+        write_tree(tree, {**FIRST, "on branch.txt": "word50\n"}, OLD_NS)
+        index(tree, str(template), tiny_model, branch=BRANCH)
+        write_tree(tree, MAIN_SINCE, OLD_NS + 10**9)
+        index(tree, str(template), tiny_model)
+        main_files = files_below(tree)
+
+    def prepare() -> Workspace:
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(template, place)
+        write_tree(tree, ON_BRANCH, OLD_NS + 2 * 10**9)
+        return Workspace.open(workspace)
+
+    def check(operation: str) -> None:
+        assert_in_step(Workspace.open(workspace), ENTITY, main_files)
+        index(tree, workspace, tiny_model, branch=BRANCH)
+        opened = Workspace.open(workspace)
+        assert_in_step(on_branch(opened, BRANCH), ENTITY, files_below(tree))
+        assert_in_step(opened, ENTITY, main_files)
+        clean_workspace(CleanupRequest(workspace, 0.0, dry_run=False))
+        assert_in_step(on_branch(opened, BRANCH), ENTITY, files_below(tree))
+        assert_nothing_staged(opened)
+        assert_only_what_branches_need(opened)
+
+    everywhere(prepare, lambda: index(tree, workspace, tiny_model, branch=BRANCH), check)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_deletion_that_is_interrupted_anywhere_leaves_a_branch_or_none(tmp_path: Path, tiny_model: Path) -> None:
+    tree, template, place = (tmp_path / name for name in ("tree", "template", "workspace"))
+    workspace = str(place)
+    write_tree(tree, FIRST, OLD_NS)
+    index(tree, str(template), tiny_model)
+    main_files = files_below(tree)
+    write_tree(tree, LATER, OLD_NS + 10**9)
+    index(tree, str(template), tiny_model, branch=BRANCH)
+
+    def prepare() -> Workspace:
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(template, place)
+        return Workspace.open(workspace)
+
+    def check(operation: str) -> None:
+        opened = Workspace.open(workspace)
+        assert_in_step(opened, ENTITY, main_files)
+        if branch_records(opened, ENTITY):
+            assert_in_step(on_branch(opened, BRANCH), ENTITY, files_below(tree))
+        else:
+            with pytest.raises(UsageError, match="no branch of this name"):
+                on_branch(opened, BRANCH)
+        clean_workspace(CleanupRequest(workspace, 0.0, dry_run=False))
+        assert_only_what_branches_need(opened)
+        assert_in_step(opened, ENTITY, main_files)
+
+    everywhere(prepare, lambda: drop(workspace), check)
+
+
+def drop(workspace: str) -> None:
+    delete_named(Workspace.open(workspace), BRANCH, None)
+
+
+def assert_only_what_branches_need(workspace: Workspace) -> None:
+    """Assert that no cut is left that holds no branch, neither in the table nor beside the source."""
+    needed = {record.cut for record in branch_records(workspace, ENTITY)}
+    assert set(cuts_of(workspace.lines(Entity.parse(str(ENTITY)).tenant))) == needed
+    directories = {info.path for info in workspace.objects.list() if "/_branches/" in info.path}
+    assert all(path.endswith("/_branch.json") or path.split("/")[-2] in needed for path in directories), directories
