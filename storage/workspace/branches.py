@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 MAX_NAME_CHARACTERS = 200
 CUT_ATTEMPTS = 20
 """Attempts to see a version of the table and the manifest of the same revision, while runs commit."""
+_ANSWER_LOST = re.compile(r"Ref conflict|Clone operation should not enter build_manifest")
+"""What Lance says of a new name's branch when it repeats a request that was carried out, since its answer was lost."""
 READ_THREADS = 8
 
 
@@ -127,7 +130,7 @@ def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> Br
 
 
 def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
-    """Make a branch of a version of the table; one whose outcome was unknown is garbage, and another is made."""
+    """Make a branch of a version of the table; one whose outcome is unknown is garbage, and another is made."""
 
     def attempt() -> str:
         name = new_ulid().lower()
@@ -135,6 +138,12 @@ def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
         return name
 
     with writing("Could not cut a branch", table.uri):
+        for _ in range(CUT_ATTEMPTS - 1):
+            try:
+                return persistently(attempt)
+            except (OSError, ValueError) as error:
+                if not _ANSWER_LOST.search(str(error)):
+                    raise
         return persistently(attempt)
 
 
@@ -197,7 +206,11 @@ def delete_cut(workspace: Workspace, tenant: Entity, cut: str, index_directory: 
 
 def _delete_from(table: LineTable, cut: str) -> None:
     if cut in cuts_of(table):
-        table.open().branches.delete(lance_branch(cut))
+        try:
+            table.open().branches.delete(lance_branch(cut))
+        except ValueError as error:
+            if "Ref not found" not in str(error):  # another process has deleted it since
+                raise
 
 
 def cuts_of(table: LineTable) -> dict[str, datetime]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from lance import LanceDataset
 
 from driftline.flows.runs.branch_upkeep import delete_named
 from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
@@ -116,6 +117,38 @@ def test_a_deletion_that_is_interrupted_anywhere_leaves_a_branch_or_none(tmp_pat
         assert_in_step(opened, ENTITY, main_files)
 
     everywhere(prepare, lambda: drop(workspace), check)
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("lost", ["manifest", "reference"])
+def test_a_cut_whose_requests_lance_repeats_is_made_anew(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    tree, workspace = tmp_path / "tree", str(tmp_path / "workspace")
+    write_tree(tree, FIRST, OLD_NS)
+    index(tree, workspace, tiny_model)
+    main_files = files_below(tree)
+    write_tree(tree, LATER, OLD_NS + 10**9)
+    create_branch: Callable[..., LanceDataset] = LanceDataset.create_branch
+    calls: list[str] = []
+
+    def create_twice(dataset: LanceDataset, name: str, *arguments: object, **options: object) -> LanceDataset:
+        calls.append(name)
+        created = create_branch(dataset, name, *arguments, **options)
+        if len(calls) > 1:
+            return created
+        if lost == "reference":
+            raise ValueError(f"Ref conflict error: branch {name} already exists, /build/refs.rs:432:23")
+        return create_branch(dataset, name, *arguments, **options)
+
+    monkeypatch.setattr(LanceDataset, "create_branch", create_twice)
+    index(tree, workspace, tiny_model, branch=BRANCH)
+    assert len(calls) == 2
+    opened = Workspace.open(workspace)
+    assert_in_step(on_branch(opened, BRANCH), ENTITY, files_below(tree))
+    assert_in_step(opened, ENTITY, main_files)
+    clean_workspace(CleanupRequest(workspace, 0.0, dry_run=False))
+    assert_only_what_branches_need(opened)
 
 
 def drop(workspace: str) -> None:
