@@ -44,6 +44,18 @@ MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.
 RebindOption = Annotated[bool, typer.Option("--rebind", help="Let the entity move to another URI.")]
 ReembedOption = Annotated[bool, typer.Option("--reembed", help="Let the workspace move to another model.")]
 IndexesOption = Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")]
+DeepOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--deep/--no-deep",
+        help="Embed definitions and sections by a transformer, too. Needs the extra deep. Later runs go on with it.",
+        show_default="as before",
+    ),
+]
+DeepModelOption = Annotated[
+    str | None,
+    typer.Option("--deep-model", metavar="NAME", help="As --deep, with this transformer: a directory or a hub name."),
+]
 ByCommitOption = Annotated[
     bool, typer.Option("--ci", help="Scan only what changed since the commit indexed last, as driftline ci does.")
 ]
@@ -71,6 +83,8 @@ def index(
     indexes: IndexesOption = "all",
     by_commit: ByCommitOption = False,
     branch: BranchOption = None,
+    deep: DeepOption = None,
+    deep_model: DeepModelOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Bring the index in step with SOURCE: embed new and changed documents, delete vanished ones.
@@ -105,6 +119,7 @@ def index(
         keep_going=all_sources,
         by_commit=by_commit,
         branch=named_branch(branch, (sources or ["."])[0]),
+        deep=deep_model if deep is not False and deep_model else deep,
     )
     with open_progress() as progress:
         result = index_sources(request, progress).to_dict()

@@ -53,6 +53,8 @@ class IndexRequest:
     ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
     of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed. With
     ``branch`` the run brings this branch of each source in step; ``build`` is the number of its CI build.
+    ``deep`` embeds definitions by a transformer: True by that of the workspace or the default one, a name by that one,
+    None if the workspace has any; False lets the workspace have none.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -76,6 +78,7 @@ class IndexRequest:
     by_commit: bool = False
     branch: str | None = None
     build: int | None = None
+    deep: bool | str | None = None
 
 
 @dataclass(frozen=True, slots=True)

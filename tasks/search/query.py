@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
@@ -23,19 +24,29 @@ from driftline.storage.lines.words import as_indexed, telling_words
 from driftline.storage.model import Embedder
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.deep.files import deep_fingerprint, resolve_deep_model
 from driftline.tasks.deep.transformer import load_transformer
 from driftline.tasks.embedding.context import ModelRef, load_embedder
 from driftline.tasks.scanning.claims import below
 from driftline.tasks.search.candidates import Candidates, gather, lines_of
+from driftline.tasks.search.deep_join import JOINED_WINDOWS, DeepSearch, joined
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.hits import Hit, hits
 from driftline.tasks.search.line_kinds import ALL_LINES, LineKinds
 from driftline.tasks.search.rank import rank
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.reranking import WEIGHT_IN_VECTOR_MODE, WEIGHT_OF_COSINE, reranked, windows_to_rerank
+from driftline.tasks.search.reranking import (
+    WEIGHT_IN_VECTOR_MODE,
+    WEIGHT_OF_COSINE,
+    Encoder,
+    reranked,
+    windows_to_rerank,
+)
 from driftline.tasks.search.same_files import SourceRecords, distinct_windows
 from driftline.tasks.search.windows import Window, merge_windows
+
+log = logging.getLogger(__name__)
 
 FETCH_FACTOR = 3
 """Lines fetched for each result wanted, because neighbouring ones merge; more are fetched if that is not enough."""
@@ -105,17 +116,21 @@ def search(
     kinds: Sequence[str] | None = None,
     tests: bool = True,
     rerank: bool | int = False,
+    deep: bool | None = None,
 ) -> SearchReport:
     """The ``top_k`` windows that answer ``query`` best.
 
     ``max_distance`` drops lines that are farther, ``min_relevance`` those that are less relevant (relevance.py), and
     ``symbols``, ``kinds`` and ``tests`` those that LineKinds does not allow. Fewer are found only where fewer match.
     A transformer reads the best ``rerank`` windows (True: DEFAULT_RERANKED) and orders them anew (reranking.py).
+    ``deep`` joins what words and static vectors find with the definitions that a transformer finds (deep_join.py); None
+    does in a hybrid search of a workspace that has them, if the extra is installed.
     Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
     _check(top_k, n_lines, mode, min_relevance)
     n_reranked = windows_to_rerank(rerank)
     encoder = load_transformer() if n_reranked else None
+    joining = _deep(workspace, deep, mode)
     only = LineKinds.of(symbols=symbols, kinds=kinds, tests=tests)
     explanation = Explanation(mode, strategy)
     nothing = SearchReport(query, (), explanation if explain else None)
@@ -132,7 +147,13 @@ def search(
     limit = calibration.limit(min_relevance, max_distance)
     finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
     records = SourceRecords(workspace)
-    windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), max(top_k, n_reranked), records)
+    wanted = max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
+    windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), wanted, records)
+    if joining is not None:
+        with explanation.timed("deep"):
+            relative = relative_to_sources(workspace, where) if where else None
+            definitions = DeepSearch.of(workspace, joining, relative, only)
+            windows = joined(windows, query, vector, definitions, queries, embedder)[: max(top_k, n_reranked)]
     if encoder is not None:
         with explanation.timed("rerank"):
             weight = WEIGHT_IN_VECTOR_MODE if mode == "vector" else WEIGHT_OF_COSINE
@@ -145,6 +166,28 @@ def search(
     if explain:
         _count(explanation, queries)
     return SearchReport(query, results, explanation if explain else None)
+
+
+def _deep(workspace: Workspace, asked: bool | None, mode: Mode) -> Encoder | None:
+    """The transformer of the workspace, if a search shall join its definitions.
+
+    Raises UsageError for a workspace without any, MissingExtra, ModelNotFound, FingerprintMismatch if it was asked for.
+    """
+    known = workspace.deep_model
+    if asked is False or (asked is None and (known is None or mode != "hybrid")):
+        return None
+    if known is None:
+        raise UsageError("The workspace has no definitions of a transformer", fix="Run: driftline index SOURCE --deep")
+    try:
+        if deep_fingerprint(resolve_deep_model(known.name)) != known.fingerprint:
+            fix = "Install the transformer that the workspace was indexed with, or run: driftline index --deep"
+            raise FingerprintMismatch("The transformer is another one than the workspace's", known.name, fix)
+        return load_transformer(known.name)
+    except (MissingExtra, ModelNotFound, FingerprintMismatch) as error:
+        if asked:
+            raise
+        log.warning("Definitions are left out: %s", error)
+        return None
 
 
 def _open(
