@@ -98,7 +98,9 @@ def load_transformer(name: str | None = None, threads: int = MAX_THREADS) -> Tra
 def deep_model(name: str | None = None) -> DeepModel:
     """The transformer as a workspace records it. Raises MissingExtra, ModelNotFound."""
     files = resolve_deep_model(name)
-    return DeepModel(files.name, deep_fingerprint(files), _loaded(files, 1).embed(["dimension"]).shape[1])
+    width = files.settings(CONFIG).get("hidden_size")
+    dim = width if isinstance(width, int) else _loaded(files, 1).embed(["dimension"]).shape[1]
+    return DeepModel(files.name, deep_fingerprint(files), dim)
 
 
 @lru_cache(maxsize=2)
