@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -98,6 +98,10 @@ def index(
     from driftline.flows.runs.index_run import IndexRequest, index_sources
     from driftline.flows.runs.plan import requests_of
 
+    how: dict[str, Any] = {"executor": executor, "workers": workers, "full": full, "dry_run": dry_run}
+    how |= {"max_delete_fraction": max_delete_fraction, "max_file_bytes": max_file_bytes, "rebind": rebind}
+    how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit}
+    how |= {"deep": deep_model if deep is not False and deep_model else deep}
     request = IndexRequest(
         sources=requests_of(configuration.sources) if configuration else tuple(sources or ()),
         workspace=target,
@@ -105,21 +109,10 @@ def index(
         include=tuple(include or ()),
         exclude=tuple(exclude or ()),
         model=configuration.model if configuration and model is None else model,
-        executor=executor,
-        workers=workers,
-        full=full,
-        dry_run=dry_run,
-        max_delete_fraction=max_delete_fraction,
-        max_file_bytes=max_file_bytes,
-        rebind=rebind,
-        reembed=reembed,
-        wait_seconds=wait,
-        indexes=indexes,
         storage_options=configuration.options() if configuration else None,
         keep_going=all_sources,
-        by_commit=by_commit,
         branch=named_branch(branch, (sources or ["."])[0]),
-        deep=deep_model if deep is not False and deep_model else deep,
+        **how,
     )
     with open_progress() as progress:
         result = index_sources(request, progress).to_dict()

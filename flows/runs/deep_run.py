@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from driftline.flows.output.progress import Progress
 from driftline.flows.output.reports import IndexReport
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan
-from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, MissingExtra
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.model import DeepModel
-from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.deep.transformer import deep_model
 from driftline.tasks.indexing.deepen import batches, deepen_batch, plan_deep
 
@@ -39,23 +36,17 @@ def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:
         return None
 
 
-def deepen(
-    workspace: Workspace,
-    entities: Iterable[Entity],
-    model: DeepModel,
-    executor: Executor,
-    progress: Progress,
-    report: IndexReport,
-) -> None:
+def deepen(plan: IndexPlan, model: DeepModel, executor: Executor, progress: Progress, report: IndexReport) -> None:
     """Embed the definitions that are missing, and remove those of documents that are gone.
 
     A run that is killed leaves the rest to the next one. Raises StorageError, ExecutorError, ModelNotFound.
     """
-    for entity in entities:
+    workspace = plan.workspace
+    for entity in (part.entity for part in plan.sources):
         table = workspace.deep(entity, model)
         table.create(model.dim)
-        plan = plan_deep(workspace, entity, model)
-        if not plan.missing and not plan.stale:
+        lacking = plan_deep(workspace, entity, model)
+        if not lacking.missing and not lacking.stale:
             continue
         try:
             lease = acquire(workspace.objects, lease_path(entity, "deep"), report.run_id)
@@ -63,10 +54,10 @@ def deepen(
             progress.message(f"The definitions of {entity} are left to the next run: {error.what}")
             continue
         with lease:
-            progress.phase(f"embedding definitions of {entity}", total=len(plan.missing))
+            progress.phase(f"embedding definitions of {entity}", total=len(lacking.missing))
             pending: list[str] = []
             since = time.monotonic()
-            for result in executor.map(deepen_batch, batches(entity, plan, model)):
+            for result in executor.map(deepen_batch, batches(entity, lacking, model)):
                 progress.advance(result.documents, result.definitions)
                 report.definitions_embedded += result.definitions
                 pending += result.fragments
@@ -75,6 +66,6 @@ def deepen(
                     table.commit(entity, pending)
                     pending, since = [], time.monotonic()
             lease.check()
-            if pending or plan.stale:
-                table.commit(entity, pending, plan.stale)
+            if pending or lacking.stale:
+                table.commit(entity, pending, lacking.stale)
             table.index()

@@ -68,9 +68,10 @@ def index_sources(
             stack.enter_context(executor)
             if not request.dry_run:
                 plan = _claim(plan)
-            deep = chosen_model(plan, progress or NullProgress()) if not request.dry_run else None
-            if deep is not None or (request.deep is False and not request.dry_run):
-                plan = replace(plan, workspace=plan.workspace.bind_deep(deep))
+            if not request.dry_run:
+                plan = replace(plan, deep=chosen_model(plan, progress or NullProgress()))
+                if plan.deep is not None or request.deep is False:
+                    plan = replace(plan, workspace=plan.workspace.bind_deep(plan.deep))
             if request.branch is not None:
                 plan = enter_branch(plan, request.branch, progress or NullProgress())
         report = IndexReport(new_ulid(), plan.workspace.objects.uri, failed=list(plan.failures), phases=watch.seconds)
@@ -134,10 +135,9 @@ def _run_sources(
                 complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
             if plan.request.branch is not None and failure is None:
                 leave_branch(plan)
-            if plan.workspace.deep_model is not None and failure is None:
+            if plan.deep is not None and failure is None:
                 with watch.phase("deep"), phase("deep"):
-                    entities = [part.entity for part in plan.sources]
-                    deepen(plan.workspace, entities, plan.workspace.deep_model, executor, progress, report)
+                    deepen(plan, plan.deep, executor, progress, report)
             workspace = plan.workspace
             for place in sorted(stale):
                 progress.phase(f"building indexes of {place}")

@@ -16,6 +16,7 @@ from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
+from driftline.storage.model import DeepModel
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import Source, open_source
 from driftline.storage.workspace.branches import check_name
@@ -108,7 +109,7 @@ class IndexPlan:
     """A validated run. ``replaces`` is the fingerprint that a ``--reembed`` run supersedes.
 
     ``failures`` lists the sources, by URI, that failed validation and are left out. The run takes over the files of the
-    sources ``instead_of``, and removes them.
+    sources ``instead_of``, and removes them. ``deep`` embeds their definitions.
     """
 
     request: IndexRequest
@@ -119,6 +120,7 @@ class IndexPlan:
     failures: tuple[tuple[str, DriftlineError], ...] = ()
     instead_of: tuple[str, ...] = ()
     new_workspace: bool = False
+    deep: DeepModel | None = None
 
 
 def make_plan(request: IndexRequest) -> IndexPlan:

@@ -18,6 +18,7 @@ from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.hits import add_definitions
 from driftline.tasks.search.line_kinds import LineKinds
+from driftline.tasks.search.relative_filters import relative_to_sources
 from driftline.tasks.search.reranking import Encoder
 from driftline.tasks.search.windows import Window
 
@@ -39,14 +40,23 @@ class DeepSearch:
     encoder: Encoder
     where: LineFilter | None
     only: LineKinds
+    max_distance: float | None = None
     weight: float = WEIGHT
 
     @classmethod
-    def of(cls, workspace: Workspace, encoder: Encoder, where: LineFilter | None, only: LineKinds) -> DeepSearch:
-        """The definitions of all tenants that have any; ``where`` is relative to sources."""
+    def of(
+        cls,
+        workspace: Workspace,
+        encoder: Encoder,
+        where: LineFilter | None,
+        only: LineKinds,
+        max_distance: float | None,
+    ) -> DeepSearch:
+        """The definitions of all tenants that have any."""
         model = workspace.deep_model
         tables = [workspace.deep(tenant, model) for tenant in workspace.tenants()] if model else []
-        return cls([table for table in tables if table.exists()], encoder, where, only)
+        relative = relative_to_sources(workspace, where) if where else None
+        return cls([table for table in tables if table.exists()], encoder, relative, only, max_distance)
 
     def find(self, query: str) -> list[tuple[str, str, str, Definition]]:
         """``(entity, path, hash, definition)`` of the definitions nearest to ``query``, best first, each once."""
@@ -84,7 +94,7 @@ def joined(
         scores[rank] = 1 / (RANK_OFFSET + rank)
         if window.definition is not None:
             first_of.setdefault((window.entity, window.path, window.definition), rank)
-    new = _windows(found, tables, vector, embedder, deep.only)
+    new = _windows(found, tables, vector, embedder, deep)
     for rank, (entity, path, _, definition) in enumerate(found):
         gain = deep.weight / (RANK_OFFSET + rank)
         known = first_of.get((entity, path, definition))
@@ -101,18 +111,21 @@ def _windows(
     tables: Sequence[LineQuery],
     vector: NDArray[np.float32],
     embedder: Embedder,
-    only: LineKinds,
+    deep: DeepSearch,
 ) -> dict[int, Window]:
-    """A window at the line of each definition by its rank, where the document is as it was."""
+    """A window at the line of each definition by its rank, where the document is as it was, and ``deep`` allows it."""
     places = [(entity, path, definition.line) for entity, path, _, definition in found]
     known: dict[tuple[str, str, int], tuple[str, str]] = {}
     for table in tables:
         known |= table.lines_at(places)
     texts = [known[place][0] if place in known else "" for place in places]
     distances = 1 - embedder.embed(texts) @ vector
+    farthest = np.inf if deep.max_distance is None else deep.max_distance
     windows: dict[int, Window] = {}
     for rank, ((entity, path, content, definition), place) in enumerate(zip(found, places, strict=True)):
-        if place not in known or known[place][1] != content or not only.allow(definition, definition.line, path):
+        if place not in known or known[place][1] != content or distances[rank] > farthest:
+            continue
+        if not deep.only.allow(definition, definition.line, path):
             continue
         row: dict[str, Any] = {"entity": entity, "path": path, "hash": content, "line_number": definition.line}
         row |= {"distance": float(distances[rank]), "text": texts[rank], "definition": definition, "outlined": True}

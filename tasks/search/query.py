@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -22,12 +21,10 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.lines.words import as_indexed, telling_words
 from driftline.storage.model import Embedder
-from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.deep.files import deep_fingerprint, resolve_deep_model
 from driftline.tasks.deep.transformer import load_transformer
 from driftline.tasks.embedding.context import ModelRef, load_embedder
-from driftline.tasks.scanning.claims import below
 from driftline.tasks.search.candidates import Candidates, gather, lines_of
 from driftline.tasks.search.deep_join import JOINED_WINDOWS, DeepSearch, joined
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
@@ -35,6 +32,7 @@ from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.hits import Hit, hits
 from driftline.tasks.search.line_kinds import ALL_LINES, LineKinds
 from driftline.tasks.search.rank import rank
+from driftline.tasks.search.relative_filters import relative_to_sources
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.reranking import (
     WEIGHT_IN_VECTOR_MODE,
@@ -146,22 +144,19 @@ def search(
     calibration = Calibration.of(embedder)
     limit = calibration.limit(min_relevance, max_distance)
     finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
-    records = SourceRecords(workspace)
-    wanted = max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
+    records, wanted = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
     windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), wanted, records)
     if joining is not None:
         with explanation.timed("deep"):
-            relative = relative_to_sources(workspace, where) if where else None
-            definitions = DeepSearch.of(workspace, joining, relative, only)
-            windows = joined(windows, query, vector, definitions, queries, embedder)[: max(top_k, n_reranked)]
+            definitions = DeepSearch.of(workspace, joining, where, only, limit)
+            windows = joined(windows, query, vector, definitions, queries, embedder)
     if encoder is not None:
         with explanation.timed("rerank"):
             weight = WEIGHT_IN_VECTOR_MODE if mode == "vector" else WEIGHT_OF_COSINE
-            best = reranked(windows[:n_reranked], query, queries, encoder, weight)
-            windows = [*best, *windows[n_reranked:]][:top_k]
+            windows = [*reranked(windows[:n_reranked], query, queries, encoder, weight), *windows[n_reranked:]]
     with explanation.timed("context"):
         within = mode != "vector"
-        found = hits(workspace, queries, windows, n_lines, records, calibration, within_definitions=within)
+        found = hits(workspace, queries, windows[:top_k], n_lines, records, calibration, within_definitions=within)
         results = tuple(found)
     if explain:
         _count(explanation, queries)
@@ -344,40 +339,3 @@ class _Finder:
 
 def _best(found: Sequence[pa.Table], limit: int) -> pa.Table:
     return pa.concat_tables(found).sort_by([("bm25", "descending")]).slice(0, limit)
-
-
-def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
-    """``where`` with absolute paths and directories as those of the local sources that hold them, and of no others.
-
-    One that holds sources itself stands for all of them; one that has to do with none is left as it is.
-    """
-    if not any(os.path.isabs(name) for name in (*(where.paths or ()), *(where.dirs or ()))):
-        return where
-    roots = [
-        (entity, record.uri) for entity, record in workspace.readable_sources() if known_source(record.uri).is_local
-    ]
-    within = where.any_of
-    if where.paths is not None:
-        alternatives = _by_source(roots, where.paths).items()
-        within = tuple(LineFilter(entities=entities, paths=paths, any_of=within) for entities, paths in alternatives)
-    if where.dirs is not None:
-        alternatives = _by_source(roots, where.dirs).items()
-        within = tuple(LineFilter(entities=entities, dirs=dirs, any_of=within) for entities, dirs in alternatives)
-    return replace(where, paths=None, dirs=None, any_of=within)
-
-
-def _by_source(
-    roots: Sequence[tuple[Entity, str]], names: Sequence[str]
-) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
-    """``names`` relative to the sources that hold them; under None those that none of ``roots`` holds."""
-    found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
-    for name in names:
-        path = os.path.realpath(name)
-        held: list[tuple[tuple[Entity, ...] | None, str]] = []
-        for entity, root in roots:
-            inside = below(root, path)
-            if inside is not None or below(path, root) is not None:
-                held.append(((entity,), inside or "."))
-        for entities, relative in held or [(None, name)]:
-            found[entities] = (*found.get(entities, ()), relative)
-    return found
