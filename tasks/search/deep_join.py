@@ -1,4 +1,4 @@
-"""Joins the windows of a search with the definitions that a transformer finds, by their ranks (decision 0016)."""
+"""Joins the windows of a search with the definitions that a transformer finds, by their scores (decision 0016)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,19 @@ CANDIDATE_DEFINITIONS = 60
 """Definitions looked up by their vectors."""
 JOINED_WINDOWS = 50
 """Windows of words and meaning that are joined with them."""
-RANK_OFFSET = 60
-"""Added to ranks before they are inverted (reciprocal rank fusion, Cormack et al., 2009)."""
-WEIGHT = 1.0
-"""What a rank among definitions weighs against one among windows; chosen on the tuning halves of the benchmark."""
+WEIGHT_OF_CODE, WEIGHT_OF_PROSE = 60.0, 20.0
+"""What the cosine of a definition, or of a section, weighs against a score by words and meaning; chosen on the tuning
+halves of the benchmark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A definition of a document with this ``hash``."""
+
+    entity: str
+    path: str
+    hash: str
+    definition: Definition
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,6 @@ class DeepSearch:
     where: LineFilter | None
     only: LineKinds
     max_distance: float | None = None
-    weight: float = WEIGHT
 
     @classmethod
     def of(
@@ -58,16 +66,19 @@ class DeepSearch:
         relative = relative_to_sources(workspace, where) if where else None
         return cls([table for table in tables if table.exists()], encoder, relative, only, max_distance)
 
-    def find(self, query: str) -> list[tuple[str, str, str, Definition]]:
-        """``(entity, path, hash, definition)`` of the definitions nearest to ``query``, best first, each once."""
+    def find(self, query: str) -> dict[Place, float]:
+        """The definitions nearest to ``query``, best first, each with its cosine."""
         vector = self.encoder.embed([query])[0]
         sql = self.where.to_sql() if self.where else None
         found = [table.nearest(vector, CANDIDATE_DEFINITIONS, sql) for table in self.tables]
         if not found:
-            return []
+            return {}
         rows = pa.concat_tables(found).sort_by("distance").slice(0, CANDIDATE_DEFINITIONS)
-        places = ((row["entity"], row["path"], row["hash"], _definition(row)) for row in rows.to_pylist())
-        return list(dict.fromkeys(places))
+        nearest: dict[Place, float] = {}
+        for row in rows.to_pylist():
+            definition = Definition(row["kind"], row["name"], row["line"], row["first"], row["last"])
+            nearest.setdefault(Place(row["entity"], row["path"], row["hash"], definition), 1 - row["distance"])
+        return nearest
 
 
 def joined(
@@ -78,60 +89,56 @@ def joined(
     tables: Sequence[LineQuery],
     embedder: Embedder,
 ) -> list[Window]:
-    """``windows``, best first, and the definitions that ``deep`` finds, by the sum of their inverted ranks.
+    """``windows``, best first, and the definitions that ``deep`` finds, by their joined scores, which they get.
 
-    A window of a definition that is found gains; one that has no window gets one at the line of its name. Those of
+    The best window of a definition that is found gains what the transformer says of it beyond the last one found; a
+    definition without a window gets one at the line of its name, and what the last of ``windows`` has besides. Those of
     documents that have changed since are left out. Raises StorageError, CorruptFile.
     """
     found = deep.find(query)
     if not found:
         return list(windows)
+    least = min(found.values())
+    gains = {place: _weight(place.definition) * (cosine - least) for place, cosine in found.items()}
     add_definitions(tables, windows)
-    scores: dict[int, float] = {}
-    first_of: dict[tuple[str, str, Definition], int] = {}
-    result = list(windows)
-    for rank, window in enumerate(windows):
-        scores[rank] = 1 / (RANK_OFFSET + rank)
-        if window.definition is not None:
-            first_of.setdefault((window.entity, window.path, window.definition), rank)
-    new = _windows(found, tables, vector, embedder, deep)
-    for rank, (entity, path, _, definition) in enumerate(found):
-        gain = deep.weight / (RANK_OFFSET + rank)
-        known = first_of.get((entity, path, definition))
-        if known is not None:
-            scores[known] += gain
-        elif rank in new:
-            scores[len(result)] = gain
-            result.append(new[rank])
-    return [result[at] for at in sorted(scores, key=lambda at: -scores[at])]
+    base = min((window.score for window in windows), default=0.0)
+    places = {(place.entity, place.path, place.definition): place for place in found}
+    for window in windows:
+        place = places.pop((window.entity, window.path, window.definition), None) if window.definition else None
+        window.score += gains[place] if place else 0.0
+    new = _windows([*places.values()], tables, vector, embedder, deep)
+    for place, window in new.items():
+        window.score = base + gains[place]
+    return sorted([*windows, *new.values()], key=lambda window: -window.score)
+
+
+def _weight(definition: Definition) -> float:
+    return WEIGHT_OF_CODE if definition.is_code else WEIGHT_OF_PROSE
 
 
 def _windows(
-    found: Sequence[tuple[str, str, str, Definition]],
+    found: Sequence[Place],
     tables: Sequence[LineQuery],
     vector: NDArray[np.float32],
     embedder: Embedder,
     deep: DeepSearch,
-) -> dict[int, Window]:
-    """A window at the line of each definition by its rank, where the document is as it was, and ``deep`` allows it."""
-    places = [(entity, path, definition.line) for entity, path, _, definition in found]
+) -> dict[Place, Window]:
+    """A window at the line of each definition, where the document is as it was, and ``deep`` allows it."""
+    lines = [(place.entity, place.path, place.definition.line) for place in found]
     known: dict[tuple[str, str, int], tuple[str, str]] = {}
     for table in tables:
-        known |= table.lines_at(places)
-    texts = [known[place][0] if place in known else "" for place in places]
-    distances = 1 - embedder.embed(texts) @ vector
+        known |= table.lines_at(lines)
+    texts = [known[line][0] if line in known else "" for line in lines]
+    distances = 1 - embedder.embed(texts) @ vector if texts else np.zeros(0)
     farthest = np.inf if deep.max_distance is None else deep.max_distance
-    windows: dict[int, Window] = {}
-    for rank, ((entity, path, content, definition), place) in enumerate(zip(found, places, strict=True)):
-        if place not in known or known[place][1] != content or distances[rank] > farthest:
+    windows: dict[Place, Window] = {}
+    for place, line, text, distance in zip(found, lines, texts, distances.tolist(), strict=True):
+        definition = place.definition
+        if line not in known or known[line][1] != place.hash or distance > farthest:
             continue
-        if not deep.only.allow(definition, definition.line, path):
+        if not deep.only.allow(definition, definition.line, place.path):
             continue
-        row: dict[str, Any] = {"entity": entity, "path": path, "hash": content, "line_number": definition.line}
-        row |= {"distance": float(distances[rank]), "text": texts[rank], "definition": definition, "outlined": True}
-        windows[rank] = Window.around(row)
+        row: dict[str, Any] = {"entity": place.entity, "path": place.path, "hash": place.hash}
+        row |= {"line_number": definition.line, "distance": distance, "text": text}
+        windows[place] = Window.around(row | {"definition": definition, "outlined": True})
     return windows
-
-
-def _definition(row: dict[str, Any]) -> Definition:
-    return Definition(row["kind"], row["name"], row["line"], row["first"], row["last"])

@@ -34,13 +34,7 @@ from driftline.tasks.search.line_kinds import ALL_LINES, LineKinds
 from driftline.tasks.search.rank import rank
 from driftline.tasks.search.relative_filters import relative_to_sources
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.reranking import (
-    WEIGHT_IN_VECTOR_MODE,
-    WEIGHT_OF_COSINE,
-    Encoder,
-    reranked,
-    windows_to_rerank,
-)
+from driftline.tasks.search.reranking import Encoder, reranked, weight_in, windows_to_rerank
 from driftline.tasks.search.same_files import SourceRecords, distinct_windows
 from driftline.tasks.search.windows import Window, merge_windows
 
@@ -126,17 +120,14 @@ def search(
     Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
     _check(top_k, n_lines, mode, min_relevance)
-    n_reranked = windows_to_rerank(rerank)
+    n_reranked, joining = windows_to_rerank(rerank), _deep(workspace, deep, mode)
     encoder = load_transformer() if n_reranked else None
-    joining = _deep(workspace, deep, mode)
     only = LineKinds.of(symbols=symbols, kinds=kinds, tests=tests)
-    explanation = Explanation(mode, strategy)
+    explanation, model = Explanation(mode, strategy), _model_of(workspace)
     nothing = SearchReport(query, (), explanation if explain else None)
-    config = workspace.config
-    if top_k == 0 or not query.strip() or config.fingerprint is None or config.model is None or config.dim is None:
+    if top_k == 0 or not query.strip() or model is None:
         return nothing
     with explanation.timed("open"):
-        model = ModelRef(config.model, config.fingerprint, config.dim)
         queries, embedder = _open(workspace, model, mode, where, (strategy, fallback_threshold))
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
@@ -152,15 +143,21 @@ def search(
             windows = joined(windows, query, vector, definitions, queries, embedder)
     if encoder is not None:
         with explanation.timed("rerank"):
-            weight = WEIGHT_IN_VECTOR_MODE if mode == "vector" else WEIGHT_OF_COSINE
-            windows = [*reranked(windows[:n_reranked], query, queries, encoder, weight), *windows[n_reranked:]]
+            windows = [*reranked(windows[:n_reranked], query, queries, encoder, weight_in(mode)), *windows[n_reranked:]]
     with explanation.timed("context"):
-        within = mode != "vector"
-        found = hits(workspace, queries, windows[:top_k], n_lines, records, calibration, within_definitions=within)
+        of_code = mode != "vector"
+        found = hits(workspace, queries, windows[:top_k], n_lines, records, calibration, within_definitions=of_code)
         results = tuple(found)
     if explain:
         _count(explanation, queries)
     return SearchReport(query, results, explanation if explain else None)
+
+
+def _model_of(workspace: Workspace) -> ModelRef | None:
+    config = workspace.config
+    if config.fingerprint is None or config.model is None or config.dim is None:
+        return None
+    return ModelRef(config.model, config.fingerprint, config.dim)
 
 
 def _deep(workspace: Workspace, asked: bool | None, mode: Mode) -> Encoder | None:

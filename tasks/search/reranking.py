@@ -39,6 +39,11 @@ def windows_to_rerank(rerank: bool | int) -> int:
     return count
 
 
+def weight_in(mode: str) -> float:
+    """What the cosine weighs in a search of this mode."""
+    return WEIGHT_IN_VECTOR_MODE if mode == "vector" else WEIGHT_OF_COSINE
+
+
 def reranked(
     windows: Sequence[Window], query: str, tables: Sequence[LineQuery], encoder: Encoder, weight: float
 ) -> list[Window]:
