@@ -254,6 +254,7 @@ def index(
     by_commit: bool = False,
     branch: str | None = None,
     build: int | None = None,
+    deep: bool | str | None = None,
 ) -> IndexReport:
     """Bring the index in step with ``sources``: folders, git work trees and bucket URIs.
 
@@ -292,6 +293,7 @@ def index(
         by_commit=by_commit,
         branch=branch,
         build=build,
+        deep=deep,
     )
     return index_sources(request)
 
@@ -314,6 +316,7 @@ def search(
     kinds: Sequence[str] | None = None,
     tests: bool = True,
     rerank: bool | int = False,
+    deep: bool | None = None,
     branch: str | None = None,
 ) -> SearchReport:
     """Find the windows of lines that answer ``query``, best first.
@@ -357,6 +360,7 @@ def search(
         kinds=kinds,
         tests=tests,
         rerank=rerank,
+        deep=deep,
     )
 
 

@@ -34,7 +34,7 @@ _CUT_AT = re.compile(rf"/(?:{BRANCHES}/[^/]+/|tree/cut-|_refs/branches/cut-)({_C
 _RUN = re.compile(rf"({_ULID})\.json")
 _DELTA = re.compile(rf"_index_delta_({_ULID})\.parquet")
 _STAGED = re.compile(rf"_staged_(?P<run>{_ULID})_(?P<batch>\d{{6}})\.parquet")
-_TABLE_NAME = re.compile(r"(?P<kind>line|memory)_embeddings-(?P<fingerprint>[0-9a-f]+)\.lance")
+_TABLE_NAME = re.compile(r"(?P<kind>line|memory|deep)_embeddings-(?P<fingerprint>[0-9a-f]+)\.lance")
 _TENANT = re.compile(_ENTITY)
 _BETWEEN_LEVELS = re.compile(r"~2F(?=[a-z][a-z0-9_]*:)")
 
@@ -75,7 +75,7 @@ def run_id_of(name: str) -> str | None:
 
 
 def table_path(tenant: Entity, kind: str, fingerprint: str) -> str:
-    """The path of a table of embeddings; ``kind`` is ``line`` or ``memory``."""
+    """The path of a table of embeddings; ``kind`` is ``line``, ``memory`` or ``deep``."""
     return f"{tables_directory(tenant)}/{kind}_embeddings-{fingerprint}.lance"
 
 
@@ -208,7 +208,7 @@ _KINDS = [
         (Kind.BLOB, rf"(?P<place>(?:{_ENTITY}/)+)[0-9a-f]{{16,64}}-[0-9a-f]{{16,64}}-{_ULID}\.json"),
     ]
 ]
-_TABLE = re.compile(rf"(?P<place>{_ENTITY}/_tables/(?:line|memory)_embeddings-[0-9a-f]+\.lance/)(?P<rest>.+)")
+_TABLE = re.compile(rf"(?P<place>{_ENTITY}/_tables/(?:line|memory|deep)_embeddings-[0-9a-f]+\.lance/)(?P<rest>.+)")
 _TABLE_KINDS = [
     (
         Kind.TABLE,

@@ -62,6 +62,15 @@ class ManifestRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DeepModel:
+    """A transformer that embeds definitions; ``fingerprint`` is of its files and of what it reads."""
+
+    name: str
+    fingerprint: str
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class DocMeta:
     """What a program knows of a document whose lines it stores by hand: ``mtime`` is in seconds since 1970.
 

@@ -152,7 +152,7 @@ def workspace_search(
     also += [named_workspace(workspace_name)[0]] if workspace_name is not None else []
     where = narrowed(opened, dirs=dirs, globs=globs, exts=exts, languages=languages, entities=entity, also=also)
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy, "rerank": rerank}
-    arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
+    arguments = search_arguments(told | {"fallback_threshold": fallback_threshold, "deep": None})
     limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
     limits |= {"symbols": symbols, "kinds": kinds, "tests": tests}
     started = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -44,6 +44,18 @@ MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.
 RebindOption = Annotated[bool, typer.Option("--rebind", help="Let the entity move to another URI.")]
 ReembedOption = Annotated[bool, typer.Option("--reembed", help="Let the workspace move to another model.")]
 IndexesOption = Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")]
+DeepOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--deep/--no-deep",
+        help="Embed definitions and sections by a transformer, too. Needs the extra deep. Later runs go on with it.",
+        show_default="as before",
+    ),
+]
+DeepModelOption = Annotated[
+    str | None,
+    typer.Option("--deep-model", metavar="NAME", help="As --deep, with this transformer: a directory or a hub name."),
+]
 ByCommitOption = Annotated[
     bool, typer.Option("--ci", help="Scan only what changed since the commit indexed last, as driftline ci does.")
 ]
@@ -71,6 +83,8 @@ def index(
     indexes: IndexesOption = "all",
     by_commit: ByCommitOption = False,
     branch: BranchOption = None,
+    deep: DeepOption = None,
+    deep_model: DeepModelOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Bring the index in step with SOURCE: embed new and changed documents, delete vanished ones.
@@ -84,6 +98,10 @@ def index(
     from driftline.flows.runs.index_run import IndexRequest, index_sources
     from driftline.flows.runs.plan import requests_of
 
+    how: dict[str, Any] = {"executor": executor, "workers": workers, "full": full, "dry_run": dry_run}
+    how |= {"max_delete_fraction": max_delete_fraction, "max_file_bytes": max_file_bytes, "rebind": rebind}
+    how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit}
+    how |= {"deep": deep_model if deep is not False and deep_model else deep}
     request = IndexRequest(
         sources=requests_of(configuration.sources) if configuration else tuple(sources or ()),
         workspace=target,
@@ -91,20 +109,10 @@ def index(
         include=tuple(include or ()),
         exclude=tuple(exclude or ()),
         model=configuration.model if configuration and model is None else model,
-        executor=executor,
-        workers=workers,
-        full=full,
-        dry_run=dry_run,
-        max_delete_fraction=max_delete_fraction,
-        max_file_bytes=max_file_bytes,
-        rebind=rebind,
-        reembed=reembed,
-        wait_seconds=wait,
-        indexes=indexes,
         storage_options=configuration.options() if configuration else None,
         keep_going=all_sources,
-        by_commit=by_commit,
         branch=named_branch(branch, (sources or ["."])[0]),
+        **how,
     )
     with open_progress() as progress:
         result = index_sources(request, progress).to_dict()

@@ -37,6 +37,7 @@ from driftline.tasks.search.defaults import (
 
 if TYPE_CHECKING:
     from driftline.storage.workspace.workspace import Workspace
+    from driftline.tasks.search.query import SearchReport
 
 PathsOption = Annotated[list[str] | None, typer.Option("--path", metavar="PATH", help="Only in this file.")]
 DirsOption = Annotated[list[str] | None, typer.Option("--dir", metavar="DIR", help="Only below this directory.")]
@@ -101,6 +102,14 @@ RerankWindowsOption = Annotated[
         show_default=str(DEFAULT_RERANKED),
     ),
 ]
+DeepOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--deep/--no-deep",
+        help="Join what a transformer finds among the definitions that 'index --deep' has embedded.",
+        show_default="where there are any",
+    ),
+]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Show what the search did and how long it took.")]
 
 
@@ -128,6 +137,7 @@ def search(
     fallback_threshold: ThresholdOption = None,
     rerank: RerankOption = None,
     rerank_windows: RerankWindowsOption = None,
+    deep: DeepOption = None,
     explain: ExplainOption = False,
     cache: CacheOption = None,
     config: ConfigOption = None,
@@ -143,7 +153,7 @@ def search(
     from driftline.tasks.search.narrowing import narrowed
     from driftline.tasks.search.query import search as search_lines
 
-    told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy}
+    told: dict[str, Any] = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy, "deep": deep}
     told["rerank"] = rerank if rerank is False or rerank_windows is None else rerank_windows
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
     opened = _on_branch(_cached(_open(target, workspace, config), cache), branch)
@@ -162,9 +172,12 @@ def search(
     limits |= {"symbols": symbols, "kinds": kinds, "tests": not no_tests}
     report = search_lines(opened, query, where=where, explain=True, **limits, **arguments)
     record_search(opened, report.explanation, time.monotonic() - started)
-    shown = (report if explain else replace(report, explanation=None)).to_dict()
-    show(shown, as_json, partial(_print_hits, opened))
+    show(_shown(report, explain=explain), as_json, partial(_print_hits, opened))
     return DONE if report.results else NOTHING_FOUND
+
+
+def _shown(report: SearchReport, *, explain: bool) -> dict[str, Any]:
+    return (report if explain else replace(report, explanation=None)).to_dict()
 
 
 def _on_branch(workspace: Workspace, given: str | None) -> Workspace:

@@ -90,6 +90,7 @@ class SearchTable(Table):
     mode: Literal["hybrid", "vector", "text"] | None = None
     rerank: bool | Annotated[int, Field(ge=0, le=MAX_RERANKED)] | None = None
     branch: Text | None = None
+    deep: bool | None = None
     cache: bool | None = None
     cache_bytes: PositiveInt | None = None
 

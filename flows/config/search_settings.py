@@ -17,6 +17,7 @@ DEFAULTS: Mapping[str, Any] = {
     "fallback_threshold": FALLBACK_THRESHOLD,
     "rerank": False,
     "branch": None,
+    "deep": None,
     "cache": False,
     "cache_bytes": DEFAULT_CACHE_BYTES,
 }

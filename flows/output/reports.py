@@ -72,7 +72,8 @@ class SourceReport:
 class IndexReport:
     """The report of an index run over all its sources.
 
-    ``indexes`` names the search indexes that the run built or extended. ``failed`` lists the sources, by URI, whose
+    ``indexes`` names the search indexes that the run built or extended; ``definitions_embedded`` counts those that a
+    transformer embedded. ``failed`` lists the sources, by URI, whose
     failure was not raised. ``phases`` are seconds of the run itself; the phases of sources overlap where several run
     at once. ``requests`` counts the requests to object stores by phase, without those that Lance sends.
     """
@@ -81,6 +82,7 @@ class IndexReport:
     workspace: str
     sources: list[SourceReport] = field(default_factory=list)
     indexes: list[str] = field(default_factory=list)
+    definitions_embedded: int = 0
     failed: list[tuple[str, DriftlineError]] = field(default_factory=list)
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
@@ -94,6 +96,7 @@ class IndexReport:
             "sources": [source.to_dict() for source in self.sources],
             "failed": [{"uri": uri, **error.to_dict()} for uri, error in self.failed],
             "indexes": self.indexes,
+            "definitions_embedded": self.definitions_embedded,
             "seconds": round(self.seconds, 3),
             "phases": _rounded(_summed([*(source.phases for source in self.sources), self.phases])),
             "worker_phases": _rounded(_summed(source.worker_phases for source in self.sources)),

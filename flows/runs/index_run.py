@@ -18,6 +18,7 @@ from driftline.flows.output.reports import IndexReport
 from driftline.flows.output.stages import run_stage
 from driftline.flows.runs.branch_entry import enter_branch, leave_branch
 from driftline.flows.runs.concurrent_sources import run_all
+from driftline.flows.runs.deep_run import chosen_model, deepen
 from driftline.flows.runs.executors import Executor, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, make_plan
 from driftline.flows.runs.segment_builds import SegmentBuilds, build_on
@@ -67,6 +68,10 @@ def index_sources(
             stack.enter_context(executor)
             if not request.dry_run:
                 plan = _claim(plan)
+            if not request.dry_run:
+                plan = replace(plan, deep=chosen_model(plan, progress or NullProgress()))
+                if plan.deep is not None or request.deep is False:
+                    plan = replace(plan, workspace=plan.workspace.bind_deep(plan.deep))
             if request.branch is not None:
                 plan = enter_branch(plan, request.branch, progress or NullProgress())
         report = IndexReport(new_ulid(), plan.workspace.objects.uri, failed=list(plan.failures), phases=watch.seconds)
@@ -130,6 +135,9 @@ def _run_sources(
                 complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
             if plan.request.branch is not None and failure is None:
                 leave_branch(plan)
+            if plan.deep is not None and failure is None:
+                with watch.phase("deep"), phase("deep"):
+                    deepen(plan, plan.deep, executor, progress, report)
             workspace = plan.workspace
             for place in sorted(stale):
                 progress.phase(f"building indexes of {place}")

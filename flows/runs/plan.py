@@ -16,6 +16,7 @@ from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
+from driftline.storage.model import DeepModel
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import Source, open_source
 from driftline.storage.workspace.branches import check_name
@@ -53,6 +54,8 @@ class IndexRequest:
     ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
     of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed. With
     ``branch`` the run brings this branch of each source in step; ``build`` is the number of its CI build.
+    ``deep`` embeds definitions by a transformer: True by that of the workspace or the default one, a name by that one,
+    None if the workspace has any; False lets the workspace have none.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -76,6 +79,7 @@ class IndexRequest:
     by_commit: bool = False
     branch: str | None = None
     build: int | None = None
+    deep: bool | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class IndexPlan:
     """A validated run. ``replaces`` is the fingerprint that a ``--reembed`` run supersedes.
 
     ``failures`` lists the sources, by URI, that failed validation and are left out. The run takes over the files of the
-    sources ``instead_of``, and removes them.
+    sources ``instead_of``, and removes them. ``deep`` embeds their definitions.
     """
 
     request: IndexRequest
@@ -116,6 +120,7 @@ class IndexPlan:
     failures: tuple[tuple[str, DriftlineError], ...] = ()
     instead_of: tuple[str, ...] = ()
     new_workspace: bool = False
+    deep: DeepModel | None = None
 
 
 def make_plan(request: IndexRequest) -> IndexPlan:

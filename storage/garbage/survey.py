@@ -30,6 +30,7 @@ from driftline.storage.layout import (
     parse_name,
 )
 from driftline.storage.leases.lease import Sighting, look
+from driftline.storage.lines.deep_table import deep_tables
 from driftline.storage.lines.table import CommitMarker, LineTable
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.queries import blob_references
@@ -161,9 +162,13 @@ def _tables(
     current = workspace.config.fingerprint
     for tenant in _tenants(places):
         line_tables = {table.path: table for table in workspace.line_tables(tenant)}
-        every: list[LanceTable] = [*line_tables.values(), *vector_tables(workspace.objects, tenant)]
+        deep = deep_tables(workspace.objects, tenant)
+        every: list[LanceTable] = [*line_tables.values(), *vector_tables(workspace.objects, tenant), *deep]
         for table in every:
             tracked[table.path] = _tracked(workspace, table, _in_table(places, table.path))
+        if bound is not None:
+            serving_deep = workspace.config.deep.fingerprint if workspace.config.deep else None
+            superseded |= {table.path: bound for table in deep if table.fingerprint != serving_deep}
         others = [path for path, table in line_tables.items() if table.fingerprint != current]
         if others and bound is not None and current is not None:
             serving = _fingerprints(workspace, tenant, {*places[Kind.BASE], *places[Kind.DELTA]})

@@ -285,6 +285,23 @@ class LineQuery:
         ]
         return rows.filter(pa.array(held, pa.bool_()))
 
+    def lines_at(self, wanted: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], tuple[str, str]]:
+        """``(text, hash)`` of the lines ``(entity, path, number)`` that are there and that the filter allows."""
+        if not wanted:
+            return {}
+        paths = is_one_of("path", sorted({path for _, path, _ in wanted}))
+        numbers = ", ".join(sorted({str(number) for _, _, number in wanted}))
+        columns = ["entity", "path", "line_number", "text", "hash"]
+        where = f"{paths} AND line_number IN ({numbers})" + (f" AND ({self.sql})" if self.sql else "")
+        rows = self._read(columns, where=where)
+        found = zip(*(rows[name].to_pylist() for name in columns), strict=True)
+        places = set(wanted)
+        return {
+            (entity, path, number): (text, content)
+            for entity, path, number, text, content in found
+            if (entity, path, number) in places
+        }
+
     def outlines(self, wanted: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
         """The outlines of the blocks that hold lines ``(entity, path, number)``, those that are known."""
         if not wanted or OUTLINE_COLUMN not in self.dataset.schema.names:

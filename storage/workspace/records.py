@@ -17,8 +17,21 @@ FORMAT_VERSION = 1
 _Record = TypeVar("_Record", bound=BaseModel)
 
 
+class DeepRecord(BaseModel):
+    """The transformer whose vectors of definitions serve."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str
+    fingerprint: str
+    dim: int
+
+
 class WorkspaceConfig(BaseModel):
-    """``_workspace.json``. ``fingerprint`` selects the current tables; None until the first run chooses a model."""
+    """``_workspace.json``. ``fingerprint`` selects the current tables; None until the first run chooses a model.
+
+    ``deep`` is the transformer of a workspace whose definitions are embedded.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,6 +42,7 @@ class WorkspaceConfig(BaseModel):
     model: str | None = None
     fingerprint: str | None = None
     dim: int | None = None
+    deep: DeepRecord | None = None
 
 
 class IndexedCommit(BaseModel):

@@ -26,17 +26,26 @@ from driftline.storage.layout import (
     SOURCE,
     branch_directory,
     branch_lease_path,
+    branches_directory,
     is_tenant,
     lease_path,
     table_fingerprint,
     tables_directory,
 )
+from driftline.storage.lines.deep_table import DeepTable
 from driftline.storage.lines.table import LineTable
-from driftline.storage.model import WorkspaceStats
+from driftline.storage.model import DeepModel, WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.reach import LOCAL, Reach
-from driftline.storage.workspace.records import BranchRecord, SourceRecord, WorkspaceConfig, parse_record, read_record
+from driftline.storage.workspace.records import (
+    BranchRecord,
+    DeepRecord,
+    SourceRecord,
+    WorkspaceConfig,
+    parse_record,
+    read_record,
+)
 from driftline.storage.workspace.stats import collect
 
 log = logging.getLogger(__name__)
@@ -173,6 +182,35 @@ class Workspace:
             except PreconditionFailed:
                 continue
             return replace(self, config=bound)
+
+    def bind_deep(self, model: DeepModel | None) -> Workspace:
+        """Let the definitions that ``model`` has embedded serve, or none; idempotent."""
+        wanted = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
+        while True:
+            data, version = self.objects.get_versioned(CONFIG)
+            current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
+            if current.deep == wanted:
+                return replace(self, config=current)
+            bound = current.model_copy(update={"deep": wanted})
+            try:
+                self.objects.replace(CONFIG, bound.model_dump_json(indent=1).encode(), version)
+            except PreconditionFailed:
+                continue
+            return replace(self, config=bound)
+
+    @property
+    def deep_model(self) -> DeepModel | None:
+        """The transformer whose vectors of definitions serve."""
+        known = self.config.deep
+        return DeepModel(known.model, known.fingerprint, known.dim) if known else None
+
+    def deep(self, place: Entity, model: DeepModel) -> DeepTable:
+        """The tenant's table of the definitions that ``model`` has embedded; it may not exist yet."""
+        return DeepTable(self.objects, place.tenant, model.fingerprint)
+
+    def has_branches(self, entity: Entity) -> bool:
+        """Whether a source has any branch."""
+        return bool(self.objects.list_dirs(branches_directory(entity)))
 
     def lines(self, place: Entity, fingerprint: str | None = None) -> LineTable:
         """The tenant's table of lines for ``fingerprint``, by default the current one; it may not exist yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -9,10 +10,12 @@ import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from driftline.storage.errors import MissingExtra, ModelNotFound
+from driftline.tasks.deep.texts import TEXT_VERSION
 
 DEFAULT_DEEP_MODEL = "all-MiniLM-L6-v2"
 """384 dimensions, 6 layers, 23 MB as 8-bit weights."""
@@ -27,6 +30,8 @@ SAFETENSORS = "model.safetensors"
 GRAPHS = ("onnx/model_quantized.onnx", "onnx/model_int8.onnx", "model_quantized.onnx", "onnx/model.onnx", "model.onnx")
 """Graphs that optimum and transformers.js write; the first that is there is used, else the weights."""
 MAX_FILE_BYTES = 2 * 2**30
+MAX_TOKENS = 128
+"""A text is cut there: all-MiniLM-L6-v2 was trained on such lengths, and time grows with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,15 @@ def resolve_deep_model(name: str | None = None) -> DeepFiles:
         fix = f"Use a directory of sentence-transformers, a hub name like owner/model, or {DEFAULT_DEEP_MODEL}."
         raise ModelNotFound("No such transformer", name, fix)
     return _in_folder(_hub_folder(name), name)
+
+
+@lru_cache(maxsize=4)
+def deep_fingerprint(files: DeepFiles) -> str:
+    """The hash of a transformer: of its weights, its tokenizer, and what it reads of a definition."""
+    digest = hashlib.blake2b(f"{TEXT_VERSION}\0{MAX_TOKENS}".encode(), digest_size=10)
+    for name in (files.graph, TOKENIZER):
+        digest.update(files.read(name))
+    return digest.hexdigest()
 
 
 def require_extra() -> None:

@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.errors import ModelNotFound
+from driftline.storage.model import DeepModel
 from driftline.tasks.deep.files import (
     CONFIG,
+    MAX_TOKENS,
     POOLING,
     SAFETENSORS,
     TOKENIZER,
     DeepFiles,
+    deep_fingerprint,
     resolve_deep_model,
     unreadable,
 )
@@ -26,8 +29,6 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
     from tokenizers import Tokenizer
 
-MAX_TOKENS = 128
-"""A text is cut there: all-MiniLM-L6-v2 was trained on such lengths, and time grows with them."""
 BATCH_TOKENS = 2_048
 """Tokens of a batch, padding included: larger ones are no faster, and take more memory."""
 MAX_THREADS = min(4, os.cpu_count() or 1)
@@ -92,6 +93,14 @@ def _batches(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]
 def load_transformer(name: str | None = None, threads: int = MAX_THREADS) -> Transformer:
     """Load a transformer from this host, once per process. Raises MissingExtra, ModelNotFound."""
     return _loaded(resolve_deep_model(name), threads)
+
+
+def deep_model(name: str | None = None) -> DeepModel:
+    """The transformer as a workspace records it. Raises MissingExtra, ModelNotFound."""
+    files = resolve_deep_model(name)
+    width = files.settings(CONFIG).get("hidden_size")
+    dim = width if isinstance(width, int) else _loaded(files, 1).embed(["dimension"]).shape[1]
+    return DeepModel(files.name, deep_fingerprint(files), dim)
 
 
 @lru_cache(maxsize=2)

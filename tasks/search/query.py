@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,28 +14,31 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.lines.words import as_indexed, telling_words
 from driftline.storage.model import Embedder
-from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.deep.files import deep_fingerprint, resolve_deep_model
 from driftline.tasks.deep.transformer import load_transformer
 from driftline.tasks.embedding.context import ModelRef, load_embedder
-from driftline.tasks.scanning.claims import below
 from driftline.tasks.search.candidates import Candidates, gather, lines_of
+from driftline.tasks.search.deep_join import JOINED_WINDOWS, DeepSearch, joined
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.hits import Hit, hits
 from driftline.tasks.search.line_kinds import ALL_LINES, LineKinds
 from driftline.tasks.search.rank import rank
+from driftline.tasks.search.relative_filters import relative_to_sources
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.reranking import WEIGHT_IN_VECTOR_MODE, WEIGHT_OF_COSINE, reranked, windows_to_rerank
+from driftline.tasks.search.reranking import Encoder, reranked, weight_in, windows_to_rerank
 from driftline.tasks.search.same_files import SourceRecords, distinct_windows
 from driftline.tasks.search.windows import Window, merge_windows
+
+log = logging.getLogger(__name__)
 
 FETCH_FACTOR = 3
 """Lines fetched for each result wanted, because neighbouring ones merge; more are fetched if that is not enough."""
@@ -105,25 +108,26 @@ def search(
     kinds: Sequence[str] | None = None,
     tests: bool = True,
     rerank: bool | int = False,
+    deep: bool | None = None,
 ) -> SearchReport:
     """The ``top_k`` windows that answer ``query`` best.
 
     ``max_distance`` drops lines that are farther, ``min_relevance`` those that are less relevant (relevance.py), and
     ``symbols``, ``kinds`` and ``tests`` those that LineKinds does not allow. Fewer are found only where fewer match.
     A transformer reads the best ``rerank`` windows (True: DEFAULT_RERANKED) and orders them anew (reranking.py).
+    ``deep`` joins what words and static vectors find with the definitions that a transformer finds (deep_join.py); None
+    does in a hybrid search of a workspace that has them, if the extra is installed.
     Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
     _check(top_k, n_lines, mode, min_relevance)
-    n_reranked = windows_to_rerank(rerank)
+    n_reranked, joining = windows_to_rerank(rerank), _deep(workspace, deep, mode)
     encoder = load_transformer() if n_reranked else None
     only = LineKinds.of(symbols=symbols, kinds=kinds, tests=tests)
-    explanation = Explanation(mode, strategy)
+    explanation, model = Explanation(mode, strategy), _model_of(workspace)
     nothing = SearchReport(query, (), explanation if explain else None)
-    config = workspace.config
-    if top_k == 0 or not query.strip() or config.fingerprint is None or config.model is None or config.dim is None:
+    if top_k == 0 or not query.strip() or model is None:
         return nothing
     with explanation.timed("open"):
-        model = ModelRef(config.model, config.fingerprint, config.dim)
         queries, embedder = _open(workspace, model, mode, where, (strategy, fallback_threshold))
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
@@ -131,20 +135,51 @@ def search(
     calibration = Calibration.of(embedder)
     limit = calibration.limit(min_relevance, max_distance)
     finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
-    records = SourceRecords(workspace)
-    windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), max(top_k, n_reranked), records)
+    records, wanted = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
+    windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), wanted, records)
+    if joining is not None:
+        with explanation.timed("deep"):
+            definitions = DeepSearch.of(workspace, joining, where, only, limit)
+            windows = joined(windows, query, vector, definitions, queries, embedder)
     if encoder is not None:
         with explanation.timed("rerank"):
-            weight = WEIGHT_IN_VECTOR_MODE if mode == "vector" else WEIGHT_OF_COSINE
-            best = reranked(windows[:n_reranked], query, queries, encoder, weight)
-            windows = [*best, *windows[n_reranked:]][:top_k]
+            windows = [*reranked(windows[:n_reranked], query, queries, encoder, weight_in(mode)), *windows[n_reranked:]]
     with explanation.timed("context"):
-        within = mode != "vector"
-        found = hits(workspace, queries, windows, n_lines, records, calibration, within_definitions=within)
+        of_code = mode != "vector"
+        found = hits(workspace, queries, windows[:top_k], n_lines, records, calibration, within_definitions=of_code)
         results = tuple(found)
     if explain:
         _count(explanation, queries)
     return SearchReport(query, results, explanation if explain else None)
+
+
+def _model_of(workspace: Workspace) -> ModelRef | None:
+    config = workspace.config
+    if config.fingerprint is None or config.model is None or config.dim is None:
+        return None
+    return ModelRef(config.model, config.fingerprint, config.dim)
+
+
+def _deep(workspace: Workspace, asked: bool | None, mode: Mode) -> Encoder | None:
+    """The transformer of the workspace, if a search shall join its definitions.
+
+    Raises UsageError for a workspace without any, MissingExtra, ModelNotFound, FingerprintMismatch if it was asked for.
+    """
+    known = workspace.deep_model
+    if asked is False or (asked is None and (known is None or mode != "hybrid")):
+        return None
+    if known is None:
+        raise UsageError("The workspace has no definitions of a transformer", fix="Run: driftline index SOURCE --deep")
+    try:
+        if deep_fingerprint(resolve_deep_model(known.name)) != known.fingerprint:
+            fix = "Install the transformer that the workspace was indexed with, or run: driftline index --deep"
+            raise FingerprintMismatch("The transformer is another one than the workspace's", known.name, fix)
+        return load_transformer(known.name)
+    except (MissingExtra, ModelNotFound, FingerprintMismatch) as error:
+        if asked:
+            raise
+        log.warning("Definitions are left out: %s", error)
+        return None
 
 
 def _open(
@@ -301,40 +336,3 @@ class _Finder:
 
 def _best(found: Sequence[pa.Table], limit: int) -> pa.Table:
     return pa.concat_tables(found).sort_by([("bm25", "descending")]).slice(0, limit)
-
-
-def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
-    """``where`` with absolute paths and directories as those of the local sources that hold them, and of no others.
-
-    One that holds sources itself stands for all of them; one that has to do with none is left as it is.
-    """
-    if not any(os.path.isabs(name) for name in (*(where.paths or ()), *(where.dirs or ()))):
-        return where
-    roots = [
-        (entity, record.uri) for entity, record in workspace.readable_sources() if known_source(record.uri).is_local
-    ]
-    within = where.any_of
-    if where.paths is not None:
-        alternatives = _by_source(roots, where.paths).items()
-        within = tuple(LineFilter(entities=entities, paths=paths, any_of=within) for entities, paths in alternatives)
-    if where.dirs is not None:
-        alternatives = _by_source(roots, where.dirs).items()
-        within = tuple(LineFilter(entities=entities, dirs=dirs, any_of=within) for entities, dirs in alternatives)
-    return replace(where, paths=None, dirs=None, any_of=within)
-
-
-def _by_source(
-    roots: Sequence[tuple[Entity, str]], names: Sequence[str]
-) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
-    """``names`` relative to the sources that hold them; under None those that none of ``roots`` holds."""
-    found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
-    for name in names:
-        path = os.path.realpath(name)
-        held: list[tuple[tuple[Entity, ...] | None, str]] = []
-        for entity, root in roots:
-            inside = below(root, path)
-            if inside is not None or below(path, root) is not None:
-                held.append(((entity,), inside or "."))
-        for entities, relative in held or [(None, name)]:
-            found[entities] = (*found.get(entities, ()), relative)
-    return found

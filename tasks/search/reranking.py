@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,20 +11,17 @@ from numpy.typing import NDArray
 
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.queries import LineQuery, Passage
+from driftline.tasks.deep.texts import FOLDERS, as_words
 from driftline.tasks.search.defaults import DEFAULT_RERANKED, MAX_RERANKED
 from driftline.tasks.search.hits import add_definitions
 from driftline.tasks.search.windows import Window
 
 LINES_AROUND, HEAD_LINES = 3, 6
 """Lines on each side of a window that are read, and lines from the head of its definition where that is farther up."""
-FOLDERS = 2
-"""Parts of a path that are read, the last ones."""
 WEIGHT_OF_COSINE = 20.0
 """What the cosine weighs against a score by words and meaning; chosen on the tuning halves of the benchmark."""
 WEIGHT_IN_VECTOR_MODE = 1.0
 """There, the scores are cosines themselves."""
-_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_WORDS = re.compile(r"[^\W_]+|[.,?!]")
 
 
 class Encoder(Protocol):
@@ -41,6 +37,11 @@ def windows_to_rerank(rerank: bool | int) -> int:
     if not 0 <= count <= MAX_RERANKED:
         raise UsageError(f"rerank must be between 0 and {MAX_RERANKED} windows", str(count))
     return count
+
+
+def weight_in(mode: str) -> float:
+    """What the cosine weighs in a search of this mode."""
+    return WEIGHT_IN_VECTOR_MODE if mode == "vector" else WEIGHT_OF_COSINE
 
 
 def reranked(
@@ -95,8 +96,3 @@ def _passages(window: Window) -> list[Passage]:
             end = min(definition.first + HEAD_LINES, first) - 1
             head.append(Passage(window.entity, window.path, definition.first, end))
     return [*head, Passage(window.entity, window.path, first, last)]
-
-
-def as_words(text: str) -> str:
-    """``text`` as a reader of prose knows it: identifiers split at humps and underscores, without signs."""
-    return " ".join(_WORDS.findall(_HUMPS.sub(" ", text)))

@@ -65,7 +65,7 @@ class Score:
 
 
 def main() -> int:
-    options = measure.begin(__doc__, queries=300, tuning=0, rerank=0, keep=0, sets=",".join(SETS))
+    options = measure.begin(__doc__, queries=300, tuning=0, rerank=0, deep=0, keep=0, sets=",".join(SETS))
     half: Half = "tuning" if options.tuning else "reporting"
     verdict = measure.Verdict(options.small)
     with _kept() if options.keep else measure.scratch() as folder:
@@ -96,7 +96,7 @@ def _compare(name: str, half: Half, options: Any, folder: Path, verdict: measure
     for queries in _set(name, small=options.small):
         asked = queries.half(half, options.queries)
         print(f"\n{name}: {len(asked)} queries ({half} half) over {queries.tree}")
-        for contender, answer in _contenders(queries, folder, rerank=bool(options.rerank)):
+        for contender, answer in _contenders(queries, folder, rerank=bool(options.rerank), deep=bool(options.deep)):
             answer(asked[0].text)
             found.setdefault(contender, []).extend(_answers(answer, asked))
     print(f"{'':22} {'MRR@10':>7} {'recall@10':>10} {'strict':>7} {'NDCG@10':>8} {'p50 ms':>7} {'lines':>6}")
@@ -113,18 +113,23 @@ def _compare(name: str, half: Half, options: Any, folder: Path, verdict: measure
         verdict.at_least("recall@10 on questions", hybrid.recall, 0.32)
 
 
-def _contenders(queries: QuerySet, folder: Path, *, rerank: bool) -> Iterator[tuple[str, Contender]]:
+def _contenders(queries: QuerySet, folder: Path, *, rerank: bool, deep: bool) -> Iterator[tuple[str, Contender]]:
     tree = str(queries.tree.path)
     target = folder / f"{queries.tree.path.parent.name}.driftline"
     model = corpus.model()
     if target not in _UP_TO_DATE:
-        measure.run([*measure.DRIFTLINE, "index", tree, "--workspace", str(target), "--model", str(model)])
+        command = [*measure.DRIFTLINE, "index", tree, "--workspace", str(target), "--model", str(model)]
+        measure.run([*command, *(["--deep"] if deep else [])])
         _UP_TO_DATE.add(target)
     workspace = Workspace.open(str(target))
     for mode in MODES:
         yield f"driftline, {mode}", _driftline(workspace, mode)
     if rerank:
         yield "driftline, reranked", _driftline(workspace, "hybrid", rerank=True)
+    if deep:
+        yield "driftline, deep", _driftline(workspace, "hybrid", deep=True)
+    if rerank and deep:
+        yield "driftline, deep, reranked", _driftline(workspace, "hybrid", rerank=True, deep=True)
     os.environ["SEMBLE_CACHE_LOCATION"] = str(folder / "semble")
     content = ContentType.DOCS if queries.kind == "prose" else ContentType.CODE
     yield "semble 0.7", _semble(SembleIndex.from_path(tree, content=content, model_path=str(model)))
@@ -132,9 +137,9 @@ def _contenders(queries: QuerySet, folder: Path, *, rerank: bool) -> Iterator[tu
         yield f"BM25, {CHUNK_LINES}-line chunks", _bm25(queries.tree.path)
 
 
-def _driftline(workspace: Workspace, mode: Mode, *, rerank: bool = False) -> Contender:
+def _driftline(workspace: Workspace, mode: Mode, *, rerank: bool = False, deep: bool = False) -> Contender:
     def answer(query: str) -> list[Result]:
-        found = search(workspace, query, top_k=TOP_K, mode=mode, rerank=rerank).results
+        found = search(workspace, query, top_k=TOP_K, mode=mode, rerank=rerank, deep=deep).results
         return [(hit.path, hit.start_line, hit.end_line, hit.line) for hit in found]
 
     return answer

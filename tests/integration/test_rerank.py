@@ -17,9 +17,10 @@ from driftline.flows.mcp_server.tools import LineTools
 from driftline.storage.errors import MissingExtra, UsageError
 from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.deep.texts import as_words
 from driftline.tasks.deep.transformer import load_transformer
 from driftline.tasks.search.query import Mode, search
-from driftline.tasks.search.reranking import as_words, reranked, texts_of
+from driftline.tasks.search.reranking import reranked, texts_of
 from driftline.tasks.search.windows import Window
 
 Driftline = Callable[..., Any]

@@ -1,0 +1,134 @@
+"""Embed the definitions of documents by a transformer, from their indexed lines (decision 0016)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from driftline.storage.entities import Entity
+from driftline.storage.lines.deep_table import schema
+from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode
+from driftline.storage.model import DeepModel
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.deep.texts import definition_text
+from driftline.tasks.deep.transformer import load_transformer
+from driftline.tasks.embedding.context import TaskContext
+from driftline.tasks.indexing.rows import extension, parent_dirs
+
+DOCUMENTS_PER_BATCH = 64
+_KEY_LINES = 3
+"""Keys of configuration with fewer lines say nothing by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSpec:
+    """Documents of a source, ``(path, hash)``, whose definitions are to be embedded."""
+
+    entity: Entity
+    documents: tuple[tuple[str, str], ...]
+    model: DeepModel
+
+
+@dataclass(frozen=True, slots=True)
+class DeepResult:
+    """What embedding some documents came to: fragments, invisible until they are committed."""
+
+    fragments: tuple[str, ...]
+    documents: int
+    definitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeepPlan:
+    """The documents of a source, ``(path, hash)``, that lack their definitions, and those that are ``stale``."""
+
+    missing: tuple[tuple[str, str], ...]
+    stale: tuple[tuple[str, str], ...]
+
+
+def plan_deep(workspace: Workspace, entity: Entity, model: DeepModel) -> DeepPlan:
+    """Compare the manifest of a source with the definitions that are embedded. Raises StorageError, CorruptFile.
+
+    Nothing is stale while the source has branches, or on one: the rows may be another's.
+    """
+    documents = workspace.manifest(entity).read(columns=["path", "hash", "lines"])
+    wanted = {
+        (path, content)
+        for path, content, lines in zip(*(documents[name].to_pylist() for name in documents.column_names), strict=True)
+        if lines
+    }
+    known = workspace.deep(entity, model).documents(entity)
+    there = set(zip(known["path"].to_pylist(), known["hash"].to_pylist(), strict=True))
+    shared = workspace.branch_of(entity) is not None or workspace.has_branches(entity)
+    return DeepPlan(tuple(sorted(wanted - there)), () if shared else tuple(sorted(there - wanted)))
+
+
+def batches(entity: Entity, plan: DeepPlan, model: DeepModel) -> Iterator[DeepSpec]:
+    """The work of ``plan`` in batches."""
+    for start in range(0, len(plan.missing), DOCUMENTS_PER_BATCH):
+        yield DeepSpec(entity, plan.missing[start : start + DOCUMENTS_PER_BATCH], model)
+
+
+def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
+    """Embed the definitions of ``spec`` as they are indexed, and write them as fragments.
+
+    A document that is another by now has none; the next run sees to it. Raises MissingExtra, ModelNotFound,
+    StorageError.
+    """
+    workspace, hashes = context.workspace, dict(spec.documents)
+    rows = workspace.lines(spec.entity).of_documents(spec.entity, sorted(hashes)).sort_by("line_number")
+    texts: dict[str, dict[int, str]] = defaultdict(dict)
+    outlines: dict[str, list[str]] = defaultdict(list)
+    names = ("path", "hash", "line_number", "text", OUTLINE_COLUMN)
+    for path, content, number, text, outline in zip(*(rows[name].to_pylist() for name in names), strict=True):
+        if content == hashes[path]:
+            texts[path][number] = text
+            if outline:
+                outlines[path].append(outline)
+    found: list[tuple[str, Definition | None]] = []
+    said: list[str] = []
+    for path in sorted(texts):
+        definitions = _definitions(outlines[path], texts[path])
+        found += [(path, each) for each in definitions] or [(path, None)]
+        said += [definition_text(path, each, texts[path]) for each in definitions]
+    if not found:
+        return DeepResult((), len(hashes), 0)
+    encoder = load_transformer(spec.model.name, threads=1)
+    vectors = iter(encoder.embed(said)) if said else iter(())
+    table = _table(spec, found, hashes, [next(vectors) if each is not None else None for _, each in found])
+    fragments = workspace.deep(spec.entity, spec.model).write_fragments(table)
+    return DeepResult(tuple(fragments), len(hashes), len(said))
+
+
+def _definitions(outlines: Sequence[str], texts: dict[int, str]) -> list[Definition]:
+    """The definitions of a document, each once, without those whose own line has no text."""
+    known = {each: None for outline in outlines for each in decode(outline)}
+    return [
+        each for each in known if each.line in texts and (each.kind != "key" or each.last - each.first >= _KEY_LINES)
+    ]
+
+
+def _table(
+    spec: DeepSpec,
+    found: Sequence[tuple[str, Definition | None]],
+    hashes: dict[str, str],
+    vectors: Sequence[np.ndarray[tuple[int], np.dtype[np.float32]] | None],
+) -> pa.Table:
+    columns = schema(spec.model.dim)
+    nobody = Definition("", "", -1, -1, -1)
+    definitions = [definition or nobody for _, definition in found]
+    paths = [path for path, _ in found]
+    values = {
+        "entity": [str(spec.entity)] * len(paths),
+        "path": paths,
+        "hash": [hashes[path] for path in paths],
+        "parent_dirs": [parent_dirs(path) for path in paths],
+        "ext": [extension(path) for path in paths],
+        **{name: [getattr(each, name) for each in definitions] for name in ("kind", "name", "line", "first", "last")},
+        "vector": [vector.astype(np.float16) if vector is not None else None for vector in vectors],
+    }
+    return pa.table([pa.array(values[field.name], field.type) for field in columns], schema=columns)

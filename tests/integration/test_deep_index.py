@@ -1,0 +1,161 @@
+"""``driftline index --deep``: definitions by a transformer, kept in step and joined with what words and lines find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import driftline as dl
+from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
+from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
+from driftline.storage.entities import Entity
+from driftline.storage.errors import MissingExtra, UsageError
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.deep import files
+from tests.faults.faults import Crash, Faults, Mode, injected
+
+Driftline = Callable[..., Any]
+ENTITY = Entity.parse("source:tree")
+REFUND = ("shop/orders.py", "refund")
+QUESTION = "how do customers get their money back?"
+FILES = {
+    "shop/orders.py": "def refund(order):\n    # Reimburses the buyer.\n    ledger.reverse(order.payment)\n",
+    "shop/columns.py": "def width(rows):\n    # Aligns back and front of a table.\n    return max(map(len, rows))\n",
+    "shop/names.txt": "get their names back\n",
+    "food/soup.md": "# Soup\n\nBoil the carrots, add salt and serve.\n",
+    "net/retry.py": "def retry(call, times):\n    for _ in range(times):\n        call()\n",
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text(text)
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> str:
+    return str(tmp_path / "ws")
+
+
+def index(tree: Path, workspace: str, **options: Any) -> int:
+    """Index ``tree``; returns the number of definitions embedded."""
+    return dl.index(str(tree), workspace=workspace, **options).definitions_embedded
+
+
+def deep_documents(workspace: str) -> set[str]:
+    opened = Workspace.open(workspace)
+    model = opened.deep_model
+    assert model is not None
+    return set(opened.deep(ENTITY, model).documents(ENTITY)["path"].to_pylist())
+
+
+def found(workspace: str, **options: Any) -> list[tuple[str, str | None]]:
+    return [(hit.path, hit.symbol) for hit in dl.search(workspace, QUESTION, **options).results]
+
+
+def test_a_question_finds_the_definition_that_shares_no_word_with_it(
+    tree: Path, workspace: str, driftline: Driftline
+) -> None:
+    assert driftline("index", tree, "--workspace", workspace, "--deep", "--json").json["definitions_embedded"] == 4
+    answer = driftline("search", QUESTION, "--workspace", workspace, "--explain", "--json").json
+    assert answer["explanation"]["seconds"]["deep"] > 0
+    places = [(hit["path"], hit["line"], hit["symbol"]) for hit in answer["results"][:2]]
+    assert ("shop/orders.py", 1, "refund") in places
+    assert [hit["rank"] for hit in answer["results"]] == [*range(1, len(answer["results"]) + 1)]
+    without = found(workspace, deep=False)
+    assert REFUND not in without or without.index(REFUND) > found(workspace).index(REFUND)
+    assert "deep" not in dl.search(workspace, QUESTION, mode="text", explain=True).explanation.seconds  # type: ignore[union-attr]
+    assert REFUND not in found(workspace, where=dl.LineFilter(exts=("md",)))
+    assert ("food/soup.md", "Soup") in found(workspace, kinds=["section"])
+
+
+def test_a_run_embeds_the_definitions_of_what_has_changed(tree: Path, workspace: str) -> None:
+    assert index(tree, workspace, deep=True) == 4
+    assert index(tree, workspace) == 0
+    (tree / "net/retry.py").write_text("def again(call):\n    return call()\n\n\ndef once(call):\n    return call()\n")
+    (tree / "shop/columns.py").unlink()
+    assert index(tree, workspace) == 2
+    assert deep_documents(workspace) == {name for name in FILES if name != "shop/columns.py"}
+    assert index(tree, workspace, executor="local", workers=1, full=True) == 0  # the content is the same
+    assert REFUND in found(workspace)[:2]
+
+
+def test_definitions_of_documents_that_have_changed_since_are_left_out(
+    tree: Path, workspace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index(tree, workspace, deep=True)
+    (tree / "shop/orders.py").write_text("def cook(order):\n    # Boils the carrots.\n    kitchen.boil(order)\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("driftline.flows.runs.index_run.deepen", lambda *arguments: None)
+        index(tree, workspace)
+    assert REFUND not in found(workspace)
+    index(tree, workspace)
+    assert REFUND not in found(workspace)
+
+
+def test_a_run_that_is_interrupted_anywhere_is_completed_by_the_next(tree: Path, tmp_path: Path) -> None:
+    with injected(Faults()) as undisturbed:
+        index(tree, str(tmp_path / "undisturbed"), deep=True, indexes="none")
+    first = next(at for at, name in enumerate(undisturbed.log) if "deep" in name)
+    for at in range(first, len(undisturbed.log)):
+        for mode in (Mode.CRASH_AFTER, Mode.FAIL):
+            workspace = str(tmp_path / f"{mode}-{at}")
+            with injected(Faults(mode, at)), suppress(Crash, dl.DriftlineError, OSError):
+                index(tree, workspace, deep=True, indexes="none")
+            index(tree, workspace, indexes="none")
+            assert deep_documents(workspace) == set(FILES), (mode, undisturbed.log[at])
+            assert REFUND in found(workspace)[:2]
+
+
+def test_definitions_are_compacted_cleaned_and_verified_with_the_rest(tree: Path, workspace: str) -> None:
+    index(tree, workspace, deep=True)
+    compact_workspace(CompactRequest(workspace, max_deltas=0, retention_seconds=0.0, workers=1))
+    report = clean_workspace(CleanupRequest(workspace, 0.0, dry_run=False))
+    assert (report.skipped, report.foreign) == ([], ())
+    assert verify_workspace(VerifyRequest(workspace)).findings == []
+    assert REFUND in found(workspace)[:2]
+    index(tree, workspace, deep=False)
+    clean_workspace(CleanupRequest(workspace, 0.0, dry_run=False))
+    assert not [info for info in Workspace.open(workspace).objects.list() if "deep_embeddings" in info.path]
+    with pytest.raises(UsageError, match="no definitions"):
+        found(workspace, deep=True)
+
+
+def test_a_branch_has_its_own_definitions(tree: Path, workspace: str) -> None:
+    index(tree, workspace, deep=True)
+    (tree / "shop/orders.py").write_text("def cook(order):\n    # Boils the carrots.\n    kitchen.boil(order)\n")
+    (tree / "shop/returns.py").write_text("def pay_back(buyer):\n    # Reimburses a customer.\n    bank.send(buyer)\n")
+    assert index(tree, workspace, branch="topic") == 2
+    on_main, on_topic = found(workspace), found(workspace, branch="topic")
+    assert REFUND in on_main[:2]
+    assert ("shop/returns.py", "pay_back") in on_topic[:2]
+    assert REFUND not in on_topic
+    assert ("shop/returns.py", "pay_back") not in on_main
+
+
+def test_without_the_extra_lines_are_indexed_and_searched_all_the_same(
+    tree: Path, workspace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index(tree, workspace, deep=True)
+
+    def missing() -> None:
+        raise MissingExtra("Deep meaning needs optional dependencies", "onnx", "Run: pip install 'driftline[deep]'")
+
+    monkeypatch.setattr(files, "require_extra", missing)
+    (tree / "new.py").write_text("def added():\n    pass\n")
+    assert index(tree, workspace) == 0
+    assert found(workspace)
+    with pytest.raises(MissingExtra):
+        found(workspace, deep=True)
+    with pytest.raises(MissingExtra):
+        index(tree, workspace, deep=True)
+    monkeypatch.undo()
+    assert index(tree, workspace) == 1
