@@ -39,6 +39,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "bucket": (),
     "cluster": (),
     "branches": (),
+    "deepening": (),
     "dask_scale": (),
     "many_sources": (),
     "store_requests": (),

@@ -34,6 +34,8 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dask_scale",
         "store_requests",
         "many_sources",
+        "branches",
+        "deepening",
     ],
 )
 def test_a_benchmark_runs_on_a_small_corpus(name: str, corpora: Path) -> None:

@@ -1,0 +1,86 @@
+"""What ``--deep`` costs: definitions embedded per second, a run over few changed files, and a warm search.
+
+    .venv/bin/python tests/benchmarks/deepening.py
+
+A workspace with definitions is compared with one of the same tree without them, in turns.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import corpus
+import measure
+from bucket import QUERIES
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.query import search
+
+CHANGED_FILES = 20
+ROUNDS = 5
+
+
+def main() -> int:
+    options = measure.begin(__doc__, lines=300_000)
+    verdict = measure.Verdict(options.small)
+    tree = corpus.packages(2_000 if options.small else options.lines)
+    rounds = 1 if options.small else ROUNDS
+    print(tree)
+    with measure.scratch() as folder:
+        source, plain, deep = folder / "tree", folder / "plain", folder / "deep"
+        shutil.copytree(tree.path, source)
+        _index(source, plain, deep=False)
+        shutil.copytree(plain, deep)
+        seconds, definitions = _index(source, deep, deep=True)
+        print(f"  {definitions:,} definitions in {seconds:.1f} s, after the lines")
+        verdict.at_least("definitions embedded per second", definitions / seconds, 400, "")
+        pairs: list[tuple[float, float]] = []
+        for number in range(rounds):
+            _change(source, f"edited {number}")
+            pairs.append((_index(source, plain, deep=False)[0], _index(source, deep, deep=True)[0]))
+        without, with_ = (median(column) for column in zip(*pairs, strict=True))
+        print(f"  run over {CHANGED_FILES} changed files: {without:.2f} s, with definitions {with_:.2f} s")
+        verdict.at_most("run with definitions after a change, of one without", with_ / without, 1.5)
+        lines, joined = _searches(Workspace.open(str(deep)))
+        print(f"  search, warm, p50: {lines * 1e3:.1f} ms, with definitions {joined * 1e3:.1f} ms")
+        verdict.at_most("what definitions add to a warm search, p50", (joined - lines) * 1e3, 15, "ms")
+    return verdict.exit_code
+
+
+def _index(source: Path, workspace: Path, *, deep: bool) -> tuple[float, int]:
+    """Index ``source``; returns the seconds, and the number of definitions embedded."""
+    started = time.perf_counter()
+    report = index_sources(IndexRequest((str(source),), str(workspace), "source:web", deep=deep))
+    return time.perf_counter() - started, report.definitions_embedded
+
+
+def _change(source: Path, word: str) -> None:
+    """Append a function to CHANGED_FILES files of the tree."""
+    files = sorted(path for path in source.rglob("*.py") if path.is_file())
+    for path in files[:: max(1, len(files) // CHANGED_FILES)][:CHANGED_FILES]:
+        with path.open("a") as file:
+            file.write(f"\n\ndef {word.replace(' ', '_')}():\n    return 1\n")
+
+
+def _searches(workspace: Workspace) -> tuple[float, float]:
+    """The median seconds of a search of the lines alone, and of one joined with the definitions."""
+    for query in QUERIES:
+        search(workspace, query, deep=True)
+    times: tuple[list[float], list[float]] = ([], [])
+    for query in QUERIES * ROUNDS:
+        for found, deep in zip(times, (False, True), strict=True):
+            started = time.perf_counter()
+            search(workspace, query, deep=deep)
+            found.append(time.perf_counter() - started)
+    return median(times[0]), median(times[1])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
