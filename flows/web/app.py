@@ -21,6 +21,7 @@ from driftline.flows.web.requests import (
     MAX_EXCERPT_LINES,
     MAX_QUERY_CHARACTERS,
     Around,
+    BranchName,
     ExcerptLines,
     Line,
     ModeName,
@@ -51,7 +52,7 @@ def make_app(reader: Reader, places: Collection[str]) -> ASGIApp:
     for kind in (DriftlineError, RequestValidationError, HTTPException):
         api.add_exception_handler(kind, _failed)
     programs, people = _Api(reader), _Pages(reader)
-    for name in ("search", "excerpt", "status", "sources"):
+    for name in ("search", "excerpt", "status", "sources", "branches"):
         api.get(f"/api/v1/{name}", response_model=None)(getattr(programs, name))
     hidden: dict[str, Any] = {"response_model": None, "include_in_schema": False}
     api.get("/healthz", **hidden)(_alive)
@@ -96,16 +97,19 @@ class _Api:
         ext: Names = None,
         glob: Names = None,
         path: Names = None,
+        branch: BranchName = None,
     ) -> Response:
         """Find the lines that answer a query, best first, as ``driftline search --json`` prints them."""
-        report = self.reader.search(q, Narrowing.of(source, dir, ext, glob, path), top_k, n_lines, mode)
+        report = self.reader.search(q, Narrowing.of(source, dir, ext, glob, path), top_k, n_lines, mode, branch)
         found = report.to_dict()
         found.pop("explanation", None)
         return JsonAnswer(found)
 
-    def excerpt(self, source: Name, path: Name, line: Line, n_lines: ExcerptLines = 20) -> Response:
+    def excerpt(
+        self, source: Name, path: Name, line: Line, n_lines: ExcerptLines = 20, branch: BranchName = None
+    ) -> Response:
         """Read an indexed document around a line. Only indexed documents can be read."""
-        return JsonAnswer(self.reader.excerpt(source, path, line, n_lines))
+        return JsonAnswer(self.reader.excerpt(source, path, line, n_lines, branch))
 
     def status(self) -> Response:
         """Show what the workspace holds, as ``driftline status --json`` prints it."""
@@ -114,6 +118,10 @@ class _Api:
     def sources(self) -> Response:
         """List the sources of the workspace, as ``driftline sources --json`` prints them."""
         return JsonAnswer(self.reader.sources())
+
+    def branches(self) -> Response:
+        """List the branches of the sources, as ``driftline branches --json`` prints them."""
+        return JsonAnswer(self.reader.branches())
 
     def ready(self) -> Response:
         """Whether the workspace can be read."""
@@ -134,15 +142,18 @@ class _Pages:
         ext: Names = None,
         glob: Names = None,
         path: Names = None,
+        branch: BranchName = None,
     ) -> Response:
-        asked = pages.Asked(q[:MAX_QUERY_CHARACTERS].strip(), mode, Narrowing.of(source, dir, ext, glob, path))
+        narrowing = Narrowing.of(source, dir, ext, glob, path)
+        asked = pages.Asked(q[:MAX_QUERY_CHARACTERS].strip(), mode, narrowing, branch)
         if not asked.q:
             return HTMLResponse(pages.search_page(asked, ()))
         try:
-            report = self.reader.search(asked.q, asked.narrowing, n_lines=_PAGE_LINES, mode=mode)
+            report = self.reader.search(asked.q, asked.narrowing, n_lines=_PAGE_LINES, mode=mode, branch=branch)
         except DriftlineError as error:
             return HTMLResponse(pages.search_page(asked, (), str(error)), status_of(error))
         return HTMLResponse(pages.search_page(asked, report.results))
 
-    def document(self, source: Name, path: Name, line: Line = 1) -> Response:
-        return HTMLResponse(pages.document_page(self.reader.excerpt(source, path, line, MAX_EXCERPT_LINES), line))
+    def document(self, source: Name, path: Name, line: Line = 1, branch: BranchName = None) -> Response:
+        excerpt = self.reader.excerpt(source, path, line, MAX_EXCERPT_LINES, branch)
+        return HTMLResponse(pages.document_page(excerpt, line, branch))

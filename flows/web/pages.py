@@ -29,10 +29,11 @@ class Asked:
     q: str
     mode: Mode
     narrowing: Narrowing
+    branch: str | None = None
 
     def link(self, narrowing: Narrowing | None = None) -> str:
         """The link of this search, with other filters if they are given."""
-        filters = asdict(self.narrowing if narrowing is None else narrowing)
+        filters = asdict(self.narrowing if narrowing is None else narrowing) | {"branch": self.branch}
         fields = {"q": self.q, "mode": self.mode, **{name: values for name, values in filters.items() if values}}
         return "/?" + _encoded(fields)
 
@@ -41,7 +42,7 @@ def search_page(asked: Asked, hits: Sequence[Hit], error: str = "") -> bytes:
     """The page of a search; without a query, only its box."""
     shown = [
         {
-            "link": _document_link(hit.source, hit.path, hit.line),
+            "link": _document_link(hit.source, hit.path, hit.line, asked.branch),
             "hit": hit,
             "lines": _numbered(hit.path, hit.start_line, hit.context, asked.q),
         }
@@ -49,16 +50,19 @@ def search_page(asked: Asked, hits: Sequence[Hit], error: str = "") -> bytes:
     ]
     filters = [(name, value) for name, values in asdict(asked.narrowing).items() for value in values]
     removable = [(name, value, asked.link(_without(asked.narrowing, name, value))) for name, value in filters]
+    if asked.branch:
+        filters.append(("branch", asked.branch))
+        removable.append(("branch", asked.branch, replace(asked, branch=None).link()))
     content = {"asked": asked, "hits": shown, "facets": _facets(asked, hits), "removable": removable}
     return _rendered("search.html.j2", error=error, filters=filters, **content)
 
 
-def document_page(excerpt: dict[str, Any], line: int) -> bytes:
+def document_page(excerpt: dict[str, Any], line: int, branch: str | None = None) -> bytes:
     """The page of a document around ``line``."""
     source, path, first = excerpt["source"], excerpt["path"], excerpt["start_line"]
     last = first + len(excerpt["lines"]) - 1
-    earlier = _document_link(source, path, max(1, first - MAX_EXCERPT_LINES)) if first > 1 else None
-    later = _document_link(source, path, last) if last == line + MAX_EXCERPT_LINES else None
+    earlier = _document_link(source, path, max(1, first - MAX_EXCERPT_LINES), branch) if first > 1 else None
+    later = _document_link(source, path, last, branch) if last == line + MAX_EXCERPT_LINES else None
     lines = _numbered(path, first, excerpt["lines"], "")
     return _rendered("document.html.j2", excerpt=excerpt, lines=lines, line=line, earlier=earlier, later=later)
 
@@ -102,8 +106,9 @@ def _numbered(path: str, first: int, lines: Sequence[str], query: str) -> list[t
     return list(enumerate(coloured(path, lines, query), start=first))
 
 
-def _document_link(source: str, path: str, line: int) -> str:
-    return f"/d?{_encoded({'source': source, 'path': path, 'line': line})}#L{line}"
+def _document_link(source: str, path: str, line: int, branch: str | None) -> str:
+    fields = {"source": source, "path": path, "line": line} | ({"branch": branch} if branch else {})
+    return f"/d?{_encoded(fields)}#L{line}"
 
 
 def _encoded(fields: dict[str, Any]) -> str:

@@ -10,8 +10,11 @@ from typing import Annotated, Any, Self
 from fastapi import Query
 
 from driftline.flows.output.search_journal import record_search
+from driftline.flows.runs.branch_upkeep import list_branches
 from driftline.storage.entities import Entity
 from driftline.storage.lines.filters import LineFilter
+from driftline.storage.workspace.branches import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
+from driftline.storage.workspace.branches import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.excerpts import read_excerpt
@@ -35,6 +38,9 @@ Name = Annotated[str, Query(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 Line = Annotated[int, Query(ge=1, le=MAX_LINE_NUMBER, description="The line to read around, counted from 1.")]
 ExcerptLines = Annotated[int, Query(ge=0, le=MAX_EXCERPT_LINES, description="Lines on each side.")]
 Names = Annotated[list[Name] | None, Query(max_length=MAX_NAMES)]
+BranchName = Annotated[
+    str | None, Query(min_length=1, max_length=MAX_BRANCH_CHARACTERS, description="Ask this branch of the sources.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +87,18 @@ class Reader:
         top_k: int = DEFAULT_TOP_K,
         n_lines: int = DEFAULT_N_LINES,
         mode: Mode = "hybrid",
+        branch: str | None = None,
     ) -> SearchReport:
         """Search, and take it down in the journal. Raises what ``driftline.search`` raises."""
-        workspace, started = self.newest(), time.monotonic()
+        workspace, started = self._on(branch), time.monotonic()
         where = narrowing.where(workspace)
         report = search(workspace, query, top_k=top_k, n_lines=n_lines, where=where, mode=mode, explain=True)
         record_search(workspace, report.explanation, time.monotonic() - started)
         return report
 
-    def excerpt(self, source: str, path: str, line: int, n_lines: int) -> dict[str, Any]:
+    def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:
         """Lines of an indexed document. Raises what ``read_excerpt`` raises."""
-        found = asdict(read_excerpt(self.newest(), path, line, n_lines=n_lines, source=source))
+        found = asdict(read_excerpt(self._on(branch), path, line, n_lines=n_lines, source=source))
         return {**found, "lines": list(found["lines"])}
 
     def status(self) -> dict[str, Any]:
@@ -102,3 +109,13 @@ class Reader:
         """As ``driftline sources --json`` prints it."""
         stats = self.newest().stats()
         return {"workspace": stats.workspace, "sources": list(stats.sources)}
+
+    def branches(self) -> dict[str, Any]:
+        """As ``driftline branches --json`` prints it."""
+        workspace = self.newest()
+        found = [branch.to_dict() for branch in list_branches(workspace)]
+        return {"workspace": workspace.objects.uri, "branches": found}
+
+    def _on(self, branch: str | None) -> Workspace:
+        workspace = self.newest()
+        return on_branch(workspace, branch) if branch is not None else workspace

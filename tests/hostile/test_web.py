@@ -100,6 +100,31 @@ def test_a_commit_is_found_by_the_next_request(
     assert [hit["path"] for hit in found["results"]] == ["new.md"]
 
 
+def test_a_branch_is_searched_and_read_by_its_name(
+    server: WebServer, driftline: Callable[..., Any], tmp_path: Path, tree: Path
+) -> None:
+    (tree / "sub/plain.md").write_text("who renews the lease of a zebra\n")
+    ws, name = ("--workspace", tmp_path / "ws"), "feature/<b>ä"
+    assert driftline("index", tree, *ws, "--branch", name).code == 0
+    branch = urlencode({"branch": name})
+    for target, arguments in (
+        (f"search?q=zebra&top_k=5&{branch}", ("search", "zebra", "--top-k", 5, "--branch", name)),
+        ("search?q=zebra&top_k=5", ("search", "zebra", "--top-k", 5)),
+    ):
+        response, body = ask(server, f"/api/v1/{target}")
+        assert response.status == 200
+        assert json.loads(body) == driftline(*arguments, *ws, "--json").json
+    (listed,) = json.loads(ask(server, "/api/v1/branches")[1])["branches"]
+    assert listed["name"] == name
+    page = Page(ask(server, f"/?q=zebra&mode=text&{branch}")[1])
+    assert "zebra" in page.text
+    (link,) = {link for link in page.links() if link.startswith("/d?")}
+    assert branch in link
+    assert "zebra" in Page(ask(server, link.partition("#")[0])[1]).text
+    response, body = ask(server, "/api/v1/search?q=x&branch=none")
+    assert (response.status, json.loads(body)["fix"]) == (400, f"It has: {name}.")
+
+
 def test_wrong_requests_are_problems_with_a_kind(server: WebServer) -> None:
     excerpt = {"source": "org:default/project:default/source:tree", "path": "../secret", "line": 1}
     for target in (
@@ -117,7 +142,9 @@ def test_wrong_requests_are_problems_with_a_kind(server: WebServer) -> None:
 
 def test_the_openapi_document_lists_the_routes_of_programs(server: WebServer) -> None:
     document = json.loads(ask(server, "/api/v1/openapi.json")[1])
-    assert sorted(document["paths"]) == [f"/api/v1/{name}" for name in ("excerpt", "search", "sources", "status")]
+    assert sorted(document["paths"]) == [
+        f"/api/v1/{name}" for name in ("branches", "excerpt", "search", "sources", "status")
+    ]
 
 
 def test_names_and_contents_are_escaped_on_every_page(server: WebServer) -> None:
