@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,14 +28,12 @@ MIN_INDEXED_ROWS = 100_000
 """Fewer vectors are compared one by one, in milliseconds."""
 PATHS_PER_LOOKUP = 2_000
 
-if TYPE_CHECKING:
-    pass
-
 
 def schema(dim: int) -> pa.Schema:
     """The columns of ``deep_embeddings``: a document, and a definition in it as in ``outline.Definition``, 0-based.
 
-    ``vector`` is ``(dim,) float16``. A document without definitions has one row with ``line`` -1 and no vector.
+    ``vector`` is ``(dim,) float16``, and ``text_hash`` that of the text that it was made from. A document without
+    definitions has one row with ``line`` -1 and neither.
     """
     return pa.schema(
         [
@@ -49,6 +47,7 @@ def schema(dim: int) -> pa.Schema:
             pa.field("line", pa.int32()),
             pa.field("first", pa.int32()),
             pa.field("last", pa.int32()),
+            pa.field("text_hash", pa.string()),
             pa.field("vector", pa.list_(VECTOR_TYPE, dim)),
         ]
     )
@@ -83,6 +82,19 @@ class DeepTable(LanceTable):
 
         rows = with_indexes(dataset, self.TITLE, read)
         return rows.group_by(["path", "hash"]).aggregate([]).select(["path", "hash"])
+
+    def vectors(self, entity: Entity, paths: Sequence[str]) -> dict[str, NDArray[np.float16]]:
+        """The vectors of all definitions in documents of a source, by ``text_hash``. Raises StorageError."""
+        found: dict[str, NDArray[np.float16]] = {}
+        dataset = self.open()
+        for start in range(0, len(paths), PATHS_PER_LOOKUP):
+            some = is_one_of("path", paths[start : start + PATHS_PER_LOOKUP])
+            where = f"{some} AND entity = {quote(str(entity))} AND line >= 0"
+            with writing("Could not read the definitions of documents", self.uri):
+                rows = dataset.scanner(columns=["text_hash", "vector"], filter=where).to_table()
+            vectors = np.stack(rows["vector"].to_numpy()) if len(rows) else ()
+            found.update(zip(rows["text_hash"].to_pylist(), vectors, strict=True))
+        return found
 
     def commit(self, entity: Entity, fragments: Sequence[str], stale: Sequence[tuple[str, str]] = ()) -> None:
         """Add fragments and remove the rows of documents, ``(path, hash)``, in one version. Raises StorageError.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.lines.deep_table import schema
@@ -26,10 +28,14 @@ _KEY_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class DeepSpec:
-    """Documents of a source, ``(path, hash)``, whose definitions are to be embedded."""
+    """Documents of a source, ``(path, hash)``, whose definitions are to be embedded.
+
+    ``known`` are the paths of those that have rows of another content, from which vectors can be taken.
+    """
 
     entity: Entity
     documents: tuple[tuple[str, str], ...]
+    known: tuple[str, ...]
     model: DeepModel
 
 
@@ -44,10 +50,14 @@ class DeepResult:
 
 @dataclass(frozen=True, slots=True)
 class DeepPlan:
-    """The documents of a source, ``(path, hash)``, that lack their definitions, and those that are ``stale``."""
+    """The documents of a source, ``(path, hash)``, that lack their definitions, and those that are ``stale``.
+
+    ``known`` are the paths that have rows of any content.
+    """
 
     missing: tuple[tuple[str, str], ...]
     stale: tuple[tuple[str, str], ...]
+    known: frozenset[str]
 
 
 def plan_deep(workspace: Workspace, entity: Entity, model: DeepModel) -> DeepPlan:
@@ -64,18 +74,21 @@ def plan_deep(workspace: Workspace, entity: Entity, model: DeepModel) -> DeepPla
     known = workspace.deep(entity, model).documents(entity)
     there = set(zip(known["path"].to_pylist(), known["hash"].to_pylist(), strict=True))
     shared = workspace.branch_of(entity) is not None or workspace.has_branches(entity)
-    return DeepPlan(tuple(sorted(wanted - there)), () if shared else tuple(sorted(there - wanted)))
+    stale = () if shared else tuple(sorted(there - wanted))
+    return DeepPlan(tuple(sorted(wanted - there)), stale, frozenset(path for path, _ in there))
 
 
 def batches(entity: Entity, plan: DeepPlan, model: DeepModel) -> Iterator[DeepSpec]:
     """The work of ``plan`` in batches."""
     for start in range(0, len(plan.missing), DOCUMENTS_PER_BATCH):
-        yield DeepSpec(entity, plan.missing[start : start + DOCUMENTS_PER_BATCH], model)
+        some = plan.missing[start : start + DOCUMENTS_PER_BATCH]
+        yield DeepSpec(entity, some, tuple(path for path, _ in some if path in plan.known), model)
 
 
 def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
     """Embed the definitions of ``spec`` as they are indexed, and write them as fragments.
 
+    A definition whose text stood in an earlier content of these documents keeps its vector.
     A document that is another by now has none; the next run sees to it. Raises MissingExtra, ModelNotFound,
     StorageError.
     """
@@ -97,11 +110,15 @@ def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
         said += [definition_text(path, each, texts[path]) for each in definitions]
     if not found:
         return DeepResult((), len(hashes), 0)
-    encoder = load_transformer(spec.model.name, threads=1)
-    vectors = iter(encoder.embed(said)) if said else iter(())
-    table = _table(spec, found, hashes, [next(vectors) if each is not None else None for _, each in found])
-    fragments = workspace.deep(spec.entity, spec.model).write_fragments(table)
-    return DeepResult(tuple(fragments), len(hashes), len(said))
+    table = workspace.deep(spec.entity, spec.model)
+    vectors = table.vectors(spec.entity, spec.known) if spec.known else {}
+    text_hashes = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() for text in said]
+    new = {text_hash: text for text_hash, text in zip(text_hashes, said, strict=True) if text_hash not in vectors}
+    if new:
+        encoder = load_transformer(spec.model.name, threads=1)
+        vectors.update(zip(new, encoder.embed([*new.values()]).astype(np.float16), strict=True))
+    fragments = table.write_fragments(_table(spec, found, hashes, text_hashes, vectors))
+    return DeepResult(tuple(fragments), len(hashes), len(new))
 
 
 def _definitions(outlines: Sequence[str], texts: dict[int, str]) -> list[Definition]:
@@ -116,9 +133,11 @@ def _table(
     spec: DeepSpec,
     found: Sequence[tuple[str, Definition | None]],
     hashes: dict[str, str],
-    vectors: Sequence[np.ndarray[tuple[int], np.dtype[np.float32]] | None],
+    text_hashes: Sequence[str],
+    vectors: dict[str, NDArray[np.float16]],
 ) -> pa.Table:
-    columns = schema(spec.model.dim)
+    columns, left = schema(spec.model.dim), iter(text_hashes)
+    of_rows = [next(left) if definition is not None else None for _, definition in found]
     nobody = Definition("", "", -1, -1, -1)
     definitions = [definition or nobody for _, definition in found]
     paths = [path for path, _ in found]
@@ -129,6 +148,7 @@ def _table(
         "parent_dirs": [parent_dirs(path) for path in paths],
         "ext": [extension(path) for path in paths],
         **{name: [getattr(each, name) for each in definitions] for name in ("kind", "name", "line", "first", "last")},
-        "vector": [vector.astype(np.float16) if vector is not None else None for vector in vectors],
+        "text_hash": of_rows,
+        "vector": [vectors[each] if each is not None else None for each in of_rows],
     }
     return pa.table([pa.array(values[field.name], field.type) for field in columns], schema=columns)

@@ -83,19 +83,18 @@ class DeepSearch:
 
 def joined(
     windows: Sequence[Window],
-    query: str,
+    found: dict[Place, float],
     vector: NDArray[np.float32],
     deep: DeepSearch,
     tables: Sequence[LineQuery],
     embedder: Embedder,
 ) -> list[Window]:
-    """``windows``, best first, and the definitions that ``deep`` finds, by their joined scores, which they get.
+    """``windows``, best first, and the definitions that ``deep`` found, by their joined scores, which they get.
 
     The best window of a definition that is found gains what the transformer says of it beyond the last one found; a
     definition without a window gets one at the line of its name, and what the last of ``windows`` has besides. Those of
     documents that have changed since are left out. Raises StorageError, CorruptFile.
     """
-    found = deep.find(query)
     if not found:
         return list(windows)
     least = min(found.values())

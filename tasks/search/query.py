@@ -136,21 +136,23 @@ def search(
     limit = calibration.limit(min_relevance, max_distance)
     finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
     records, wanted = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
-    windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), wanted, records)
-    if joining is not None:
+    deep_search = joining and DeepSearch.of(workspace, joining, where, only, limit)
+    with ThreadPoolExecutor(1) as pool:
+        definitions = pool.submit(deep_search.find, query) if deep_search else None
+        windows = distinct_windows(lambda wanted: finder.find(wanted, n_lines, mode), wanted, records)
+    if deep_search and definitions:
         with explanation.timed("deep"):
-            definitions = DeepSearch.of(workspace, joining, where, only, limit)
-            windows = joined(windows, query, vector, definitions, queries, embedder)
+            windows = joined(windows, definitions.result(), vector, deep_search, queries, embedder)
     if encoder is not None:
         with explanation.timed("rerank"):
             windows = [*reranked(windows[:n_reranked], query, queries, encoder, weight_in(mode)), *windows[n_reranked:]]
     with explanation.timed("context"):
-        of_code = mode != "vector"
-        found = hits(workspace, queries, windows[:top_k], n_lines, records, calibration, within_definitions=of_code)
-        results = tuple(found)
+        found = hits(
+            workspace, queries, windows[:top_k], n_lines, records, calibration, within_definitions=mode != "vector"
+        )
     if explain:
         _count(explanation, queries)
-    return SearchReport(query, results, explanation if explain else None)
+    return SearchReport(query, tuple(found), explanation if explain else None)
 
 
 def _model_of(workspace: Workspace) -> ModelRef | None:

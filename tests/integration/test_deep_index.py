@@ -57,6 +57,15 @@ def deep_documents(workspace: str) -> set[str]:
     return set(opened.deep(ENTITY, model).documents(ENTITY)["path"].to_pylist())
 
 
+def rows(workspace: str, path: str) -> list[dict[str, Any]]:
+    """The rows of the definitions of a document."""
+    opened = Workspace.open(workspace)
+    model = opened.deep_model
+    assert model is not None
+    found: list[dict[str, Any]] = opened.deep(ENTITY, model).open().to_table(filter=f"path = '{path}'").to_pylist()
+    return found
+
+
 def found(workspace: str, **options: Any) -> list[tuple[str, str | None]]:
     return [(hit.path, hit.symbol) for hit in dl.search(workspace, QUESTION, **options).results]
 
@@ -86,6 +95,19 @@ def test_a_run_embeds_the_definitions_of_what_has_changed(tree: Path, workspace:
     assert deep_documents(workspace) == {name for name in FILES if name != "shop/columns.py"}
     assert index(tree, workspace, executor="local", workers=1, full=True) == 0  # the content is the same
     assert REFUND in found(workspace)[:2]
+
+
+def test_a_definition_that_has_not_changed_keeps_its_vector_in_a_document_that_has(tree: Path, workspace: str) -> None:
+    orders = tree / "shop/orders.py"
+    orders.write_text(FILES["shop/orders.py"] + "\n\ndef ship(order):\n    post.send(order.parcel)\n")
+    assert index(tree, workspace, deep=True) == 5
+    before = rows(workspace, "shop/orders.py")
+    orders.write_text("\n\n" + orders.read_text().replace("post.send", "courier.send"))
+    assert index(tree, workspace) == 1
+    after = rows(workspace, "shop/orders.py")
+    assert sorted((row["name"], row["line"]) for row in after) == [("refund", 2), ("ship", 7)]
+    kept = {row["name"]: row["vector"] for row in after if row["vector"] in [each["vector"] for each in before]}
+    assert set(kept) == {"refund"}
 
 
 def test_definitions_of_documents_that_have_changed_since_are_left_out(
