@@ -132,8 +132,7 @@ def search(
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
         return nothing
-    calibration = Calibration.of(embedder)
-    limit = calibration.limit(min_relevance, max_distance)
+    limit = (calibration := Calibration.of(embedder)).limit(min_relevance, max_distance)
     finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
     records, wanted = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
     deep_search = joining and DeepSearch.of(workspace, joining, where, only, limit)
@@ -147,12 +146,11 @@ def search(
         with explanation.timed("rerank"):
             windows = [*reranked(windows[:n_reranked], query, queries, encoder, weight_in(mode)), *windows[n_reranked:]]
     with explanation.timed("context"):
-        found = hits(
-            workspace, queries, windows[:top_k], n_lines, records, calibration, within_definitions=mode != "vector"
-        )
+        whole, best = mode != "vector", windows[:top_k]
+        found = tuple(hits(workspace, queries, best, n_lines, records, calibration, within_definitions=whole))
     if explain:
         _count(explanation, queries)
-    return SearchReport(query, tuple(found), explanation if explain else None)
+    return SearchReport(query, found, explanation if explain else None)
 
 
 def _model_of(workspace: Workspace) -> ModelRef | None:
