@@ -13,6 +13,7 @@ from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
 
 if TYPE_CHECKING:
+    from driftline.flows.client.client import Client
     from driftline.flows.memory.dict_backend import HierarchicalLTMBackend, create_ltm_backend
     from driftline.flows.output.reports import IndexReport, SourceReport
     from driftline.flows.runs.plan import SourceRequest
@@ -75,6 +76,8 @@ if TYPE_CHECKING:
     from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
     from driftline.storage.workspace.workspace import Workspace
     from driftline.tasks.indexing.line_store import LineStore
+    from driftline.tasks.search.documents import Document
+    from driftline.tasks.search.excerpts import Excerpt
     from driftline.tasks.search.explanation import Explanation
     from driftline.tasks.search.hits import Hit
     from driftline.tasks.search.query import Mode, SearchReport
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES: Mapping[str, tuple[str, ...]] = {
+    "flows.client.client": ("Client",),
     "flows.memory.dict_backend": ("HierarchicalLTMBackend", "create_ltm_backend"),
     "flows.output.reports": ("IndexReport", "SourceReport"),
     "flows.runs.plan": ("SourceRequest",),
@@ -105,6 +109,8 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "storage.workspace.records": ("SourceRecord", "WorkspaceConfig"),
     "storage.workspace.workspace": ("Workspace",),
     "tasks.indexing.line_store": ("LineStore",),
+    "tasks.search.documents": ("Document",),
+    "tasks.search.excerpts": ("Excerpt",),
     "tasks.search.explanation": ("Explanation",),
     "tasks.search.hits": ("Hit",),
     "tasks.search.query": ("SearchReport",),
@@ -123,16 +129,19 @@ __all__ = [
     "CatalogMismatch",
     "CatalogMissing",
     "CleanupAborted",
+    "Client",
     "CommitConflict",
     "CorruptFile",
     "DeletionRefused",
     "DeploymentFailed",
     "DocMeta",
+    "Document",
     "DocumentState",
     "DriftlineError",
     "Embedder",
     "Entity",
     "EntityRecord",
+    "Excerpt",
     "ExecutorError",
     "Explanation",
     "FingerprintMismatch",
@@ -178,6 +187,7 @@ __all__ = [
     "WorkspaceTooNew",
     "__version__",
     "analyze_document_states",
+    "connect",
     "create_ltm_backend",
     "grep",
     "index",
@@ -362,6 +372,17 @@ def search(
         rerank=rerank,
         deep=deep,
     )
+
+
+def connect(url: str, token: str | None = None) -> Client:
+    """The web server at ``url`` as an object, asked with ``token``, by default $DRIFTLINE_TOKEN. Raises UsageError.
+
+    Nothing is asked yet.
+    """
+    from driftline.flows.client.client import Client
+    from driftline.flows.client.connection import Connection
+
+    return Client(Connection.to(url, token))
 
 
 def grep(

@@ -15,9 +15,10 @@ BRANCH = "_branch.json"
 BRANCHES = "_branches"
 GITIGNORE = ".gitignore"
 CATALOG = "_catalog.sqlite"
+"""The catalog of a local workspace, unless another is configured."""
 CATALOG_RECORD = "_catalog.json"
 COPY_RECORD = "_copy.json"
-"""The catalog of a local workspace, unless another is configured."""
+TOKENS = "_tokens.json"
 BASE = "_index.parquet"
 
 _ULID = "[0-9A-HJKMNP-TV-Z]{26}"
@@ -187,7 +188,7 @@ _KINDS = [
         (Kind.TEMPORARY, rf"(?P<place>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
         (
             Kind.PERMANENT,
-            r"(?P<place>)(?:_workspace\.json|_(?:catalog|copy)\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
+            r"(?P<place>)(?:_workspace\.json|_(?:catalog|copy|tokens)\.json|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
         ),
         (Kind.PERMANENT, rf"(?P<place>(?:{_ENTITY}/)+)_source\.json"),
         (

@@ -1,42 +1,167 @@
-"""``driftline web``: a workspace as pages for people and an HTTP API for programs."""
+"""``driftline web``: a workspace as pages for people, an HTTP API for programs, and tools for MCP clients."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated
+from ipaddress import ip_network
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from driftline.flows.commands.app import DONE, app
-from driftline.flows.commands.options import CacheOption, WorkspaceOption
+from driftline.flows.commands.options import CacheOption, WithinOption, WorkspaceOption
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import warn
+from driftline.storage.errors import UsageError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from driftline.flows.web.authentication import Authentication, TrustedProxy
+    from driftline.flows.web.memory_stores import MemoryStores
+    from driftline.flows.web.rate_limit import RateLimit
+    from driftline.flows.web.requests import Reader
+    from driftline.storage.entities import Entity
+    from driftline.storage.workspace.workspace import Workspace
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+DEFAULT_RATE = 50.0
+"""Requests per second of one token: a page that searches as somebody types makes at most ten."""
+
+HostsOption = Annotated[
+    list[str] | None,
+    typer.Option("--allowed-host", metavar="NAME", help="A host, or host:port, that clients may write into the URL."),
+]
+ProxiesOption = Annotated[
+    list[str] | None,
+    typer.Option("--trusted-proxy", metavar="ADDRESS", help="Where the proxy asks from, such as 10.0.0.0/24."),
+]
 
 
 @app.command()
 def web(
     workspace: WorkspaceOption = None,
-    host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback, tokens are needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8030,
     cache: CacheOption = None,
+    within: WithinOption = None,
+    require_token: Annotated[
+        bool, typer.Option("--require-token", help="Ask for tokens on loopback, too: behind a proxy of this machine.")
+    ] = False,
+    allowed_host: HostsOption = None,
+    trusted_proxy_header: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Let in whom a proxy names in this header; see --trusted-proxy."),
+    ] = None,
+    trusted_proxy: ProxiesOption = None,
+    rate: Annotated[
+        float, typer.Option(min=0.1, metavar="N", help="Requests per second of one token, twice as many at once.")
+    ] = DEFAULT_RATE,
+    tls_certificate: Annotated[str | None, typer.Option(metavar="FILE", help="Serve HTTPS: the certificates.")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
 ) -> int:
-    """Serve the workspace to browsers and programs of this machine: a search page, and an API at /api/v1."""
+    """Serve the workspace: a search page, an API at /api/v1, and MCP at /mcp.
+
+    On loopback anybody of this machine may ask; any other address needs tokens ('driftline token create') or a proxy.
+    """
     target = workspace_for_reading(workspace)
     from driftline.flows.config.reach import reach_of
-    from driftline.flows.config.search_settings import search_arguments
     from driftline.flows.config.toml_file import options_for
-    from driftline.flows.runs.cached_copy import FollowedWorkspace
     from driftline.flows.web.requests import Reader
-    from driftline.flows.web.serving import web_server
+    from driftline.flows.web.serving import Exposure, web_server
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target), reach_of(target, workspace))
-    caching = search_arguments({"cache": cache, "cache_bytes": None})
-    newest = FollowedWorkspace(opened, caching["cache_bytes"], warn) if caching["cache"] else opened.reread
-    reader = Reader(newest)
+    boundary = _boundary(opened, within)
+    proxy = _proxy(trusted_proxy_header, trusted_proxy)
+    is_public = host not in LOOPBACK or bool(allowed_host) or require_token
+    exposure = Exposure(
+        names=tuple(allowed_host or ()),
+        certificate=tls_certificate,
+        key=tls_key,
+        authentication=_authentication(opened, boundary, proxy, needs_token=is_public),
+        rate_limit=_rate_limit(rate) if is_public or proxy else None,
+    )
+    memory = _memory(target, opened)
+    reader = Reader(_newest(opened, cache), memory)
+    server = web_server(reader, host, port, exposure, _tools(reader))
     reader.warm()
-    server = web_server(reader, host, port)
+    if is_public and not tls_certificate and proxy is None:
+        warn("tokens travel unencrypted: name --tls-certificate and --tls-key, or put a proxy with TLS in front")
     warn(f"serving {server.url}")
-    with suppress(KeyboardInterrupt):  # the usual way to stop it
-        server.run()
+    try:
+        with suppress(KeyboardInterrupt):  # the usual way to stop it
+            server.run()
+    finally:
+        memory.close()
     return DONE
+
+
+def _boundary(workspace: Workspace, within: str | None) -> Entity | None:
+    from driftline.flows.config.boundary import boundary_in
+
+    return boundary_in(workspace, within) if within is not None else None
+
+
+def _newest(workspace: Workspace, cache: bool | None) -> Callable[[], Workspace]:
+    from driftline.flows.config.search_settings import search_arguments
+    from driftline.flows.runs.cached_copy import FollowedWorkspace
+
+    caching = search_arguments({"cache": cache, "cache_bytes": None})
+    return FollowedWorkspace(workspace, caching["cache_bytes"], warn) if caching["cache"] else workspace.reread
+
+
+def _memory(target: str, workspace: Workspace) -> MemoryStores:
+    from driftline.flows.config.memory_settings import find_memory
+    from driftline.flows.config.memory_upkeep import memory_of
+    from driftline.flows.web.memory_stores import MemoryStores
+
+    settings = memory_of(target)
+    return MemoryStores(lambda boundary: find_memory(settings, workspace, boundary))
+
+
+def _tools(reader: Reader) -> Starlette | None:
+    """The MCP tools of a server, if the extra is installed."""
+    try:
+        from driftline.flows.web.tools import mcp_app
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("mcp"):
+            raise
+        return None
+    return mcp_app(reader)
+
+
+def _authentication(
+    workspace: Workspace, within: Entity | None, proxy: TrustedProxy | None, *, needs_token: bool
+) -> Authentication:
+    from driftline.flows.web.authentication import Authentication, KnownTokens
+    from driftline.storage.workspace.tokens import read_tokens
+
+    if not needs_token and proxy is None:
+        return Authentication(within=within)
+    if not read_tokens(workspace.objects) and proxy is None:
+        fix = "Create one: driftline token create"
+        raise UsageError("The workspace has no token, so nobody could ask", workspace.objects.uri, fix)
+    return Authentication(KnownTokens(lambda: read_tokens(workspace.objects)), proxy, within)
+
+
+def _proxy(header: str | None, addresses: list[str] | None) -> TrustedProxy | None:
+    from driftline.flows.web.authentication import TrustedProxy
+
+    if header is None and not addresses:
+        return None
+    if header is None or not addresses:
+        fix = "Name both --trusted-proxy-header and --trusted-proxy: everybody else could send the header, too."
+        raise UsageError("A trusted proxy has a header and an address", header or ", ".join(addresses or ()), fix)
+    try:
+        networks = tuple(ip_network(address) for address in addresses)
+    except ValueError as error:
+        raise UsageError("This is no address of a proxy", str(error), "Write 10.0.0.7 or 10.0.0.0/24.") from error
+    return TrustedProxy(header, networks)
+
+
+def _rate_limit(per_second: float) -> RateLimit:
+    from driftline.flows.web.rate_limit import RateLimit
+
+    return RateLimit(per_second, burst=max(1, round(2 * per_second)))

@@ -32,6 +32,7 @@ from driftline.flows.commands import (
     pulling,
     searching,
     serving,
+    tokens,
     trusting,
 )
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
@@ -52,6 +53,7 @@ COMMANDS = (
     ci,
     history,
     memory,
+    tokens,
     trusting,
 )
 """Importing a module adds its commands to ``app``."""

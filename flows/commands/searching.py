@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from driftline.flows.commands.app import DONE, NOTHING_FOUND, app, show
+from driftline.flows.commands.asking import named_server, search_on
 from driftline.flows.commands.options import (
     BranchOption,
     CacheOption,
@@ -36,6 +37,7 @@ from driftline.tasks.search.defaults import (
 )
 
 if TYPE_CHECKING:
+    from driftline.storage.lines.filters import LineFilter
     from driftline.storage.workspace.workspace import Workspace
     from driftline.tasks.search.query import SearchReport
 
@@ -110,6 +112,14 @@ DeepOption = Annotated[
         show_default="where there are any",
     ),
 ]
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="Ask this web server, with the token in $DRIFTLINE_TOKEN. Default: $DRIFTLINE_SERVER.",
+    ),
+]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Show what the search did and how long it took.")]
 
 
@@ -140,6 +150,7 @@ def search(
     deep: DeepOption = None,
     explain: ExplainOption = False,
     cache: CacheOption = None,
+    server: ServerOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -147,26 +158,23 @@ def search(
 
     What is left out comes from [search] of driftline.toml.
     """
+    asked: dict[str, Any] = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "symbols": symbols}
+    asked |= {"max_distance": max_distance, "min_relevance": min_relevance, "tests": not no_tests, "branch": branch}
+    asked |= {"path": paths, "dir": dirs, "glob": globs, "ext": exts, "lang": langs, "kind": kinds, "source": entities}
+    if (remote := named_server(server, workspace)) is not None:
+        only_here = {"--in": named, "--strategy": strategy, "--fallback-threshold": fallback_threshold}
+        only_here |= {"--rerank": rerank, "--rerank-windows": rerank_windows, "--deep": deep, "--explain": explain}
+        return search_on(remote, query, asked, only_here | {"--cache": cache}, as_json=as_json)
     within, default_workspace = named_workspace(named, config) if named is not None else (None, None)
     target = workspace_for_reading(workspace or default_workspace)
     from driftline.flows.output.search_journal import record_search
-    from driftline.tasks.search.narrowing import narrowed
     from driftline.tasks.search.query import search as search_lines
 
     told: dict[str, Any] = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy, "deep": deep}
     told["rerank"] = rerank if rerank is False or rerank_windows is None else rerank_windows
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
     opened = _on_branch(_cached(_open(target, workspace, config), cache), branch)
-    where = narrowed(
-        opened,
-        paths=paths or None,
-        dirs=dirs or None,
-        globs=globs or None,
-        exts=exts or None,
-        languages=langs or None,
-        entities=entities or None,
-        also=[within] if within else [],
-    )
+    where = _narrowed(opened, asked, within)
     started = time.monotonic()
     limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
     limits |= {"symbols": symbols, "kinds": kinds, "tests": not no_tests}
@@ -178,6 +186,22 @@ def search(
 
 def _shown(report: SearchReport, *, explain: bool) -> dict[str, Any]:
     return (report if explain else replace(report, explanation=None)).to_dict()
+
+
+def _narrowed(workspace: Workspace, asked: Mapping[str, Any], within: LineFilter | None) -> LineFilter:
+    """The filter of what is ``asked``, by the names of the API."""
+    from driftline.tasks.search.narrowing import narrowed
+
+    return narrowed(
+        workspace,
+        paths=asked["path"] or None,
+        dirs=asked["dir"] or None,
+        globs=asked["glob"] or None,
+        exts=asked["ext"] or None,
+        languages=asked["lang"] or None,
+        entities=asked["source"] or None,
+        also=[within] if within else [],
+    )
 
 
 def _on_branch(workspace: Workspace, given: str | None) -> Workspace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -33,14 +34,20 @@ def make_server(
 
     With ``within`` it serves only lines at or below that entity; ``memory`` is bound by whoever opens it.
     """
+    lines = LineTools(newest or workspace.reread, lambda: within)
+    # The store stays open: it is the only one, and closes itself when the process ends.
+    return server_of(lines, MemoryTools(lambda: nullcontext(memory())) if memory is not None else None)
+
+
+def server_of(lines: LineTools, memory: MemoryTools | None = None) -> MCPServer[Any]:
+    """The server of these tools."""
     instructions = _INSTRUCTIONS + (_MEMORY_INSTRUCTIONS if memory else "")
     server: MCPServer[Any] = MCPServer(
         "driftline", instructions=instructions, version=version("driftline"), log_level="WARNING"
     )
-    lines = LineTools(newest or workspace.reread, within)
     tools: list[Callable[..., Any]] = [lines.search_lines, lines.index_status, lines.read_context]
     if memory is not None:
-        tools.append(MemoryTools(memory).search_memory)
+        tools.append(memory.search_memory)
     reads = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
     for tool in tools:
         server.add_tool(protocol_errors(tool), annotations=reads)

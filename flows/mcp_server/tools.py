@@ -9,6 +9,7 @@ import functools
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated, ParamSpec, TypeVar
 
@@ -82,10 +83,13 @@ def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @dataclass(frozen=True, slots=True)
 class LineTools:
-    """Tools over the lines of a workspace, or of what is at or below ``within``; ``newest`` opens it for each call."""
+    """Tools over the lines of a workspace, which ``newest`` opens for each call.
+
+    They see what is at or below the ``boundary`` of the call, None for everything.
+    """
 
     newest: Callable[[], Workspace]
-    within: Entity | None = None
+    boundary: Callable[[], Entity | None] = lambda: None
 
     def search_lines(
         self,
@@ -110,8 +114,9 @@ class LineTools:
         branch: BranchName = None,
     ) -> SearchAnswer:
         """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
+        within = self.boundary()
         where = LineFilter(
-            entities=None if self.within is None else (self.within,),
+            entities=None if within is None else (within,),
             paths=tuple(paths) if paths else None,
             dirs=tuple(dirs) if dirs else None,
             globs=tuple(globs) if globs else None,
@@ -121,7 +126,7 @@ class LineTools:
                 *([LineFilter(exts=extensions_of(languages))] if languages else []),
             ),
         )
-        workspace, started = on_named_branch(self.newest(), branch, self.within), time.monotonic()
+        workspace, started = on_named_branch(self.newest(), branch, within), time.monotonic()
         report = search(
             workspace,
             query,
@@ -144,7 +149,7 @@ class LineTools:
 
     def index_status(self) -> IndexStatus:
         """Show what is indexed: sources, documents, lines, and the model that embedded them."""
-        return answers.index_status(self.newest().stats(self.within))
+        return answers.index_status(self.newest().stats(self.boundary()))
 
     def read_context(
         self,
@@ -156,17 +161,15 @@ class LineTools:
         ] = None,
     ) -> ContextAnswer:
         """Read an indexed document around a line. Only indexed documents can be read."""
-        opened = self.newest()
-        return answers.context_answer(
-            read_excerpt(opened, path, line, n_lines=n_lines, source=source, within=self.within)
-        )
+        opened, within = self.newest(), self.boundary()
+        return answers.context_answer(read_excerpt(opened, path, line, n_lines=n_lines, source=source, within=within))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryTools:
-    """The tool over a memory store, which ``open_store`` opens."""
+    """The tool over a memory store, which ``open_store`` opens for each call."""
 
-    open_store: Callable[[], MemoryStore]
+    open_store: Callable[[], AbstractContextManager[MemoryStore]]
 
     def search_memory(
         self,
@@ -188,5 +191,6 @@ class MemoryTools:
         ] = "hybrid",
     ) -> MemoryAnswer:
         """Find the entries of the memory store that answer a query, best first."""
-        hits = self.open_store().search_memory(query, top_k, filter, entity, max_distance=max_distance, mode=mode)
+        with self.open_store() as store:
+            hits = store.search_memory(query, top_k, filter, entity, max_distance=max_distance, mode=mode)
         return memory_answer(query, hits, MAX_ANSWER_BYTES)

@@ -130,6 +130,18 @@ def print_branches(result: Result) -> None:
     _print([table if result["branches"] else Text(f"No branches in {printable(str(result['workspace']))}")])
 
 
+def print_tokens(result: Result) -> None:
+    """Print the tokens of a workspace, oldest first."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("id", "within", "scopes", "created", "expires", "note"):
+        table.add_column(column, overflow="fold")
+    for each in result["tokens"]:
+        within, scopes = each["within"] or "the whole workspace", ", ".join(each["scopes"])
+        cells = (each["id"], within, scopes, each["created"][:10], (each["expires"] or "never")[:10], each["note"])
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    _print([table if result["tokens"] else Text(f"No tokens in {printable(str(result['workspace']))}")])
+
+
 def print_runs(result: Result) -> None:
     """Print the runs of a workspace, newest first, each with its figures that are not zero."""
     table = Table(box=None, pad_edge=False, header_style="dim")

@@ -81,8 +81,9 @@ def verify_workspace(request: VerifyRequest, progress: Progress | None = None) -
     if request.repair:
         _restore_config(request, progress)
     workspace = Workspace.open(request.workspace, request.storage_options)
+    had_catalog = workspace.objects.head(CATALOG_RECORD) is not None
     with open_catalog(workspace, request.catalog_url or catalog_to_keep(workspace)) as at_hand:
-        return _verify(workspace, at_hand, request, progress)
+        return _verify(workspace, at_hand, request, progress, had_catalog=had_catalog)
 
 
 def _restore_config(request: VerifyRequest, progress: Progress) -> None:
@@ -107,7 +108,10 @@ def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
         return at_hand.catalog.belongs_to() if at_hand.catalog is not None else None
 
 
-def _verify(workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress) -> VerifyReport:
+def _verify(
+    workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress, *, had_catalog: bool
+) -> VerifyReport:
+    """``had_catalog``: the workspace had recorded a catalog before ``at_hand`` was looked for."""
     started, catalog = time.monotonic(), at_hand.catalog
     report = VerifyReport(new_ulid(), workspace.objects.uri)
 
@@ -119,6 +123,9 @@ def _verify(workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest
         verification = verify(workspace, progress.phase)
         if catalog is not None:
             catalog.check(workspace.config.workspace_id)
+        if catalog is None and not had_catalog and workspace.objects.head(CATALOG_RECORD) is not None:
+            verification.busy.append("the memory")  # a store has begun it since the catalog was looked for
+            return verification
         problem = at_hand.problem(workspace)
         if problem is not None:
             verification.findings.append(Finding(FindingKind.CATALOG, "", CATALOG_RECORD, problem))

@@ -2,45 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import logging
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
 from driftline.flows.web import pages
-from driftline.flows.web.guard import Guard
-from driftline.flows.web.problems import JsonAnswer, problem, problem_of, status_of, wrong_parameters
+from driftline.flows.web.authentication import Authentication
+from driftline.flows.web.guard import SIGN_IN, Guard
+from driftline.flows.web.problems import UNAVAILABLE, JsonAnswer, problem, problem_of, wrong_parameters
+from driftline.flows.web.rate_limit import RateLimit
 from driftline.flows.web.requests import (
     MAX_EXCERPT_LINES,
     MAX_QUERY_CHARACTERS,
+    MAX_RANK,
     Around,
     BranchName,
+    Cursor,
+    DocumentLimit,
+    EntityName,
     ExcerptLines,
+    Limits,
     Line,
+    MaxDistance,
+    MinRelevance,
     ModeName,
     Name,
     Names,
     Narrowing,
     Reader,
+    Symbols,
+    Tests,
     Text,
     TopK,
+    decode_cursor,
+    encode_cursor,
 )
-from driftline.storage.errors import DriftlineError
+from driftline.flows.web.signing_in import SignIn
+from driftline.flows.web.threads import in_thread
+from driftline.storage.errors import DriftlineError, UsageError
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+from driftline.tasks.search.documents import DocumentCursor
+
+log = logging.getLogger(__name__)
 
 _PAGE_LINES = 4
 """Lines of context on each side of a hit of the page."""
 
 
-def make_app(reader: Reader, places: Collection[str]) -> ASGIApp:
-    """The application, which answers requests that name one of ``places`` (host:port)."""
+def make_app(
+    reader: Reader,
+    places: Collection[str],
+    *,
+    origins: Collection[str] = (),
+    authentication: Authentication | None = None,
+    rate_limit: RateLimit | None = None,
+    mcp: Starlette | None = None,
+) -> ASGIApp:
+    """The application, which answers requests that name one of ``places`` (host:port), and serves ``mcp`` at /mcp."""
+    authentication = authentication or Authentication()
     api = FastAPI(
         title="Driftline",
         version=version("driftline"),
@@ -48,28 +78,50 @@ def make_app(reader: Reader, places: Collection[str]) -> ASGIApp:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
         default_response_class=JsonAnswer,
+        lifespan=_lifespan_of(mcp) if mcp is not None else None,
     )
     for kind in (DriftlineError, RequestValidationError, HTTPException):
         api.add_exception_handler(kind, _failed)
-    programs, people = _Api(reader), _Pages(reader)
-    for name in ("search", "excerpt", "status", "sources", "branches"):
-        api.get(f"/api/v1/{name}", response_model=None)(getattr(programs, name))
+    api.state.tells_owner = authentication.is_open
+    programs, people, sign_in = _Api(reader), _Pages(reader), SignIn(authentication)
+    for name in ("search", "excerpt", "documents", "status", "sources", "branches"):
+        api.get(f"/api/v1/{name}", response_model=None)(in_thread(getattr(programs, name)))
+    api.get("/api/v1/memory/search", response_model=None)(in_thread(programs.search_memory))
     hidden: dict[str, Any] = {"response_model": None, "include_in_schema": False}
     api.get("/healthz", **hidden)(_alive)
-    api.get("/readyz", **hidden)(programs.ready)
-    api.get("/", **hidden)(people.search)
-    api.get("/d", **hidden)(people.document)
+    api.get("/readyz", **hidden)(in_thread(programs.ready))
+    api.get("/", **hidden)(in_thread(people.search))
+    api.get("/d", **hidden)(in_thread(people.document))
     api.get("/static/style.css", **hidden)(_styles)
-    return Guard(api, places)
+    api.get(SIGN_IN, **hidden)(sign_in.form)
+    api.post(SIGN_IN, **hidden)(sign_in.submit)
+    api.post(f"{SIGN_IN}/out", **hidden)(sign_in.sign_out)
+    if mcp is not None:
+        api.router.routes.extend(mcp.routes)
+    return Guard(api, places, origins, authentication, rate_limit)
+
+
+def _lifespan_of(mcp: Starlette) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """What runs ``mcp`` as long as the application."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with mcp.router.lifespan_context(mcp):
+            yield
+
+    return lifespan
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = wrong_parameters(error.errors())
     if isinstance(error, DriftlineError):
+        failed = problem_of(error, to_owner=request.app.state.tells_owner)
+        if failed.status_code == UNAVAILABLE:
+            log.warning("A request failed: %s", error)
         if request.url.path in ("/", "/d"):
-            return HTMLResponse(pages.error_page(str(error)), status_of(error))
-        return problem_of(error)
+            return HTMLResponse(pages.error_page(failed.detail), failed.status_code)
+        return failed
     assert isinstance(error, HTTPException)
     return problem(error.status_code, "usage", error.detail)
 
@@ -88,6 +140,7 @@ class _Api:
 
     def search(
         self,
+        request: Request,
         q: Text,
         top_k: TopK = DEFAULT_TOP_K,
         n_lines: Around = DEFAULT_N_LINES,
@@ -97,19 +150,53 @@ class _Api:
         ext: Names = None,
         glob: Names = None,
         path: Names = None,
+        lang: Names = None,
+        kind: Names = None,
+        max_distance: MaxDistance = None,
+        min_relevance: MinRelevance = None,
+        symbols: Symbols = False,
+        tests: Tests = True,
         branch: BranchName = None,
+        cursor: Cursor = None,
     ) -> Response:
-        """Find the lines that answer a query, best first, as ``driftline search --json`` prints them."""
-        report = self.reader.search(q, Narrowing.of(source, dir, ext, glob, path), top_k, n_lines, mode, branch)
-        found = report.to_dict()
-        found.pop("explanation", None)
-        return JsonAnswer(found)
+        """Find the lines that answer a query, best first, as ``driftline search --json`` prints them.
+
+        The link 'next' of the answer leads to the next page.
+        """
+        begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
+        end = min(begin + top_k, MAX_RANK)
+        if not 0 <= begin < end:
+            raise UsageError("The cursor is not of this server", "cursor", "Follow the link 'next' of an answer.")
+        narrowing = Narrowing.of(source, dir, ext, glob, path, lang, kind)
+        limits = Limits(max_distance, min_relevance, symbols, tests)
+        report = self.reader.search(q, narrowing, end, n_lines, mode, branch, limits)
+        found = replace(report, results=report.results[begin:], explanation=None).to_dict()
+        is_last = len(report.results) < end or end == MAX_RANK
+        return _page(request, found, None if is_last else encode_cursor(end))
 
     def excerpt(
         self, source: Name, path: Name, line: Line, n_lines: ExcerptLines = 20, branch: BranchName = None
     ) -> Response:
         """Read an indexed document around a line. Only indexed documents can be read."""
         return JsonAnswer(self.reader.excerpt(source, path, line, n_lines, branch))
+
+    def documents(
+        self,
+        request: Request,
+        limit: DocumentLimit = 100,
+        source: Names = None,
+        dir: Names = None,
+        ext: Names = None,
+        cursor: Cursor = None,
+    ) -> Response:
+        """List the indexed documents by source and path. The link 'next' of the answer leads to the next page."""
+        after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
+        page = self.reader.documents(Narrowing.of(source, dir, ext, None, None), limit, after)
+        return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
+
+    def search_memory(self, q: Text, top_k: TopK = 5, entity: EntityName = None, mode: ModeName = "hybrid") -> Response:
+        """Find the entries of the memory store that answer a query, as ``driftline memory search --json``."""
+        return JsonAnswer({"query": q, **self.reader.search_memory(q, top_k, entity, mode)})
 
     def status(self) -> Response:
         """Show what the workspace holds, as ``driftline status --json`` prints it."""
@@ -129,12 +216,22 @@ class _Api:
         return JsonAnswer({"status": "ready"})
 
 
+def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Response:
+    """``content`` with a link to the page that begins at ``cursor`` (RFC 8288)."""
+    answer = JsonAnswer(content)
+    if cursor is not None:
+        following = request.url.include_query_params(cursor=cursor)
+        answer.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
+    return answer
+
+
 @dataclass(frozen=True, slots=True)
 class _Pages:
     reader: Reader
 
     def search(
         self,
+        request: Request,
         q: str = "",
         mode: Literal["hybrid", "vector", "text"] = "hybrid",
         source: Names = None,
@@ -151,7 +248,8 @@ class _Pages:
         try:
             report = self.reader.search(asked.q, asked.narrowing, n_lines=_PAGE_LINES, mode=mode, branch=branch)
         except DriftlineError as error:
-            return HTMLResponse(pages.search_page(asked, (), str(error)), status_of(error))
+            failed = problem_of(error, to_owner=request.app.state.tells_owner)
+            return HTMLResponse(pages.search_page(asked, (), failed.detail), failed.status_code)
         return HTMLResponse(pages.search_page(asked, report.results))
 
     def document(self, source: Name, path: Name, line: Line = 1, branch: BranchName = None) -> Response:

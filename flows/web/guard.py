@@ -1,17 +1,31 @@
-"""What every request passes: the names that it may use, the headers that every answer carries."""
+"""What every request passes: the names and the access that it needs, its limits, the headers that answers carry."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
 
+from anyio.to_thread import run_sync
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.flows.web.problems import Problem, problem
+from driftline.flows.web import access
+from driftline.flows.web.access import Access
+from driftline.flows.web.authentication import Authentication
+from driftline.flows.web.problems import problem, problem_of
+from driftline.flows.web.rate_limit import RateLimit
+from driftline.storage.errors import StorageError
+from driftline.storage.workspace.tokens import Scope as TokenScope
 
-MISDIRECTED, FORBIDDEN = 421, 403
+UNAUTHORIZED, FORBIDDEN, TOO_LARGE, MISDIRECTED, TOO_MANY = 401, 403, 413, 421, 429
+MAX_BODY_BYTES = 1 << 20
+SIGN_IN, MCP = "/sign-in", "/mcp"
+_FOR_ALL = ("/healthz", "/readyz", SIGN_IN, "/static/")
+"""What needs no token: it shows nothing of the workspace."""
+_PAGES = ("/", "/d", "/index")
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -25,19 +39,24 @@ SECURITY_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Lets requests pass to ``app`` that name one of ``places`` (host:port) and come from no other page.
+    """Lets requests pass to ``app`` that name one of ``places`` (host:port), come from no other page, and may ask.
 
-    That prevents DNS rebinding: a web page must not reach the server through the browser of its visitor.
+    The names prevent DNS rebinding: a web page must not reach the server through the browser of its visitor.
     """
 
     app: ASGIApp
     places: Collection[str]
+    origins: Collection[str] = ()
+    """Beside those of ``places`` themselves: what browsers call the server behind a proxy."""
+    authentication: Authentication = field(default_factory=Authentication)
+    rate_limit: RateLimit | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         number = secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = number
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -46,12 +65,80 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        refused = self._refused(Headers(scope=scope))
-        await (refused or self.app)(scope, receive, send_guarded)
+        refused = await self._refused(scope)
+        await (refused or self.app)(scope, _limited(receive), send_guarded)
 
-    def _refused(self, headers: Headers) -> Problem | None:
+    async def _refused(self, scope: Scope) -> Response | None:
+        headers, path = Headers(scope=scope), scope["path"]
         if headers.getlist("host") not in [[place] for place in self.places]:
             return problem(MISDIRECTED, "usage", "The request does not name this server")
-        if any(origin not in [f"http://{place}" for place in self.places] for origin in headers.getlist("origin")):
+        own = [*self.origins, *(f"{scope['scheme']}://{place}" for place in self.places)]
+        if any(origin not in own for origin in headers.getlist("origin")):
             return problem(FORBIDDEN, "usage", "The request comes from the page of another server")
+        if _announced_bytes(headers) > MAX_BODY_BYTES:
+            return problem(TOO_LARGE, "usage", f"The body has more than {MAX_BODY_BYTES:,} bytes")
+        if path.startswith(_FOR_ALL):
+            return None
+        if self.authentication.tokens is not None and self.authentication.tokens.is_old:
+            try:
+                await run_sync(self.authentication.tokens.refresh)
+            except StorageError as error:
+                return problem_of(error)
+        client = (scope.get("client") or ("", 0))[0]
+        allowed = self.authentication.access_of(client, headers)
+        if allowed is None:
+            return _unauthorized(scope)
+        scope["state"]["token_id"] = allowed.token_id
+        access.grant(allowed)
+        return self._limited(allowed, client) or _without_scope(allowed, path)
+
+    def _limited(self, allowed: Access, client: str) -> Response | None:
+        seconds = self.rate_limit.seconds_to_wait(allowed.token_id or client) if self.rate_limit is not None else 0
+        if not seconds:
+            return None
+        response = problem(TOO_MANY, "usage", "Too many requests", fix=f"Ask again in {seconds} s.")
+        response.headers["Retry-After"] = str(seconds)
+        return response
+
+
+def _announced_bytes(headers: Headers) -> int:
+    announced = headers.get("content-length", "0")
+    return int(announced) if announced.isascii() and announced.isdigit() else 0
+
+
+def _limited(receive: Receive) -> Receive:
+    """``receive``, which ends the request once its body is too large: chunked ones announce no length."""
+    received = 0
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        return message if received <= MAX_BODY_BYTES else {"type": "http.disconnect"}
+
+    return limited
+
+
+def _unauthorized(scope: Scope) -> Response:
+    """For people the sign-in page, for programs an error."""
+    if scope["path"] in _PAGES and scope["method"] == "GET":
+        query = scope["query_string"].decode("latin-1")
+        back = scope["path"] + (f"?{query}" if query else "")
+        return RedirectResponse(f"{SIGN_IN}?{urlencode({'next': back})}", 303)
+    response = problem(
+        UNAUTHORIZED, "access_denied", "A valid token is needed", fix="Send: Authorization: Bearer TOKEN"
+    )
+    response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def _without_scope(allowed: Access, path: str) -> Response | None:
+    needed: TokenScope = "search"
+    if path == "/metrics":
+        needed = "metrics"
+    elif path.startswith("/api/v1/memory/") or (path == MCP and "search" not in allowed.scopes):
+        needed = "memory"
+    if needed in allowed.scopes:
         return None
+    fix = f"Ask for another one: driftline token create --scope {needed}"
+    return problem(FORBIDDEN, "access_denied", f"The token has no scope {needed!r}", fix=fix)

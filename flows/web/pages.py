@@ -72,6 +72,11 @@ def error_page(message: str) -> bytes:
     return _rendered("error.html.j2", message=message)
 
 
+def sign_in_page(next: str, error: str = "") -> bytes:
+    """The page that asks for a token, and then leads to ``next``."""
+    return _rendered("sign_in.html.j2", next=next, error=error)
+
+
 @cache
 def style_sheet() -> bytes:
     """The style sheet of all pages."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from driftline.storage.errors import (
     DriftlineError,
@@ -18,21 +21,44 @@ from driftline.storage.errors import (
     WorkspaceTooNew,
 )
 
-BAD_REQUEST, UNAVAILABLE = 400, 503
+OK, NOT_MODIFIED, BAD_REQUEST, UNAVAILABLE = 200, 304, 400, 503
+_OF_A_BODY = frozenset({"content-length", "content-type"})
 _OF_THE_SERVER = (FingerprintMismatch, MissingExtra, ModelNotFound, WorkspaceNotFound, WorkspaceTooNew)
 
 
 class JsonAnswer(Response):
-    """JSON in ASCII: names of files may hold what UTF-8 cannot."""
+    """JSON in ASCII: names of files may hold what UTF-8 cannot. A client that has it already gets 304 instead.
+
+    The tag is of the answer, not of the index: freshness of hits changes without a run.
+    """
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, separators=(",", ":"), default=str).encode("ascii")
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.status_code != OK:
+            await super().__call__(scope, receive, send)
+            return
+        tag = f'"{hashlib.blake2b(self.body, digest_size=16).hexdigest()}"'
+        self.headers.update({"ETag": tag, "Cache-Control": "private, no-cache"})
+        known = Headers(scope=scope).get("if-none-match", "")
+        if tag in [each.strip().removeprefix("W/") for each in known.split(",")]:
+            headers = {name: value for name, value in self.headers.items() if name not in _OF_A_BODY}
+            await Response(status_code=NOT_MODIFIED, headers=headers)(scope, receive, send)
+            return
+        await super().__call__(scope, receive, send)
+
 
 class Problem(JsonAnswer):
+    """An error, of which ``detail`` is for people."""
+
     media_type = "application/problem+json"
+
+    def __init__(self, content: Mapping[str, Any], status_code: int) -> None:
+        super().__init__(content, status_code)
+        self.detail = str(content["detail"])
 
 
 def status_of(error: DriftlineError) -> int:
@@ -40,9 +66,12 @@ def status_of(error: DriftlineError) -> int:
     return BAD_REQUEST if isinstance(error, UsageError) and not isinstance(error, _OF_THE_SERVER) else UNAVAILABLE
 
 
-def problem_of(error: DriftlineError) -> Problem:
-    """The answer to a request that failed with ``error``."""
-    return problem(status_of(error), error.kind, str(error), error.where, error.fix)
+def problem_of(error: DriftlineError, *, to_owner: bool = True) -> Problem:
+    """The answer to a request that failed with ``error``; only the server's owner learns where a failure is."""
+    status = status_of(error)
+    if status == UNAVAILABLE and not to_owner:
+        return problem(status, error.kind, "The workspace cannot be read now", fix="Tell the owner of the server.")
+    return problem(status, error.kind, str(error), error.where, error.fix)
 
 
 def problem(status: int, kind: str, detail: str, where: str = "", fix: str = "") -> Problem:

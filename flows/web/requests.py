@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Self
 
 from fastapi import Query
 
+from driftline.flows.memory.dict_backend import hits_to_dict
 from driftline.flows.output.search_journal import record_search
 from driftline.flows.runs.branch_upkeep import list_branches
+from driftline.flows.web.access import granted
+from driftline.flows.web.memory_stores import MemoryStores
 from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.workspace.branches import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branches import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+from driftline.tasks.search.documents import DocumentCursor, DocumentPage, document_page
 from driftline.tasks.search.excerpts import read_excerpt
+from driftline.tasks.search.line_kinds import extensions_of
 from driftline.tasks.search.query import Mode, SearchReport, search
 
 MAX_QUERY_CHARACTERS = 2_000
@@ -29,6 +37,10 @@ MAX_NAMES = 100
 """Values of one filter."""
 MAX_NAME_CHARACTERS = 4_096
 MAX_LINE_NUMBER = 2**31 - 1
+MAX_DOCUMENTS = 1_000
+MAX_RANK = 200
+"""Results behind that are on no page."""
+MAX_CURSOR_CHARACTERS = 8_192
 
 Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="What to look for.")]
 TopK = Annotated[int, Query(ge=1, le=MAX_TOP_K, description="Maximum number of results.")]
@@ -41,6 +53,36 @@ Names = Annotated[list[Name] | None, Query(max_length=MAX_NAMES)]
 BranchName = Annotated[
     str | None, Query(min_length=1, max_length=MAX_BRANCH_CHARACTERS, description="Ask this branch of the sources.")
 ]
+MaxDistance = Annotated[float | None, Query(ge=0, le=2, description="Drop results farther than this (1 - cosine).")]
+MinRelevance = Annotated[
+    float | None, Query(ge=0, le=1, description="Drop results nearer than fewer than this share of random lines.")
+]
+Symbols = Annotated[bool, Query(description="Only lines that begin a definition.")]
+Tests = Annotated[bool, Query(description="False leaves tests out.")]
+DocumentLimit = Annotated[int, Query(ge=1, le=MAX_DOCUMENTS, description="Maximum number of documents.")]
+Cursor = Annotated[
+    str | None,
+    Query(min_length=1, max_length=MAX_CURSOR_CHARACTERS, description="Where a page begins: of the link 'next'."),
+]
+EntityName = Annotated[
+    str | None, Query(min_length=1, max_length=MAX_NAME_CHARACTERS, description="At or below this entity.")
+]
+
+
+def encode_cursor(*parts: int | str) -> str:
+    """``parts`` as a text that means nothing to clients."""
+    return urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, *kinds: type[int] | type[str]) -> tuple[Any, ...]:
+    """The parts of ``encode_cursor``, of ``kinds``. Raises UsageError for any other text."""
+    try:
+        parts = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except ValueError:
+        parts = None
+    if not isinstance(parts, list) or [type(part) for part in parts] != list(kinds):
+        raise UsageError("The cursor is not of this server", "cursor", "Follow the link 'next' of an answer.")
+    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +94,21 @@ class Narrowing:
     ext: tuple[str, ...] = ()
     glob: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
+    lang: tuple[str, ...] = ()
+    kind: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, *values: Sequence[str] | None) -> Self:
         """The filters in the order of the fields; None is no filter."""
         return cls(*(tuple(each or ()) for each in values))
 
-    def where(self, workspace: Workspace) -> LineFilter:
-        """As a filter of ``workspace``. Raises BadEntity."""
+    def where(self, workspace: Workspace, within: Entity | None = None) -> LineFilter:
+        """As a filter of what is at or below ``within`` in ``workspace``, but for ``kind``. Raises UsageError."""
         levels = workspace.config.hierarchy
+        bounds = [LineFilter(entities=(within,))] if within is not None else []
+        languages = [LineFilter(exts=extensions_of(self.lang))] if self.lang else []
         return LineFilter(
+            all_of=(*bounds, *languages) or None,
             entities=tuple(Entity.parse(name, levels) for name in self.source) or None,
             dirs=self.dir or None,
             exts=self.ext or None,
@@ -71,10 +118,27 @@ class Narrowing:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What a search leaves out of what its filters allow, as ``driftline.search`` has it."""
+
+    max_distance: float | None = None
+    min_relevance: float | None = None
+    symbols: bool = False
+    tests: bool = True
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
 class Reader:
-    """Answers from the workspace that ``newest`` opens for each request, so that each is of one version."""
+    """Answers from the workspace that ``newest`` opens for each request, so that each is of one version.
+
+    Every method sees what the request is granted (access.py), and raises AccessDenied where that is nothing.
+    """
 
     newest: Callable[[], Workspace]
+    memory: MemoryStores | None = None
 
     def warm(self) -> None:
         """Load the model and open the tables. Raises what a search raises."""
@@ -88,34 +152,66 @@ class Reader:
         n_lines: int = DEFAULT_N_LINES,
         mode: Mode = "hybrid",
         branch: str | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> SearchReport:
         """Search, and take it down in the journal. Raises what ``driftline.search`` raises."""
-        workspace, started = self._on(branch), time.monotonic()
-        where = narrowing.where(workspace)
-        report = search(workspace, query, top_k=top_k, n_lines=n_lines, where=where, mode=mode, explain=True)
+        within = granted("search").within
+        workspace, started = self._on(branch, within), time.monotonic()
+        where = narrowing.where(workspace, within)
+        report = search(
+            workspace,
+            query,
+            top_k=top_k,
+            max_distance=limits.max_distance,
+            min_relevance=limits.min_relevance,
+            n_lines=n_lines,
+            where=where,
+            mode=mode,
+            explain=True,
+            symbols=limits.symbols,
+            kinds=narrowing.kind or None,
+            tests=limits.tests,
+        )
         record_search(workspace, report.explanation, time.monotonic() - started)
         return report
 
     def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:
         """Lines of an indexed document. Raises what ``read_excerpt`` raises."""
-        found = asdict(read_excerpt(self._on(branch), path, line, n_lines=n_lines, source=source))
+        within = granted("search").within
+        workspace = self._on(branch, within)
+        found = asdict(read_excerpt(workspace, path, line, n_lines=n_lines, source=source, within=within))
         return {**found, "lines": list(found["lines"])}
 
     def status(self) -> dict[str, Any]:
         """As ``driftline status --json`` prints it."""
-        return asdict(self.newest().stats())
+        within = granted("search").within
+        return asdict(self.newest().stats(within))
 
     def sources(self) -> dict[str, Any]:
         """As ``driftline sources --json`` prints it."""
-        stats = self.newest().stats()
+        stats = self.newest().stats(granted("search").within)
         return {"workspace": stats.workspace, "sources": list(stats.sources)}
 
     def branches(self) -> dict[str, Any]:
         """As ``driftline branches --json`` prints it."""
-        workspace = self.newest()
-        found = [branch.to_dict() for branch in list_branches(workspace)]
+        within, workspace = granted("search").within, self.newest()
+        found = [branch.to_dict() for branch in list_branches(workspace, within)]
         return {"workspace": workspace.objects.uri, "branches": found}
 
-    def _on(self, branch: str | None) -> Workspace:
+    def documents(self, narrowing: Narrowing, limit: int, after: DocumentCursor | None) -> DocumentPage:
+        """The indexed documents, by source and path, beginning behind ``after``. Raises BadEntity."""
+        within, workspace = granted("search").within, self.newest()
+        sources = [Entity.parse(name, workspace.config.hierarchy) for name in narrowing.source] or None
+        return document_page(workspace, sources, narrowing.dir, narrowing.ext, within=within, limit=limit, after=after)
+
+    def search_memory(self, query: str, top_k: int, entity: str | None, mode: Mode) -> dict[str, Any]:
+        """As ``driftline memory search --json`` prints it. Raises UsageError where there is no memory."""
+        within = granted("memory").within
+        if self.memory is None:
+            raise UsageError("The workspace holds no memory", "", "Store some: driftline memory put")
+        with self.memory.bound_to(within) as store:
+            return hits_to_dict(store.search_memory(query, top_k, scope=entity, mode=mode))
+
+    def _on(self, branch: str | None, within: Entity | None) -> Workspace:
         workspace = self.newest()
-        return on_branch(workspace, branch) if branch is not None else workspace
+        return on_branch(workspace, branch, within) if branch is not None else workspace

@@ -1,20 +1,40 @@
-"""Listens on loopback and serves until a signal; requests that are under way are finished first."""
+"""Listens and serves until a signal; requests that are under way are finished first."""
 
 from __future__ import annotations
 
-import ipaddress
 import socket
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 import uvicorn
+from starlette.applications import Starlette
 
+from driftline.flows.serving.impatient import ImpatientProtocol
+from driftline.flows.serving.listening import is_loopback, listen, own_places
 from driftline.flows.web.app import make_app
+from driftline.flows.web.authentication import Authentication
+from driftline.flows.web.rate_limit import RateLimit
 from driftline.flows.web.requests import Reader
 from driftline.storage.errors import UsageError
 
-MAX_CONNECTIONS = 256
 GRACE_SECONDS = 10
 """How long a server that was told to stop waits for answers that are under way."""
+_WILDCARDS = ("0.0.0.0", "::", "")
+_WHAT = "The web server"
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """How clients reach the server: by which names, with which certificate, as whom, and how often.
+
+    ``names`` are hosts with or without a port, beside those of the address itself.
+    """
+
+    names: Collection[str] = ()
+    certificate: str | None = None
+    key: str | None = None
+    authentication: Authentication = field(default_factory=Authentication)
+    rate_limit: RateLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,40 +50,71 @@ class WebServer:
             self.server.run(sockets=[self.listener])
 
 
-def web_server(reader: Reader, host: str, port: int) -> WebServer:
+def web_server(
+    reader: Reader, host: str, port: int, exposure: Exposure | None = None, mcp: Starlette | None = None
+) -> WebServer:
     """Listen; port 0 chooses a free port.
 
-    Raises UsageError for an address that is in use, or that other machines can reach: there is no authentication.
+    Raises UsageError for an address that is in use, and for one that other machines can reach if anybody may ask, or if
+    no name of it is known.
     """
-    listener = _listen(host, port)
-    shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
-    places = {f"{name}:{port}" for name in (shown, "127.0.0.1", "localhost", "[::1]")}
+    exposed = exposure or Exposure()
+    listener = listen(host, port, what=_WHAT)
+    try:
+        _check(exposed, host, listener)
+        places = own_places(host, listener)
+        scheme, port = "https" if exposed.certificate else "http", listener.getsockname()[1]
+        named = [place for name in exposed.names for place in ([name] if _has_port(name) else [name, f"{name}:{port}"])]
+        # A proxy may end TLS: browsers then name another scheme than the server's own.
+        origins = [f"{each}://{place}" for each in ("http", "https") for place in named]
+        app = make_app(
+            reader,
+            {*places, *named},
+            origins=origins,
+            authentication=exposed.authentication,
+            rate_limit=exposed.rate_limit,
+            mcp=mcp,
+        )
+        server = uvicorn.Server(_config(app, exposed))
+    except BaseException:
+        listener.close()
+        raise
+    shown = places[0] if host not in _WILDCARDS else (named[-1] if named else places[0])
+    return WebServer(f"{scheme}://{shown}/", server, listener)
+
+
+def _config(app: object, exposed: Exposure) -> uvicorn.Config:
     config = uvicorn.Config(
-        make_app(reader, places),
-        http="h11",
+        app,  # type: ignore[arg-type]
+        http=ImpatientProtocol,
         ws="none",
-        lifespan="off",
         log_level="warning",
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        ssl_certfile=exposed.certificate,
+        ssl_keyfile=exposed.key,
     )
-    return WebServer(f"http://{shown}:{port}/", uvicorn.Server(config), listener)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    place = f"{host}:{port}"
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if not ipaddress.ip_address(address[0]).is_loopback:
-            raise UsageError("The web server listens on loopback only", place, "Use 127.0.0.1 or localhost.")
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()  # clients that read the URL can connect at once
-    except OSError as error:
-        fix = f"Choose another --port ({error})."
-        raise UsageError("The web server cannot listen on this address", place, fix) from error
-    return listener
+        config.load()
+    except OSError as error:  # includes ssl.SSLError
+        place = f"{exposed.certificate}, {exposed.key}"
+        raise UsageError(f"The certificate or its key cannot be used ({error.strerror or error})", place) from error
+    return config
+
+
+def _check(exposed: Exposure, host: str, listener: socket.socket) -> None:
+    place = f"{host}:{listener.getsockname()[1]}"
+    if exposed.authentication.is_open and (exposed.names or not is_loopback(listener)):
+        fix = "Use --require-token, or name a --trusted-proxy-header."
+        raise UsageError(f"{_WHAT} lets anybody in on loopback only", place, fix)
+    if not exposed.names and host in _WILDCARDS:
+        fix = "Name the host that clients write into the URL: --allowed-host driftline.example.com"
+        raise UsageError(f"{_WHAT} does not know its name", place, fix)
+    if (exposed.certificate is None) != (exposed.key is None):
+        raise UsageError("TLS needs a certificate and its key", place, "Name both --tls-certificate and --tls-key.")
+
+
+def _has_port(name: str) -> bool:
+    return name.rpartition("]")[2].count(":") == 1

@@ -236,9 +236,12 @@ class Workspace:
         return [LineTable(self.objects, tenant.tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
 
     def stats(self, within: Entity | None = None) -> WorkspaceStats:
-        """The figures of the workspace, or of what is at or below ``within``."""
+        """The figures of the workspace, or of what is at or below ``within``: then without the last run, since runs
+        report on sources beside each other.
+        """
         tenants = [tenant for tenant in self.tenants() if within is None or tenant == within.tenant]
-        return collect(self.objects, self.config, self.readable_sources(within), tenants)
+        stats = collect(self.objects, self.config, self.readable_sources(within), tenants)
+        return stats if within is None else replace(stats, last_run=None)
 
     # -- sources -----------------------------------------------------------------------------
 

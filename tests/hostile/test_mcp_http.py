@@ -15,6 +15,7 @@ import pytest
 
 from driftline.flows.mcp_server import http as mcp_http
 from driftline.flows.mcp_server.server import make_server
+from driftline.flows.serving import impatient
 from driftline.storage.workspace.workspace import Workspace
 
 REQUEST_SECONDS = 1.0
@@ -27,8 +28,8 @@ def address(
     tmp_path: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, int]]:
     """Host and port of a running server that waits a second for requests and holds 40 connections."""
-    monkeypatch.setattr(mcp_http, "REQUEST_SECONDS", REQUEST_SECONDS)
-    monkeypatch.setattr(mcp_http, "MAX_CONNECTIONS", 40)
+    monkeypatch.setattr(impatient, "REQUEST_SECONDS", REQUEST_SECONDS)
+    monkeypatch.setattr(impatient, "MAX_CONNECTIONS", 40)
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/a.txt").write_text("a line\n")
     assert driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws").code == 0

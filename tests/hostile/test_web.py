@@ -143,7 +143,8 @@ def test_wrong_requests_are_problems_with_a_kind(server: WebServer) -> None:
 def test_the_openapi_document_lists_the_routes_of_programs(server: WebServer) -> None:
     document = json.loads(ask(server, "/api/v1/openapi.json")[1])
     assert sorted(document["paths"]) == [
-        f"/api/v1/{name}" for name in ("branches", "excerpt", "search", "sources", "status")
+        f"/api/v1/{name}"
+        for name in ("branches", "documents", "excerpt", "memory/search", "search", "sources", "status")
     ]
 
 
@@ -207,7 +208,33 @@ def test_every_answer_has_the_headers_that_guard_it(server: WebServer) -> None:
     assert len(numbers) == 7
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])
-def test_an_address_that_others_reach_is_refused(host: str) -> None:
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_address_that_others_reach_is_not_open(host: str) -> None:
     with pytest.raises(UsageError, match="loopback only"):
         web_server(Reader(lambda: pytest.fail("nothing is read")), host, 0)
+
+
+def test_pages_of_a_search_and_of_documents_follow_each_other(server: WebServer) -> None:
+    for target, field in (("search?q=lease&top_k=1&n_lines=0", "results"), ("documents?limit=1", "documents")):
+        whole = json.loads(ask(server, f"/api/v1/{target.replace('=1', '=50')}")[1])[field]
+        link, found = f"/api/v1/{target}", []
+        while link:
+            response, body = ask(server, link)
+            found += json.loads(body)[field]
+            link = re.sub(r'<(.+)>; rel="next"', r"\1", response.getheader("link") or "")
+        assert len(found) == len(whole) >= 2
+        assert found == whole
+    for cursor in ("x", "bnVsbA", "WzFd", "WyJhIl0", "WzFlOTld", "Wy0xXQ"):
+        for target in ("documents", "search?q=x"):
+            response, body = ask(server, f"/api/v1/{target}{'&' if '?' in target else '?'}cursor={cursor}")
+            if (target, cursor) != ("search?q=x", "WzFd"):  # [1] is where a page may begin
+                assert (response.status, json.loads(body)["error"]) == (400, "usage"), (target, cursor)
+
+
+def test_an_answer_that_the_client_has_is_not_sent_again(server: WebServer) -> None:
+    target = "/api/v1/search?q=lease"
+    tag = ask(server, target)[0].getheader("etag")
+    assert tag
+    for known, status in ((tag, 304), (f"W/{tag}", 304), (f'"x", {tag}', 304), ('"x"', 200)):
+        response, body = ask(server, target, **{"If-None-Match": known})
+        assert (response.status, bool(body), response.getheader("etag")) == (status, status == 200, tag)

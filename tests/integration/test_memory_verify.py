@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from driftline.flows.config.memory_upkeep import catalog_to_keep
+from driftline.flows.runs import verification_run
 from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
 from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
 from driftline.flows.runs.verification_run import VerifyReport, VerifyRequest, verify_workspace
@@ -18,6 +20,7 @@ from driftline.storage.hierarchy import Hierarchy
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.vectors import VectorRow, vector_tables
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.maintenance import verify_memory as memory_verifying
 from driftline.tasks.maintenance.verify import FindingKind
@@ -140,3 +143,25 @@ def test_maintenance_finds_tenants_of_any_first_level(tmp_path: Path, tiny_model
         assert found(check(store)) == {(FindingKind.MEMORY_INDEX, "team:a", "team:a")}
         assert found(check(store, repair=True)) == set()
         assert [hit.record.key for hit in store.search_memory("parser", 3, None, "team:a")] == ["key"]
+
+
+def test_memory_that_begins_during_a_verification_is_left_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, catalog = str(tmp_path / "workspace"), f"sqlite:///{tmp_path / 'catalog.sqlite'}"
+    Workspace.open_for_writing(uri)
+    monkeypatch.setenv("DATABASE_URL", catalog)
+    find_catalog = catalog_to_keep
+
+    def find_before_memory_begins(workspace: Workspace) -> str | None:
+        found = find_catalog(workspace)
+        with MemoryStore(uri, catalog_url=catalog) as store:
+            store.store("key", "value", ACME)
+        return found
+
+    monkeypatch.setattr(verification_run, "catalog_to_keep", find_before_memory_begins)
+    report = verify_workspace(VerifyRequest(uri))
+    assert list(report.findings) == []
+    assert any("another run works on it" in reason for reason in report.skipped)
+    monkeypatch.setattr(verification_run, "catalog_to_keep", find_catalog)
+    assert verify_workspace(VerifyRequest(uri)).memory_entries == 1

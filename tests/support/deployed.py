@@ -77,6 +77,12 @@ class Site:
         found: dict[str, Any] = self.server.get(f"deployments/name/{name}")
         return found
 
+    def pause_schedules(self, name: str) -> None:
+        """Let a deployment run when it is triggered only."""
+        deployment = self.deployment(name)
+        for schedule in deployment["schedules"]:
+            self.server.call("PATCH", f"deployments/{deployment['id']}/schedules/{schedule['id']}", {"active": False})
+
     def trigger(
         self, name: str, job_variables: dict[str, Any] | None = None, key: str | None = None, **parameters: Any
     ) -> str:

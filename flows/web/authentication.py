@@ -1,0 +1,127 @@
+"""Who asks: a token of the workspace, a user that a trusted proxy names, or, on loopback, anybody."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.cookies import CookieError, SimpleCookie
+
+from starlette.datastructures import Headers
+
+from driftline.flows.web.access import Access
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError, StorageError
+from driftline.storage.hierarchy import is_within
+from driftline.storage.workspace.tokens import TokenRecord, token_hash
+
+COOKIE = "driftline_token"
+REFRESH_SECONDS = 5.0
+"""How long a revoked token goes on being accepted at most."""
+STALE_SECONDS = 60.0
+"""How long tokens are believed that cannot be read again: afterwards nobody is let in."""
+MAX_TOKEN_CHARACTERS = 200
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class KnownTokens:
+    """The tokens that ``read`` finds, read again every REFRESH_SECONDS by the request that finds them old."""
+
+    read: Callable[[], tuple[TokenRecord, ...]]
+    _known: Mapping[str, TokenRecord] = field(default_factory=dict)
+    _read_at: float = -STALE_SECONDS
+    _tried_at: float = -STALE_SECONDS
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_old(self) -> bool:
+        return time.monotonic() - self._tried_at > REFRESH_SECONDS
+
+    def refresh(self) -> None:
+        """Read the tokens if they are old. Raises StorageError when they have been unreadable for STALE_SECONDS."""
+        with self._lock:
+            if self.is_old:
+                self._tried_at = time.monotonic()
+                try:
+                    self._known = {record.hash: record for record in self.read()}
+                    self._read_at = time.monotonic()
+                except DriftlineError as error:
+                    log.warning("The tokens of the workspace cannot be read: %s", error)
+            if time.monotonic() - self._read_at > STALE_SECONDS:
+                raise StorageError("The tokens of the workspace cannot be read", "", "Try again in a minute.")
+
+    def find(self, token: str) -> TokenRecord | None:
+        """The record of a token that is known and valid."""
+        record = self._known.get(token_hash(token))
+        return record if record is not None and record.is_valid(datetime.now(UTC)) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedProxy:
+    """A proxy at one of ``addresses`` that has checked its users, and names each in the ``header``."""
+
+    header: str
+    addresses: Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
+
+    def vouches(self, client: str, headers: Headers) -> bool:
+        """Whether the request comes from the proxy, and it names a user."""
+        try:
+            address = ipaddress.ip_address(client)
+        except ValueError:
+            return False
+        return any(address in network for network in self.addresses) and bool(headers.get(self.header, "").strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Authentication:
+    """Finds out what a request may see, nothing beyond ``within``; without ``tokens`` and ``proxy`` anybody may ask."""
+
+    tokens: KnownTokens | None = None
+    proxy: TrustedProxy | None = None
+    within: Entity | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.tokens is None and self.proxy is None
+
+    def access_of(self, client: str, headers: Headers) -> Access | None:
+        """What a request from the address ``client`` may see; None if it may see nothing."""
+        if self.is_open or (self.proxy is not None and self.proxy.vouches(client, headers)):
+            return Access(self.within)
+        token = bearer(headers) or cookie(headers)
+        return self.access_with(token) if token else None
+
+    def access_with(self, token: str) -> Access | None:
+        """What ``token`` may see; None if it is unknown, expired or revoked."""
+        if self.tokens is None or len(token) > MAX_TOKEN_CHARACTERS:
+            return None
+        record = self.tokens.find(token)
+        if record is None:
+            return None
+        boundary = record.boundary
+        if boundary is None or (self.within is not None and is_within(self.within, boundary)):
+            boundary = self.within
+        elif self.within is not None and not is_within(boundary, self.within):
+            return None
+        return Access(boundary, frozenset(record.scopes), record.id)
+
+
+def bearer(headers: Headers) -> str:
+    """The token of the Authorization header, or ''."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def cookie(headers: Headers) -> str:
+    """The token of the cookie that the sign-in page sets, or ''."""
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""

@@ -1,0 +1,156 @@
+"""Tokens of the web server: who may ask what of a workspace, kept as hashes (design, "Tokens").
+
+A token is 256 random bits, so its hash needs no salt and no slow function: it cannot be guessed, and the file tells
+nobody how to use it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, UsageError
+from driftline.storage.layout import TOKENS
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.copies import read_copy_record
+from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
+from driftline.storage.workspace.workspace import Workspace
+
+Scope = Literal["search", "memory", "metrics"]
+"""What a token may ask: search and read lines, search memory, read the figures of the server."""
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+PREFIX = "driftline_"
+_SECRET_BYTES = 32
+MAX_TOKENS = 10_000
+MAX_NOTE_CHARACTERS = 200
+
+
+class TokenRecord(BaseModel):
+    """A token in ``_tokens.json``; ``within`` is the directory of an entity, empty for the whole workspace.
+
+    ``expires`` is None for ever.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    hash: str
+    within: str = ""
+    scopes: tuple[Scope, ...]
+    created: datetime
+    expires: datetime | None = None
+    note: str = ""
+
+    @property
+    def boundary(self) -> Entity | None:
+        """The entity beyond which the token sees nothing; None sees the whole workspace."""
+        return Entity.of_directory(self.within) if self.within else None
+
+    def is_valid(self, now: datetime) -> bool:
+        """Whether the token has not expired."""
+        return self.expires is None or now < self.expires
+
+
+class TokenFile(BaseModel):
+    """``_tokens.json``: the tokens that are not revoked, oldest first."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = FORMAT_VERSION
+    tokens: tuple[TokenRecord, ...] = ()
+
+
+def read_tokens(objects: ObjectStore) -> tuple[TokenRecord, ...]:
+    """The tokens of a workspace, expired ones included. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+    found = read_record(objects, TOKENS, TokenFile)
+    return found.tokens if found is not None else ()
+
+
+def token_hash(token: str) -> str:
+    """The hash that ``_tokens.json`` knows a token by."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def create_token(
+    workspace: Workspace,
+    *,
+    within: Entity | None = None,
+    scopes: Collection[Scope],
+    expires: datetime | None = None,
+    note: str = "",
+) -> tuple[str, TokenRecord]:
+    """Create a token, which nobody can read again, and its record. Raises UsageError, StorageError."""
+    if not scopes:
+        raise UsageError("A token needs a scope", "", f"Use {', '.join(SCOPES)}.")
+    if expires is not None and expires <= datetime.now(UTC):
+        raise UsageError("A token cannot expire in the past", expires.isoformat())
+    if len(note) > MAX_NOTE_CHARACTERS or not (note.isprintable() or not note):
+        raise UsageError("This is no note of a token", repr(note[:40]), f"Use up to {MAX_NOTE_CHARACTERS} characters.")
+    token = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+    record = TokenRecord(
+        id=secrets.token_hex(4),
+        hash=token_hash(token),
+        within=within.directory if within is not None else "",
+        scopes=tuple(scope for scope in SCOPES if scope in scopes),
+        created=datetime.now(UTC),
+        expires=expires,
+        note=note,
+    )
+
+    def add(known: tuple[TokenRecord, ...]) -> tuple[TokenRecord, ...]:
+        now = datetime.now(UTC)
+        kept = tuple(each for each in known if each.is_valid(now))
+        if len(kept) >= MAX_TOKENS:
+            raise UsageError(f"The workspace has {MAX_TOKENS:,} tokens", workspace.objects.uri, "Revoke some.")
+        return (*kept, record)
+
+    _change(workspace, add)
+    return token, record
+
+
+def revoke_token(workspace: Workspace, identifier: str) -> TokenRecord:
+    """Revoke the token with the id ``identifier``. Raises UsageError if there is none, StorageError."""
+    revoked: list[TokenRecord] = []
+
+    def remove(known: tuple[TokenRecord, ...]) -> tuple[TokenRecord, ...]:
+        revoked[:] = [each for each in known if each.id == identifier]
+        if not revoked:
+            raise UsageError("The workspace has no such token", repr(identifier), "List them: driftline token list")
+        return tuple(each for each in known if each.id != identifier)
+
+    _change(workspace, remove)
+    return revoked[0]
+
+
+def _change(workspace: Workspace, change: Callable[[tuple[TokenRecord, ...]], tuple[TokenRecord, ...]]) -> None:
+    """Replace the tokens by what ``change`` makes of them, once more if another process has changed them meanwhile."""
+    objects = workspace.objects
+    if (copied := read_copy_record(objects)) is not None:
+        raise UsageError("A copy cannot be written to", objects.uri, f"Name the original: {copied.origin}.")
+    if not objects.is_local:
+        objects.probe_conditional_writes()
+    while True:
+        try:
+            data, version = objects.get_versioned(TOKENS)
+        except ObjectNotFound:
+            try:
+                objects.create(TOKENS, _encoded(change(())))
+            except AlreadyExists:
+                continue
+            return
+        known = parse_record(objects, TOKENS, data, TokenFile).tokens
+        try:
+            objects.replace(TOKENS, _encoded(change(known)), version)
+        except PreconditionFailed:
+            continue
+        return
+
+
+def _encoded(tokens: tuple[TokenRecord, ...]) -> bytes:
+    return TokenFile(tokens=tokens).model_dump_json(indent=1).encode()

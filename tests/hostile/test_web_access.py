@@ -1,0 +1,298 @@
+"""Tokens of the web server: nobody gets in without one, and nobody learns what lies beyond its boundary."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import driftline as dl
+from driftline.flows.config.boundary import boundary_in
+from driftline.flows.config.memory_settings import find_memory, load_memory_configuration
+from driftline.flows.web import authentication as authenticating
+from driftline.flows.web.authentication import Authentication, KnownTokens, TrustedProxy
+from driftline.flows.web.guard import MAX_BODY_BYTES
+from driftline.flows.web.memory_stores import MemoryStores
+from driftline.flows.web.rate_limit import RateLimit
+from driftline.flows.web.requests import Reader
+from driftline.flows.web.serving import Exposure, web_server
+from driftline.flows.web.tools import mcp_app
+from driftline.storage.errors import StorageError
+from driftline.storage.workspace.tokens import Scope, TokenRecord, create_token, read_tokens, revoke_token, token_hash
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.embedder import WordTableEmbedder
+from tests.support.web import Answer, ask, serving
+
+OWN = "org:acme/project:own"
+FOREIGN = {"secretb": "org:acme/project:secretb", "secretx": "org:secretx/project:p"}
+ABSENT = {"secretb": "absentb", "secretx": "absentx"}
+"""Names as long as the secret ones that nothing has."""
+ACCEPT = "application/json, text/event-stream"
+PROTECTED = (
+    *("/", "/?q=x", "/d?source=a&path=b", "/metrics", "/nothing", "/api/v1/openapi.json"),
+    *(f"/api/v1/{name}" for name in ("search?q=x", "excerpt", "documents", "status", "sources", "branches")),
+    "/api/v1/memory/search?q=x",
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A workspace of three projects with memory, and the server that asks for tokens."""
+
+    place: str
+    workspace: Workspace
+    tokens: KnownTokens
+
+    def token(self, *scopes: Scope, within: str | None = None, expires: datetime | None = None) -> str:
+        boundary = boundary_in(self.workspace, within) if within else None
+        token, _ = create_token(self.workspace, within=boundary, scopes=scopes, expires=expires)
+        self.forget()
+        return token
+
+    def forget(self) -> None:
+        """Let the next request read the tokens."""
+        self.tokens._tried_at = -authenticating.STALE_SECONDS
+
+    def ask(self, target: str, **options: str) -> Answer:
+        return ask(self.place, target, **options)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("web-access")
+    model = {"model": str(tiny_model)}
+    uri = str(folder / "ws")
+    with dl.MemoryStore(uri, embedder=lambda: WordTableEmbedder.open(str(tiny_model))) as memory:
+        for name, project in {"own": OWN, **FOREIGN}.items():
+            tree = folder / name
+            tree.mkdir()
+            (tree / f"{name}.py").write_text(f"def lease_{name}():\n    return '{name}'\n")
+            (tree / "shared.md").write_text(f"who renews the lease of {name}\n")
+            entity = f"{project}/source:{name}"
+            dl.index(str(tree), workspace=uri, entity=entity, model=str(tiny_model), executor="inline")
+            (tree / "shared.md").write_text(f"who renews the lease of {name} on a branch\n")
+            dl.index(str(tree), workspace=uri, entity=entity, branch=f"branch-{name}", executor="inline")
+            memory.store(name, {"text": f"parser {name}"}, project, {"project": name})
+    workspace = Workspace.open(uri)
+    known = KnownTokens(lambda: read_tokens(workspace.objects))
+    stores = MemoryStores(
+        lambda within: find_memory(load_memory_configuration(environ={}, embedding=model), workspace, within)
+    )
+    reader = Reader(workspace.reread, stores)
+    exposure = Exposure(authentication=Authentication(known))
+    with serving(web_server(reader, "127.0.0.1", 0, exposure, mcp_app(reader))) as place:
+        yield Site(place, workspace, known)
+    stores.close()
+
+
+@pytest.fixture(scope="module")
+def bound(site: Site) -> str:
+    """A token of one of the projects."""
+    return site.token("search", "memory", within=OWN)
+
+
+def call(name: str, **arguments: Any) -> str:
+    params = {"name": name, "arguments": arguments}
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+
+
+def ask_mcp(site: Site, token: str, body: str) -> Answer:
+    return site.ask("/mcp", token=token, method="POST", body=body, Accept=ACCEPT, Content_Type="application/json")
+
+
+def test_nobody_gets_in_without_a_valid_token(site: Site) -> None:
+    expired = site.token("search", expires=datetime.now(UTC) + timedelta(milliseconds=1))
+    for target in PROTECTED:
+        for token in ("", "x", "driftline_" + "x" * 43, expired, "x" * 10_000):
+            answer = site.ask(target, token=token)
+            if target in ("/", "/?q=x", "/d?source=a&path=b"):
+                assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, "/sign-in")
+            else:
+                assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), target
+            assert "acme" not in answer.body
+    assert ask_mcp(site, "", call("index_status")).status == 401
+    for target in ("/healthz", "/readyz", "/sign-in", "/static/style.css"):
+        assert site.ask(target).status == 200
+
+
+def test_a_scope_opens_its_routes_only(site: Site) -> None:
+    tokens = {scope: site.token(scope) for scope in ("search", "memory", "metrics")}
+    of = {"/api/v1/status": "search", "/?q=x": "search", "/api/v1/memory/search?q=x&entity=org:acme": "memory"}
+    for target, needed in of.items():
+        for scope, token in tokens.items():
+            assert site.ask(target, token=token).status == (200 if scope == needed else 403), (target, scope)
+    status, memory = call("index_status"), call("search_memory", query="parser", entity="org:acme")
+    for tool, needed in ((status, "search"), (memory, "memory")):
+        for scope in ("search", "memory"):
+            result = json.loads(ask_mcp(site, tokens[scope], tool).body)["result"]
+            assert result.get("isError", False) == (scope != needed), (tool, scope)
+    assert ask_mcp(site, tokens["metrics"], status).status == 403
+
+
+def test_a_revoked_token_is_refused_within_seconds(site: Site) -> None:
+    token = site.token("search")
+    assert site.ask("/api/v1/status", token=token).status == 200
+    revoke_token(site.workspace, read_tokens(site.workspace.objects)[-1].id)
+    site.forget()
+    assert site.ask("/api/v1/status", token=token).status == 401
+
+
+def test_a_bound_token_sees_its_project(site: Site, bound: str) -> None:
+    found = json.loads(site.ask("/api/v1/search?q=lease&mode=text", token=bound).body)["results"]
+    assert {hit["path"] for hit in found} == {"own.py", "shared.md"}
+    status = json.loads(site.ask("/api/v1/status", token=bound).body)
+    assert status["total_documents"] == 2
+    documents = json.loads(site.ask("/api/v1/documents", token=bound).body)["documents"]
+    assert [document["path"] for document in documents] == ["own.py", "shared.md"]
+    memory = json.loads(site.ask("/api/v1/memory/search?q=parser", token=bound).body)["results"]
+    assert [hit["record"]["key"] for hit in memory] == ["own"]
+    outcome = json.loads(ask_mcp(site, bound, call("search_lines", query="lease", mode="text")).body)["result"]
+    assert {hit["source"] for hit in outcome["structuredContent"]["results"]} == {f"{OWN}/source:own"}
+
+
+NAMES = st.sampled_from(sorted(FOREIGN))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, str | None]:
+    """A path with its query, or a call of a tool, that names something beyond the boundary."""
+    name = draw(NAMES)
+    source = draw(st.sampled_from([f"{FOREIGN[name]}/source:{name}", FOREIGN[name], f"{OWN}/source:{name}"]))
+    path = draw(st.sampled_from([f"{name}.py", "shared.md", f"../{name}/{name}.py"]))
+    branch = draw(st.sampled_from([{}, {"branch": f"branch-{name}"}]))
+    query = draw(st.sampled_from(["lease", name]))
+    wanted = draw(st.sampled_from(["search", "page", "excerpt", "document", "documents", "memory", "read", "recall"]))
+    if wanted == "read":
+        return "", call("read_context", path=path, line=1, **draw(st.sampled_from([{}, {"source": source}])))
+    if wanted == "recall":
+        return "", call("search_memory", query=query, mode="text", entity=source.partition("/source:")[0])
+    narrowing = draw(st.sampled_from([{}, {"source": source}, {"path": path.rpartition("/")[2]}, {"glob": f"{name}*"}]))
+    parameters: dict[str, dict[str, Any]] = {
+        "search": {"q": query, "mode": "text", **narrowing, **branch},
+        "page": {"q": query, "mode": "text", **narrowing, **branch},
+        "excerpt": {"source": source, "path": path, "line": 1, **branch},
+        "document": {"source": source, "path": path, **branch},
+        "documents": {"source": source, "limit": 1},
+        "memory": {"q": query, "mode": "text", "entity": source.partition("/source:")[0]},
+    }
+    routes = {"page": "/", "document": "/d", "memory": "/api/v1/memory/search"}
+    return f"{routes.get(wanted, f'/api/v1/{wanted}')}?{urlencode(parameters[wanted])}", None
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(request=requests())
+def test_what_lies_beyond_the_boundary_is_as_if_it_were_not_there(
+    site: Site, bound: str, request: tuple[str, str | None]
+) -> None:
+    def answer(replaced: bool) -> Answer:
+        target, body = request
+        if replaced:
+            for name, absent in ABSENT.items():
+                target, body = target.replace(name, absent), body and body.replace(name, absent)
+        got = site.ask(target, token=bound) if body is None else ask_mcp(site, bound, body)
+        headers = {k: v for k, v in got.headers.items() if k not in ("x-request-id", "etag", "date")}
+        return replace(got, headers=headers)
+
+    real, twin = answer(replaced=False), answer(replaced=True)
+    body = real.body
+    for name, absent in ABSENT.items():
+        body = body.replace(name, absent)
+    assert (real.status, body, real.headers) == (twin.status, twin.body, twin.headers)
+
+
+def test_no_list_names_what_lies_beyond_the_boundary(site: Site, bound: str) -> None:
+    for target in ("status", "sources", "branches", "documents", "search?q=lease&top_k=50", "search?q=x&branch=none"):
+        assert "secret" not in site.ask(f"/api/v1/{target}", token=bound).body, target
+    for target in ("/?q=lease", "/d?source=x&path=y", "/readyz", "/api/v1/openapi.json"):
+        assert "secret" not in site.ask(target, token=bound).body, target
+    assert "secret" not in ask_mcp(site, bound, call("index_status")).body
+    assert "secret" not in ask_mcp(site, bound, call("search_lines", query="lease", branch="none")).body
+
+
+def test_people_sign_in_with_their_token(site: Site, bound: str) -> None:
+    form = {"method": "POST", "Content_Type": "application/x-www-form-urlencoded"}
+    wrong = site.ask("/sign-in", body=urlencode({"token": "x", "next": "/"}), **form)
+    assert (wrong.status, "set-cookie" in wrong.headers) == (401, False)
+    for target, back in (("/?q=lease", "/?q=lease"), ("//evil.com/", "/"), ("https://evil.com", "/"), ("/\\evil", "/")):
+        answer = site.ask("/sign-in", body=urlencode({"token": bound, "next": target}), **form)
+        assert (answer.status, answer.headers["location"]) == (303, back)
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    page = site.ask("/?q=lease&mode=text", Cookie=cookie.partition(";")[0])
+    assert (page.status, "own.py" in page.body, "secret" in page.body) == (200, True, False)
+    assert 'driftline_token=""' in site.ask("/sign-in/out", **form).headers["set-cookie"]
+    assert site.ask("/sign-in", body=urlencode({"token": bound}), Origin="http://evil.com", **form).status == 403
+
+
+def test_a_large_body_is_refused(site: Site, bound: str) -> None:
+    big = call("search_lines", query="x" * MAX_BODY_BYTES)
+    assert ask_mcp(site, bound, big).status == 413
+
+
+def test_each_token_has_its_rate(site: Site, bound: str) -> None:
+    other = site.token("search")
+    exposure = Exposure(authentication=Authentication(site.tokens), rate_limit=RateLimit(0.01, burst=3))
+    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as place:
+        answers = [ask(place, "/api/v1/sources", token=bound) for _ in range(4)]
+        assert [answer.status for answer in answers] == [200, 200, 200, 429]
+        assert 0 < int(answers[-1].headers["retry-after"]) <= 100
+        assert ask(place, "/api/v1/sources", token=other).status == 200
+        assert ask(place, "/healthz").status == 200
+
+
+@pytest.mark.parametrize(("network", "status"), [("127.0.0.0/8", 200), ("10.0.0.0/8", 401)])
+def test_only_the_trusted_proxy_vouches_for_users(site: Site, network: str, status: int) -> None:
+    proxy = TrustedProxy("X-Forwarded-User", [ip_network(network)])
+    within = boundary_in(site.workspace, OWN)
+    exposure = Exposure(names=["search.example"], authentication=Authentication(site.tokens, proxy, within))
+    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as place:
+        named = {"Host": "search.example", "X_Forwarded_User": "alice"}
+        answer = ask(place, "/api/v1/sources", **named)
+        assert answer.status == status
+        assert "secret" not in answer.body
+        assert ask(place, "/api/v1/sources", Host="search.example").status == 401
+        assert ask(place, "/api/v1/sources", **{**named, "X_Forwarded_User": " "}).status == 401
+        assert ask(place, "/healthz", Host="search.example", Origin="https://search.example").status == 200
+        assert ask(place, "/healthz", Host="evil.example").status == 421
+
+
+def test_the_boundary_of_the_server_holds_for_every_token(site: Site, bound: str) -> None:
+    everything, beyond = site.token("search"), site.token("search", within=FOREIGN["secretx"])
+    exposure = Exposure(authentication=Authentication(site.tokens, within=boundary_in(site.workspace, OWN)))
+    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as place:
+        for token in (bound, everything):
+            (source,) = json.loads(ask(place, "/api/v1/sources", token=token).body)["sources"]
+            assert source["entity"].startswith(OWN)
+        assert ask(place, "/api/v1/sources", token=beyond).status == 401
+
+
+def test_tokens_that_cannot_be_read_are_believed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = TokenRecord(id="1", hash=token_hash("t"), scopes=("search",), created=datetime.now(UTC))
+    now, reads = [1_000.0], [True]
+
+    def read() -> tuple[TokenRecord, ...]:
+        if not reads[0]:
+            raise StorageError("The store is away", "here")
+        return (record,)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    known = KnownTokens(read)
+    known.refresh()
+    reads[0] = False
+    now[0] += authenticating.STALE_SECONDS / 2
+    known.refresh()
+    assert known.find("t") == record
+    now[0] += authenticating.STALE_SECONDS
+    with pytest.raises(StorageError, match="cannot be read"):
+        known.refresh()

@@ -1,0 +1,67 @@
+"""``driftline token`` and the options of ``driftline web`` that need tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, driftline: Callable[..., Any]) -> Path:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/a.txt").write_text("a line\n")
+    assert driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws").code == 0
+    return tmp_path / "ws"
+
+
+def test_a_token_is_shown_once(workspace: Path, driftline: Callable[..., Any]) -> None:
+    ws = ("--workspace", workspace)
+    created = driftline("token", "create", *ws, "--within", "org:acme", "--scope", "memory, search", "--expires", "2d")
+    token = created.out.strip()
+    assert token.startswith("driftline_")
+    assert token not in created.err
+    (listed,) = driftline("token", "list", *ws, "--json").json["tokens"]
+    assert (listed["within"], listed["scopes"]) == ("org:acme", ["search", "memory"])
+    ends = datetime.fromisoformat(listed["expires"]) - datetime.now(UTC)
+    assert timedelta(days=1.9) < ends < timedelta(days=2.1)
+    assert listed["id"] in driftline("token", "list", *ws).out
+    assert driftline("token", "revoke", listed["id"], *ws).out == f"revoked {listed['id']}\n"
+    assert driftline("token", "list", *ws, "--json").json["tokens"] == []
+    assert driftline("token", "create", *ws, "--expires", "never", "--json").json["expires"] is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("token", "create", "--scope", "write"),
+        ("token", "create", "--scope", ","),
+        ("token", "create", "--expires", "soon"),
+        ("token", "create", "--expires", "0d"),
+        ("token", "create", "--within", "acme"),
+        ("token", "create", "--within", "project:alpha/planet:x"),
+        ("token", "revoke", "deadbeef"),
+        ("web", "--require-token"),
+        ("web", "--host", "0.0.0.0"),
+        ("web", "--allowed-host", "driftline.example.com"),
+        ("web", "--trusted-proxy-header", "X-User"),
+        ("web", "--trusted-proxy", "10.0.0.1"),
+        ("web", "--trusted-proxy-header", "X-User", "--trusted-proxy", "proxy"),
+        ("web", "--tls-certificate", "missing.pem"),
+        ("web", "--tls-certificate", "missing.pem", "--tls-key", "missing.pem"),
+        ("web", "--within", "acme"),
+    ],
+)
+def test_wrong_use_is_told(workspace: Path, driftline: Callable[..., Any], wrong: tuple[str, ...]) -> None:
+    outcome = driftline(*wrong, "--workspace", workspace, *(["--port", 0] if wrong[0] == "web" else []))
+    assert outcome.code == 2, outcome
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_a_wildcard_address_needs_a_name(workspace: Path, driftline: Callable[..., Any]) -> None:
+    assert driftline("token", "create", "--workspace", workspace).code == 0
+    outcome = driftline("web", "--workspace", workspace, "--host", "0.0.0.0", "--port", 0)
+    assert (outcome.code, "--allowed-host" in outcome.err) == (2, True)

@@ -1,0 +1,51 @@
+"""A running web server for tests, and single requests to it."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from driftline.flows.web.serving import WebServer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response: its headers have names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: str
+
+
+@contextmanager
+def serving(server: WebServer) -> Iterator[str]:
+    """Serve in a thread until the end of the block; yields ``host:port``."""
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield urlsplit(server.url).netloc
+    finally:
+        server.server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def ask(
+    place: str, target: str, *, token: str = "", method: str = "GET", body: str | None = None, **headers: str
+) -> Answer:
+    """The answer to one request; underscores in the names of ``headers`` are hyphens."""
+    connection = http.client.HTTPConnection(place, timeout=30)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    if token:
+        sent["Authorization"] = f"Bearer {token}"
+    try:
+        connection.request(method, target, body, sent)
+        response = connection.getresponse()
+        received = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, received, response.read().decode())
+    finally:
+        connection.close()

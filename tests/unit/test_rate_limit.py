@@ -1,0 +1,31 @@
+"""The rate limit of the web server: a burst, then a steady rate, for each client."""
+
+from __future__ import annotations
+
+from driftline.flows.web.rate_limit import MAX_CLIENTS, RateLimit
+
+
+def test_a_burst_is_followed_by_the_rate() -> None:
+    now = [100.0]
+    limit = RateLimit(2.0, burst=3, clock=lambda: now[0])
+    assert [limit.seconds_to_wait("a") for _ in range(5)] == [0, 0, 0, 1, 1]
+    assert limit.seconds_to_wait("b") == 0
+    now[0] += 0.5
+    assert [limit.seconds_to_wait("a") for _ in range(2)] == [0, 1]
+    now[0] += 3600
+    assert [limit.seconds_to_wait("a") for _ in range(4)] == [0, 0, 0, 1]
+
+
+def test_waiting_as_long_as_told_is_enough() -> None:
+    now = [0.0]
+    limit = RateLimit(0.25, burst=1, clock=lambda: now[0])
+    assert limit.seconds_to_wait("a") == 0
+    now[0] += limit.seconds_to_wait("a")
+    assert limit.seconds_to_wait("a") == 0
+
+
+def test_the_clients_that_are_remembered_are_bounded() -> None:
+    limit = RateLimit(1.0, burst=1)
+    for number in range(MAX_CLIENTS + 10):
+        limit.seconds_to_wait(str(number))
+    assert len(limit._left) == MAX_CLIENTS
