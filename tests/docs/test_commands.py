@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 FENCE = re.compile(r"^```(?P<language>sh|python)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+SERVED = "http://127.0.0.1:8030"
 IDENTITY = ("-c", "user.name=reader", "-c", "user.email=reader@localhost", "-c", "commit.gpgSign=false")
 
 
@@ -90,11 +92,35 @@ def environment(origin: Path, s3_server: Any) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="session")
+def served(origin: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """A server with a small workspace at the address that the pages write."""
+    workspace = str(origin.parent / "served")
+    command = [sys.executable, "-m", "driftline"]
+    run([*command, "index", str(origin / "storage"), "--workspace", workspace], origin, environment)
+    web = [*command, "web", "--workspace", workspace, "--port", SERVED.rpartition(":")[2]]
+    with subprocess.Popen(web, cwd=origin, env=dict(environment), stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            assert any("serving" in line for line in server.stderr), "the web server did not start"
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{SERVED}/readyz", timeout=60).close()
+            yield
+        finally:
+            server.kill()
+
+
 @pytest.mark.parametrize(("page", "language", "code"), BLOCKS)
 def test_the_commands_of_a_page_work(
-    page: str, language: str, code: str, clone: Callable[[str], Path], environment: Mapping[str, str]
+    page: str,
+    language: str,
+    code: str,
+    clone: Callable[[str], Path],
+    environment: Mapping[str, str],
+    request: pytest.FixtureRequest,
 ) -> None:
     folder = clone(page)
+    if SERVED in code:
+        request.getfixturevalue("served")
     if language == "python":
         script = folder.parent / "example.py"
         script.write_text(code)
