@@ -137,7 +137,7 @@ SUBSET := --no-annotate -c requirements-dev.lock
 lock: $(DEVELOPMENT) ## refresh the lock files to the newest versions that pyproject.toml allows
 	$(BIN)/python .ci/run_uv.py $(COMPILE) --annotation-style line --upgrade --all-extras -o requirements-dev.lock
 	$(BIN)/python .ci/run_uv.py $(COMPILE) $(SUBSET) \
-		$(patsubst %,--extra %,s3 gcs azure postgres mcp deep) --upgrade -o requirements-extras.lock
+		$(patsubst %,--extra %,s3 gcs azure postgres mcp deep otel) --upgrade -o requirements-extras.lock
 	$(BIN)/python .ci/run_uv.py $(COMPILE) $(SUBSET) --upgrade -o requirements.lock
 	@! grep -n '://' requirements*.lock
 

@@ -6,6 +6,7 @@
     │   ├── BadEntry              a memory key, value or metadata that cannot be stored
     │   ├── CatalogMismatch       a catalog of another workspace, or of a newer version
     │   ├── StoreClosed           a call of a memory store that is closed
+    │   ├── NotIndexed            a document, line or branch that the workspace does not have
     │   ├── SourceNotFound        a source that is missing or cannot be read
     │   ├── SourceConflict        an entity that is already bound to another URI
     │   ├── UnknownScheme         a URI whose scheme is not supported
@@ -108,6 +109,12 @@ class StoreClosed(UsageError):
     """A call of a memory store that is closed."""
 
     kind = "store_closed"
+
+
+class NotIndexed(UsageError):
+    """A document, a line of one, a branch or a memory that the workspace does not have."""
+
+    kind = "not_indexed"
 
 
 class SourceNotFound(UsageError):

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import ADD, REMOVE
 from driftline.storage.entities import Entity
-from driftline.storage.errors import LeaseHeld, UsageError
+from driftline.storage.errors import LeaseHeld, NotIndexed, UsageError
 from driftline.storage.ids import new_ulid
 from driftline.storage.layout import branch_lease_path
 from driftline.storage.leases.lease import acquire, fenced
@@ -107,14 +107,14 @@ def delete_named(
 ) -> list[str]:
     """Delete the branch ``name`` of each source at or below ``within``; returns their entities.
 
-    Raises UsageError if no source has it, unless it is ``missing_ok``, and LeaseHeld while a run works on it.
+    Raises NotIndexed if no source has it, unless it is ``missing_ok``, and LeaseHeld while a run works on it.
     """
     sources = [entity for entity, _ in workspace.readable_sources(within)]
     holders = [entity for entity in sources if read_branch(workspace, entity, name) is not None]
     if not holders and not missing_ok:
         known = sorted({record.name for entity in sources for record in branch_records(workspace, entity)})
         fix = f"It has: {', '.join(known[:20])}." if known else "It has none."
-        raise UsageError("The workspace has no branch of this name", name, fix)
+        raise NotIndexed("The workspace has no branch of this name", name, fix)
     run_id = new_ulid()
     for entity in holders:
         delete_branch(workspace, entity, name, run_id, wait_seconds=wait_seconds)

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
-from driftline.flows.web import pages
+from driftline.flows.web import openapi, pages
 from driftline.flows.web.authentication import Authentication
 from driftline.flows.web.guard import SIGN_IN, Guard
 from driftline.flows.web.problems import UNAVAILABLE, JsonAnswer, problem, problem_of, wrong_parameters
@@ -29,28 +29,36 @@ from driftline.flows.web.requests import (
     Around,
     BranchName,
     Cursor,
+    Dirs,
     DocumentLimit,
+    DocumentPath,
     EntityName,
     ExcerptLines,
+    Exts,
+    Globs,
+    Kinds,
+    Langs,
     Limits,
     Line,
     MaxDistance,
     MinRelevance,
     ModeName,
-    Name,
-    Names,
     Narrowing,
+    Paths,
     Reader,
+    SourceName,
+    Sources,
     Symbols,
     Tests,
     Text,
     TopK,
     decode_cursor,
     encode_cursor,
+    no_such_page,
 )
 from driftline.flows.web.signing_in import SignIn
 from driftline.flows.web.threads import in_thread
-from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.errors import DriftlineError
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.documents import DocumentCursor
 
@@ -73,6 +81,7 @@ def make_app(
     authentication = authentication or Authentication()
     api = FastAPI(
         title="Driftline",
+        summary="Search the lines of an index, read its documents, and recall what its memory holds.",
         version=version("driftline"),
         docs_url=None,
         redoc_url=None,
@@ -84,9 +93,11 @@ def make_app(
         api.add_exception_handler(kind, _failed)
     api.state.tells_owner = authentication.is_open
     programs, people, sign_in = _Api(reader), _Pages(reader), SignIn(authentication)
-    for name in ("search", "excerpt", "documents", "status", "sources", "branches"):
-        api.get(f"/api/v1/{name}", response_model=None)(in_thread(getattr(programs, name)))
-    api.get("/api/v1/memory/search", response_model=None)(in_thread(programs.search_memory))
+    for name in openapi.EXAMPLES:
+        route = programs.search_memory if name == "memory/search" else getattr(programs, name)
+        api.get(f"/api/v1/{name}", response_model=None, **openapi.described(name))(in_thread(route))
+    if not authentication.is_open:
+        openapi.with_tokens(api.openapi())
     hidden: dict[str, Any] = {"response_model": None, "include_in_schema": False}
     api.get("/healthz", **hidden)(_alive)
     api.get("/readyz", **hidden)(in_thread(programs.ready))
@@ -123,7 +134,9 @@ async def _failed(request: Request, error: Exception) -> Response:
             return HTMLResponse(pages.error_page(failed.detail), failed.status_code)
         return failed
     assert isinstance(error, HTTPException)
-    return problem(error.status_code, "usage", error.detail)
+    failed = problem(error.status_code, "usage", error.detail)
+    failed.headers.update(error.headers or {})
+    return failed
 
 
 async def _alive() -> Response:
@@ -145,13 +158,13 @@ class _Api:
         top_k: TopK = DEFAULT_TOP_K,
         n_lines: Around = DEFAULT_N_LINES,
         mode: ModeName = "hybrid",
-        source: Names = None,
-        dir: Names = None,
-        ext: Names = None,
-        glob: Names = None,
-        path: Names = None,
-        lang: Names = None,
-        kind: Names = None,
+        source: Sources = (),
+        dir: Dirs = (),
+        ext: Exts = (),
+        glob: Globs = (),
+        path: Paths = (),
+        lang: Langs = (),
+        kind: Kinds = (),
         max_distance: MaxDistance = None,
         min_relevance: MinRelevance = None,
         symbols: Symbols = False,
@@ -166,8 +179,8 @@ class _Api:
         begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
         end = min(begin + top_k, MAX_RANK)
         if not 0 <= begin < end:
-            raise UsageError("The cursor is not of this server", "cursor", "Follow the link 'next' of an answer.")
-        narrowing = Narrowing.of(source, dir, ext, glob, path, lang, kind)
+            raise no_such_page()
+        narrowing = Narrowing(source, dir, ext, glob, path, lang, kind)
         limits = Limits(max_distance, min_relevance, symbols, tests)
         report = self.reader.search(q, narrowing, end, n_lines, mode, branch, limits)
         found = replace(report, results=report.results[begin:], explanation=None).to_dict()
@@ -175,7 +188,7 @@ class _Api:
         return _page(request, found, None if is_last else encode_cursor(end))
 
     def excerpt(
-        self, source: Name, path: Name, line: Line, n_lines: ExcerptLines = 20, branch: BranchName = None
+        self, source: SourceName, path: DocumentPath, line: Line, n_lines: ExcerptLines = 20, branch: BranchName = None
     ) -> Response:
         """Read an indexed document around a line. Only indexed documents can be read."""
         return JsonAnswer(self.reader.excerpt(source, path, line, n_lines, branch))
@@ -184,14 +197,14 @@ class _Api:
         self,
         request: Request,
         limit: DocumentLimit = 100,
-        source: Names = None,
-        dir: Names = None,
-        ext: Names = None,
+        source: Sources = (),
+        dir: Dirs = (),
+        ext: Exts = (),
         cursor: Cursor = None,
     ) -> Response:
         """List the indexed documents by source and path. The link 'next' of the answer leads to the next page."""
         after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
-        page = self.reader.documents(Narrowing.of(source, dir, ext, None, None), limit, after)
+        page = self.reader.documents(Narrowing(source, dir, ext), limit, after)
         return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
 
     def search_memory(self, q: Text, top_k: TopK = 5, entity: EntityName = None, mode: ModeName = "hybrid") -> Response:
@@ -234,14 +247,14 @@ class _Pages:
         request: Request,
         q: str = "",
         mode: Literal["hybrid", "vector", "text"] = "hybrid",
-        source: Names = None,
-        dir: Names = None,
-        ext: Names = None,
-        glob: Names = None,
-        path: Names = None,
+        source: Sources = (),
+        dir: Dirs = (),
+        ext: Exts = (),
+        glob: Globs = (),
+        path: Paths = (),
         branch: BranchName = None,
     ) -> Response:
-        narrowing = Narrowing.of(source, dir, ext, glob, path)
+        narrowing = Narrowing(source, dir, ext, glob, path)
         asked = pages.Asked(q[:MAX_QUERY_CHARACTERS].strip(), mode, narrowing, branch)
         if not asked.q:
             return HTMLResponse(pages.search_page(asked, ()))
@@ -252,6 +265,6 @@ class _Pages:
             return HTMLResponse(pages.search_page(asked, (), failed.detail), failed.status_code)
         return HTMLResponse(pages.search_page(asked, report.results))
 
-    def document(self, source: Name, path: Name, line: Line = 1, branch: BranchName = None) -> Response:
+    def document(self, source: SourceName, path: DocumentPath, line: Line = 1, branch: BranchName = None) -> Response:
         excerpt = self.reader.excerpt(source, path, line, MAX_EXCERPT_LINES, branch)
         return HTMLResponse(pages.document_page(excerpt, line, branch))

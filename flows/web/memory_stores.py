@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import NotIndexed
 from driftline.storage.memory.store import MemoryStore
 
 MAX_STORES = 16
@@ -32,7 +32,7 @@ class MemoryStores:
 
     @contextmanager
     def bound_to(self, boundary: Entity | None) -> Iterator[MemoryStore]:
-        """The store that sees nothing beyond ``boundary``. Raises UsageError where there is no memory."""
+        """The store that sees nothing beyond ``boundary``. Raises NotIndexed where there is no memory."""
         with self._lock:
             shared = self._open.get(boundary) or self._add(boundary)
             self._open.move_to_end(boundary)
@@ -52,9 +52,14 @@ class MemoryStores:
     def _add(self, boundary: Entity | None) -> _Shared:
         opened = self.find(boundary)
         if opened is None:
-            raise UsageError("The workspace holds no memory", "", "Store some: driftline memory put")
+            raise no_memory()
         for other in [name for name, shared in self._open.items() if not shared.users]:
             if len(self._open) < MAX_STORES:
                 break
             self._open.pop(other).store.close()
         return self._open.setdefault(boundary, _Shared(opened()))
+
+
+def no_memory() -> NotIndexed:
+    """What a search of memory is answered with where there is none."""
+    return NotIndexed("The workspace holds no memory", "", "Store some: driftline memory put")

@@ -16,12 +16,13 @@ from driftline.storage.errors import (
     FingerprintMismatch,
     MissingExtra,
     ModelNotFound,
+    NotIndexed,
     UsageError,
     WorkspaceNotFound,
     WorkspaceTooNew,
 )
 
-OK, NOT_MODIFIED, BAD_REQUEST, UNAVAILABLE = 200, 304, 400, 503
+OK, NOT_MODIFIED, BAD_REQUEST, NOT_FOUND, UNAVAILABLE = 200, 304, 400, 404, 503
 _OF_A_BODY = frozenset({"content-length", "content-type"})
 _OF_THE_SERVER = (FingerprintMismatch, MissingExtra, ModelNotFound, WorkspaceNotFound, WorkspaceTooNew)
 
@@ -62,7 +63,9 @@ class Problem(JsonAnswer):
 
 
 def status_of(error: DriftlineError) -> int:
-    """400 for what the client can mend, 503 for what the server's owner can."""
+    """404 for what the index lacks, 400 for what else the client can mend, 503 for what the server's owner can."""
+    if isinstance(error, NotIndexed):
+        return NOT_FOUND
     return BAD_REQUEST if isinstance(error, UsageError) and not isinstance(error, _OF_THE_SERVER) else UNAVAILABLE
 
 

@@ -5,26 +5,30 @@ from __future__ import annotations
 import json
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from fastapi import Query
+from pydantic import Field, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
 
 from driftline.flows.memory.dict_backend import hits_to_dict
 from driftline.flows.output.search_journal import record_search
 from driftline.flows.runs.branch_upkeep import list_branches
 from driftline.flows.web.access import granted
-from driftline.flows.web.memory_stores import MemoryStores
+from driftline.flows.web.memory_stores import MemoryStores, no_memory
 from driftline.storage.entities import Entity
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import NotIndexed
 from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.outline import KINDS
 from driftline.storage.workspace.branches import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branches import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.documents import DocumentCursor, DocumentPage, document_page
 from driftline.tasks.search.excerpts import read_excerpt
+from driftline.tasks.search.file_kinds import ALIASES, LANGUAGES
 from driftline.tasks.search.line_kinds import extensions_of
 from driftline.tasks.search.query import Mode, SearchReport, search
 
@@ -42,31 +46,71 @@ MAX_RANK = 200
 """Results behind that are on no page."""
 MAX_CURSOR_CHARACTERS = 8_192
 
+_ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
+_SOURCE = rf"^(org:{_ID}/)?(project:{_ID}/)?source:{_ID}$"
+_ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
+_BRANCH = r"^[!-~]{1,100}$"
+_PATH = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
+
+
+def _like(pattern: str) -> WithJsonSchema:
+    """Names look like ``pattern`` usually, so the document says; what they are looked up in decides."""
+    return WithJsonSchema({"type": "string", "pattern": pattern})
+
+
+_LANGUAGES = (*LANGUAGES, *ALIASES)
+_Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+_Source = Annotated[_Name, _like(_SOURCE)]
+_Entity = Annotated[_Name, _like(_ENTITY)]
+_Path = Annotated[_Name, _like(_PATH)]
+_Branch = Annotated[str, Field(min_length=1, max_length=MAX_BRANCH_CHARACTERS), _like(_BRANCH)]
+_Language = Annotated[_Name, WithJsonSchema({"type": "string", "enum": list(_LANGUAGES)})]
+_Kind = Annotated[_Name, WithJsonSchema({"type": "string", "enum": list(KINDS)})]
+_Distance = Annotated[float, Field(ge=0, le=2)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_MANY = Field(max_length=MAX_NAMES)
+_CursorText = Annotated[str, Field(min_length=1, max_length=MAX_CURSOR_CHARACTERS)]
+
 Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="What to look for.")]
 TopK = Annotated[int, Query(ge=1, le=MAX_TOP_K, description="Maximum number of results.")]
 Around = Annotated[int, Query(ge=0, le=MAX_N_LINES, description="Lines of context on each side.")]
 ModeName = Annotated[Mode, Query(description="Rank by words and meaning, by meaning alone, or by words alone.")]
-Name = Annotated[str, Query(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+SourceName = Annotated[_Source, Query(description="The source that has the document.")]
+DocumentPath = Annotated[_Name, Query(description="The path of the document in its source.")]
 Line = Annotated[int, Query(ge=1, le=MAX_LINE_NUMBER, description="The line to read around, counted from 1.")]
 ExcerptLines = Annotated[int, Query(ge=0, le=MAX_EXCERPT_LINES, description="Lines on each side.")]
-Names = Annotated[list[Name] | None, Query(max_length=MAX_NAMES)]
-BranchName = Annotated[
-    str | None, Query(min_length=1, max_length=MAX_BRANCH_CHARACTERS, description="Ask this branch of the sources.")
+Sources = Annotated[
+    tuple[_Source, ...], Query(max_length=MAX_NAMES, description="Only these sources, projects or organisations.")
 ]
-MaxDistance = Annotated[float | None, Query(ge=0, le=2, description="Drop results farther than this (1 - cosine).")]
+Dirs = Annotated[tuple[_Path, ...], _MANY, Query(description="Only documents below these directories.")]
+Exts = Annotated[
+    tuple[_Name, ...], Query(max_length=MAX_NAMES, description="Only documents with these file extensions.")
+]
+Globs = Annotated[
+    tuple[_Path, ...], Query(max_length=MAX_NAMES, description="Only documents whose paths match these patterns.")
+]
+Paths = Annotated[tuple[_Path, ...], _MANY, Query(description="Only these documents.")]
+Langs = Annotated[tuple[_Language, ...], _MANY, Query(description="Only these languages.")]
+Kinds = Annotated[
+    tuple[_Kind, ...],
+    Query(max_length=MAX_NAMES, description="Only lines whose innermost definition is of these kinds."),
+]
+BranchName = Annotated[_Branch | SkipJsonSchema[None], Query(description="Ask this branch of the sources.")]
+MaxDistance = Annotated[
+    _Distance | SkipJsonSchema[None], Query(description="Drop results farther than this (1 - cosine).")
+]
 MinRelevance = Annotated[
-    float | None, Query(ge=0, le=1, description="Drop results nearer than fewer than this share of random lines.")
+    _Share | SkipJsonSchema[None],
+    Query(description="Drop results nearer than fewer than this share of random lines."),
 ]
 Symbols = Annotated[bool, Query(description="Only lines that begin a definition.")]
 Tests = Annotated[bool, Query(description="False leaves tests out.")]
 DocumentLimit = Annotated[int, Query(ge=1, le=MAX_DOCUMENTS, description="Maximum number of documents.")]
 Cursor = Annotated[
-    str | None,
-    Query(min_length=1, max_length=MAX_CURSOR_CHARACTERS, description="Where a page begins: of the link 'next'."),
+    _CursorText | SkipJsonSchema[None],
+    Query(description="Where a page begins: of the link 'next'."),
 ]
-EntityName = Annotated[
-    str | None, Query(min_length=1, max_length=MAX_NAME_CHARACTERS, description="At or below this entity.")
-]
+EntityName = Annotated[_Entity | SkipJsonSchema[None], Query(description="At or below this entity.")]
 
 
 def encode_cursor(*parts: int | str) -> str:
@@ -75,14 +119,19 @@ def encode_cursor(*parts: int | str) -> str:
 
 
 def decode_cursor(cursor: str, *kinds: type[int] | type[str]) -> tuple[Any, ...]:
-    """The parts of ``encode_cursor``, of ``kinds``. Raises UsageError for any other text."""
+    """The parts of ``encode_cursor``, of ``kinds``. Raises NotIndexed for any other text."""
     try:
         parts = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except ValueError:
         parts = None
     if not isinstance(parts, list) or [type(part) for part in parts] != list(kinds):
-        raise UsageError("The cursor is not of this server", "cursor", "Follow the link 'next' of an answer.")
+        raise no_such_page()
     return tuple(parts)
+
+
+def no_such_page() -> NotIndexed:
+    """What a cursor is answered with that leads nowhere."""
+    return NotIndexed("There is no page at this cursor", "cursor", "Follow the link 'next' of an answer.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +145,6 @@ class Narrowing:
     path: tuple[str, ...] = ()
     lang: tuple[str, ...] = ()
     kind: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, *values: Sequence[str] | None) -> Self:
-        """The filters in the order of the fields; None is no filter."""
-        return cls(*(tuple(each or ()) for each in values))
 
     def where(self, workspace: Workspace, within: Entity | None = None) -> LineFilter:
         """As a filter of what is at or below ``within`` in ``workspace``, but for ``kind``. Raises UsageError."""
@@ -205,10 +249,10 @@ class Reader:
         return document_page(workspace, sources, narrowing.dir, narrowing.ext, within=within, limit=limit, after=after)
 
     def search_memory(self, query: str, top_k: int, entity: str | None, mode: Mode) -> dict[str, Any]:
-        """As ``driftline memory search --json`` prints it. Raises UsageError where there is no memory."""
+        """As ``driftline memory search --json`` prints it. Raises NotIndexed where there is no memory."""
         within = granted("memory").within
         if self.memory is None:
-            raise UsageError("The workspace holds no memory", "", "Store some: driftline memory put")
+            raise no_memory()
         with self.memory.bound_to(within) as store:
             return hits_to_dict(store.search_memory(query, top_k, scope=entity, mode=mode))
 

@@ -19,6 +19,8 @@ from driftline.storage.errors import UsageError
 
 GRACE_SECONDS = 10
 """How long a server that was told to stop waits for answers that are under way."""
+MAX_HEAD_BYTES = 256 << 10
+"""Of a request line with its headers: room for a hundred long filters."""
 _WILDCARDS = ("0.0.0.0", "::", "")
 _WHAT = "The web server"
 
@@ -92,6 +94,7 @@ def _config(app: object, exposed: Exposure) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_graceful_shutdown=GRACE_SECONDS,
         ssl_certfile=exposed.certificate,
         ssl_keyfile=exposed.key,

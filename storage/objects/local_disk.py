@@ -32,7 +32,8 @@ MTIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 _NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
-_NOT_AN_OBJECT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
+_NOT_AN_OBJECT = _NO_DIRECTORY | {errno.EISDIR}
 
 
 class LocalDisk:
@@ -78,8 +79,10 @@ class LocalDisk:
         with self._reported("look up", path):
             try:
                 status = os.stat(self._absolute(path))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+            except OSError as error:
+                if error.errno in _NO_DIRECTORY:
+                    return None
+                raise
             return _info(path, status) if stat.S_ISREG(status.st_mode) else None
 
     def create(self, path: str, data: bytes) -> str:
@@ -141,8 +144,13 @@ class LocalDisk:
         with self._reported("lock", LOCK_NAME), self._locked():  # a concurrent replace must not restore the object
             for path in paths:
                 target = self._absolute(path)
-                with self._reported("delete", path), contextlib.suppress(*_NOT_AN_OBJECT):
-                    os.unlink(target)
+                with self._reported("delete", path):
+                    try:
+                        os.unlink(target)
+                    except OSError as error:
+                        if error.errno in _NOT_AN_OBJECT:
+                            continue
+                        raise
                     directories.add(os.path.dirname(target))
         for directory in directories:
             self._remove_if_empty(directory)
@@ -155,8 +163,10 @@ class LocalDisk:
             try:
                 with os.scandir(self._absolute(directory)) as entries:
                     return list(entries)
-            except (FileNotFoundError, NotADirectoryError):
-                return []
+            except OSError as error:
+                if error.errno in _NO_DIRECTORY:
+                    return []
+                raise
 
     def _remove_if_empty(self, directory: str) -> None:
         # A concurrent create may lose its directory before it writes its temporary file; it then creates it again.
@@ -231,11 +241,9 @@ class LocalDisk:
         where = self._absolute(path)
         try:
             yield
-        except _NOT_AN_OBJECT as error:
-            if action == "read":
-                raise ObjectNotFound("The object does not exist", where) from error
-            raise StorageError(f"Could not {action} a file ({error.strerror})", where) from error
         except OSError as error:
+            if action == "read" and error.errno in _NOT_AN_OBJECT:
+                raise ObjectNotFound("The object does not exist", where) from error
             if error.errno in _NO_PERMISSION:
                 raise AccessDenied(
                     f"No permission to {action} a file ({error.strerror})", where, "Check its owner and mode."

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Entity
-from driftline.storage.errors import ObjectNotFound, PreconditionFailed, StorageError, UsageError
+from driftline.storage.errors import NotIndexed, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.ids import new_ulid
 from driftline.storage.lance.errors import writing
 from driftline.storage.lance.retries import persistently
@@ -41,9 +41,13 @@ READ_THREADS = 8
 
 def check_name(name: str) -> None:
     """Refuse what is no name of a branch. Raises UsageError."""
-    if not name.strip() or name != name.strip() or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+    if not _is_name(name):
         fix = f"Use at most {MAX_NAME_CHARACTERS} printable characters, none of them blank at either end."
         raise UsageError("This is no name of a branch", repr(name), fix)
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME_CHARACTERS and name == name.strip() and name.isprintable()
 
 
 # -- records -----------------------------------------------------------------------------------
@@ -71,7 +75,7 @@ def branch_at(entity: Entity, record: BranchRecord) -> Branch:
 def on_branch(workspace: Workspace, name: str, within: Entity | None = None) -> Workspace:
     """``workspace`` on the branch ``name`` of each source at or below ``within`` that has one.
 
-    Raises UsageError if no source has it, or if it was embedded with another model.
+    Raises NotIndexed if no source has it, UsageError if it was embedded with another model.
     """
     check_name(name)
     sources = [entity for entity, _ in workspace.readable_sources(within)]
@@ -81,7 +85,7 @@ def on_branch(workspace: Workspace, name: str, within: Entity | None = None) -> 
     if not found:
         known = sorted({record.name for entity in sources for record in branch_records(workspace, entity)})
         fix = f"It has: {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}." if known else "It has none."
-        raise UsageError("The workspace has no branch of this name", name, fix)
+        raise NotIndexed("The workspace has no branch of this name", name, fix)
     for _, record in found:
         if record.fingerprint != workspace.config.fingerprint:
             fix = f"Index it again: driftline index --branch {name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.errors import DriftlineError, NotIndexed, UsageError
 from driftline.storage.hierarchy import is_within
 from driftline.storage.ids import content_hash
 from driftline.storage.lance.table import quote
@@ -43,7 +43,7 @@ def read_excerpt(
     Only documents of sources at or below ``within`` are read.
 
     What has not been indexed is never returned: a document is read by its path in the manifest, and only believed when
-    its hash is the manifest's. Raises UsageError for anything else, StorageError.
+    its hash is the manifest's. Raises NotIndexed for anything else, UsageError, StorageError.
     """
     if line < 1 or n_lines < 0:
         raise UsageError("Lines count from 1, and n_lines must not be negative", f"{line}, {n_lines}")
@@ -53,7 +53,7 @@ def read_excerpt(
     current = lines is not None
     part = lines[first : last + 1] if lines is not None else _from_index(workspace, entity, path, first, last)
     if not part:
-        raise UsageError(f"The document has no line {line}", path, "Take line numbers from search results.")
+        raise NotIndexed(f"The document has no line {line}", path, "Take line numbers from search results.")
     return Excerpt(str(entity), path, first + 1, tuple(part), current)
 
 
@@ -70,7 +70,7 @@ def _indexed(workspace: Workspace, path: str, source: str | None, within: Entity
         rows = workspace.manifest(entity).get([path], columns=["hash", "reason"]).to_pylist()
         found += [(entity, row["hash"]) for row in rows if row["reason"] is None]
     if not found:
-        raise UsageError("No such document is indexed", path, "Take path and source from search results.")
+        raise NotIndexed("No such document is indexed", path, "Take path and source from search results.")
     if len(found) > 1:
         names = ", ".join(str(entity) for entity, _ in found)
         raise UsageError("Several sources have this document", path, f"Name one of them: {names}.")

@@ -39,7 +39,8 @@ def _by_source(
     """``names`` relative to the sources that hold them; under None those that none of ``roots`` holds."""
     found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
     for name in names:
-        path = os.path.realpath(name)
+        # No file has NUL in its name, and relative names are not those of the current directory.
+        path = os.path.realpath(name) if os.path.isabs(name) and "\0" not in name else name
         held: list[tuple[tuple[Entity, ...] | None, str]] = []
         for entity, root in roots:
             inside = below(root, path)

@@ -84,6 +84,15 @@ def test_a_missing_object_is_not_found(store: ObjectStore) -> None:
             store.get(path)
 
 
+def test_no_name_is_too_long_to_be_missing(store: ObjectStore) -> None:
+    path = "sub/" + "n" * 300
+    assert store.head(path) is None
+    with pytest.raises(ObjectNotFound):
+        store.get(path)
+    assert list(store.list(path + "/")) == []
+    store.delete([path])
+
+
 def test_create_refuses_an_existing_object_and_does_not_change_it(store: ObjectStore) -> None:
     store.create("a", b"first")
     with pytest.raises(AlreadyExists, match="/a"):

@@ -122,7 +122,7 @@ def test_a_branch_is_searched_and_read_by_its_name(
     assert branch in link
     assert "zebra" in Page(ask(server, link.partition("#")[0])[1]).text
     response, body = ask(server, "/api/v1/search?q=x&branch=none")
-    assert (response.status, json.loads(body)["fix"]) == (400, f"It has: {name}.")
+    assert (response.status, json.loads(body)["fix"]) == (404, f"It has: {name}.")
 
 
 def test_wrong_requests_are_problems_with_a_kind(server: WebServer) -> None:
@@ -130,11 +130,15 @@ def test_wrong_requests_are_problems_with_a_kind(server: WebServer) -> None:
     for target in (
         *("search", "search?q=", f"search?q=x&top_k={MAX_TOP_K + 1}", "search?q=x&n_lines=21", "search?q=x&mode=best"),
         *(f"search?q={'x' * 2001}", "search?q=x&" + "&".join(["ext=py"] * 101), f"search?q=x&path={'p' * 4097}"),
-        *(f"excerpt?{urlencode(excerpt)}", f"excerpt?{urlencode(excerpt | {'line': 0})}", "excerpt?source=x"),
+        *(f"excerpt?{urlencode(excerpt | {'line': 0})}", "excerpt?source=x", "search?q=x&lang=klingon"),
+        *("search?q=x&kind=verb", "search?q=x&max_distance=3", "search?q=x&cursor="),
     ):
         response, body = ask(server, f"/api/v1/{target}")
         assert (response.status, response.getheader("content-type")) == (400, "application/problem+json"), target
         assert json.loads(body)["error"] == "usage", target
+    for target in (f"excerpt?{urlencode(excerpt)}", "search?q=x&branch=none", "search?q=x&cursor=none"):
+        response, body = ask(server, f"/api/v1/{target}")
+        assert (response.status, json.loads(body)["error"]) == (404, "not_indexed"), target
     response, body = ask(server, "/api/v1/search?q=x&source=%3Cscript%3E")
     assert (response.status, json.loads(body)["error"]) == (400, "bad_entity")
     assert ask(server, "/api/v1/nothing")[0].status == 404
@@ -189,7 +193,7 @@ def test_a_document_page_says_that_the_file_has_changed(server: WebServer, tree:
 def test_only_the_own_names_and_origins_are_answered(server: WebServer) -> None:
     place = urlsplit(server.url).netloc
     for target in ("/", "/healthz", "/readyz", "/static/style.css", "/d?source=a&path=b", "/api/v1/status"):
-        assert ask(server, target, Host=place, Origin=f"http://{place}")[0].status in (200, 400)
+        assert ask(server, target, Host=place, Origin=f"http://{place}")[0].status in (200, 400, 404)
         for name in ("evil.com", f"{place}.evil.com", "localhost", f"x@{place}"):
             assert ask(server, target, Host=name)[0].status == 421
         for origin in ("http://evil.com", "null", f"https://{place}", f"http://{place}.evil.com"):
@@ -228,7 +232,7 @@ def test_pages_of_a_search_and_of_documents_follow_each_other(server: WebServer)
         for target in ("documents", "search?q=x"):
             response, body = ask(server, f"/api/v1/{target}{'&' if '?' in target else '?'}cursor={cursor}")
             if (target, cursor) != ("search?q=x", "WzFd"):  # [1] is where a page may begin
-                assert (response.status, json.loads(body)["error"]) == (400, "usage"), (target, cursor)
+                assert (response.status, json.loads(body)["error"]) == (404, "not_indexed"), (target, cursor)
 
 
 def test_an_answer_that_the_client_has_is_not_sent_again(server: WebServer) -> None:

@@ -1,0 +1,170 @@
+"""What the OpenAPI document says of each route beside its parameters: an example of the answer, and how it can fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SOURCE = "org:default/project:default/source:tree"
+_ENTITY = {"entity": _SOURCE, "uri": "s3://docs/tree", "documents": 2, "lines": 5}
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "search": {
+        "query": "who renews the lease",
+        "results": [
+            {
+                "path": "lease.py",
+                "file": "s3://docs/tree/lease.py",
+                "source": _SOURCE,
+                "line": 1,
+                "start_line": 1,
+                "end_line": 2,
+                "score": 0.42,
+                "distance": 0.58,
+                "relevance": 0.9934,
+                "rank": 1,
+                "text": "def renew(lease):",
+                "context": ["def renew(lease):", "    return lease.renew()"],
+                "freshness": "fresh",
+                "line_now": 1,
+                "symbol": "renew",
+                "kind": "function",
+                "symbol_start": 1,
+                "symbol_end": 2,
+            }
+        ],
+    },
+    "excerpt": {
+        "source": _SOURCE,
+        "path": "notes.md",
+        "start_line": 1,
+        "lines": ["# Leases", ""],
+        "current": True,
+    },
+    "documents": {
+        "documents": [
+            {
+                "source": _SOURCE,
+                "path": "lease.py",
+                "lines": 2,
+                "size_bytes": 79,
+                "modified": "2026-11-24T08:19:19+00:00",
+                "hash": "960d173671a3367d4082051c86764bb7",
+                "reason": None,
+            }
+        ]
+    },
+    "status": {
+        "workspace": "s3://index/ws",
+        "total_documents": 2,
+        "total_lines": 5,
+        "has_index": False,
+        "index_type": None,
+        "model": "wordllama:l2_supercat_256",
+        "sources": [_ENTITY],
+        "deltas": 1,
+        "last_run": None,
+    },
+    "sources": {"workspace": "s3://index/ws", "sources": [_ENTITY]},
+    "branches": {
+        "workspace": "s3://index/ws",
+        "branches": [
+            {
+                "name": "feature/x",
+                "entity": _SOURCE,
+                "base": None,
+                "commit": None,
+                "documents": 0,
+                "deleted": 0,
+                "lines": 0,
+                "size_bytes": 6_383,
+                "age_seconds": 11.7,
+                "behind": False,
+            }
+        ],
+    },
+    "memory/search": {
+        "query": "parser",
+        "results": [
+            {
+                "record": {
+                    "key": "notes",
+                    "value": {"text": "the parser is slow"},
+                    "entity": "org:acme",
+                    "metadata": {},
+                    "size_bytes": 29,
+                    "content_hash": "5d41402abc4b2a76b9719d911017c592",
+                    "created": "2026-11-24T08:19:19+00:00",
+                    "updated": "2026-11-24T08:19:19+00:00",
+                    "expires": None,
+                },
+                "score": 0.71,
+                "rank": 1,
+            }
+        ],
+    },
+}
+_VARYING = frozenset(
+    {"value", "metadata", "file", "line_now", "freshness", "symbol", "kind", "symbol_start", "symbol_end"}
+)
+"""Fields whose type in the example is not their only one."""
+_OPTIONAL = frozenset({"symbol", "kind", "symbol_start", "symbol_end", "file", "line_now", "freshness"})
+_PAGED = ("search", "documents")
+_PROBLEM_EXAMPLE = {
+    "type": "about:blank",
+    "title": "not_indexed",
+    "status": 404,
+    "detail": "No such document is indexed: x.py. Take path and source from search results.",
+    "error": "not_indexed",
+    "where": "x.py",
+    "fix": "Take path and source from search results.",
+}
+_FAILURES = {
+    "400": "A parameter is missing, wrong or too large.",
+    "401": "A valid token is needed.",
+    "403": "The token lacks the scope, or the request comes from the page of another server.",
+    "404": "The index does not have what the request names.",
+    "429": "The token asks too often; Retry-After says when to ask again.",
+    "503": "The workspace cannot be read now; a retry may help.",
+    "4XX": "Another error of the request.",
+}
+
+
+def described(name: str) -> dict[str, Any]:
+    """The keywords of the route ``/api/v1/{name}``."""
+    example = EXAMPLES[name]
+    answer: dict[str, Any] = {
+        "description": "The answer; with the ETag of an earlier one in If-None-Match, 304 if it is still the same.",
+        "content": {"application/json": {"schema": _schema_of(example), "example": example}},
+    }
+    if name in _PAGED:
+        answer["headers"] = {
+            "Link": {"description": "The next page, if there is one (RFC 8288).", "schema": {"type": "string"}}
+        }
+    problem = {"schema": _schema_of(_PROBLEM_EXAMPLE), "example": _PROBLEM_EXAMPLE}
+    failures = {
+        status: {"description": text, "content": {"application/problem+json": problem}}
+        for status, text in _FAILURES.items()
+    }
+    return {"responses": {"200": answer, **failures}, "tags": ["memory" if name.startswith("memory/") else "search"]}
+
+
+def with_tokens(document: dict[str, Any]) -> dict[str, Any]:
+    """``document`` of a server that asks for tokens."""
+    document.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"token": []}]
+    return document
+
+
+def _schema_of(example: Any, name: str = "") -> dict[str, Any]:
+    """The JSON schema that ``example`` is an example of; what is null in it, or varies, may be anything."""
+    if example is None or name in _VARYING:
+        return {}
+    if isinstance(example, dict):
+        return {
+            "type": "object",
+            "properties": {field: _schema_of(value, field) for field, value in example.items()},
+            "required": [field for field in example if field not in _OPTIONAL],
+        }
+    if isinstance(example, list):
+        return {"type": "array", "items": _schema_of(example[0])}
+    kinds: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    return {"type": kinds[type(example)]}

@@ -1,0 +1,54 @@
+"""The HTTP API against its own OpenAPI document: schemathesis asks what the document allows, and what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from hypothesis import Phase as HypothesisPhase
+
+import driftline as dl
+from driftline.flows.web.requests import Reader
+from driftline.flows.web.serving import web_server
+from driftline.storage.workspace.workspace import Workspace
+from tests.support.web import serving
+
+EXAMPLES = 40
+"""Requests for each route; a hundred times as many found nothing more."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("web-schema")
+    (folder / "tree/sub").mkdir(parents=True)
+    (folder / "tree/lease.py").write_text("def renew(lease):\n    return lease.renew()\n")
+    (folder / "tree/sub/notes.md").write_text("# Leases\n\nA run renews its lease.\n")
+    dl.index(str(folder / "tree"), workspace=str(folder / "ws"), model=str(tiny_model), executor="inline")
+    reader = Reader(Workspace.open(str(folder / "ws")).reread)
+    with serving(web_server(reader, "127.0.0.1", 0)) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def document(place: str) -> Any:
+    return schemathesis.openapi.from_url(f"http://{place}/api/v1/openapi.json")
+
+
+schema = schemathesis.pytest.from_fixture("document")
+
+
+@schema.parametrize()
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[HypothesisPhase.explicit, HypothesisPhase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_the_api_keeps_what_its_document_promises(case: Any) -> None:
+    case.call_and_validate()
