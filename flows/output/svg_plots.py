@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 
-WIDTH, HEIGHT = 560, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 30, 42
+WIDTH, HEIGHT = 560, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 14, 34, 46
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2")
 MAX_SERIES = len(_COLOURS)
 _TICKS = 4
@@ -44,8 +44,8 @@ def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bo
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{_text(title)}" font-family="system-ui, sans-serif" font-size="11" fill="currentColor">',
-        f'<text x="{_LEFT}" y="16" font-size="13" font-weight="600">{_text(title)}</text>',
+        f'aria-label="{_text(title)}" font-family="system-ui, sans-serif" font-size="13" fill="currentColor">',
+        f'<text x="{_LEFT}" y="17" font-size="15" font-weight="600">{_text(title)}</text>',
         *_axis(step, unit),
         *_dates(first, last),
     ]
@@ -86,7 +86,7 @@ def _axis(step: float, unit: str) -> Iterator[str]:
 
 
 def _dates(first: float, last: float) -> Iterator[str]:
-    y = HEIGHT - _BOTTOM + 15
+    y = HEIGHT - _BOTTOM + 17
     ends = [(_LEFT, "start", first), (WIDTH - _RIGHT, "end", last)] if last > first else [(WIDTH / 2, "middle", first)]
     for x, anchor, moment in ends:
         date = f"{datetime.fromtimestamp(moment).astimezone():%Y-%m-%d %H:%M}"
@@ -97,7 +97,7 @@ def _legend(names: Sequence[str]) -> Iterator[str]:
     if len(names) < 2:
         return
     share = (WIDTH - _LEFT - _RIGHT) / len(names)
-    longest = max(4, int(share / 6.5) - 2)
+    longest = max(4, int(share / 7.5) - 2)
     for position, (colour, name) in enumerate(zip(_COLOURS, names, strict=False)):
         x, y = _LEFT + position * share, HEIGHT - 8
         short = name if len(name) <= longest else "…" + name[1 - longest :]

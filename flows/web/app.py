@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -19,12 +19,11 @@ from starlette.types import ASGIApp
 
 from driftline.flows.web import openapi, pages
 from driftline.flows.web.authentication import Authentication
-from driftline.flows.web.guard import SIGN_IN, Guard
-from driftline.flows.web.problems import UNAVAILABLE, JsonAnswer, problem, problem_of, wrong_parameters
+from driftline.flows.web.guard import SIGN_IN, Guard, is_page
+from driftline.flows.web.page_routes import Pages
+from driftline.flows.web.problems import UNAVAILABLE, JsonAnswer, TaggedAnswer, problem, problem_of, wrong_parameters
 from driftline.flows.web.rate_limit import RateLimit
 from driftline.flows.web.requests import (
-    MAX_EXCERPT_LINES,
-    MAX_QUERY_CHARACTERS,
     MAX_RANK,
     Around,
     BranchName,
@@ -64,9 +63,6 @@ from driftline.tasks.search.documents import DocumentCursor
 
 log = logging.getLogger(__name__)
 
-_PAGE_LINES = 4
-"""Lines of context on each side of a hit of the page."""
-
 
 def make_app(
     reader: Reader,
@@ -92,7 +88,7 @@ def make_app(
     for kind in (DriftlineError, RequestValidationError, HTTPException):
         api.add_exception_handler(kind, _failed)
     api.state.tells_owner = authentication.is_open
-    programs, people, sign_in = _Api(reader), _Pages(reader), SignIn(authentication)
+    programs, people, sign_in = _Api(reader), Pages(reader), SignIn(authentication)
     for name in openapi.EXAMPLES:
         route = programs.search_memory if name == "memory/search" else getattr(programs, name)
         api.get(f"/api/v1/{name}", response_model=None, **openapi.described(name))(in_thread(route))
@@ -102,8 +98,10 @@ def make_app(
     api.get("/healthz", **hidden)(_alive)
     api.get("/readyz", **hidden)(in_thread(programs.ready))
     api.get("/", **hidden)(in_thread(people.search))
-    api.get("/d", **hidden)(in_thread(people.document))
-    api.get("/static/style.css", **hidden)(_styles)
+    api.get("/d/{address:path}", **hidden)(in_thread(people.document))
+    api.get("/index", **hidden)(in_thread(people.index))
+    for name, (content, media_type) in _STATIC.items():
+        api.get(f"/static/{name}", **hidden)(_static(content, media_type))
     api.get(SIGN_IN, **hidden)(sign_in.form)
     api.post(SIGN_IN, **hidden)(sign_in.submit)
     api.post(f"{SIGN_IN}/out", **hidden)(sign_in.sign_out)
@@ -130,7 +128,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         failed = problem_of(error, to_owner=request.app.state.tells_owner)
         if failed.status_code == UNAVAILABLE:
             log.warning("A request failed: %s", error)
-        if request.url.path in ("/", "/d"):
+        if is_page(request.url.path):
             return HTMLResponse(pages.error_page(failed.detail), failed.status_code)
         return failed
     assert isinstance(error, HTTPException)
@@ -143,8 +141,18 @@ async def _alive() -> Response:
     return JsonAnswer({"status": "alive"})
 
 
-async def _styles() -> Response:
-    return Response(pages.style_sheet(), media_type="text/css", headers={"Cache-Control": "no-cache"})
+_STATIC = {
+    "style.css": (pages.style_sheet, "text/css"),
+    "page.js": (pages.script, "text/javascript"),
+    "icon.svg": (pages.icon, "image/svg+xml"),
+}
+
+
+def _static(content: Callable[[], bytes], media_type: str) -> Callable[[], Awaitable[Response]]:
+    async def answer() -> Response:
+        return TaggedAnswer(content(), media_type=media_type)
+
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,35 +244,3 @@ def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Resp
         following = request.url.include_query_params(cursor=cursor)
         answer.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
     return answer
-
-
-@dataclass(frozen=True, slots=True)
-class _Pages:
-    reader: Reader
-
-    def search(
-        self,
-        request: Request,
-        q: str = "",
-        mode: Literal["hybrid", "vector", "text"] = "hybrid",
-        source: Sources = (),
-        dir: Dirs = (),
-        ext: Exts = (),
-        glob: Globs = (),
-        path: Paths = (),
-        branch: BranchName = None,
-    ) -> Response:
-        narrowing = Narrowing(source, dir, ext, glob, path)
-        asked = pages.Asked(q[:MAX_QUERY_CHARACTERS].strip(), mode, narrowing, branch)
-        if not asked.q:
-            return HTMLResponse(pages.search_page(asked, ()))
-        try:
-            report = self.reader.search(asked.q, asked.narrowing, n_lines=_PAGE_LINES, mode=mode, branch=branch)
-        except DriftlineError as error:
-            failed = problem_of(error, to_owner=request.app.state.tells_owner)
-            return HTMLResponse(pages.search_page(asked, (), failed.detail), failed.status_code)
-        return HTMLResponse(pages.search_page(asked, report.results))
-
-    def document(self, source: SourceName, path: DocumentPath, line: Line = 1, branch: BranchName = None) -> Response:
-        excerpt = self.reader.excerpt(source, path, line, MAX_EXCERPT_LINES, branch)
-        return HTMLResponse(pages.document_page(excerpt, line, branch))

@@ -25,10 +25,10 @@ MAX_BODY_BYTES = 1 << 20
 SIGN_IN, MCP = "/sign-in", "/mcp"
 _FOR_ALL = ("/healthz", "/readyz", SIGN_IN, "/static/")
 """What needs no token: it shows nothing of the workspace."""
-_PAGES = ("/", "/d", "/index")
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -101,6 +101,11 @@ class Guard:
         return response
 
 
+def is_page(path: str) -> bool:
+    """Whether people read what is at ``path``."""
+    return path in ("/", "/index") or path.startswith("/d/")
+
+
 def _announced_bytes(headers: Headers) -> int:
     announced = headers.get("content-length", "0")
     return int(announced) if announced.isascii() and announced.isdigit() else 0
@@ -121,7 +126,7 @@ def _limited(receive: Receive) -> Receive:
 
 def _unauthorized(scope: Scope) -> Response:
     """For people the sign-in page, for programs an error."""
-    if scope["path"] in _PAGES and scope["method"] == "GET":
+    if is_page(scope["path"]) and scope["method"] == "GET":
         query = scope["query_string"].decode("latin-1")
         back = scope["path"] + (f"?{query}" if query else "")
         return RedirectResponse(f"{SIGN_IN}?{urlencode({'next': back})}", 303)

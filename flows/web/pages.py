@@ -9,16 +9,20 @@ from functools import cache
 from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from driftline.flows.output.html_report import plots_of, run_row
 from driftline.flows.web.colours import colour_styles, coloured
-from driftline.flows.web.requests import MAX_EXCERPT_LINES, Narrowing
+from driftline.flows.web.index_view import IndexView
+from driftline.flows.web.requests import Narrowing
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.query import Mode
 
 MAX_FACETS = 12
+MAX_PAGE_LINES = 2_500
+"""Lines of a document on each side of the one that was asked for."""
 _FOLDER = "driftline.flows.web"
 
 
@@ -38,11 +42,27 @@ class Asked:
         return "/?" + _encoded(fields)
 
 
-def search_page(asked: Asked, hits: Sequence[Hit], error: str = "") -> bytes:
+@dataclass(frozen=True, slots=True)
+class DocumentView:
+    """A document around ``line``, which was asked for or is the first.
+
+    ``similar`` are hits like that line, ``outline`` the definitions as (line, kind, name), ``remote`` the host and link
+    of its remote's web view.
+    """
+
+    excerpt: dict[str, Any]
+    line: int
+    branch: str | None = None
+    outline: Sequence[tuple[int, str, str]] = ()
+    similar: Sequence[Hit] = ()
+    remote: tuple[str, str] | None = None
+
+
+def search_page(asked: Asked, hits: Sequence[Hit], error: str = "", branches: Sequence[str] = ()) -> bytes:
     """The page of a search; without a query, only its box."""
     shown = [
         {
-            "link": _document_link(hit.source, hit.path, hit.line, asked.branch),
+            "link": document_link(hit.source, hit.path, hit.line, asked.branch),
             "hit": hit,
             "lines": _numbered(hit.path, hit.start_line, hit.context, asked.q),
         }
@@ -53,18 +73,52 @@ def search_page(asked: Asked, hits: Sequence[Hit], error: str = "") -> bytes:
     if asked.branch:
         filters.append(("branch", asked.branch))
         removable.append(("branch", asked.branch, replace(asked, branch=None).link()))
-    content = {"asked": asked, "hits": shown, "facets": _facets(asked, hits), "removable": removable}
+    facets = _facets(asked, hits)
+    others = [(name, 0, replace(asked, branch=name).link()) for name in branches if name != asked.branch]
+    if others:
+        facets.append(("branch", others[:MAX_FACETS]))
+    content = {"asked": asked, "hits": shown, "facets": facets, "removable": removable}
     return _rendered("search.html.j2", error=error, filters=filters, **content)
 
 
-def document_page(excerpt: dict[str, Any], line: int, branch: str | None = None) -> bytes:
-    """The page of a document around ``line``."""
+def document_page(view: DocumentView) -> bytes:
+    """The page of a document."""
+    excerpt, branch = view.excerpt, view.branch
     source, path, first = excerpt["source"], excerpt["path"], excerpt["start_line"]
     last = first + len(excerpt["lines"]) - 1
-    earlier = _document_link(source, path, max(1, first - MAX_EXCERPT_LINES), branch) if first > 1 else None
-    later = _document_link(source, path, last, branch) if last == line + MAX_EXCERPT_LINES else None
-    lines = _numbered(path, first, excerpt["lines"], "")
-    return _rendered("document.html.j2", excerpt=excerpt, lines=lines, line=line, earlier=earlier, later=later)
+    earlier = document_link(source, path, max(1, first - MAX_PAGE_LINES), branch) if first > 1 else None
+    later = document_link(source, path, last, branch) if last == view.line + MAX_PAGE_LINES else None
+    host, remote = view.remote or ("", "")
+    return _rendered(
+        "document.html.j2",
+        excerpt=excerpt,
+        lines=_numbered(path, first, excerpt["lines"], ""),
+        line=view.line,
+        branch=branch,
+        earlier=earlier,
+        later=later,
+        outline=view.outline,
+        similar=[(document_link(hit.source, hit.path, hit.line, branch), hit) for hit in view.similar],
+        host=host,
+        remote=remote,
+    )
+
+
+def index_page(view: IndexView) -> bytes:
+    """The page of the index."""
+    return _rendered(
+        "index.html.j2",
+        stats=view.stats,
+        skipped=view.skipped,
+        plots=plots_of(view.runs),
+        runs=[run_row(run) for run in view.runs],
+    )
+
+
+def document_link(source: str, path: str, line: int, branch: str | None = None) -> str:
+    """The link of a line of a document."""
+    fields = {"line": line} | ({"branch": branch} if branch else {})
+    return f"/d/{quote(source, safe='/:')}/{quote(path, errors='surrogatepass')}?{_encoded(fields)}#L{line}"
 
 
 def error_page(message: str) -> bytes:
@@ -80,7 +134,19 @@ def sign_in_page(next: str, error: str = "") -> bytes:
 @cache
 def style_sheet() -> bytes:
     """The style sheet of all pages."""
-    return ((files(_FOLDER) / "style.css").read_text("utf-8") + colour_styles()).encode()
+    return (_text("style.css") + colour_styles()).encode()
+
+
+@cache
+def script() -> bytes:
+    """The script of all pages."""
+    return _text("page.js").encode()
+
+
+@cache
+def icon() -> bytes:
+    """The icon of all pages."""
+    return _text("icon.svg").encode()
 
 
 def _facets(asked: Asked, hits: Sequence[Hit]) -> list[tuple[str, list[tuple[str, int, str]]]]:
@@ -111,20 +177,20 @@ def _numbered(path: str, first: int, lines: Sequence[str], query: str) -> list[t
     return list(enumerate(coloured(path, lines, query), start=first))
 
 
-def _document_link(source: str, path: str, line: int, branch: str | None) -> str:
-    fields = {"source": source, "path": path, "line": line} | ({"branch": branch} if branch else {})
-    return f"/d?{_encoded(fields)}#L{line}"
-
-
 def _encoded(fields: dict[str, Any]) -> str:
     return urlencode(fields, doseq=True, errors="surrogatepass")
 
 
 def _rendered(name: str, **content: Any) -> bytes:
-    return _template(name).render(**content).encode("utf-8", "replace")
+    return _templates().get_template(name).render(**content).encode("utf-8", "replace")
 
 
 @cache
-def _template(name: str) -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string((files(_FOLDER) / name).read_text("utf-8"))
+def _templates() -> Environment:
+    return Environment(
+        loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+def _text(name: str) -> str:
+    return (files(_FOLDER) / name).read_text("utf-8")

@@ -27,16 +27,8 @@ _OF_A_BODY = frozenset({"content-length", "content-type"})
 _OF_THE_SERVER = (FingerprintMismatch, MissingExtra, ModelNotFound, WorkspaceNotFound, WorkspaceTooNew)
 
 
-class JsonAnswer(Response):
-    """JSON in ASCII: names of files may hold what UTF-8 cannot. A client that has it already gets 304 instead.
-
-    The tag is of the answer, not of the index: freshness of hits changes without a run.
-    """
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, separators=(",", ":"), default=str).encode("ascii")
+class TaggedAnswer(Response):
+    """An answer with the tag of its content; a client that has it already gets 304 instead."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.status_code != OK:
@@ -50,6 +42,18 @@ class JsonAnswer(Response):
             await Response(status_code=NOT_MODIFIED, headers=headers)(scope, receive, send)
             return
         await super().__call__(scope, receive, send)
+
+
+class JsonAnswer(TaggedAnswer):
+    """JSON in ASCII: names of files may hold what UTF-8 cannot.
+
+    The tag is of the answer, not of the index: freshness of hits changes without a run.
+    """
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":"), default=str).encode("ascii")
 
 
 class Problem(JsonAnswer):

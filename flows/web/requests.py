@@ -6,9 +6,10 @@ import json
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
+from cachetools import TTLCache
 from fastapi import Query
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
@@ -17,13 +18,16 @@ from driftline.flows.memory.dict_backend import hits_to_dict
 from driftline.flows.output.search_journal import record_search
 from driftline.flows.runs.branch_upkeep import list_branches
 from driftline.flows.web.access import granted
+from driftline.flows.web.index_view import IndexView, index_view
 from driftline.flows.web.memory_stores import MemoryStores, no_memory
 from driftline.storage.entities import Entity
 from driftline.storage.errors import NotIndexed
+from driftline.storage.hierarchy import is_within
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import KINDS
 from driftline.storage.workspace.branches import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
-from driftline.storage.workspace.branches import on_branch
+from driftline.storage.workspace.branches import branch_records, on_branch
+from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.documents import DocumentCursor, DocumentPage, document_page
@@ -45,6 +49,7 @@ MAX_DOCUMENTS = 1_000
 MAX_RANK = 200
 """Results behind that are on no page."""
 MAX_CURSOR_CHARACTERS = 8_192
+BRANCHES_SECONDS = 10.0
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
 _SOURCE = rf"^(org:{_ID}/)?(project:{_ID}/)?source:{_ID}$"
@@ -183,6 +188,9 @@ class Reader:
 
     newest: Callable[[], Workspace]
     memory: MemoryStores | None = None
+    _branches: TTLCache[Entity | None, tuple[str, ...]] = field(
+        default_factory=lambda: TTLCache(1_000, BRANCHES_SECONDS), compare=False
+    )
 
     def warm(self) -> None:
         """Load the model and open the tables. Raises what a search raises."""
@@ -247,6 +255,28 @@ class Reader:
         within, workspace = granted("search").within, self.newest()
         sources = [Entity.parse(name, workspace.config.hierarchy) for name in narrowing.source] or None
         return document_page(workspace, sources, narrowing.dir, narrowing.ext, within=within, limit=limit, after=after)
+
+    def branch_names(self) -> tuple[str, ...]:
+        """The names of the branches of all sources, in order; at most BRANCHES_SECONDS old."""
+        within = granted("search").within
+        names = self._branches.get(within)
+        if names is None:
+            workspace = self.newest()
+            entities = [entity for entity, _ in workspace.readable_sources(within)]
+            found = {record.name for entity in entities for record in branch_records(workspace, entity)}
+            names = self._branches[within] = tuple(sorted(found))
+        return names
+
+    def record_of(self, source: str) -> SourceRecord | None:
+        """What a source scans, if it may be seen."""
+        within, workspace = granted("search").within, self.newest()
+        entity = Entity.parse(source, workspace.config.hierarchy)
+        return workspace.readable_source(entity) if within is None or is_within(entity, within) else None
+
+    def index(self) -> IndexView:
+        """The figures, runs and skipped documents of the index."""
+        within = granted("search").within
+        return index_view(self.newest(), within)
 
     def search_memory(self, query: str, top_k: int, entity: str | None, mode: Mode) -> dict[str, Any]:
         """As ``driftline memory search --json`` prints it. Raises NotIndexed where there is no memory."""

@@ -23,6 +23,7 @@ HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&.py"
 HOSTILE_LINE = "lease = '</code><script>alert(1)</script>' \"onload=x & <b>"
 PAGE_TAGS = frozenset(
     {"html", "head", "meta", "title", "link", "body", "header", "main", "nav", "article", "div", "span", "code"}
+    | {"details", "section", "summary", "script"}
     | {"form", "label", "input", "select", "option", "button", "h1", "h2", "p", "ul", "li", "a"}
 )
 
@@ -118,7 +119,7 @@ def test_a_branch_is_searched_and_read_by_its_name(
     assert listed["name"] == name
     page = Page(ask(server, f"/?q=zebra&mode=text&{branch}")[1])
     assert "zebra" in page.text
-    (link,) = {link for link in page.links() if link.startswith("/d?")}
+    (link,) = {link for link in page.links() if link.startswith("/d/")}
     assert branch in link
     assert "zebra" in Page(ask(server, link.partition("#")[0])[1]).text
     response, body = ask(server, "/api/v1/search?q=x&branch=none")
@@ -155,19 +156,20 @@ def test_the_openapi_document_lists_the_routes_of_programs(server: WebServer) ->
 def test_names_and_contents_are_escaped_on_every_page(server: WebServer) -> None:
     _, body = ask(server, "/?q=lease")
     page = Page(body)
-    (document,) = {link for link in page.links() if "img" in link and link.startswith("/d?")}
+    (document,) = {link for link in page.links() if "img" in link and link.startswith("/d/")}
     pages = [page, Page(ask(server, document.partition("#")[0])[1])]
     for each in pages:
         assert HOSTILE_NAME in each.text
         assert HOSTILE_LINE in each.text
     hostile = quote('"><script>alert(1)</script>')
     pages += [Page(ask(server, f"/?q={hostile}&ext={hostile}&dir={hostile}")[1])]
-    pages += [Page(ask(server, f"/?q=x&source={hostile}")[1]), Page(ask(server, f"/d?source={hostile}&path=x")[1])]
+    pages += [Page(ask(server, f"/?q=x&source={hostile}")[1]), Page(ask(server, f"/d/source:x/{hostile}")[1])]
     for each in pages:
         assert {tag for tag, _ in each.tags} <= PAGE_TAGS
+        assert [given for tag, given in each.tags if tag == "script"] == [{"src": "/static/page.js", "defer": None}]
         attributes = {name for _, given in each.tags for name in given}
         assert not [name for name in attributes if name.startswith("on") or name == "style"]
-        assert all(re.match(r"/|#L\d+$", link) for link in each.links())
+        assert all(re.match(r"/|(\?line=\d+)?#L\d+$", link) for link in each.links())
 
 
 def test_a_page_marks_words_and_its_facets_narrow(server: WebServer) -> None:
@@ -181,7 +183,7 @@ def test_a_page_marks_words_and_its_facets_narrow(server: WebServer) -> None:
 
 
 def test_a_document_page_says_that_the_file_has_changed(server: WebServer, tree: Path) -> None:
-    target = "/d?" + urlencode({"source": "org:default/project:default/source:tree", "path": "sub/plain.md"})
+    target = "/d/org:default/project:default/source:tree/sub/plain.md"
     assert "has changed" not in ask(server, target)[1]
     (tree / "sub/plain.md").write_text("secret\n")
     _, body = ask(server, target)
@@ -192,7 +194,7 @@ def test_a_document_page_says_that_the_file_has_changed(server: WebServer, tree:
 
 def test_only_the_own_names_and_origins_are_answered(server: WebServer) -> None:
     place = urlsplit(server.url).netloc
-    for target in ("/", "/healthz", "/readyz", "/static/style.css", "/d?source=a&path=b", "/api/v1/status"):
+    for target in ("/", "/healthz", "/readyz", "/static/style.css", "/d/source:a/b", "/index", "/api/v1/status"):
         assert ask(server, target, Host=place, Origin=f"http://{place}")[0].status in (200, 400, 404)
         for name in ("evil.com", f"{place}.evil.com", "localhost", f"x@{place}"):
             assert ask(server, target, Host=name)[0].status == 421
@@ -202,7 +204,7 @@ def test_only_the_own_names_and_origins_are_answered(server: WebServer) -> None:
 
 def test_every_answer_has_the_headers_that_guard_it(server: WebServer) -> None:
     numbers = set()
-    for target in ("/", "/?q=lease", "/d", "/healthz", "/static/style.css", "/api/v1/status", "/api/v1/nothing"):
+    for target in ("/", "/?q=lease", "/d/x", "/healthz", "/static/style.css", "/api/v1/status", "/api/v1/nothing"):
         response, _ = ask(server, target)
         policy = response.getheader("content-security-policy") or ""
         assert policy.startswith("default-src 'none'")

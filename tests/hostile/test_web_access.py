@@ -39,7 +39,7 @@ ABSENT = {"secretb": "absentb", "secretx": "absentx"}
 """Names as long as the secret ones that nothing has."""
 ACCEPT = "application/json, text/event-stream"
 PROTECTED = (
-    *("/", "/?q=x", "/d?source=a&path=b", "/metrics", "/nothing", "/api/v1/openapi.json"),
+    *("/", "/?q=x", "/d/source:a/b", "/index", "/metrics", "/nothing", "/api/v1/openapi.json"),
     *(f"/api/v1/{name}" for name in ("search?q=x", "excerpt", "documents", "status", "sources", "branches")),
     "/api/v1/memory/search?q=x",
 )
@@ -115,13 +115,13 @@ def test_nobody_gets_in_without_a_valid_token(site: Site) -> None:
     for target in PROTECTED:
         for token in ("", "x", "driftline_" + "x" * 43, expired, "x" * 10_000):
             answer = site.ask(target, token=token)
-            if target in ("/", "/?q=x", "/d?source=a&path=b"):
+            if target in ("/", "/?q=x", "/d/source:a/b", "/index"):
                 assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, "/sign-in")
             else:
                 assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), target
             assert "acme" not in answer.body
     assert ask_mcp(site, "", call("index_status")).status == 401
-    for target in ("/healthz", "/readyz", "/sign-in", "/static/style.css"):
+    for target in ("/healthz", "/readyz", "/sign-in", "/static/style.css", "/static/page.js"):
         assert site.ask(target).status == 200
 
 
@@ -181,11 +181,13 @@ def requests(draw: st.DrawFn) -> tuple[str, str | None]:
         "search": {"q": query, "mode": "text", **narrowing, **branch},
         "page": {"q": query, "mode": "text", **narrowing, **branch},
         "excerpt": {"source": source, "path": path, "line": 1, **branch},
-        "document": {"source": source, "path": path, **branch},
         "documents": {"source": source, "limit": 1},
         "memory": {"q": query, "mode": "text", "entity": source.partition("/source:")[0]},
     }
-    routes = {"page": "/", "document": "/d", "memory": "/api/v1/memory/search"}
+    if wanted == "document":
+        line = draw(st.sampled_from([{}, {"line": 1}]))
+        return f"/d/{source}/{path.removeprefix('../')}?{urlencode({**line, **branch})}", None
+    routes = {"page": "/", "memory": "/api/v1/memory/search"}
     return f"{routes.get(wanted, f'/api/v1/{wanted}')}?{urlencode(parameters[wanted])}", None
 
 
@@ -211,9 +213,11 @@ def test_what_lies_beyond_the_boundary_is_as_if_it_were_not_there(
 
 
 def test_no_list_names_what_lies_beyond_the_boundary(site: Site, bound: str) -> None:
+    assert OWN in site.ask("/index", token=bound).body
+    assert f"/d/{OWN}/source:own/shared.md" in site.ask(f"/d/{OWN}/source:own/own.py?line=1", token=bound).body
     for target in ("status", "sources", "branches", "documents", "search?q=lease&top_k=50", "search?q=x&branch=none"):
         assert "secret" not in site.ask(f"/api/v1/{target}", token=bound).body, target
-    for target in ("/?q=lease", "/d?source=x&path=y", "/readyz", "/api/v1/openapi.json"):
+    for target in ("/?q=lease", "/d/source:x/y", "/index", "/readyz", "/api/v1/openapi.json"):
         assert "secret" not in site.ask(target, token=bound).body, target
     assert "secret" not in ask_mcp(site, bound, call("index_status")).body
     assert "secret" not in ask_mcp(site, bound, call("search_lines", query="lease", branch="none")).body

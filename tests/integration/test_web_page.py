@@ -8,65 +8,247 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
-from tests.servers.browser import WAIT_MILLISECONDS, open_browser
+from tests.servers.axe import SCRIPT as AXE
+from tests.servers.axe import violations
+from tests.servers.browser import Browser, open_browser
 
-HOSTILE_NAME = "<img src=x onerror=alert(1)>.py"
+HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&#?%41.py"
+SOURCE = "org:default/project:default/source:tree"
 STOP_SECONDS = 60
+MAX_BYTES = 60_000
+"""Of a page with all that it loads."""
+MAX_PAINT_SECONDS = 2.0
+"""Far above what it takes, on a machine that is busy with other tests."""
+
+LEASE = '''"""Leases: one writer at a time."""
+
+
+class Lease:
+    """Who may write, until when."""
+
+    def renew(self, seconds):
+        """Renew the lease of a run before it ends."""
+        self.until = now() + seconds
+
+    def release(self):
+        """Give the lease back."""
+        self.until = 0
+'''
+
+
+@dataclass
+class Site:
+    """A running server, its tree, and what its pages said and asked for."""
+
+    url: str
+    tree: Path
+    page: Page
+    browser: Browser
+    said: list[str] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
+
+
+@contextmanager
+def running(workspace: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A ``driftline web`` process and its URL."""
+    command = [sys.executable, "-m", "driftline", "web", "--workspace", str(workspace), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        assert process.stderr is not None
+        try:
+            said = re.search(r"serving (http://\S+/)", next(line for line in process.stderr if "serving" in line))
+            assert said is not None
+            yield process, said[1]
+        finally:
+            process.kill()
 
 
 @pytest.fixture
-def process(tmp_path: Path, driftline: Callable[..., Any]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running ``driftline web`` and its URL."""
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / HOSTILE_NAME).write_text("lease = '<script>alert(1)</script>'" + " # wide" * 100 + "\n")
-    (tmp_path / "tree/notes.md").write_text("who renews the lease of a run\n")
-    assert driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws").code == 0
-    command = [sys.executable, "-m", "driftline", "web", "--workspace", str(tmp_path / "ws"), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as running:
-        assert running.stderr is not None
-        try:
-            said = re.search(r"serving (http://\S+/)", next(line for line in running.stderr if "serving" in line))
-            assert said is not None
-            yield running, said[1]
-        finally:
-            running.kill()
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src/lease.py").write_text(LEASE)
+    (folder / HOSTILE_NAME).write_text("lease = '</code><script>alert(1)</script>'" + " # wide" * 100 + "\n")
+    (folder / "notes.md").write_text("# Leases\n\nwho renews the lease of a run\n\nthe lease ends by itself\n")
+    (folder / "photo.bin").write_bytes(bytes(range(256)) * 10)
+    for arguments in (["init", "-q"], ["remote", "add", "origin", "git@github.com:acme/tree.git"]):
+        subprocess.run(["git", "-C", str(folder), *arguments], check=True)
+    return folder
 
 
-def test_pages_work_in_a_browser(process: tuple[subprocess.Popen[str], str]) -> None:
-    _, url = process
-    said: list[str] = []
-    with open_browser() as browser:
-        page = browser.page
-        page.on("console", lambda message: said.append(message.text))
-        page.on("dialog", lambda dialog: said.append(dialog.message))
-        asked: set[str] = set()
-        page.on("request", lambda request: asked.add(request.url))
-        browser.open(url)
-        expect(page.locator("#q")).to_be_focused(timeout=WAIT_MILLISECONDS)
-        page.keyboard.type("lease")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/?q=lease*")
-        browser.open(page.url, HOSTILE_NAME, "who renews the lease")
-        for scheme in ("light", "dark"):
+@pytest.fixture
+def site(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterator[Site]:
+    ws = ("--workspace", tmp_path / "ws")
+    assert driftline("index", tree, *ws).code == 0
+    assert driftline("index", tree, *ws, "--branch", "feature/x").code == 0
+    with running(tmp_path / "ws") as (_, url), open_browser() as browser:
+        browser.page.set_default_timeout(30_000)
+        found = Site(url, tree, browser.page, browser)
+        browser.page.on("console", lambda message: found.said.append(message.text))
+        browser.page.on("pageerror", lambda error: found.said.append(str(error)))
+        browser.page.on("dialog", lambda dialog: found.said.append(dialog.message))
+        browser.page.on("request", lambda request: found.asked.add(request.url))
+        yield found
+        # Violations of the policy are said on the console.
+        assert found.said == []
+        assert all(each.startswith(url) for each in found.asked)
+
+
+def results(page: Page) -> Any:
+    return page.locator("article h2 a")
+
+
+def test_a_search_as_one_types_moves_by_keys_and_is_a_link(site: Site) -> None:
+    page, browser = site.page, site.browser
+    browser.open(site.url)
+    box = page.locator("#q")
+    expect(box).to_be_focused(timeout=30_000)
+    page.keyboard.type("who renews the lease")
+    expect(results(page).filter(has_text="notes.md:3")).to_be_visible(timeout=30_000)
+    page.wait_for_url("**/?q=who+renews+the+lease*")
+    expect(page.locator("#count")).to_contain_text("result")
+    page.keyboard.press("ArrowDown")
+    expect(results(page).first).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(results(page).nth(1)).to_be_focused()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")
+    expect(box).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Escape")
+    expect(box).to_be_focused()
+    results(page).first.focus()
+    page.keyboard.press("/")
+    expect(box).to_be_focused()
+    link, shown = page.url, results(page).all_inner_texts()
+    browser.open(link, "notes.md:3")
+    assert results(page).all_inner_texts() == shown
+    page.select_option("#mode", "text")
+    page.wait_for_url("**mode=text*")
+    results(page).first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/d/**#L*")
+
+
+def test_facets_narrow_and_filters_go(site: Site) -> None:
+    page = site.page
+    site.browser.open(f"{site.url}?q=lease&mode=text", "notes.md:")
+    page.get_by_role("link", name="py", exact=True).click()
+    page.wait_for_url("**ext=py*")
+    assert not [name for name in results(page).all_inner_texts() if "notes.md" in name]
+    page.get_by_role("link", name="src", exact=True).click()
+    page.wait_for_url("**dir=src*")
+    assert {name.partition(":")[0] for name in results(page).all_inner_texts()} == {"src/lease.py"}
+    page.get_by_role("link", name="Remove the filter ext: py").click()
+    page.get_by_role("link", name="feature/x", exact=True).click()
+    page.wait_for_url("**branch=feature*")
+    assert results(page).count() > 0
+    page.get_by_role("link", name="Remove the filter branch: feature/x").click()
+    page.wait_for_url(lambda url: "branch" not in url)
+
+
+def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) -> None:
+    page = site.page
+    site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py#L8", "Renew the lease of a run")
+    expect(page.locator("#L8")).to_have_class("best", timeout=30_000)
+    page.wait_for_url("**?line=8#L8")
+    expect(page.locator("#similar h2")).to_have_text("More like line 8", timeout=30_000)
+    assert page.locator("#similar a").count() > 0
+    page.locator("#L3 a, #L7 a").last.click()
+    page.wait_for_url("**?line=7#L7")
+    expect(page.locator("#similar h2")).to_have_text("More like line 7", timeout=30_000)
+    remote = page.locator("#remote").get_attribute("href")
+    assert remote == "https://github.com/acme/tree/blob/HEAD/src/lease.py#L7"
+    page.get_by_text("Outline").click()
+    page.get_by_role("link", name="Lease.release", exact=True).click()
+    page.wait_for_url("**#L11")
+    (site.tree / "src/lease.py").write_text(LEASE.replace("class Lease", "class Secret"))
+    site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py", "has changed since it was indexed")
+    assert page.locator("#L4").inner_text().endswith("class Lease:")
+    assert "Secret" not in page.content()
+
+
+def test_the_index_page_shows_sources_growth_runs_and_what_was_skipped(site: Site) -> None:
+    page = site.page
+    site.browser.open(f"{site.url}index", SOURCE, "Growth: lines")
+    page.locator("summary").first.click()
+    expect(page.get_by_text("photo.bin")).to_be_visible()
+    expect(page.locator("tr[id]").first).to_contain_text("index")
+    assert page.locator("figure svg").first.bounding_box()["width"] >= 400  # type: ignore[index]
+
+
+def test_hostile_names_and_contents_are_text(site: Site) -> None:
+    page = site.page
+    site.browser.open(f"{site.url}?q=lease", HOSTILE_NAME)
+    page.get_by_role("link", name=HOSTILE_NAME).first.click()
+    page.wait_for_url("**/d/**")
+    expect(page.locator("h1")).to_have_text(HOSTILE_NAME)
+    assert "</code><script>alert(1)</script>" in page.locator("#L1").inner_text()
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed (any machine with npm: make axe)")
+def test_every_page_is_accessible_light_and_dark_wide_and_narrow(site: Site) -> None:
+    page = site.page
+    found = []
+    for target in ("", "?q=lease", "?q=nothing&mode=text", f"d/{SOURCE}/src/lease.py?line=8", "index", "sign-in"):
+        page.goto(site.url + target)
+        for scheme, width in (("light", 1200), ("dark", 360)):
             page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-            page.set_viewport_size({"width": 360, "height": 640})
-            assert page.evaluate("document.documentElement.scrollWidth") <= 360, scheme
-        page.get_by_role("link", name="md", exact=True).click()
-        page.wait_for_url("**ext=md*")
-        page.get_by_role("link", name="notes.md:1").click()
-        page.wait_for_url("**/d?*#L1")
-        assert page.locator("#L1").inner_text().endswith("who renews the lease of a run")
-    assert said == []
-    assert all(each.startswith(url) for each in asked)
+            page.set_viewport_size({"width": width, "height": 640})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (target, scheme)
+            found += [f"{target} {scheme}: {each}" for each in violations(page)]
+    assert found == []
 
 
-def test_sigterm_ends_the_process(process: tuple[subprocess.Popen[str], str]) -> None:
-    running, _ = process
-    running.send_signal(signal.SIGTERM)
-    assert running.wait(STOP_SECONDS) in (0, -signal.SIGTERM)
+def test_pages_work_without_a_script(site: Site) -> None:
+    browser = site.page.context.browser
+    assert browser is not None
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto(site.url)
+    page.fill("#q", "renews the lease")
+    page.press("#q", "Enter")
+    page.wait_for_url("**/?q=renews*")
+    page.get_by_role("link", name="notes.md:3").click()
+    expect(page.locator("#L3")).to_have_class("best")
+    assert page.locator("#similar a").count() > 0
+    page.context.close()
+
+
+def test_a_page_is_small_and_painted_soon(site: Site) -> None:
+    page = site.page
+    received: list[int] = []
+    page.on("response", lambda response: received.append(len(response.body())))
+    page.goto(f"{site.url}?q=lease")
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0")
+    assert len(received) >= 3
+    assert 0 < sum(received) <= MAX_BYTES
+    assert paint <= MAX_PAINT_SECONDS * 1000
+
+
+def test_pictures_of_the_pages_for_the_documentation(site: Site) -> None:
+    page = site.page
+    for name, target, text in (
+        ("web-search", "?q=who+renews+the+lease", "notes.md:3"),
+        ("web-document", f"d/{SOURCE}/src/lease.py?line=8", "More like line 8"),
+        ("web-index", "index", "Growth: lines"),
+    ):
+        site.browser.open(site.url + target, text)
+        if name == "web-document":
+            page.get_by_text("Outline").click()
+        if name == "web-index":  # above are the paths of this machine
+            page.evaluate("document.querySelector('.plots').scrollIntoView()")
+        site.browser.keep(name, height=600)
+
+
+def test_sigterm_ends_the_process(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> None:
+    assert driftline("index", tree, "--workspace", tmp_path / "ws").code == 0
+    with running(tmp_path / "ws") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_SECONDS) in (0, -signal.SIGTERM)

@@ -1,0 +1,109 @@
+// Makes the pages quicker to use. Without it they work all the same: each state of a page is a link of the server.
+"use strict";
+
+const DEBOUNCE_MILLISECONDS = 150;
+const typing = (target) => target.matches("input, select, textarea");
+
+/** The page of the server at `target`, or null if a newer request has taken its place. */
+const pageAt = (() => {
+  let asking = null;
+  return async (target) => {
+    asking?.abort();
+    asking = new AbortController();
+    try {
+      const answer = await fetch(target, { signal: asking.signal });
+      if (answer.redirected) {
+        location.assign(target); // the token has expired: the sign-in page leads back
+        return null;
+      }
+      return new DOMParser().parseFromString(await answer.text(), "text/html");
+    } catch (error) {
+      if (error.name === "AbortError") return null;
+      throw error;
+    }
+  };
+})();
+
+function searchAsYouType(form, box) {
+  let timer = 0;
+  const show = async () => {
+    const query = new URLSearchParams(new FormData(form));
+    const target = box.value.trim() ? `/?${query}` : "/";
+    const main = document.querySelector("main");
+    const count = document.getElementById("count");
+    try {
+      const page = await pageAt(target);
+      if (!page) return;
+      main.replaceWith(page.querySelector("main"));
+      count.textContent = page.getElementById("count")?.textContent ?? "";
+      document.title = page.title;
+      history.replaceState(null, "", target);
+    } catch {
+      count.textContent = "The server does not answer. Search again in a moment.";
+    }
+  };
+  box.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(show, DEBOUNCE_MILLISECONDS);
+  });
+  form.elements.mode.addEventListener("change", show);
+}
+
+function moveAmongResults(box) {
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+    const results = [...document.querySelectorAll("article h2 a")];
+    const at = results.indexOf(document.activeElement);
+    if (event.key === "/" && !typing(event.target)) {
+      event.preventDefault();
+      box.select();
+    } else if (event.key === "Escape" && event.target !== box) {
+      box.select();
+    } else if (event.key === "ArrowDown" && (at >= 0 || event.target === box) && at + 1 < results.length) {
+      event.preventDefault();
+      results[at + 1].focus();
+    } else if (event.key === "ArrowUp" && at >= 0) {
+      event.preventDefault();
+      (results[at - 1] ?? box).focus();
+    }
+  });
+}
+
+function followLines(code) {
+  const select = async (number) => {
+    const line = document.getElementById(`L${number}`);
+    const target = new URL(location.href);
+    target.searchParams.set("line", number);
+    target.hash = `L${number}`;
+    if (!line) {
+      location.assign(target); // a long document is shown in parts
+      return;
+    }
+    document.querySelector(".code .best")?.classList.remove("best");
+    line.classList.add("best");
+    history.replaceState(null, "", target);
+    const page = await pageAt(target);
+    const found = page?.getElementById("similar");
+    if (found) document.getElementById("similar").replaceWith(found);
+    const remote = page?.getElementById("remote");
+    if (remote) document.getElementById("remote")?.replaceWith(remote);
+  };
+  code.addEventListener("click", (event) => {
+    if (!event.target.matches("a.number") || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    select(event.target.textContent);
+  });
+  const fromLink = () => {
+    const number = /^#L([1-9]\d*)$/.exec(location.hash)?.[1];
+    if (number && number !== new URLSearchParams(location.search).get("line")) select(number);
+  };
+  addEventListener("hashchange", fromLink);
+  fromLink();
+}
+
+const box = document.getElementById("q");
+if (box) {
+  searchAsYouType(box.form, box);
+  moveAmongResults(box);
+}
+if (document.querySelector("a.number")) followLines(document.querySelector(".code"));
