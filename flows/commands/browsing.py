@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +11,10 @@ import typer
 
 from driftline.flows.commands.app import DONE, app
 from driftline.flows.commands.options import CacheOption, WithinOption, WorkspaceOption
-from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.commands.watching import watching_sources
+from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
 from driftline.flows.output.plain import warn
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -60,12 +61,15 @@ def web(
     ] = DEFAULT_RATE,
     tls_certificate: Annotated[str | None, typer.Option(metavar="FILE", help="Serve HTTPS: the certificates.")] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Index what people save in the local sources; without any, in this folder.")
+    ] = False,
 ) -> int:
     """Serve the workspace: a search page, an API at /api/v1, and MCP at /mcp.
 
     On loopback anybody of this machine may ask; any other address needs tokens ('driftline token create') or a proxy.
     """
-    target = workspace_for_reading(workspace)
+    target = _indexed_here(workspace) if watch else workspace_for_reading(workspace)
     from driftline.flows.config.reach import reach_of
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.web.requests import Reader
@@ -91,11 +95,27 @@ def web(
         warn("tokens travel unencrypted: name --tls-certificate and --tls-key, or put a proxy with TLS in front")
     warn(f"serving {server.url}")
     try:
-        with suppress(KeyboardInterrupt):  # the usual way to stop it
+        with suppress(KeyboardInterrupt), watching_sources(opened) if watch else nullcontext():  # the usual way to stop
             server.run()
     finally:
         memory.close()
     return DONE
+
+
+def _indexed_here(workspace: str | None) -> str:
+    """The workspace to watch; if there is none yet, that of this folder, with its index."""
+    from driftline.flows.runs.index_run import index_sources
+    from driftline.flows.runs.plan import IndexRequest
+    from driftline.storage.workspace.workspace import Workspace
+
+    try:
+        target = workspace_for_reading(workspace)
+        Workspace.open(target)
+    except WorkspaceNotFound:
+        target = workspace_for_indexing(workspace, ["."])
+        warn("indexing this folder")
+        index_sources(IndexRequest((".",), target))
+    return target
 
 
 def _boundary(workspace: Workspace, within: str | None) -> Entity | None:

@@ -34,6 +34,7 @@ from driftline.flows.commands import (
     serving,
     tokens,
     trusting,
+    watching,
 )
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
 from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
@@ -49,6 +50,7 @@ COMMANDS = (
     deploying,
     serving,
     browsing,
+    watching,
     branching,
     ci,
     history,

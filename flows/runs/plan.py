@@ -52,7 +52,8 @@ class IndexRequest:
     """The inputs of an index run; ``storage_options`` apply to the workspace and the sources.
 
     ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
-    of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed. With
+    of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed, and
+    ``paths`` to these files of the only source, for a caller that knows that nothing else has changed. With
     ``branch`` the run brings this branch of each source in step; ``build`` is the number of its CI build.
     ``deep`` embeds definitions by a transformer: True by that of the workspace or the default one, a name by that one,
     None if the workspace has any; False lets the workspace have none.
@@ -77,6 +78,7 @@ class IndexRequest:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     keep_going: bool = False
     by_commit: bool = False
+    paths: tuple[str, ...] | None = None
     branch: str | None = None
     build: int | None = None
     deep: bool | str | None = None

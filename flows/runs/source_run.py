@@ -129,7 +129,10 @@ class SourceRun:
         return WorkTreeAtCommit.look(source.source.uri, (*settings, *source.claims))
 
     def _narrow(self, token: int | None = None) -> None:
-        """Restrict the scan to the paths changed since the commit indexed last, if git can list them."""
+        """Restrict the scan to the paths of the request, or to those changed since the commit indexed last."""
+        if self._plan.request.paths is not None and not self._source.joined:
+            self._only = self._plan.request.paths
+            return
         if not self._plan.request.by_commit:
             return
         self._work_tree = self._inspect_work_tree()

@@ -47,6 +47,8 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "weights": (),
     "searching": (),
     "ci_latency": (),
+    "watching": (),
+    "web_load": (),
     "memory_store": (),
     "folding": (),
     "state_detection": (),

@@ -77,7 +77,7 @@ def test_an_import_loads_nothing_but_defaults() -> None:
 
 
 def test_keywords_have_the_defaults_of_the_functions_behind_them() -> None:
-    of_request = keyword_defaults(IndexRequest, "sources")
+    of_request = keyword_defaults(IndexRequest, "sources", "paths")
     assert keyword_defaults(driftline.index) == of_request
     assert keyword_defaults(driftline.search, "workspace_name", "branch") == keyword_defaults(search)
     assert keyword_defaults(driftline.grep, "model") == keyword_defaults(grep, "texts", "embedder")

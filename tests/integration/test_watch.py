@@ -1,0 +1,174 @@
+"""``driftline watch`` and ``driftline web --watch``: what people save is found, what they delete is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import driftline as dl
+from driftline.flows.output.reports import IndexReport
+from driftline.flows.runs import watch_run
+from driftline.flows.runs.index_run import index_sources
+from driftline.flows.runs.plan import IndexRequest
+from driftline.flows.runs.watch_run import Watcher
+from driftline.storage.errors import DriftlineError, LeaseHeld
+from tests.support.web import ask
+
+SECONDS = 30.0
+"""How long a test waits for what takes a fraction of a second."""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    folder = tmp_path / "tree"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub/a.md").write_text("the first line\n")
+    (folder / "b.md").write_text("the second line\n")
+    return folder
+
+
+class Watching:
+    """A watcher in a thread, and what it said."""
+
+    def __init__(self, tree: Path, workspace: Path, model: Path) -> None:
+        self.reports: list[IndexReport] = []
+        self.errors: list[DriftlineError] = []
+        self.workspace = str(workspace)
+        self._stop = threading.Event()
+        request = IndexRequest((str(tree),), self.workspace, model=str(model), executor="inline")
+        watcher = Watcher(request, self.reports.append, self.errors.append)
+        self._thread = threading.Thread(target=watcher.run, args=(self._stop,))
+        self._thread.start()
+        until(lambda: bool(self.reports))
+
+    def paths(self) -> set[str]:
+        from driftline.storage.workspace.workspace import Workspace
+        from driftline.tasks.search.documents import document_page
+
+        page = document_page(Workspace.open(self.workspace), limit=1_000)
+        return {document.path for document in page.documents if document.reason is None}
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def watching(tree: Path, tmp_path: Path, tiny_model: Path) -> Iterator[Watching]:
+    made = Watching(tree, tmp_path / "ws", tiny_model)
+    yield made
+    made.stop()
+
+
+def test_what_is_saved_moved_and_deleted_is_in_step(watching: Watching, tree: Path, tmp_path: Path) -> None:
+    assert watching.paths() == {"sub/a.md", "b.md"}
+    (tree / "c.md").write_text("a zebra crosses\n")
+    until(lambda: "c.md" in watching.paths())
+    hits = dl.search(watching.workspace, "zebra", mode="text").results
+    assert [(hit.path, hit.text) for hit in hits] == [("c.md", "a zebra crosses")]
+    written = tree / ".c.md.swp"  # editors replace a file by a new one
+    written.write_text("a giraffe crosses\n")
+    written.rename(tree / "c.md")
+    until(lambda: bool(dl.search(watching.workspace, "giraffe", mode="text").results))
+    (tree / "sub").rename(tmp_path / "elsewhere")
+    until(lambda: watching.paths() == {"b.md", "c.md"})
+    (tmp_path / "elsewhere").rename(tree / "back")
+    until(lambda: watching.paths() == {"b.md", "c.md", "back/a.md"})
+    (tree / "b.md").unlink()
+    until(lambda: watching.paths() == {"c.md", "back/a.md"})
+    assert watching.errors == []
+
+
+def test_an_ignore_file_compares_everything(watching: Watching, tree: Path) -> None:
+    (tree / ".gitignore").write_text("sub/\n")
+    until(lambda: "sub/a.md" not in watching.paths())
+    (tree / ".gitignore").unlink()
+    until(lambda: "sub/a.md" in watching.paths())
+
+
+def test_a_save_reads_nothing_but_what_was_saved(watching: Watching, tree: Path) -> None:
+    (tree / "b.md").write_text("another second line\n")
+    until(lambda: len(watching.reports) == 2)
+    (source,) = watching.reports[-1].sources
+    assert {str(state): count for state, count in source.states.items() if count} == {"changed": 1}
+
+
+def test_what_failed_is_tried_again(watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [LeaseHeld("Another run holds the lease", "tree")]
+
+    def failing(request: IndexRequest) -> IndexReport:
+        if failures:
+            raise failures.pop()
+        return index_sources(request)
+
+    monkeypatch.setattr(watch_run, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(watch_run, "index_sources", failing)
+    (tree / "c.md").write_text("a zebra crosses\n")
+    until(lambda: "c.md" in watching.paths())
+    assert [error.kind for error in watching.errors] == ["lease_held"]
+
+
+def test_what_no_event_tells_is_found_by_comparing(
+    watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_run.Watcher, "_paths", lambda *_: ())  # as if the changes were of another file
+    (tree / "c.md").write_text("a zebra crosses\n")
+    time.sleep(0.5)
+    assert "c.md" not in watching.paths()
+    monkeypatch.setattr(watch_run, "COMPARE_SECONDS", 0.1)
+    until(lambda: "c.md" in watching.paths())
+
+
+def test_only_a_local_folder_is_watched(driftline: Callable[..., object], tmp_path: Path) -> None:
+    for source in ("memory://bucket/x", str(tmp_path / "none")):
+        outcome: object = driftline("watch", source, "--workspace", tmp_path / "ws")
+        assert getattr(outcome, "code") == 2  # noqa: B009 -- the fixture's type is that of the command line
+    assert not (tmp_path / "ws").exists()
+
+
+@pytest.mark.parametrize("command", ["watch", "web"])
+def test_a_process_indexes_what_is_saved_until_it_is_interrupted(command: str, tree: Path) -> None:
+    arguments = ["watch"] if command == "watch" else ["web", "--watch", "--port", "0"]
+    run = [sys.executable, "-m", "driftline", *arguments]
+    with subprocess.Popen(run, cwd=tree, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        assert process.stderr is not None
+        said = iter(process.stderr)
+        try:
+            line = next(line for line in said if "serving" in line or "2 new" in line)
+            if command == "web":
+                place = re.search(r"serving (http://\S+/)", line)
+                assert place is not None
+                where = urlsplit(place[1]).netloc
+                next(line for line in said if "unchanged" in line)
+            (tree / "c.md").write_text("a zebra crosses\n")
+            next(line for line in said if "1 new" in line)
+            if command == "web":
+                found = json.loads(ask(where, "/api/v1/search?q=zebra&mode=text").body)["results"]
+                assert [hit["path"] for hit in found] == ["c.md"]
+            process.send_signal(signal.SIGINT)
+            rest = "".join(said)
+            assert process.wait(SECONDS) in (0, -signal.SIGINT)
+            assert command == "web" or "go on with: driftline watch" in rest
+        finally:
+            process.kill()
+    hits = dl.search(str(tree / ".driftline"), "zebra", mode="text").results
+    assert [hit.path for hit in hits] == ["c.md"]
