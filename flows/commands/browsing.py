@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from importlib.util import find_spec
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,13 +18,13 @@ from driftline.flows.output.plain import warn
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
     from driftline.flows.web.authentication import Authentication, TrustedProxy
     from driftline.flows.web.memory_stores import MemoryStores
     from driftline.flows.web.rate_limit import RateLimit
     from driftline.flows.web.requests import Reader
+    from driftline.flows.web.tools import Tools
     from driftline.storage.entities import Entity
+    from driftline.storage.memory.store import MemoryStore
     from driftline.storage.workspace.workspace import Workspace
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -133,23 +134,22 @@ def _newest(workspace: Workspace, cache: bool | None) -> Callable[[], Workspace]
 
 
 def _memory(target: str, workspace: Workspace) -> MemoryStores:
-    from driftline.flows.config.memory_settings import find_memory
-    from driftline.flows.config.memory_upkeep import memory_of
     from driftline.flows.web.memory_stores import MemoryStores
 
-    settings = memory_of(target)
-    return MemoryStores(lambda boundary: find_memory(settings, workspace, boundary))
+    def find(boundary: Entity | None) -> Callable[[], MemoryStore] | None:
+        from driftline.flows.config.memory_settings import find_memory
+        from driftline.flows.config.memory_upkeep import memory_of
+
+        return find_memory(memory_of(target), workspace, boundary)
+
+    return MemoryStores(find)
 
 
-def _tools(reader: Reader) -> Starlette | None:
+def _tools(reader: Reader) -> Tools | None:
     """The MCP tools of a server, if the extra is installed."""
-    try:
-        from driftline.flows.web.tools import mcp_app
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("mcp"):
-            raise
-        return None
-    return mcp_app(reader)
+    from driftline.flows.web.tools import Tools
+
+    return Tools(reader) if find_spec("mcp") is not None else None
 
 
 def _authentication(

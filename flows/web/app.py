@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from starlette.applications import Starlette
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from driftline.flows.web import openapi, pages
+from driftline.flows.web.access import granted
 from driftline.flows.web.authentication import Authentication
-from driftline.flows.web.guard import SIGN_IN, Guard, is_page
+from driftline.flows.web.guard import MCP, SIGN_IN, Guard, is_page
+from driftline.flows.web.metrics import IndexMetrics, Metrics
+from driftline.flows.web.observing import Observed, Tracer
 from driftline.flows.web.page_routes import Pages
 from driftline.flows.web.problems import UNAVAILABLE, JsonAnswer, TaggedAnswer, problem, problem_of, wrong_parameters
 from driftline.flows.web.rate_limit import RateLimit
@@ -57,6 +61,7 @@ from driftline.flows.web.requests import (
 )
 from driftline.flows.web.signing_in import SignIn
 from driftline.flows.web.threads import in_thread
+from driftline.flows.web.tools import Tools
 from driftline.storage.errors import DriftlineError
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.documents import DocumentCursor
@@ -71,7 +76,8 @@ def make_app(
     origins: Collection[str] = (),
     authentication: Authentication | None = None,
     rate_limit: RateLimit | None = None,
-    mcp: Starlette | None = None,
+    mcp: Tools | None = None,
+    tracer: Tracer | None = None,
 ) -> ASGIApp:
     """The application, which answers requests that name one of ``places`` (host:port), and serves ``mcp`` at /mcp."""
     authentication = authentication or Authentication()
@@ -97,6 +103,8 @@ def make_app(
     hidden: dict[str, Any] = {"response_model": None, "include_in_schema": False}
     api.get("/healthz", **hidden)(_alive)
     api.get("/readyz", **hidden)(in_thread(programs.ready))
+    metrics = Metrics.create()
+    api.get("/metrics", **hidden)(in_thread(_metrics(metrics, IndexMetrics(reader.newest))))
     api.get("/", **hidden)(in_thread(people.search))
     api.get("/d/{address:path}", **hidden)(in_thread(people.document))
     api.get("/index", **hidden)(in_thread(people.index))
@@ -106,19 +114,13 @@ def make_app(
     api.post(SIGN_IN, **hidden)(sign_in.submit)
     api.post(f"{SIGN_IN}/out", **hidden)(sign_in.sign_out)
     if mcp is not None:
-        api.router.routes.extend(mcp.routes)
-    return Guard(api, places, origins, authentication, rate_limit)
+        api.router.routes.append(Route(MCP, mcp))
+    return Observed(Guard(api, places, origins, authentication, rate_limit), metrics, tracer)
 
 
-def _lifespan_of(mcp: Starlette) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """What runs ``mcp`` as long as the application."""
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with mcp.router.lifespan_context(mcp):
-            yield
-
-    return lifespan
+def _lifespan_of(mcp: Tools) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """What ends ``mcp`` with the application."""
+    return lambda _: mcp.lifespan()
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -139,6 +141,15 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 async def _alive() -> Response:
     return JsonAnswer({"status": "alive"})
+
+
+def _metrics(metrics: Metrics, index: IndexMetrics) -> Callable[[], Response]:
+    def answer() -> Response:
+        # The last run may be of what lies beyond the boundary of a token.
+        may_see_all = granted("metrics").within is None
+        return Response(metrics.text(index if may_see_all else None), media_type=CONTENT_TYPE_LATEST)
+
+    return answer
 
 
 _STATIC = {

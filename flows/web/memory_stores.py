@@ -7,10 +7,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import NotIndexed
-from driftline.storage.memory.store import MemoryStore
+
+if TYPE_CHECKING:
+    from driftline.storage.memory.store import MemoryStore
 
 MAX_STORES = 16
 """Each has connections to the catalog and threads of its own."""

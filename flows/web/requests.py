@@ -14,7 +14,6 @@ from fastapi import Query
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from driftline.flows.memory.dict_backend import hits_to_dict
 from driftline.flows.output.search_journal import record_search
 from driftline.flows.runs.branch_upkeep import list_branches
 from driftline.flows.web.access import granted
@@ -283,6 +282,8 @@ class Reader:
         within = granted("memory").within
         if self.memory is None:
             raise no_memory()
+        from driftline.flows.memory.dict_backend import hits_to_dict  # its libraries take half a second to load
+
         with self.memory.bound_to(within) as store:
             return hits_to_dict(store.search_memory(query, top_k, scope=entity, mode=mode))
 

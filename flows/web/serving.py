@@ -7,7 +7,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import uvicorn
-from starlette.applications import Starlette
 
 from driftline.flows.serving.impatient import ImpatientProtocol
 from driftline.flows.serving.listening import is_loopback, listen, own_places
@@ -15,6 +14,8 @@ from driftline.flows.web.app import make_app
 from driftline.flows.web.authentication import Authentication
 from driftline.flows.web.rate_limit import RateLimit
 from driftline.flows.web.requests import Reader
+from driftline.flows.web.tools import Tools
+from driftline.flows.web.tracing import tracer
 from driftline.storage.errors import UsageError
 
 GRACE_SECONDS = 10
@@ -53,7 +54,7 @@ class WebServer:
 
 
 def web_server(
-    reader: Reader, host: str, port: int, exposure: Exposure | None = None, mcp: Starlette | None = None
+    reader: Reader, host: str, port: int, exposure: Exposure | None = None, mcp: Tools | None = None
 ) -> WebServer:
     """Listen; port 0 chooses a free port.
 
@@ -76,6 +77,7 @@ def web_server(
             authentication=exposed.authentication,
             rate_limit=exposed.rate_limit,
             mcp=mcp,
+            tracer=tracer(),
         )
         server = uvicorn.Server(_config(app, exposed))
     except BaseException:

@@ -2,22 +2,74 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from mcp.server.transport_security import TransportSecuritySettings
-from starlette.applications import Starlette
+from anyio.to_thread import run_sync
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from driftline.flows.mcp_server.server import server_of
-from driftline.flows.mcp_server.tools import LineTools, MemoryTools
 from driftline.flows.web.access import granted
 from driftline.flows.web.requests import Reader
-from driftline.storage.memory.store import MemoryStore
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from driftline.storage.memory.store import MemoryStore
 
 
-def mcp_app(reader: Reader) -> Starlette:
-    """The application that serves the tools of ``reader`` over streamable HTTP, without sessions."""
-    lines = LineTools(reader.newest, lambda: granted("search").within)
-    memory = reader.memory
+@dataclass(slots=True)
+class Tools:
+    """The application that serves the tools of ``reader`` over streamable HTTP, without sessions.
+
+    Its libraries take a second to load: the first request waits for them, not the start of the server.
+    """
+
+    reader: Reader
+    _app: asyncio.Future[ASGIApp] | None = None
+    _serving: asyncio.Task[None] | None = None
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None:
+            self._app = asyncio.get_running_loop().create_future()
+            # An empty context: what the first request is granted must not reach the others.
+            self._serving = asyncio.create_task(self._serve(self._app), context=Context())
+        app = await asyncio.shield(self._app)
+        await app(scope, receive, send)
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """End the application with the block, if it was begun."""
+        try:
+            yield
+        finally:
+            self._stop.set()
+            if self._serving is not None:
+                await self._serving
+
+    async def _serve(self, ready: asyncio.Future[ASGIApp]) -> None:
+        try:
+            app = await run_sync(_application, self.reader)
+            async with app.router.lifespan_context(app):
+                ready.set_result(app)
+                await self._stop.wait()
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(error)
+            raise
+
+
+def _application(reader: Reader) -> Starlette:
+    from mcp.server.transport_security import TransportSecuritySettings
+
+    from driftline.flows.mcp_server.server import server_of
+    from driftline.flows.mcp_server.tools import LineTools, MemoryTools
+
+    lines, memory = LineTools(reader.newest, lambda: granted("search").within), reader.memory
 
     def open_store() -> AbstractContextManager[MemoryStore]:
         assert memory is not None

@@ -26,7 +26,7 @@ from driftline.flows.web.memory_stores import MemoryStores
 from driftline.flows.web.rate_limit import RateLimit
 from driftline.flows.web.requests import Reader
 from driftline.flows.web.serving import Exposure, web_server
-from driftline.flows.web.tools import mcp_app
+from driftline.flows.web.tools import Tools
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.tokens import Scope, TokenRecord, create_token, read_tokens, revoke_token, token_hash
 from driftline.storage.workspace.workspace import Workspace
@@ -90,7 +90,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
     )
     reader = Reader(workspace.reread, stores)
     exposure = Exposure(authentication=Authentication(known))
-    with serving(web_server(reader, "127.0.0.1", 0, exposure, mcp_app(reader))) as place:
+    with serving(web_server(reader, "127.0.0.1", 0, exposure, Tools(reader))) as place:
         yield Site(place, workspace, known)
     stores.close()
 

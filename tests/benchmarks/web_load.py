@@ -1,0 +1,221 @@
+"""The web server under load: ``driftline web`` over a million lines on loopback, asked by wrk as the page asks it.
+
+    .venv/bin/python tests/benchmarks/web_load.py
+
+One client first, against the same searches by the library in another process; then 32 clients, alone and while runs
+commit. wrk is a Debian package.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+import corpus
+import measure
+import numpy as np
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bucket import QUERIES
+
+from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.query import search
+
+CLIENTS = 32
+COMMIT_SECONDS = 5.0
+CORES = 2
+_MILLISECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 60e3}
+
+
+def main() -> int:
+    options = measure.begin(__doc__, lines=1_000_000, seconds=60, rounds=10)
+    lines, seconds, rounds = (5_000, 3, 2) if options.small else (options.lines, options.seconds, options.rounds)
+    if shutil.which("wrk") is None:
+        print("This benchmark needs wrk (Debian: apt-get install wrk)")
+        return 1
+    verdict = measure.Verdict(options.small)
+    tree = corpus.packages(lines)
+    print(tree)
+    with measure.scratch() as folder:
+        source, target = folder / "tree", str(folder / "ws")
+        shutil.copytree(tree.path, source)
+        index_sources(IndexRequest((str(source),), target))
+        with serving(target) as server:
+            verdict.at_most("start to ready", server.start_seconds, 2, "s")
+            one_client(server, target, rounds, verdict)
+            commands = [command_seconds(server) for _ in range(5)]
+            verdict.at_most("driftline search --server, as a command", measure.median(commands), 0.25, "s")
+            cpu = cpu_of_one(server, rounds)
+            server.load(folder, 5 if not options.small else 1)  # threads and caches come into being
+            before = server.process.memory_info().rss
+            alone = server.load(folder, seconds)
+            grown = server.process.memory_info().rss / before - 1
+            share = alone.per_second * cpu / CORES
+            print(f"  {CLIENTS} clients: {alone}; one search takes {cpu * 1e3:.1f} ms of CPU time")
+            verdict.at_least("searches per second, of cores / CPU time of one search", share, 0.8, "")
+            verdict.at_most("errors", alone.errors, 0, "")
+            verdict.at_most("growth of memory", grown, 0.1, "")
+            with committing(source, target):
+                disturbed = server.load(folder, seconds)
+            print(f"  the same while a run commits every {COMMIT_SECONDS:.0f} s: {disturbed}")
+            verdict.at_most("p99 while runs commit, of that without", disturbed.p99_ms / alone.p99_ms, 3)
+            verdict.at_most("errors while runs commit", disturbed.errors, 0, "")
+    return verdict.exit_code
+
+
+@dataclass(frozen=True)
+class Load:
+    """What wrk reports."""
+
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+    errors: int
+
+    @classmethod
+    def parse(cls, text: str) -> Load:
+        latency = {
+            name: float(value) * _MILLISECONDS[unit]
+            for name, value, unit in re.findall(r"(\d+)%\s+([\d.]+)(us|ms|s|m)", text)
+        }
+        failed = re.findall(r"Non-2xx or 3xx responses: (\d+)", text)
+        failed += re.findall(r"(?:connect|read|write|timeout) (\d+)", text)
+        rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
+        assert rate is not None, text
+        return cls(float(rate[1]), latency["50"], latency["99"], sum(map(int, failed)))
+
+    def __str__(self) -> str:
+        return f"{self.per_second:.1f} a second, p50 {self.p50_ms:.0f} ms, p99 {self.p99_ms:.0f} ms"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A ``driftline web`` process."""
+
+    place: str
+    process: psutil.Process
+    start_seconds: float
+
+    def ask(self, target: str) -> bytes:
+        connection = http.client.HTTPConnection(self.place, timeout=60)
+        connection.request("GET", target)
+        response = connection.getresponse()
+        body = response.read()
+        assert response.status == 200, body
+        connection.close()
+        return body
+
+    def load(self, folder: Path, seconds: int) -> Load:
+        """What CLIENTS get that ask one query after the other, as the page does."""
+        script = folder / "queries.lua"
+        paths = ", ".join(f'"{page_of(query)}"' for query in QUERIES)
+        script.write_text(
+            f"local paths = {{{paths}}}\nlocal n = 0\n"
+            "request = function() n = n + 1; return wrk.format('GET', paths[n % #paths + 1]) end\n"
+        )
+        command = ["wrk", "-t1", f"-c{CLIENTS}", f"-d{seconds}s", "--latency", "--timeout", "60s", "-s", str(script)]
+        return Load.parse(measure.run([*command, f"http://{self.place}"]).output)
+
+
+def page_of(query: str) -> str:
+    return "/?" + urlencode({"q": query, "mode": "hybrid"})
+
+
+@contextmanager
+def serving(workspace: str) -> Iterator[Server]:
+    command = [*measure.DRIFTLINE, "web", "--workspace", workspace, "--port", "0"]
+    started = time.perf_counter()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            place = urlsplit(next(line for line in process.stderr if "serving" in line).split()[-1]).netloc
+            server = Server(place, psutil.Process(process.pid), 0)
+            while b"ready" not in server.ask("/readyz"):
+                time.sleep(0.01)
+            yield Server(place, server.process, time.perf_counter() - started)
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def one_client(server: Server, target: str, rounds: int, verdict: measure.Verdict) -> None:
+    """What HTTP adds to the same searches of the library, in turn."""
+    workspace = Workspace.open(target)
+    connection = http.client.HTTPConnection(server.place, timeout=60)
+    own, asked = list[float](), list[float]()
+    for number in range(rounds + 1):
+        for query in QUERIES:
+            started = time.perf_counter()
+            search(workspace.reread(), query, explain=True)
+            middle = time.perf_counter()
+            connection.request("GET", f"/api/v1/search?{urlencode({'q': query})}")
+            connection.getresponse().read()
+            if number:  # the first round warms both
+                own.append(middle - started)
+                asked.append(time.perf_counter() - middle)
+    beyond = [(np.percentile(asked, q) - np.percentile(own, q)) * 1e3 for q in (50, 95)]
+    print(
+        f"  one client: p50 {np.percentile(asked, 50) * 1e3:.1f} ms, of the library {np.percentile(own, 50) * 1e3:.1f}"
+    )
+    verdict.at_most("search over HTTP beyond the library's, p50", float(beyond[0]), 2, "ms")
+    verdict.at_most("the same, p95", float(beyond[1]), 5, "ms")
+
+
+def cpu_of_one(server: Server, rounds: int) -> float:
+    """Seconds of CPU time that the server takes for one page, asked by one client."""
+    for query in QUERIES:
+        server.ask(page_of(query))
+    before = _cpu(server.process)
+    for _ in range(rounds):
+        for query in QUERIES:
+            server.ask(page_of(query))
+    return (_cpu(server.process) - before) / rounds / len(QUERIES)
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def command_seconds(server: Server) -> float:
+    return measure.run([*measure.DRIFTLINE, "search", QUERIES[0], "--server", f"http://{server.place}"]).seconds
+
+
+@contextmanager
+def committing(source: Path, target: str) -> Iterator[None]:
+    """Index a changed file every COMMIT_SECONDS, in a process of its own each time."""
+    stop = threading.Event()
+
+    def run() -> None:
+        number = 0
+        while not stop.is_set():
+            started, number = time.monotonic(), number + 1
+            (source / f"changed_{number % 7}.py").write_text(f"def changed_{number}():\n    return {number}\n")
+            command: Sequence[str] = [*measure.DRIFTLINE, "index", str(source), "--workspace", target]
+            measure.run([*command, "--executor", "inline"])
+            stop.wait(max(0.0, COMMIT_SECONDS - (time.monotonic() - started)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

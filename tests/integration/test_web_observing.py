@@ -1,0 +1,167 @@
+"""What whoever runs the web server sees of it: metrics, the access log, traces, and the files that deploy it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import driftline as dl
+from driftline.flows.config.boundary import boundary_in
+from driftline.flows.web.authentication import Authentication, KnownTokens
+from driftline.flows.web.requests import Reader
+from driftline.flows.web.serving import Exposure, WebServer, web_server
+from driftline.flows.web.tracing import tracer
+from driftline.storage.workspace.tokens import create_token, read_tokens
+from driftline.storage.workspace.workspace import Workspace
+from tests.support.web import ask, serving
+
+DEPLOYMENTS = Path(__file__).parents[2] / "deployments/web"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Workspace:
+    folder = tmp_path_factory.mktemp("web-observing")
+    (folder / "tree").mkdir()
+    (folder / "tree/notes.md").write_text("who renews the lease\n")
+    dl.index(str(folder / "tree"), workspace=str(folder / "ws"), model=str(tiny_model), executor="inline")
+    return Workspace.open(str(folder / "ws"))
+
+
+def server(workspace: Workspace, exposure: Exposure | None = None) -> WebServer:
+    return web_server(Reader(workspace.reread), "127.0.0.1", 0, exposure)
+
+
+def test_metrics_count_and_time_requests_by_route(workspace: Workspace) -> None:
+    with serving(server(workspace)) as place:
+        for target in ("/?q=lease", "/api/v1/search?q=lease", "/api/v1/search", "/nothing", "/d/source:x/y"):
+            ask(place, target)
+        ask(place, "/", Host="evil.example")
+        answer = ask(place, "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    for line in (
+        'driftline_http_requests_total{method="GET",route="/",status="200"} 1.0',
+        'driftline_http_requests_total{method="GET",route="/api/v1/search",status="200"} 1.0',
+        'driftline_http_requests_total{method="GET",route="/api/v1/search",status="400"} 1.0',
+        'driftline_http_requests_total{method="GET",route="/d/{address:path}",status="404"} 1.0',
+        'driftline_http_requests_total{method="GET",route="none",status="404"} 1.0',
+        'driftline_http_requests_total{method="GET",route="none",status="421"} 1.0',
+        'driftline_http_request_seconds_count{route="/"} 1.0',
+        "driftline_http_requests_under_way 1.0",
+        "driftline_index_readable 1.0",
+    ):
+        assert line in answer.body.splitlines(), line
+    assert f'run_id="{_last_run(workspace)}"' in answer.body
+    ended = re.search(r"driftline_index_last_run_timestamp_seconds ([\d.e+]+)", answer.body)
+    assert ended is not None
+    assert abs(float(ended[1]) - time.time()) < 600
+    assert "lease" not in answer.body
+
+
+def _last_run(workspace: Workspace) -> str:
+    last = workspace.stats().last_run
+    assert last is not None
+    return str(last["run_id"])
+
+
+def test_a_bound_token_sees_no_figures_of_the_index(workspace: Workspace) -> None:
+    boundary = boundary_in(workspace, "org:default/project:default")
+    bound, _ = create_token(workspace, within=boundary, scopes=["metrics"], expires=None)
+    whole, _ = create_token(workspace, within=None, scopes=["metrics"], expires=None)
+    tokens = KnownTokens(lambda: read_tokens(workspace.objects))
+    with serving(server(workspace, Exposure(authentication=Authentication(tokens)))) as place:
+        assert "driftline_index" in ask(place, "/metrics", token=whole).body
+        answer = ask(place, "/metrics", token=bound)
+        assert (answer.status, "driftline_index" in answer.body) == (200, False)
+        assert ask(place, "/api/v1/status", token=whole).status == 403
+
+
+def test_the_access_log_has_a_record_of_each_request_without_its_query(
+    workspace: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "driftline.access"), serving(server(workspace)) as place:
+        answer = ask(place, "/api/v1/search?q=secretword")
+        ask(place, "/d/source:secretword/x")
+    records: list[dict[str, Any]] = [getattr(record, "fields") for record in caplog.records]  # noqa: B009
+    assert [(each["route"], each["status"]) for each in records] == [
+        ("/api/v1/search", 200),
+        ("/d/{address:path}", 404),
+    ]
+    assert records[0]["request_id"] == answer.headers["x-request-id"]
+    assert records[0]["bytes"] == len(answer.body)
+    assert "secretword" not in json.dumps(records)
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """What a collector of traces on loopback receives."""
+    received: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listener.serve_forever)
+    thread.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listener.server_port}")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    yield received
+    listener.shutdown()
+    thread.join()
+    listener.server_close()
+
+
+def test_traces_go_to_the_collector_that_is_configured(workspace: Workspace, collector: list[bytes]) -> None:
+    with serving(server(workspace)) as place:
+        ask(place, "/api/v1/search?q=secretword", traceparent=f"00-{TRACE}-00f067aa0ba902b7-01")
+        end = time.monotonic() + 20
+        while not collector and time.monotonic() < end:
+            time.sleep(0.02)
+    sent = b"".join(collector)
+    assert bytes.fromhex(TRACE) in sent
+    assert b"GET /api/v1/search" in sent
+    assert b"secretword" not in sent
+
+
+def test_without_an_exporter_nothing_is_traced() -> None:
+    assert tracer({}) is None
+
+
+def test_the_dashboard_names_metrics_that_exist(workspace: Workspace) -> None:
+    dashboard = (DEPLOYMENTS / "grafana-dashboard.json").read_text()
+    with serving(server(workspace)) as place:
+        ask(place, "/")
+        found = ask(place, "/metrics").body
+    named = set(re.findall(r"driftline_[a-z_]+", dashboard))
+    assert len(named) >= 5
+    assert not {name for name in named if not re.search(rf"^{name}[ {{]", found, re.MULTILINE)}
+    assert len({panel["id"] for panel in json.loads(dashboard)["panels"]}) == 6
+
+
+def test_probes_name_a_host_that_is_allowed() -> None:
+    (deployment, _) = yaml.safe_load_all((DEPLOYMENTS / "kubernetes.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    hosts = [argument.partition("=")[2] for argument in container["args"] if "--allowed-host" in argument]
+    for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
+        (header,) = container[probe]["httpGet"]["httpHeaders"]
+        assert (header["name"], header["value"] in hosts) == ("Host", True)
+    compose = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text())["services"]["web"]
+    assert "'Host': 'web:8030'" in compose["healthcheck"]["test"][-1]
+    assert "--allowed-host=web:8030" in compose["command"]
