@@ -120,9 +120,11 @@ def _indexed_here(workspace: str | None) -> str:
 
 
 def _boundary(workspace: Workspace, within: str | None) -> Entity | None:
-    from driftline.flows.config.boundary import boundary_in
+    if within is None:
+        return None
+    from driftline.flows.config.boundary import boundary_in  # loads the libraries of memory
 
-    return boundary_in(workspace, within) if within is not None else None
+    return boundary_in(workspace, within)
 
 
 def _newest(workspace: Workspace, cache: bool | None) -> Callable[[], Workspace]:

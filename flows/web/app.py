@@ -97,7 +97,9 @@ def make_app(
     programs, people, sign_in = _Api(reader), Pages(reader), SignIn(authentication)
     for name in openapi.EXAMPLES:
         route = programs.search_memory if name == "memory/search" else getattr(programs, name)
-        api.get(f"/api/v1/{name}", response_model=None, **openapi.described(name))(in_thread(route))
+        api.get(f"/api/v1/{name}", response_model=None, **openapi.described(name))(
+            in_thread(route, searches=name in ("search", "memory/search"))
+        )
     if not authentication.is_open:
         openapi.with_tokens(api.openapi())
     hidden: dict[str, Any] = {"response_model": None, "include_in_schema": False}
@@ -105,8 +107,8 @@ def make_app(
     api.get("/readyz", **hidden)(in_thread(programs.ready))
     metrics = Metrics.create()
     api.get("/metrics", **hidden)(in_thread(_metrics(metrics, IndexMetrics(reader.newest))))
-    api.get("/", **hidden)(in_thread(people.search))
-    api.get("/d/{address:path}", **hidden)(in_thread(people.document))
+    api.get("/", **hidden)(in_thread(people.search, searches=True))
+    api.get("/d/{address:path}", **hidden)(in_thread(people.document, searches=True))
     api.get("/index", **hidden)(in_thread(people.index))
     for name, (content, media_type) in _STATIC.items():
         api.get(f"/static/{name}", **hidden)(_static(content, media_type))

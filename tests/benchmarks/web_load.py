@@ -60,7 +60,7 @@ def main() -> int:
             commands = [command_seconds(server) for _ in range(5)]
             verdict.at_most("driftline search --server, as a command", measure.median(commands), 0.25, "s")
             cpu = cpu_of_one(server, rounds)
-            server.load(folder, 5 if not options.small else 1)  # threads and caches come into being
+            server.load(folder, 20 if not options.small else 1)  # threads and caches come into being
             before = server.process.memory_info().rss
             alone = server.load(folder, seconds)
             grown = server.process.memory_info().rss / before - 1
