@@ -77,7 +77,7 @@ lowest: $(DEVELOPMENT) ## index, search and unit tests with the lowest versions 
 	PATH="$(abspath $(LOWEST)/bin):$$PATH" $(LOWEST)/bin/python $(PYTEST) tests/unit tests/integration/test_cli_index.py \
 		--ignore tests/unit/test_house.py $(ARGS)
 
-soak: $(DEVELOPMENT) ## two hosts on a failing store for ten minutes (SOAK_SECONDS=60, SOAK_SEED=7), against an oracle
+soak: $(DEVELOPMENT) ## two hosts on a failing store, then the web server, ten minutes each (SOAK_SECONDS=60, SOAK_SEED=7)
 	DRIFTLINE_SOAK_SECONDS=$(SOAK_SECONDS) DRIFTLINE_SOAK_SEED=$(SOAK_SEED) $(BIN)/python -m pytest -rP tests/soak $(ARGS)
 
 proofs: $(DEVELOPMENT) ## the long proofs in full: a minute of 13 processes, hundreds of random histories

@@ -174,9 +174,8 @@ def _spelling(parameter: Any) -> str:
         names += f" / {', '.join(parameter.secondary_opts)}"
     if parameter.is_flag:
         return names
-    annotation = parameter.type_descriptor.annotation
-    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-    kind = "|".join(map(str, choices)) or parameter.metavar or getattr(annotation, "__name__", "value").upper()
+    choices = getattr(parameter.type, "choices", ())
+    kind = "|".join(map(str, choices)) or parameter.metavar or parameter.type.name.split()[0].upper()
     return f"{names} {kind}"
 
 

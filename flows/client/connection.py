@@ -18,7 +18,6 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 from driftline.storage import errors
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
 
-SERVER_VARIABLE = "DRIFTLINE_SERVER"
 TOKEN_VARIABLE = "DRIFTLINE_TOKEN"
 TIMEOUT_SECONDS = 90.0
 MAX_WAIT_SECONDS = 10

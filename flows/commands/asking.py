@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from driftline.flows.client.connection import SERVER_VARIABLE, Connection
+from driftline.flows.client.connection import Connection
 from driftline.flows.commands.app import DONE, NOTHING_FOUND, show
+from driftline.flows.config.surroundings import SERVER_VARIABLE
 from driftline.storage.errors import UsageError
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 HOME_VARIABLE = "DRIFTLINE_HOME"
 """Names the folder of the workspaces that are called by a plain name."""
 DATABASE_VARIABLE = "DATABASE_URL"
+SERVER_VARIABLE = "DRIFTLINE_SERVER"
+"""The URL of the web server that searches ask, and that reports of flows lead to."""
 """Names the catalog of the memory store."""
 
 

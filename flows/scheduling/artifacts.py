@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from driftline.flows.config.surroundings import SERVER_VARIABLE
 from driftline.flows.config.toml_file import prices_for
 from driftline.flows.output.run_series import History, newest_runs
 from driftline.flows.output.svg_plots import Series, line_plot
@@ -28,6 +31,8 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> None:
     """Publish the report of an index run, with plots of earlier runs, and a table of the skipped files with reasons."""
     sources = result["sources"]
     text = [f"# Index run {result['run_id']}", f"{result['seconds']:.1f} s, into `{result['workspace']}`"]
+    if link := page_of_run(result["run_id"]):
+        text.append(f"[This run in the index, which can be searched there]({link})")
     if request.dry_run:
         text.append("**A dry run: nothing was written.**")
     counts = {name: [source[name] for source in sources] for name in (*_STATES, "lines_embedded", "lines_total")}
@@ -46,6 +51,18 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> None:
     create_markdown_artifact("\n\n".join(text), key="driftline-report", description="What the run did")
     skipped = [{"source": source["entity"], **file} for source in sources for file in source["skipped"]]
     _table("driftline-skipped", skipped, "files are not in the index")
+
+
+def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The link of a run on the page of the web server that $DRIFTLINE_SERVER names; None without a usable one."""
+    try:
+        parts = urlsplit(environ.get(SERVER_VARIABLE, ""))
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        return None
+    path = quote(parts.path.rstrip("/"))
+    return f"{parts.scheme}://{parts.netloc}{path}/index#{run_id}"
 
 
 def _prices() -> Mapping[str, float]:
