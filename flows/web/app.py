@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from driftline.flows.web import openapi, pages
 from driftline.flows.web.access import granted
 from driftline.flows.web.authentication import Authentication
-from driftline.flows.web.guard import MCP, SIGN_IN, Guard, is_page
+from driftline.flows.web.guard import MAX_BODY_BYTES, MCP, SIGN_IN, TOO_LARGE, Guard, is_page
 from driftline.flows.web.metrics import IndexMetrics, Metrics
 from driftline.flows.web.observing import Observed, Tracer
 from driftline.flows.web.page_routes import Pages
@@ -93,6 +93,7 @@ def make_app(
     )
     for kind in (DriftlineError, RequestValidationError, HTTPException):
         api.add_exception_handler(kind, _failed)
+    api.add_exception_handler(ClientDisconnect, _incomplete)
     api.state.tells_owner = authentication.is_open
     programs, people, sign_in = _Api(reader), Pages(reader), SignIn(authentication)
     for name in openapi.EXAMPLES:
@@ -139,6 +140,11 @@ async def _failed(request: Request, error: Exception) -> Response:
     failed = problem(error.status_code, "usage", error.detail)
     failed.headers.update(error.headers or {})
     return failed
+
+
+async def _incomplete(_: Request, __: Exception) -> Response:
+    """For a body that the guard has cut off; a client that has gone itself hears nothing of it."""
+    return problem(TOO_LARGE, "usage", f"The body has more than {MAX_BODY_BYTES:,} bytes")
 
 
 async def _alive() -> Response:
