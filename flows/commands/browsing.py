@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from importlib.util import find_spec
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated
@@ -62,6 +62,10 @@ def web(
     ] = DEFAULT_RATE,
     tls_certificate: Annotated[str | None, typer.Option(metavar="FILE", help="Serve HTTPS: the certificates.")] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option("--cors-origin", metavar="URL", help="Let scripts of the pages at this origin ask the API."),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Index what people save in the local sources; without any, in this folder.")
     ] = False,
@@ -87,6 +91,7 @@ def web(
         key=tls_key,
         authentication=_authentication(opened, boundary, proxy, needs_token=is_public),
         rate_limit=_rate_limit(rate) if is_public or proxy else None,
+        cors_origins=tuple(cors_origin or ()),
     )
     memory = _memory(target, opened)
     reader = Reader(_newest(opened, cache), memory)
@@ -95,11 +100,8 @@ def web(
     if is_public and not tls_certificate and proxy is None:
         warn("tokens travel unencrypted: name --tls-certificate and --tls-key, or put a proxy with TLS in front")
     warn(f"serving {server.url}")
-    try:
-        with suppress(KeyboardInterrupt), watching_sources(opened) if watch else nullcontext():  # the usual way to stop
-            server.run()
-    finally:
-        memory.close()
+    with closing(memory), watching_sources(opened) if watch else nullcontext(), suppress(KeyboardInterrupt):
+        server.run()  # until a signal
     return DONE
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -30,7 +31,8 @@ _WHAT = "The web server"
 class Exposure:
     """How clients reach the server: by which names, with which certificate, as whom, and how often.
 
-    ``names`` are hosts with or without a port, beside those of the address itself.
+    ``names`` are hosts with or without a port, beside those of the address itself. ``cors_origins`` are those of other
+    servers, whose pages may ask.
     """
 
     names: Collection[str] = ()
@@ -38,6 +40,7 @@ class Exposure:
     key: str | None = None
     authentication: Authentication = field(default_factory=Authentication)
     rate_limit: RateLimit | None = None
+    cors_origins: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ def web_server(
             rate_limit=exposed.rate_limit,
             mcp=mcp,
             tracer=tracer(),
+            cors_origins=exposed.cors_origins,
         )
         server = uvicorn.Server(_config(app, exposed))
     except BaseException:
@@ -111,6 +115,10 @@ def _config(app: object, exposed: Exposure) -> uvicorn.Config:
 
 def _check(exposed: Exposure, host: str, listener: socket.socket) -> None:
     place = f"{host}:{listener.getsockname()[1]}"
+    for origin in exposed.cors_origins:
+        parts = urlsplit(origin)
+        if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}" or "@" in origin:
+            raise UsageError("This is no origin of a web page", origin, "Write https://portal.example.com.")
     if exposed.authentication.is_open and (exposed.names or not is_loopback(listener)):
         fix = "Use --require-token, or name a --trusted-proxy-header."
         raise UsageError(f"{_WHAT} lets anybody in on loopback only", place, fix)

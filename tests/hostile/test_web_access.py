@@ -27,7 +27,7 @@ from driftline.flows.web.rate_limit import RateLimit
 from driftline.flows.web.requests import Reader
 from driftline.flows.web.serving import Exposure, web_server
 from driftline.flows.web.tools import Tools
-from driftline.storage.errors import StorageError
+from driftline.storage.errors import StorageError, UsageError
 from driftline.storage.workspace.tokens import Scope, TokenRecord, create_token, read_tokens, revoke_token, token_hash
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
@@ -253,6 +253,26 @@ def test_each_token_has_its_rate(site: Site, bound: str) -> None:
         assert 0 < int(answers[-1].headers["retry-after"]) <= 100
         assert ask(place, "/api/v1/sources", token=other).status == 200
         assert ask(place, "/healthz").status == 200
+
+
+def test_pages_of_a_named_origin_may_ask_with_a_token_and_no_others(site: Site, bound: str) -> None:
+    named, other = "https://portal.example", "https://evil.example"
+    exposure = Exposure(authentication=Authentication(site.tokens), cors_origins=[named])
+    preflight = {"Access_Control_Request_Method": "GET", "Access_Control_Request_Headers": "Authorization"}
+    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as place:
+        asked = ask(place, "/api/v1/status", method="OPTIONS", Origin=named, **preflight)
+        assert (asked.status, asked.headers["access-control-allow-origin"]) == (200, named)
+        answer = ask(place, "/api/v1/status", token=bound, Origin=named)
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, named)
+        assert "access-control-allow-credentials" not in answer.headers  # the cookie of people stays out of it
+        assert ask(place, "/api/v1/status", Origin=named).status == 401
+        for options in ({"method": "OPTIONS", **preflight}, {"token": bound}):
+            refused = ask(place, "/api/v1/status", Origin=other, **options)
+            assert (refused.status >= 400, "access-control-allow-origin" in refused.headers) == (True, False)
+    assert "access-control-allow-origin" not in site.ask("/api/v1/status", token=bound).headers
+    for wrong in ("*", "portal.example", "https://portal.example/path", "https://a@portal.example"):
+        with pytest.raises(UsageError, match="origin"):
+            web_server(Reader(site.workspace.reread), "127.0.0.1", 0, replace(exposure, cors_origins=[wrong]))
 
 
 @pytest.mark.parametrize(("network", "status"), [("127.0.0.0/8", 200), ("10.0.0.0/8", 401)])
