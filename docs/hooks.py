@@ -133,6 +133,7 @@ def cli(argument: str, meanings: Mapping[str, str]) -> str:
     """Every command with its arguments and options, from typer."""
     import typer.main
 
+    _load("driftline.flows.commands.main:load")()
     root = typer.main.get_command(_load("driftline.flows.commands.main:app"))
     parts = ["## Options before the command", _parameters(root)]
     for name, command in sorted(root.commands.items()):  # type: ignore[attr-defined]

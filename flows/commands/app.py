@@ -7,6 +7,8 @@ from typing import Any
 
 import typer
 
+from driftline.flows.output.plain import print_json
+
 DONE, NOTHING_FOUND, WRONG_USE, FAILED = 0, 1, 2, 3
 
 app = typer.Typer(
@@ -20,8 +22,6 @@ app = typer.Typer(
 
 def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> None:
     """Print ``result`` as one JSON object, or have ``print_text`` print it."""
-    from driftline.flows.output.terminal import print_json
-
     if as_json:
         print_json(result)
     else:

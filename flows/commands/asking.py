@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from driftline.flows.client.connection import Connection
 from driftline.flows.commands.app import DONE, NOTHING_FOUND, show
 from driftline.flows.config.surroundings import SERVER_VARIABLE
+from driftline.flows.output.hits import print_search
 from driftline.storage.errors import UsageError
 
 
@@ -24,15 +24,11 @@ def search_on(server: str, query: str, asked: Mapping[str, Any], only_here: Mapp
 
     Raises UsageError if an option of ``only_here`` is used.
     """
+    from driftline.flows.client.connection import Connection  # loads http and ssl
+
     for option, value in only_here.items():
         if value not in (None, False):
             raise UsageError("A server does not take this option", option, "Leave it out, or search a --workspace.")
     found = Connection.to(server).get("search", {"q": query, **asked})
-    show(found, as_json, _print)
+    show(found, as_json, print_search)
     return DONE if found["results"] else NOTHING_FOUND
-
-
-def _print(result: dict[str, Any]) -> None:
-    from driftline.flows.output.terminal import print_search
-
-    print_search(result, None)

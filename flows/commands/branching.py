@@ -100,7 +100,7 @@ def diff(
     if base != MAIN:
         raise UsageError("A branch is compared with the main index only", base, f"Write: driftline diff {MAIN} BRANCH")
     opened, _ = _opened(workspace, None)
-    from driftline.flows.output.terminal import print_search
+    from driftline.flows.output.hits import print_search
     from driftline.storage.workspace.branches import on_branch
     from driftline.tasks.search.branch_diff import search_new_lines
 

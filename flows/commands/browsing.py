@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from importlib.util import find_spec
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated
@@ -82,8 +82,7 @@ def web(
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target), reach_of(target, workspace))
-    boundary = _boundary(opened, within)
-    proxy = _proxy(trusted_proxy_header, trusted_proxy)
+    boundary, proxy = _boundary(opened, within), _proxy(trusted_proxy_header, trusted_proxy)
     is_public = host not in LOOPBACK or bool(allowed_host) or require_token
     exposure = Exposure(
         names=tuple(allowed_host or ()),
@@ -93,15 +92,15 @@ def web(
         rate_limit=_rate_limit(rate) if is_public or proxy else None,
         cors_origins=tuple(cors_origin or ()),
     )
-    memory = _memory(target, opened)
-    reader = Reader(_newest(opened, cache), memory)
-    server = web_server(reader, host, port, exposure, _tools(reader))
-    reader.warm()
     if is_public and not tls_certificate and proxy is None:
         warn("tokens travel unencrypted: name --tls-certificate and --tls-key, or put a proxy with TLS in front")
-    warn(f"serving {server.url}")
-    with closing(memory), watching_sources(opened) if watch else nullcontext(), suppress(KeyboardInterrupt):
-        server.run()  # until a signal
+    with _newest(opened, cache) as newest, closing(_memory(target, opened)) as memory:
+        reader = Reader(newest, memory)
+        server = web_server(reader, host, port, exposure, _tools(reader))
+        reader.warm()
+        warn(f"serving {server.url}")
+        with watching_sources(opened) if watch else nullcontext(), suppress(KeyboardInterrupt):
+            server.run()  # until a signal
     return DONE
 
 
@@ -129,12 +128,17 @@ def _boundary(workspace: Workspace, within: str | None) -> Entity | None:
     return boundary_in(workspace, within)
 
 
-def _newest(workspace: Workspace, cache: bool | None) -> Callable[[], Workspace]:
+def _newest(workspace: Workspace, cache: bool | None) -> AbstractContextManager[Callable[[], Workspace]]:
+    """What opens the workspace for each request: in its copy, if one is asked for, or if a search has kept one."""
     from driftline.flows.config.search_settings import search_arguments
-    from driftline.flows.runs.cached_copy import FollowedWorkspace
+    from driftline.flows.config.toml_file import search_settings
+    from driftline.flows.runs.cached_copy import has_copy, newest_of
+    from driftline.flows.web.requests import warm
 
-    caching = search_arguments({"cache": cache, "cache_bytes": None})
-    return FollowedWorkspace(workspace, caching["cache_bytes"], warn) if caching["cache"] else workspace.reread
+    if cache is None and not workspace.objects.is_local:
+        cache = search_settings().get("cache", has_copy(workspace))
+    found = search_arguments({"cache": cache, "cache_bytes": None})
+    return newest_of(workspace, cache=found["cache"], max_bytes=found["cache_bytes"], warn=warn, prepare=warm)
 
 
 def _memory(target: str, workspace: Workspace) -> MemoryStores:

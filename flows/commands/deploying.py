@@ -10,7 +10,7 @@ import typer
 from driftline.flows.commands.app import DONE, app
 from driftline.flows.commands.options import ConfigOption, ExecutorOption, JsonOption
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR
-from driftline.flows.output.plain import say
+from driftline.flows.output.plain import print_json, say
 
 DEFAULT_POOL = "driftline"
 DEFAULT_PORT = 4200
@@ -46,7 +46,6 @@ def deploy(
 
     deployments = deployments_of(trusted_config(config), executor=executor, prefix=prefix)
     _prepare_environment()
-    from driftline.flows.output.terminal import print_json
     from driftline.flows.scheduling.registration import register, server_url
 
     url = server_url()

@@ -46,7 +46,7 @@ def grep(
     as_json: JsonOption = False,
 ) -> int:
     """Find the lines of FILE that mean QUERY, without an index. Exit code 1 when there are none."""
-    from driftline.flows.output.terminal import print_search
+    from driftline.flows.output.hits import print_search
     from driftline.tasks.search.grep import grep as search_texts
     from driftline.tasks.search.grep import open_embedder, read_texts
 

@@ -10,7 +10,7 @@ import typer
 from driftline.flows.commands.app import DONE, app, show
 from driftline.flows.commands.options import JsonOption, WorkspaceOption
 from driftline.flows.config.locate import workspace_for_reading
-from driftline.flows.output.plain import say
+from driftline.flows.output.plain import print_json, say
 from driftline.storage.errors import UsageError
 
 
@@ -57,7 +57,6 @@ def report(
     from driftline.flows.output.html_report import render
     from driftline.flows.output.run_series import newest_runs
     from driftline.flows.output.search_journal import searches_by_hour
-    from driftline.flows.output.terminal import print_json
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))

@@ -23,7 +23,7 @@ from driftline.flows.commands.options import (
 from driftline.flows.config.branch import named_branch
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
-from driftline.flows.output.plain import say
+from driftline.flows.output.plain import print_json, say
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -146,7 +146,6 @@ def remove(
     """Forget a source: delete its documents and lines from the index, never its files."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
-    from driftline.flows.output.terminal import print_json
     from driftline.flows.runs.remove_run import remove_source
 
     result = remove_source(target, entity, storage_options=options_for(target)).to_dict()

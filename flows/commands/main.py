@@ -1,12 +1,13 @@
 """The command line, ``driftline COMMAND``: from arguments to an exit code, with every failure on one line.
 
-Exit codes: 0 done or found, 1 nothing found, 2 wrong use or bad input, 3 failed. Commands import heavy modules when
-they run, so that ``--help`` and wrong use answer at once.
+Exit codes: 0 done or found, 1 nothing found, 2 wrong use or bad input, 3 failed. Only the module of the
+command that runs is loaded, and it imports heavy modules when it runs, so that ``--help`` and wrong use answer at once.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import io
 import logging
 import os
@@ -18,53 +19,50 @@ from typing import Annotated, Any
 
 import typer
 
-from driftline.flows.commands import (
-    branching,
-    browsing,
-    ci,
-    deploying,
-    grepping,
-    history,
-    indexing,
-    keeping,
-    memory,
-    memory_limit,
-    pulling,
-    searching,
-    serving,
-    tokens,
-    trusting,
-    watching,
-)
+from driftline.flows.commands import memory_limit
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
 from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
-from driftline.flows.output.plain import print_traceback, warn
+from driftline.flows.output.plain import print_json, print_traceback, warn
 from driftline.storage.errors import DriftlineError, UsageError
 
-COMMANDS = (
-    indexing,
-    searching,
-    grepping,
-    pulling,
-    keeping,
-    deploying,
-    serving,
-    browsing,
-    watching,
-    branching,
-    ci,
-    history,
-    memory,
-    tokens,
-    trusting,
-)
-"""Importing a module adds its commands to ``app``."""
+COMMANDS = {
+    "index": "indexing",
+    "remove": "indexing",
+    "search": "searching",
+    "status": "searching",
+    "sources": "searching",
+    "grep": "grepping",
+    "pull": "pulling",
+    "compact": "keeping",
+    "cleanup": "keeping",
+    "verify": "keeping",
+    "serve": "deploying",
+    "deploy": "deploying",
+    "mcp": "serving",
+    "web": "browsing",
+    "watch": "watching",
+    "branches": "branching",
+    "diff": "branching",
+    "ci": "ci",
+    "runs": "history",
+    "report": "history",
+    "memory": "memory",
+    "token": "tokens",
+    "trust": "trusting",
+}
+"""The commands in the order of the help, and the modules of this folder that add them to ``app``."""
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _BASES = typer.BadParameter.__mro__
 _WRONG_USE_ERRORS: Any = _BASES[_BASES.index(Exception) - 1]
 """The base of what typer raises for wrong use, whose name depends on its version."""
 _GARBAGE_THRESHOLD = 50_000
 """New objects between two garbage collections: imports create many objects and hardly any garbage."""
+
+
+def load(command: str | None = None) -> None:
+    """Add ``command`` to ``app``, or all commands if there is none of that name: for help, and for what it may mean."""
+    for module in dict.fromkeys([COMMANDS[command]] if command in COMMANDS else COMMANDS.values()):
+        importlib.import_module(f"{__package__}.{module}")
 
 
 def command_line() -> int:
@@ -94,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], as_json: bool) -> int:
     if low := memory_limit.warning():
         warn(low)
+    load(next((argument for argument in arguments if not argument.startswith("-")), None))
     try:
         code = int(app(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
     except _WRONG_USE_ERRORS as error:
@@ -139,8 +138,6 @@ def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fi
         fields = {"error": kind, "where": where, "fix": fix}
         logging.getLogger("driftline").error("%s", message, extra={"fields": fields}, exc_info=kind == "unexpected")
     if as_json:
-        from driftline.flows.output.terminal import print_json
-
         print_json({"error": kind, "message": message, "where": where, "fix": fix})
     elif not writes_json():
         warn(message)

@@ -14,7 +14,7 @@ import typer
 
 from driftline.flows.commands.app import DONE, NOTHING_FOUND, app
 from driftline.flows.commands.options import JsonOption, MaxDistanceOption, WithinOption, WorkspaceOption
-from driftline.flows.output.plain import say
+from driftline.flows.output.plain import print_json, say
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -295,7 +295,6 @@ def _times(row: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _show(result: dict[str, Any], as_json: bool, *lines: str) -> int:
-    from driftline.flows.output.terminal import print_json
 
     if as_json:
         print_json(result)

@@ -221,9 +221,11 @@ def _cached(workspace: Workspace, given: bool | None) -> Workspace:
 
 
 def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
-    from driftline.flows.output.terminal import print_explanation, print_search
+    from driftline.flows.output.hits import print_search
 
     if "explanation" in result:
+        from driftline.flows.output.terminal import print_explanation
+
         print_explanation(result["explanation"])
     print_search(result, _local_folders(workspace, result["results"]) if sys.stdout.isatty() else None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Literal
 
 import typer
@@ -31,7 +32,7 @@ def mcp(
     from driftline.flows.config.reach import reach_of
     from driftline.flows.config.search_settings import search_arguments
     from driftline.flows.config.toml_file import options_for
-    from driftline.flows.runs.cached_copy import FollowedWorkspace
+    from driftline.flows.runs.cached_copy import newest_of
     from driftline.storage.workspace.workspace import Workspace
 
     try:
@@ -48,12 +49,10 @@ def mcp(
     boundary = None if within is None else boundary_of(settings, within)
     memory = find_memory(settings, opened, boundary)
     caching = search_arguments({"cache": cache, "cache_bytes": None})
-    newest = FollowedWorkspace(opened, caching["cache_bytes"], warn) if caching["cache"] else opened.reread
-    try:
+    follow = newest_of(opened, cache=caching["cache"], max_bytes=caching["cache_bytes"], warn=warn)
+    with follow as newest, suppress(KeyboardInterrupt):  # the usual way to stop it
         if transport == "stdio":
             serve_stdio(opened, memory, boundary, newest)
         else:
             serve_http(opened, host, port, lambda url: warn(f"serving {url}"), memory, boundary, newest)
-    except KeyboardInterrupt:
-        pass  # the usual way to stop it
     return DONE

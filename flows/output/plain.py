@@ -5,9 +5,12 @@ All output of commands passes through here, or is JSON, which escapes what it pr
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import traceback
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 from driftline.storage.redaction import redacted
 
@@ -25,6 +28,21 @@ def printable(text: str) -> str:
 def say(text: str) -> None:
     """Print one line on standard output."""
     print(printable(text))
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    """Print a JSON object on one line, with non-ASCII characters escaped, so that every terminal can print it."""
+    emit(json.dumps(result) + "\n")
+
+
+def emit(text: str) -> None:
+    """Write ``text`` to standard output; a closed pipe (``| head``) is not an error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes the buffer again at exit, which must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def warn(text: str, stream: TextIO | None = None) -> None:

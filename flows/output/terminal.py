@@ -1,24 +1,20 @@
-"""Prints results: JSON for programs, and the same dictionaries as text for people.
+"""Prints what commands report as text for people.
 
 File names and lines are untrusted: their control characters are printed in escaped form.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from driftline.flows.output.plain import printable
+from driftline.flows.output.plain import emit, printable
 from driftline.storage.objects.request_counts import price
 
 Result = Mapping[str, Any]
@@ -28,11 +24,6 @@ _SOURCE_COLUMNS = ("entity", "uri", "documents", "lines")
 _RUN_COLUMNS = frozenset({"run_id", "kind", "started", "seconds", "outcome"})
 _MAX_FINDINGS = 100
 _UNFOLDED = 1000  # columns, where no terminal limits the width
-
-
-def print_json(result: Result) -> None:
-    """Print a JSON object on one line, with non-ASCII characters escaped, so that every terminal can print it."""
-    _emit(json.dumps(result) + "\n")
 
 
 def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | None = None) -> None:
@@ -61,22 +52,6 @@ def requests_text(requests: Mapping[str, int], prices: Mapping[str, float]) -> s
     counts = ", ".join(f"{count:,} {kind.upper()}" for kind, count in requests.items())
     cost = price(requests, prices)
     return counts if cost is None else f"{counts}: about {cost:.4g}"
-
-
-def print_search(result: Result, folders: Mapping[str, str] | None = None) -> None:
-    """Print each hit as ``path:line`` and its lines, numbered from 1; a colon marks the best line, as in grep.
-
-    ``folders`` maps local sources to their folders; with it, terminals that support links turn ``path:line`` into one.
-    """
-    results: Sequence[Result] = result["results"]
-    many = len({hit["source"] for hit in results}) > 1
-    lines: list[Text | Table] = []
-    for hit in results:
-        if lines:
-            lines.append(Text())
-        lines.append(_header(hit, (folders or {}).get(hit["source"]), many))
-        lines.extend(_window(hit))
-    _print(lines)
 
 
 def print_explanation(figures: Result) -> None:
@@ -207,34 +182,6 @@ def print_verify(result: Result) -> None:
     _print(lines)
 
 
-def _header(hit: Result, folder: str | None, with_source: bool) -> Text:
-    style = Style.parse("bold cyan")
-    if folder is not None and hit["path"] != "-":
-        style += Style(link=Path(folder, hit["path"]).as_uri())
-    freshness = hit.get("freshness")
-    line = hit["line_now"] if freshness == "moved" else hit["line"]
-    header = Text.assemble((f"{printable(hit['path'])}:{line}", style))
-    if hit["score"] is not None:
-        header.append(f"  {hit['score']:.2f}", style="dim")
-    if hit.get("symbol") is not None:
-        header.append(f"  {hit['kind']} {printable(hit['symbol'])}", style="green")
-    if with_source:
-        header.append(f"  {printable(hit['source'])}", style="dim")
-    if freshness not in (None, "fresh"):
-        header.append(f"  moved from line {hit['line']}" if freshness == "moved" else f"  {freshness}", style="yellow")
-    return header
-
-
-def _window(hit: Result) -> Iterable[Text]:
-    context = hit["context"] or [hit["text"]]
-    first = hit["start_line"] if hit["context"] else hit["line"]
-    width = len(str(first + len(context) - 1))
-    for number, text in enumerate(context, start=first):
-        best = number == hit["line"]
-        mark, style = (":", "bold yellow") if best else ("-", "dim")
-        yield Text.assemble((f"  {number:>{width}}{mark} ", "dim"), (printable(text).expandtabs(4), style))
-
-
 def _sources(sources: Sequence[Result]) -> list[Text | Table]:
     if not sources:
         return []
@@ -258,7 +205,7 @@ def _print(parts: Iterable[Text | Table]) -> None:
     with console.capture() as captured:
         for part in parts:
             console.print(_harmless(part), soft_wrap=isinstance(part, Text))
-    _emit(captured.get())
+    emit(captured.get())
 
 
 def _harmless(part: Text | Table) -> Text | Table:
@@ -266,13 +213,3 @@ def _harmless(part: Text | Table) -> Text | Table:
     if isinstance(part, Text) and printable(part.plain) != part.plain:
         return Text(printable(part.plain), style=part.style)
     return part
-
-
-def _emit(text: str) -> None:
-    """Write ``text`` to standard output; a closed pipe (``| head``) is not an error."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes the buffer again at exit, which must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,7 +7,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +16,16 @@ from typing import Any
 
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.pull_run import PullRequest, pull_workspace
-from driftline.storage.errors import LeaseHeld, StorageError
+from driftline.storage.errors import DriftlineError, LeaseHeld, StorageError
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import WorkspaceCopy
 from driftline.storage.workspace.workspace import Workspace
 
 FOLDER_VARIABLE = "DRIFTLINE_CACHE"
 REFRESH_SECONDS = 60
-"""How long a server searches a copy before it asks the bucket for a newer version."""
+"""How often a server compares its copy with the bucket."""
+STOP_SECONDS = 10
+"""How long the end of a server waits for a copy that is being refreshed; the next pull goes on where it was cut off."""
 RECENT_SECONDS = 3600
 """A copy that was searched since then stays: a search may still read it."""
 _USED = "used"
@@ -52,7 +55,7 @@ def follow(
     objects = ObjectStore.open(origin, storage_options)
     if objects.is_local:
         return origin
-    folder = cache_folder() / hashlib.sha256(objects.uri.encode()).hexdigest()[:20]
+    folder = _folder_of(objects)
     copy = WorkspaceCopy(folder / "copy")
     request = PullRequest(origin, str(copy.place), storage_options, partial(_make_room, folder, max_bytes=max_bytes))
     try:
@@ -75,22 +78,79 @@ def follow(
 
 @dataclass(slots=True)
 class FollowedWorkspace:
-    """Opens ``workspace`` for each search of a server: its copy, which is compared with the bucket now and then."""
+    """The newest copy of ``workspace`` for the searches of a server, which never wait for it to be refreshed.
+
+    Each copy is ``prepared`` before searches see it.
+    """
 
     workspace: Workspace
     max_bytes: int
     warn: Callable[[str], None]
+    prepare: Callable[[Workspace], object] = lambda _: None
     _copy: Workspace | None = None
-    _compared: float = 0.0
+    _failure: DriftlineError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> Workspace:
-        """The copy, at most REFRESH_SECONDS older than the original. Raises what ``follow`` raises."""
+        """The copy as the last comparison left it. Raises what ``follow`` raised then."""
         with self._lock:
-            if self._copy is None or time.monotonic() - self._compared > REFRESH_SECONDS:
-                self._copy = open_copy(self.workspace, max_bytes=self.max_bytes, warn=self.warn)
-                self._compared = time.monotonic()
-            return self._copy
+            if self._copy is None:
+                self._copy = self._newest()
+        if self._failure is not None:
+            raise self._failure
+        return self._copy
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Compare the copy with the bucket every REFRESH_SECONDS, in a thread that ends with the block."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._follow, args=(stop,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(STOP_SECONDS)
+
+    def _follow(self, stop: threading.Event) -> None:
+        while not stop.wait(REFRESH_SECONDS):
+            try:
+                self._copy, self._failure = self._newest(), None
+            except DriftlineError as error:
+                self.warn(str(error))
+                self._failure = error
+
+    def _newest(self) -> Workspace:
+        copy = open_copy(self.workspace, max_bytes=self.max_bytes, warn=self.warn)
+        self.prepare(copy)
+        return copy
+
+
+@contextmanager
+def newest_of(
+    workspace: Workspace,
+    *,
+    cache: bool,
+    max_bytes: int,
+    warn: Callable[[str], None],
+    prepare: Callable[[Workspace], object] = lambda _: None,
+) -> Iterator[Callable[[], Workspace]]:
+    """What opens the newest ``workspace`` for each search of a server: in its copy with ``cache``, if in a bucket."""
+    if not cache or workspace.objects.is_local:
+        yield workspace.reread
+        return
+    followed = FollowedWorkspace(workspace, max_bytes, warn, prepare)
+    with followed.following():
+        yield followed
+
+
+def has_copy(workspace: Workspace) -> bool:
+    """Whether a search has kept a copy of ``workspace``, which is in a bucket."""
+    return WorkspaceCopy(_folder_of(workspace.objects) / "copy").record() is not None
+
+
+def _folder_of(objects: ObjectStore) -> Path:
+    return cache_folder() / hashlib.sha256(objects.uri.encode()).hexdigest()[:20]
 
 
 def open_copy(

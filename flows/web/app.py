@@ -151,6 +151,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         if failed.status_code == UNAVAILABLE:
             log.warning("A request failed: %s", error)
         if is_page(request.url.path):
+            request.state.error = failed.kind
             return HTMLResponse(pages.error_page(failed.detail), failed.status_code)
         return failed
     assert isinstance(error, HTTPException)

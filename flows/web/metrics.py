@@ -1,4 +1,4 @@
-"""What Prometheus reads at /metrics: requests and their times by route, and how old the index is."""
+"""What Prometheus reads at /metrics: requests, their times and errors by route, and how old index and cache are."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
 from driftline.storage.errors import DriftlineError
+from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.run_history import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 
@@ -26,6 +27,7 @@ class Metrics:
 
     registry: CollectorRegistry
     requests: Counter
+    errors: Counter
     seconds: Histogram
     under_way: Gauge
 
@@ -36,6 +38,7 @@ class Metrics:
         return cls(
             registry,
             Counter("driftline_http_requests", "Requests answered.", ["route", "method", "status"], registry=registry),
+            Counter("driftline_http_errors", "Errors answered, by kind.", ["route", "error"], registry=registry),
             Histogram(
                 "driftline_http_request_seconds",
                 "Time from the request to the end of its answer.",
@@ -47,11 +50,12 @@ class Metrics:
         )
 
     def text(self, index: IndexMetrics | None) -> bytes:
-        """The exposition format, with the figures of the ``index`` if they may be seen."""
+        """The exposition format, with the figures of the ``index`` and of the process if they may be seen."""
         found = generate_latest(self.registry)
         if index is None:
             return found
         registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         registry.register(index)
         return found + generate_latest(registry)
 
@@ -64,6 +68,7 @@ class IndexMetrics:
     _last: RunRecord | None = None
     _readable: bool = False
     _model: str = ""
+    _compared: float | None = None
     _read_at: float = -INDEX_SECONDS
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -72,7 +77,7 @@ class IndexMetrics:
         with self._lock:
             if time.monotonic() - self._read_at >= INDEX_SECONDS:
                 self._read()
-            last, model, readable = self._last, self._model, self._readable
+            last, model, readable, compared = self._last, self._model, self._readable, self._compared
         yield GaugeMetricFamily("driftline_index_readable", "1 if the workspace can be read.", float(readable))
         if last is not None:
             version = {"run_id": last.run_id, "model": model, "outcome": last.outcome}
@@ -80,14 +85,19 @@ class IndexMetrics:
             ended = datetime.fromisoformat(last.started).timestamp() + last.seconds
             about = "When the last run ended, in Unix time."
             yield GaugeMetricFamily("driftline_index_last_run_timestamp_seconds", about, ended)
+        if compared is not None:
+            about = "When the copy on this disk was last compared with the bucket, in Unix time."
+            yield GaugeMetricFamily("driftline_cache_compared_timestamp_seconds", about, compared)
 
     def _read(self) -> None:
         self._read_at = time.monotonic()
         try:
             workspace = self.newest()
+            copied = read_copy_record(workspace.objects)
             runs = [RunHistory(workspace.objects, tenant).last() for tenant in workspace.tenants()]
         except DriftlineError:
             self._readable = False
             return
         self._readable, self._model = True, workspace.config.model or ""
+        self._compared = copied.pulled.timestamp() if copied is not None else None
         self._last = max((run for run in runs if run is not None), key=lambda run: run.run_id, default=None)

@@ -64,6 +64,8 @@ class Observed:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self.metrics.requests.labels(route, method, str(status)).inc()
         self.metrics.seconds.labels(route).observe(seconds)
+        if error := state.get("error"):
+            self.metrics.errors.labels(route, error).inc()
         fields = {
             "request_id": state.get("request_id", ""),
             "token": state.get("token_id", ""),
@@ -71,6 +73,7 @@ class Observed:
             "method": method,
             "route": route,
             "status": status,
+            "error": state.get("error", ""),
             "seconds": round(seconds, 6),
             "bytes": sent_bytes,
         }

@@ -64,6 +64,7 @@ class Pages:
             branches = self.reader.branch_names()
         except DriftlineError as error:
             failed = problem_of(error, to_owner=request.app.state.tells_owner)
+            request.state.error = failed.kind
             return HTMLResponse(pages.search_page(asked, (), failed.detail), failed.status_code)
         return HTMLResponse(pages.search_page(asked, report.results, branches=branches))
 

@@ -57,13 +57,17 @@ class JsonAnswer(TaggedAnswer):
 
 
 class Problem(JsonAnswer):
-    """An error, of which ``detail`` is for people."""
+    """An error, of which ``detail`` is for people; who observes the request finds its kind in the request's state."""
 
     media_type = "application/problem+json"
 
     def __init__(self, content: Mapping[str, Any], status_code: int) -> None:
         super().__init__(content, status_code)
-        self.detail = str(content["detail"])
+        self.kind, self.detail = str(content["error"]), str(content["detail"])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["error"] = self.kind
+        await super().__call__(scope, receive, send)
 
 
 def status_of(error: DriftlineError) -> int:

@@ -178,6 +178,11 @@ class Limits:
 NO_LIMITS = Limits()
 
 
+def warm(workspace: Workspace) -> None:
+    """Load the model, and open the tables of ``workspace``. Raises what a search raises."""
+    search(workspace, "warm", top_k=1)
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Answers from the workspace that ``newest`` opens for each request, so that each is of one version.
@@ -192,8 +197,8 @@ class Reader:
     )
 
     def warm(self) -> None:
-        """Load the model and open the tables. Raises what a search raises."""
-        search(self.newest(), "warm", top_k=1)
+        """As the function ``warm``, for the first request."""
+        warm(self.newest())
 
     def search(
         self,

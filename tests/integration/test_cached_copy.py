@@ -16,7 +16,7 @@ import pytest
 import driftline as dl
 from driftline.flows.runs import cached_copy
 from driftline.flows.runs.cached_copy import FollowedWorkspace, cache_folder, follow
-from driftline.storage.errors import AccessDenied, WorkspaceNotFound
+from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, WorkspaceNotFound
 from driftline.storage.objects.request_counts import tally
 from driftline.storage.workspace.copies import WorkspaceCopy
 from driftline.storage.workspace.workspace import Workspace
@@ -174,17 +174,66 @@ def test_what_is_wrong_with_the_original_is_told(s3_bucket: str, s3_environment:
         follow(s3_bucket, {"aws_secret_access_key": "wrong"}, max_bytes=PLENTY, warn=Warnings())
 
 
-def test_a_server_asks_the_bucket_now_and_then(
+def test_a_server_refreshes_its_copy_while_searches_go_on(
     index: Callable[[str], str], s3_bucket: str, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newest = FollowedWorkspace(Workspace.open(index(s3_bucket)), PLENTY, Warnings())
+    pulled, may_pull = threading.Event(), threading.Event()
+
+    def prepare(_: Workspace) -> None:
+        pulled.set()
+        assert may_pull.wait(60)
+
+    may_pull.set()
+    monkeypatch.setattr(cached_copy, "REFRESH_SECONDS", 0.01)
+    newest = FollowedWorkspace(Workspace.open(index(s3_bucket)), PLENTY, Warnings(), prepare)
     before = newest()
     assert before.objects.is_local
     (tree / "new.txt").write_text(f"{WORDS[0]} anew\n")
     index(s3_bucket)
-    assert newest() is before
-    monkeypatch.setattr(cached_copy, "REFRESH_SECONDS", 0)
+    pulled.clear()
+    may_pull.clear()
+    with newest.following():
+        assert pulled.wait(60)
+        assert newest() is before  # the newer one is not ready yet
+        may_pull.set()
+        assert until(lambda: newest() is not before)
     assert "new.txt" in {hit.path for hit in dl.search(newest(), f"{WORDS[0]} anew").results}
+
+
+def test_a_server_tells_searches_why_its_copy_cannot_be_refreshed(
+    index: Callable[[str], str], s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_copy, "REFRESH_SECONDS", 0.01)
+    workspace, warned = Workspace.open(index(s3_bucket)), Warnings()
+    newest = FollowedWorkspace(workspace, PLENTY, warned)
+    newest()
+    config = workspace.objects.get("_workspace.json")
+    with newest.following():
+        workspace.objects.delete(["_workspace.json"])
+        assert until(lambda: warned)
+        with pytest.raises(CorruptFile):
+            newest()
+        workspace.objects.create("_workspace.json", config)
+        assert until(lambda: not raises(newest))
+    assert newest().objects.is_local
+
+
+def until(is_so: Callable[[], object]) -> bool:
+    """Whether it becomes so within a minute."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def raises(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except DriftlineError:
+        return True
+    return False
 
 
 def test_the_command_and_its_settings(

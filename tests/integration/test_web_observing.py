@@ -17,6 +17,7 @@ import yaml
 
 import driftline as dl
 from driftline.flows.config.boundary import boundary_in
+from driftline.flows.runs.pull_run import PullRequest, pull_workspace
 from driftline.flows.web.authentication import Authentication, KnownTokens
 from driftline.flows.web.requests import Reader
 from driftline.flows.web.serving import Exposure, WebServer, web_server
@@ -56,6 +57,9 @@ def test_metrics_count_and_time_requests_by_route(workspace: Workspace) -> None:
         'driftline_http_requests_total{method="GET",route="/d/{address:path}",status="404"} 1.0',
         'driftline_http_requests_total{method="GET",route="none",status="404"} 1.0',
         'driftline_http_requests_total{method="GET",route="none",status="421"} 1.0',
+        'driftline_http_errors_total{error="usage",route="/api/v1/search"} 1.0',
+        'driftline_http_errors_total{error="not_indexed",route="/d/{address:path}"} 1.0',
+        'driftline_http_errors_total{error="usage",route="none"} 2.0',
         'driftline_http_request_seconds_count{route="/"} 1.0',
         "driftline_http_requests_under_way 1.0",
         "driftline_index_readable 1.0",
@@ -65,7 +69,22 @@ def test_metrics_count_and_time_requests_by_route(workspace: Workspace) -> None:
     ended = re.search(r"driftline_index_last_run_timestamp_seconds ([\d.e+]+)", answer.body)
     assert ended is not None
     assert abs(float(ended[1]) - time.time()) < 600
+    assert "process_resident_memory_bytes" in answer.body
+    assert "driftline_cache" not in answer.body
     assert "lease" not in answer.body
+
+
+@pytest.fixture
+def copy(workspace: Workspace, tmp_path: Path) -> Workspace:
+    pull_workspace(PullRequest(workspace.objects.uri, str(tmp_path / "copy")))
+    return Workspace.open(str(tmp_path / "copy"))
+
+
+def test_metrics_tell_when_a_copy_was_compared_with_its_bucket(copy: Workspace) -> None:
+    with serving(server(copy)) as place:
+        found = re.search(r"driftline_cache_compared_timestamp_seconds ([\d.e+]+)", ask(place, "/metrics").body)
+    assert found is not None
+    assert abs(float(found[1]) - time.time()) < 600
 
 
 def _last_run(workspace: Workspace) -> str:
@@ -82,7 +101,7 @@ def test_a_bound_token_sees_no_figures_of_the_index(workspace: Workspace) -> Non
     with serving(server(workspace, Exposure(authentication=Authentication(tokens)))) as place:
         assert "driftline_index" in ask(place, "/metrics", token=whole).body
         answer = ask(place, "/metrics", token=bound)
-        assert (answer.status, "driftline_index" in answer.body) == (200, False)
+        assert (answer.status, "driftline_index" in answer.body, "process_" in answer.body) == (200, False, False)
         assert ask(place, "/api/v1/status", token=whole).status == 403
 
 
@@ -97,6 +116,7 @@ def test_the_access_log_has_a_record_of_each_request_without_its_query(
         ("/api/v1/search", 200),
         ("/d/{address:path}", 404),
     ]
+    assert [each["error"] for each in records] == ["", "not_indexed"]
     assert records[0]["request_id"] == answer.headers["x-request-id"]
     assert records[0]["bytes"] == len(answer.body)
     assert "secretword" not in json.dumps(records)
@@ -144,10 +164,10 @@ def test_without_an_exporter_nothing_is_traced() -> None:
     assert tracer({}) is None
 
 
-def test_the_dashboard_names_metrics_that_exist(workspace: Workspace) -> None:
+def test_the_dashboard_names_metrics_that_exist(copy: Workspace) -> None:
     dashboard = (DEPLOYMENTS / "grafana-dashboard.json").read_text()
-    with serving(server(workspace)) as place:
-        ask(place, "/")
+    with serving(server(copy)) as place:
+        ask(place, "/nothing")
         found = ask(place, "/metrics").body
     named = set(re.findall(r"driftline_[a-z_]+", dashboard))
     assert len(named) >= 5

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.models import CommandInfo
 
 from driftline.flows.commands import main as cli
 from driftline.flows.commands import searching
+from driftline.flows.commands.app import app
 from driftline.storage.errors import DeletionRefused, UnknownScheme
 
 HEAVY = ("prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "sqlalchemy", "pydantic")
@@ -134,6 +136,39 @@ def test_an_unexpected_exception_keeps_its_traceback_and_exits_with_3(
 
 
 def test_the_command_line_starts_without_heavy_libraries() -> None:
-    code = f"import sys, driftline.flows.commands.main; print([m for m in {HEAVY!r} if m in sys.modules])"
+    code = (
+        "import sys, driftline.flows.commands.main as main; main.load(); "
+        f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_each_command_is_in_the_module_that_is_loaded_for_it() -> None:
+    cli.load()
+    modules: dict[str, str] = {}
+    for group in app.registered_groups:
+        assert group.name is not None
+        assert group.typer_instance is not None
+        modules[group.name] = module_of(group.typer_instance.registered_commands[0])
+    modules |= {command_name(command): module_of(command) for command in app.registered_commands}
+    assert modules == cli.COMMANDS
+
+
+def command_name(command: CommandInfo) -> str:
+    assert command.callback is not None
+    return command.name or command.callback.__name__
+
+
+def module_of(command: CommandInfo) -> str:
+    assert command.callback is not None
+    return command.callback.__module__.rpartition(".")[2]
+
+
+def test_a_command_loads_no_other() -> None:
+    code = "import sys, driftline.flows.commands.main as main; main.load('search'); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    folder = "driftline.flows.commands."
+    others = {folder + module for module in cli.COMMANDS.values()} - {folder + "searching"}
+    assert folder + "searching" in loaded
+    assert not others & set(loaded)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from driftline.flows.output.hits import print_search
+from driftline.flows.output.plain import print_json
 from driftline.flows.output.progress import QuietProgress
-from driftline.flows.output.terminal import print_index, print_json, print_search, print_sources, print_status
+from driftline.flows.output.terminal import print_index, print_sources, print_status
 
 
 def hit(**changes: Any) -> dict[str, Any]:
@@ -89,7 +91,7 @@ def test_without_a_terminal_no_source_is_folded(capsys: pytest.CaptureFixture[st
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    code = "from driftline.flows.output.terminal import print_json\nfor _ in range(5000): print_json({'x': 'y' * 100})"
+    code = "from driftline.flows.output.plain import print_json\nfor _ in range(5000): print_json({'x': 'y' * 100})"
     done = subprocess.run(
         ["bash", "-c", '"$1" -c "$2" | head -n 1 >/dev/null; echo "${PIPESTATUS[0]}"', "bash", sys.executable, code],
         capture_output=True,
