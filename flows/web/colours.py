@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import fnmatch
 import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, lru_cache
+from pathlib import PurePosixPath
 from typing import Any
 
 from pygments import highlight
 from pygments.filter import Filter
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import TextLexer, get_lexer_for_filename
-from pygments.util import ClassNotFound
+from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_lexers
+
+from driftline.storage.lines.words import telling_words, terms_of
 
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
 """Longer text is shown without colours."""
-_WORD = re.compile(r"\w{2,}")
+_PART = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|[^\W_]+")
+"""A word of a text: of ``parse_HTTPRequests`` parse, HTTP, Requests."""
 
 
 def colour_styles() -> str:
@@ -31,20 +36,39 @@ def coloured(path: str, lines: Sequence[str], query: str = "") -> list[str]:
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
-        lexer = _lexer(path)
-        if words := _WORD.findall(query):
-            lexer.add_filter(_Marked(words))
-        made = str(highlight(text, lexer, HtmlFormatter(nowrap=True))).split("\n")[: len(short)]
+        lexer = _lexer_class(_telling_name(path))(stripnl=False)
+        if query:
+            lexer.add_filter(_Marked(query))
+        made = str(highlight(text, lexer, _formatter())).split("\n")[: len(short)]
         if len(made) == len(short) and text.count("\n") + 1 == len(short) and "\r" not in text:
             return made
     return [html.escape(line) for line in short]
 
 
-def _lexer(path: str) -> Any:
-    try:
-        return get_lexer_for_filename(path, stripnl=False)
-    except ClassNotFound:
-        return TextLexer(stripnl=False)
+@cache
+def _formatter() -> Any:
+    return HtmlFormatter(nowrap=True)  # making one takes as long as colouring some lines
+
+
+def _telling_name(path: str) -> str:
+    """What Pygments knows the language by: few different names, since the suffix is all that matters of most."""
+    name = PurePosixPath(path).name
+    _, dot, suffix = name.rpartition(".")
+    return name if _telling_names().match(name) else f"x{dot}{suffix if dot else ''}"
+
+
+@cache
+def _telling_names() -> re.Pattern[str]:
+    """The names by which Pygments knows languages, other than by one suffix."""
+    patterns = (pattern for _, _, known, _ in get_all_lexers() for pattern in known)
+    telling = [fnmatch.translate(pattern) for pattern in patterns if not re.fullmatch(r"\*\.[^.*?\[]+", pattern)]
+    return re.compile("|".join(telling))
+
+
+@lru_cache(4_096)
+def _lexer_class(name: str) -> Any:
+    """The lexer for files of this name; to find it takes a millisecond."""
+    return find_lexer_class_for_filename(name) or TextLexer
 
 
 def _cut(line: str) -> str:
@@ -52,14 +76,25 @@ def _cut(line: str) -> str:
 
 
 class _Marked(Filter):  # type: ignore[misc]
-    """Gives words a type of their own below that of their token, which becomes a class that ends with ``-Mark``."""
+    """Gives words of the query a type of their own below that of their token: a class that ends with ``-Mark``.
 
-    def __init__(self, words: Iterable[str]) -> None:
+    Words are compared as the search compares them: ``fails`` in a query marks the second half of ``ConnectionFailed``.
+    """
+
+    def __init__(self, query: str) -> None:
         super().__init__()
-        self._words = re.compile("(" + "|".join(re.escape(word) for word in words) + ")", re.IGNORECASE)
+        words = (word for word in telling_words(query) if len(word) > 1)
+        self._wanted = frozenset(term for word in words for term in terms_of(word))
 
     def filter(self, lexer: Any, stream: Iterable[tuple[Any, str]]) -> Iterator[tuple[Any, str]]:
         for kind, value in stream:
-            for i, part in enumerate(self._words.split(value)):
-                if part:
-                    yield (kind.Mark if i % 2 else kind), part
+            begin = 0
+            for part in _PART.finditer(value):
+                if self._wanted.isdisjoint(terms_of(part[0])):
+                    continue
+                if part.start() > begin:
+                    yield kind, value[begin : part.start()]
+                yield kind.Mark, part[0]
+                begin = part.end()
+            if begin < len(value):
+                yield kind, value[begin:]

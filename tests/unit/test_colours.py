@@ -1,0 +1,41 @@
+"""The colours of lines on pages."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from pygments.lexers import find_lexer_class_for_filename, get_all_lexers
+
+from driftline.flows.web.colours import _lexer_class, _telling_name, coloured
+
+
+def test_the_language_of_every_name_is_that_which_pygments_tells() -> None:
+    patterns = {pattern for _, _, known, _ in get_all_lexers() for pattern in known}
+    names = {pattern.replace("*", star) for pattern in patterns for star in ("abc", "a.b", "")}
+    names |= {f"folder.py/{name}" for name in ("README", "x.", ".bashrc", "page.html.j2", "x.tar.gz", "x.PY", "x.py")}
+    for name in names:
+        told = find_lexer_class_for_filename(name)
+        assert told is None or _lexer_class(_telling_name(name)) is told, name
+
+
+def test_each_line_is_complete_and_escaped_and_its_words_are_marked() -> None:
+    lines = ['def renew(self): """The <lease>', 'ends.""" & more', "", "x = 1"]
+    made = coloured("a.py", lines, "lease renew")
+    texts = [html.unescape(re.sub("<[^>]+>", "", line)) for line in made]
+    assert texts == lines
+    assert all(line.count("<span") == line.count("</span>") for line in made)
+    assert re.findall(r'-Mark">(\w+)<', "".join(made)) == ["renew", "lease"]
+
+
+def test_words_are_marked_as_the_search_compares_them() -> None:
+    line = "class ConnectionFailed(OSError):  # fails, inherits; wait for it"
+    assert marked(line, "it failed to open a connection") == ["ConnectionFailed", "fails"]
+    assert marked(line, "os error") == ["OSError"]
+    assert marked(line, "for it") == ["for", "it"]  # there is nothing else in the query
+    assert marked("Größe und GRÖSSE", "größe") == ["Größe"]
+    assert marked("x = y", "x") == []
+
+
+def marked(line: str, query: str) -> list[str]:
+    return re.findall(r'-Mark">(\w+)<', "".join(coloured("a.py", [line], query)))
