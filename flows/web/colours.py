@@ -5,13 +5,14 @@ from __future__ import annotations
 import fnmatch
 import html
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
-from pygments import highlight
-from pygments.filter import Filter
+from cachetools import LRUCache, cached
+from pygments import format
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_lexers
 
@@ -20,8 +21,15 @@ from driftline.storage.lines.words import telling_words, terms_of
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
 """Longer text is shown without colours."""
+MAX_KEPT_CHARACTERS = 8_000
+"""Of a text whose tokens are kept."""
+KEPT_CHARACTERS = 1_000_000
+"""Of all texts whose tokens are kept, which take some 25 bytes for each character."""
 _PART = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|[^\W_]+")
 """A word of a text: of ``parse_HTTPRequests`` parse, HTTP, Requests."""
+
+_Token = tuple[Any, str]
+"""Its type, as Pygments has it, and its text."""
 
 
 def colour_styles() -> str:
@@ -36,13 +44,24 @@ def coloured(path: str, lines: Sequence[str], query: str = "") -> list[str]:
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
-        lexer = _lexer_class(_telling_name(path))(stripnl=False)
-        if query:
-            lexer.add_filter(_Marked(query))
-        made = str(highlight(text, lexer, _formatter())).split("\n")[: len(short)]
+        read = _kept_tokens if len(text) <= MAX_KEPT_CHARACTERS else _tokens
+        tokens: Iterable[_Token] = read(_telling_name(path), text)
+        made = str(format(_marked(tokens, query) if query else tokens, _formatter())).split("\n")[: len(short)]
         if len(made) == len(short) and text.count("\n") + 1 == len(short) and "\r" not in text:
             return made
     return [html.escape(line) for line in short]
+
+
+def _characters(tokens: Sequence[_Token]) -> int:
+    return sum(len(value) for _, value in tokens)
+
+
+def _tokens(name: str, text: str) -> tuple[_Token, ...]:
+    return tuple(_lexer_class(name)(stripnl=False).get_tokens(text))
+
+
+_kept_tokens = cached(LRUCache(KEPT_CHARACTERS, getsizeof=_characters), lock=threading.Lock())(_tokens)
+"""As ``_tokens``: while somebody types a query, the same windows are shown again and again."""
 
 
 @cache
@@ -75,26 +94,21 @@ def _cut(line: str) -> str:
     return line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…"
 
 
-class _Marked(Filter):  # type: ignore[misc]
-    """Gives words of the query a type of their own below that of their token: a class that ends with ``-Mark``.
+def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
+    """Words of the query get a type of their own below that of their token: a class that ends with ``-Mark``.
 
     Words are compared as the search compares them: ``fails`` in a query marks the second half of ``ConnectionFailed``.
     """
-
-    def __init__(self, query: str) -> None:
-        super().__init__()
-        words = (word for word in telling_words(query) if len(word) > 1)
-        self._wanted = frozenset(term for word in words for term in terms_of(word))
-
-    def filter(self, lexer: Any, stream: Iterable[tuple[Any, str]]) -> Iterator[tuple[Any, str]]:
-        for kind, value in stream:
-            begin = 0
-            for part in _PART.finditer(value):
-                if self._wanted.isdisjoint(terms_of(part[0])):
-                    continue
-                if part.start() > begin:
-                    yield kind, value[begin : part.start()]
-                yield kind.Mark, part[0]
-                begin = part.end()
-            if begin < len(value):
-                yield kind, value[begin:]
+    words = (word for word in telling_words(query) if len(word) > 1)
+    wanted = frozenset(term for word in words for term in terms_of(word))
+    for kind, value in tokens:
+        begin = 0
+        for part in _PART.finditer(value):
+            if wanted.isdisjoint(terms_of(part[0])):
+                continue
+            if part.start() > begin:
+                yield kind, value[begin : part.start()]
+            yield kind.Mark, part[0]
+            begin = part.end()
+        if begin < len(value):
+            yield kind, value[begin:]

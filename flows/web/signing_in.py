@@ -45,14 +45,14 @@ class SignIn:
             max_age=int(SIGNED_IN_FOR.total_seconds()),
             secure=request.url.scheme == "https",
             httponly=True,
-            samesite="strict",
+            samesite="lax",  # links from elsewhere lead to their page, and no route that changes anything takes GET
         )
         return response
 
     async def sign_out(self) -> Response:
         """Forget the cookie."""
         response = RedirectResponse("/sign-in", 303)
-        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        response.delete_cookie(COOKIE, httponly=True, samesite="lax")
         return response
 
 
