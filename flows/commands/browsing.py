@@ -35,6 +35,17 @@ HostsOption = Annotated[
     list[str] | None,
     typer.Option("--allowed-host", metavar="NAME", help="A host, or host:port, that clients may write into the URL."),
 ]
+ProxyHeaderOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Let in whom a proxy names in this header; see --trusted-proxy.")
+]
+OriginsOption = Annotated[
+    list[str] | None,
+    typer.Option("--cors-origin", metavar="URL", help="Let scripts of the pages at this origin ask the API."),
+]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Processes that search at once.", show_default="one a core, at most 4"),
+]
 ProxiesOption = Annotated[
     list[str] | None,
     typer.Option("--trusted-proxy", metavar="ADDRESS", help="Where the proxy asks from, such as 10.0.0.0/24."),
@@ -52,20 +63,15 @@ def web(
         bool, typer.Option("--require-token", help="Ask for tokens on loopback, too: behind a proxy of this machine.")
     ] = False,
     allowed_host: HostsOption = None,
-    trusted_proxy_header: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Let in whom a proxy names in this header; see --trusted-proxy."),
-    ] = None,
+    trusted_proxy_header: ProxyHeaderOption = None,
     trusted_proxy: ProxiesOption = None,
     rate: Annotated[
         float, typer.Option(min=0.1, metavar="N", help="Requests per second of one token, twice as many at once.")
     ] = DEFAULT_RATE,
     tls_certificate: Annotated[str | None, typer.Option(metavar="FILE", help="Serve HTTPS: the certificates.")] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
-    cors_origin: Annotated[
-        list[str] | None,
-        typer.Option("--cors-origin", metavar="URL", help="Let scripts of the pages at this origin ask the API."),
-    ] = None,
+    cors_origin: OriginsOption = None,
+    processes: ProcessesOption = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Index what people save in the local sources; without any, in this folder.")
     ] = False,
@@ -78,6 +84,7 @@ def web(
     from driftline.flows.config.reach import reach_of
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.web.requests import Reader
+    from driftline.flows.web.search_processes import DEFAULT_PROCESSES, SearchProcesses
     from driftline.flows.web.serving import Exposure, web_server
     from driftline.storage.workspace.workspace import Workspace
 
@@ -88,14 +95,16 @@ def web(
         names=tuple(allowed_host or ()),
         certificate=tls_certificate,
         key=tls_key,
-        authentication=_authentication(opened, boundary, proxy, needs_token=is_public),
+        authentication=_authentication(opened, boundary, proxy, needs_token=is_public, is_encrypted=bool(tls_key)),
         rate_limit=_rate_limit(rate) if is_public or proxy else None,
         cors_origins=tuple(cors_origin or ()),
     )
-    if is_public and not tls_certificate and proxy is None:
-        warn("tokens travel unencrypted: name --tls-certificate and --tls-key, or put a proxy with TLS in front")
-    with _newest(opened, cache) as newest, closing(_memory(target, opened)) as memory:
-        reader = Reader(newest, memory)
+    with (
+        _newest(opened, cache) as newest,
+        closing(_memory(target, opened)) as memory,
+        closing(SearchProcesses(processes or DEFAULT_PROCESSES)) as searching,
+    ):
+        reader = Reader(newest, memory, searching.search)
         server = web_server(reader, host, port, exposure, _tools(reader))
         reader.warm()
         warn(f"serving {server.url}")
@@ -161,7 +170,12 @@ def _tools(reader: Reader) -> Tools | None:
 
 
 def _authentication(
-    workspace: Workspace, within: Entity | None, proxy: TrustedProxy | None, *, needs_token: bool
+    workspace: Workspace,
+    within: Entity | None,
+    proxy: TrustedProxy | None,
+    *,
+    needs_token: bool,
+    is_encrypted: bool,
 ) -> Authentication:
     from driftline.flows.web.authentication import Authentication, KnownTokens
     from driftline.storage.workspace.tokens import read_tokens
@@ -171,6 +185,8 @@ def _authentication(
     if not read_tokens(workspace.objects) and proxy is None:
         fix = "Create one: driftline token create"
         raise UsageError("The workspace has no token, so nobody could ask", workspace.objects.uri, fix)
+    if needs_token and not is_encrypted and proxy is None:
+        warn("tokens travel unencrypted: name --tls-certificate and --tls-key, or put a proxy with TLS in front")
     return Authentication(KnownTokens(lambda: read_tokens(workspace.objects)), proxy, within)
 
 

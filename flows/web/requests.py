@@ -192,6 +192,8 @@ class Reader:
 
     newest: Callable[[], Workspace]
     memory: MemoryStores | None = None
+    run_search: Callable[..., SearchReport] = search
+    """What runs a search: in this process, or in another one (search_processes.py)."""
     _branches: TTLCache[Entity | None, tuple[str, ...]] = field(
         default_factory=lambda: TTLCache(1_000, BRANCHES_SECONDS), compare=False
     )
@@ -214,7 +216,7 @@ class Reader:
         within = granted("search").within
         workspace, started = self._on(branch, within), time.monotonic()
         where = narrowing.where(workspace, within)
-        report = search(
+        report = self.run_search(
             workspace,
             query,
             top_k=top_k,
