@@ -108,6 +108,7 @@ def web(
         server = web_server(reader, host, port, exposure, _tools(reader))
         reader.warm()
         warn(f"serving {server.url}")
+        reader.prepare()
         with watching_sources(opened) if watch else nullcontext(), suppress(KeyboardInterrupt):
             server.run()  # until a signal
     return DONE
@@ -142,7 +143,7 @@ def _newest(workspace: Workspace, cache: bool | None) -> AbstractContextManager[
     from driftline.flows.config.search_settings import search_arguments
     from driftline.flows.config.toml_file import search_settings
     from driftline.flows.runs.cached_copy import has_copy, newest_of
-    from driftline.flows.web.requests import warm
+    from driftline.tasks.search.query import warm
 
     if cache is None and not workspace.objects.is_local:
         cache = search_settings().get("cache", has_copy(workspace))

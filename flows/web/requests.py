@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -20,7 +22,7 @@ from driftline.flows.web.access import granted
 from driftline.flows.web.index_view import IndexView, index_view
 from driftline.flows.web.memory_stores import MemoryStores, no_memory
 from driftline.storage.entities import Entity
-from driftline.storage.errors import NotIndexed
+from driftline.storage.errors import DriftlineError, NotIndexed
 from driftline.storage.hierarchy import is_within
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import KINDS
@@ -33,7 +35,7 @@ from driftline.tasks.search.documents import DocumentCursor, DocumentPage, docum
 from driftline.tasks.search.excerpts import read_excerpt
 from driftline.tasks.search.file_kinds import ALIASES, LANGUAGES
 from driftline.tasks.search.line_kinds import extensions_of
-from driftline.tasks.search.query import Mode, SearchReport, search
+from driftline.tasks.search.query import Mode, SearchReport, prepare, search, warm
 
 MAX_QUERY_CHARACTERS = 2_000
 MAX_TOP_K = 50
@@ -178,11 +180,6 @@ class Limits:
 NO_LIMITS = Limits()
 
 
-def warm(workspace: Workspace) -> None:
-    """Load the model, and open the tables of ``workspace``. Raises what a search raises."""
-    search(workspace, "warm", top_k=1)
-
-
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Answers from the workspace that ``newest`` opens for each request, so that each is of one version.
@@ -199,8 +196,18 @@ class Reader:
     )
 
     def warm(self) -> None:
-        """As the function ``warm``, for the first request."""
+        """Load what the first request needs. Raises what a search raises."""
         warm(self.newest())
+
+    def prepare(self) -> None:
+        """Load what later requests need, without waiting for it."""
+        workspace = self.newest()
+
+        def load() -> None:
+            with suppress(DriftlineError):  # which a request tells, too
+                prepare(workspace)
+
+        threading.Thread(target=load, daemon=True).start()
 
     def search(
         self,

@@ -24,7 +24,7 @@ from typing import Any
 from driftline.flows.output.logs import json_lines, quiet_libraries, writes_json
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import SearchReport, search
+from driftline.tasks.search.query import SearchReport, prepare, search
 
 DEFAULT_PROCESSES = min(4, os.cpu_count() or 1)
 """Each holds the model, and what searches have read of the indexes."""
@@ -94,7 +94,7 @@ class SearchProcesses:
         number = next(self._numbers)
         helper = _Helper(_new_pool())
         try:
-            helper.search(workspace, "warm", {"top_k": 1})
+            helper.prepare(workspace)
         except (BrokenProcessPool, DriftlineError) as error:
             log.warning("A process of the web server did not start; it goes on without: %s", error)
             helper.close()
@@ -115,6 +115,9 @@ class _Helper:
     """Another process, which searches for this one."""
 
     pool: ProcessPoolExecutor
+
+    def prepare(self, workspace: Workspace) -> None:
+        self.pool.submit(prepare, workspace).result()
 
     def search(self, workspace: Workspace, query: str, options: dict[str, Any]) -> SearchReport:
         return self.pool.submit(_search, workspace, query, options).result()

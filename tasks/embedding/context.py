@@ -13,6 +13,7 @@ from driftline.tasks.embedding.models import fingerprint, resolve_model
 
 if TYPE_CHECKING:
     from driftline.storage.model import Embedder
+    from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 PLAN_AFTER_LINES = 10_000
 """Tokenizing this many lines takes a fifth of the second that planning the cuts of lines into words takes."""
@@ -53,7 +54,7 @@ class TaskContext:
 
 
 @lru_cache(maxsize=2)
-def load_embedder(model: ModelRef) -> Embedder:
+def load_embedder(model: ModelRef) -> WordTableEmbedder:
     """Load ``model`` from this host, once per process. Raises ModelNotFound, FingerprintMismatch."""
     from driftline.tasks.embedding.embedder import WordTableEmbedder
     from driftline.tasks.embedding.models import load_parts

@@ -6,6 +6,7 @@ block of lines is two sparse products: words to chunks, and chunks to lines.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain, pairwise
@@ -32,6 +33,7 @@ WORD_TABLE_SIZE = 150_000
 
 _BLOCK_LINES = 32_768
 _BLOCK_BYTES = 1 << 19  # of text: bounds the temporaries of a block to 200 MB even if no word repeats
+_BULK_LINES = 4_096  # are worth waiting for the plan
 _FINITE = 2**30  # tokens: a line with more must be tokenized whole
 _FEW_TOKENS = 16_384  # summed without scipy, which takes 0.3 s to import
 _TOKENIZED_AT_ONCE = 4_096  # texts: each Encoding object takes a kilobyte or more
@@ -49,6 +51,8 @@ class WordTableEmbedder:
     ) -> None:
         self._fingerprint = fingerprint
         self._lines_before_plan = plan_after
+        self._waits_for_plan = plan_after == 0
+        self._is_planning = False
         self._tokenizer: Tokenizer = model.tokenizer  # truncates to the model's maximum length
         self._token_vectors: NDArray[np.float32] = model.embedding.astype(np.float32, copy=False)
         self._token_weights: NDArray[np.float32] | None = model.weights
@@ -76,6 +80,13 @@ class WordTableEmbedder:
     @property
     def fingerprint(self) -> str:
         return self._fingerprint
+
+    def prepare(self) -> None:
+        """Make the plan now, which takes a second, rather than beside later calls."""
+        import scipy.sparse  # noqa: F401  # what uses the plan needs it
+
+        self._is_planning = True
+        _ = self._plan
 
     def embed(self, lines: TextLines, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
         """``(n, dim)`` unit rows of ``dtype`` (float32 or float16), in order; zero rows where no token is known.
@@ -105,11 +116,18 @@ class WordTableEmbedder:
             self._embed_block(lines[half:], out[half:])
             return
         self._lines_before_plan -= len(lines)
-        if self._lines_before_plan >= 0 or self._plan is None:
-            sums = self._sums_of_texts(lines.to_pylist())
-        else:
-            sums = self._sums_of_lines(self._plan, lines, lengths)
+        plan = self._plan_for(len(lines)) if self._lines_before_plan < 0 else None
+        sums = self._sums_of_lines(plan, lines, lengths) if plan else self._sums_of_texts(lines.to_pylist())
         _scale_to_unit(sums, out)
+
+    def _plan_for(self, lines: int) -> WordPlan | None:
+        """The plan, if the model has one; few lines go without until it is made, so that no search waits for it."""
+        if self._waits_for_plan or lines >= _BULK_LINES or "_plan" in vars(self):
+            return self._plan
+        if not self._is_planning:
+            self._is_planning = True
+            threading.Thread(target=self.prepare, daemon=True).start()
+        return None
 
     def _sums_of_lines(self, plan: WordPlan, lines: pa.StringArray, lengths: NDArray[np.int32]) -> NDArray[np.float32]:
         """``(n, dim)``: the sum of the token vectors of each line."""

@@ -153,6 +153,18 @@ def search(
     return SearchReport(query, found, explanation if explain else None)
 
 
+def warm(workspace: Workspace) -> None:
+    """Load the model, and open the tables of ``workspace``. Raises what ``search`` raises."""
+    search(workspace, "warm", top_k=1)
+
+
+def prepare(workspace: Workspace) -> None:
+    """As ``warm``, with what a process loads only when it searches for long. Raises what ``search`` raises."""
+    warm(workspace)
+    if (model := _model_of(workspace)) is not None:
+        load_embedder(model).prepare()
+
+
 def _model_of(workspace: Workspace) -> ModelRef | None:
     config = workspace.config
     if config.fingerprint is None or config.model is None or config.dim is None:
