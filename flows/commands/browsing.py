@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from driftline.flows.commands.options import CacheOption, WithinOption, Workspac
 from driftline.flows.commands.watching import watching_sources
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
 from driftline.flows.output.plain import warn
-from driftline.storage.errors import UsageError, WorkspaceNotFound
+from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
     from driftline.flows.web.authentication import Authentication, TrustedProxy
@@ -108,10 +109,22 @@ def web(
         server = web_server(reader, host, port, exposure, _tools(reader))
         reader.warm()
         warn(f"serving {server.url}")
-        reader.prepare()
+        _prepare_beside(reader)
         with watching_sources(opened) if watch else nullcontext(), suppress(KeyboardInterrupt):
             server.run()  # until a signal
     return DONE
+
+
+def _prepare_beside(reader: Reader) -> None:
+    """Load what the first page and later searches need, without waiting for it."""
+    from driftline.flows.web import pages
+
+    def prepare() -> None:
+        pages.prepare()
+        with suppress(DriftlineError):  # requests tell it, too
+            reader.prepare()
+
+    threading.Thread(target=prepare, daemon=True).start()
 
 
 def _indexed_here(workspace: str | None) -> str:

@@ -15,6 +15,7 @@ from cachetools import LRUCache, cached
 from pygments import format
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_lexers
+from pygments.token import Name, Punctuation, Text, Whitespace
 
 from driftline.storage.lines.words import telling_words, terms_of
 
@@ -28,6 +29,8 @@ KEPT_CHARACTERS = 1_000_000
 _PART = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|[^\W_]+")
 """A word of a text: of ``parse_HTTPRequests`` parse, HTTP, Requests."""
 
+_UNCOLOURED = frozenset([Name, Punctuation, Whitespace])
+"""More than half of the tokens: a page is smaller without elements for them."""
 _Token = tuple[Any, str]
 """Its type, as Pygments has it, and its text."""
 
@@ -57,7 +60,8 @@ def _characters(tokens: Sequence[_Token]) -> int:
 
 
 def _tokens(name: str, text: str) -> tuple[_Token, ...]:
-    return tuple(_lexer_class(name)(stripnl=False).get_tokens(text))
+    found = _lexer_class(name)(stripnl=False).get_tokens(text)
+    return tuple((Text if kind in _UNCOLOURED else kind, value) for kind, value in found)
 
 
 _kept_tokens = cached(LRUCache(KEPT_CHARACTERS, getsizeof=_characters), lock=threading.Lock())(_tokens)

@@ -1,24 +1,28 @@
-"""The pages, complete from the server: they need no script, and nothing from another host."""
+"""The pages, complete from the server: they need no script, and nothing from another host.
+
+Their libraries are loaded after the server has started (``prepare``).
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
-
 from driftline.flows.output.html_report import plots_of, run_row
-from driftline.flows.web.colours import colour_styles, coloured
 from driftline.flows.web.index_view import IndexView
 from driftline.flows.web.requests import Narrowing
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.query import Mode
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MAX_FACETS = 12
 MAX_PAGE_LINES = 2_500
@@ -131,22 +135,33 @@ def sign_in_page(next: str, error: str = "") -> bytes:
     return _rendered("sign_in.html.j2", next=next, error=error)
 
 
-@cache
-def style_sheet() -> bytes:
-    """The style sheet of all pages."""
-    return (_text("style.css") + colour_styles()).encode()
+def prepare() -> None:
+    """Load the libraries that pages need, and programs do not."""
+    for name in ("search", "document", "index"):
+        _templates().get_template(f"{name}.html.j2")
+    for name in STATIC:
+        version_of(name)
+
+
+STATIC = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+"""What all pages load, and its media type."""
 
 
 @cache
-def script() -> bytes:
-    """The script of all pages."""
-    return _text("page.js").encode()
+def static(name: str) -> bytes:
+    """The content of one of STATIC."""
+    text = _text(name)
+    if name == "style.css":
+        from driftline.flows.web.colours import colour_styles
+
+        text += colour_styles()
+    return text.encode()
 
 
 @cache
-def icon() -> bytes:
-    """The icon of all pages."""
-    return _text("icon.svg").encode()
+def version_of(name: str) -> str:
+    """What changes with the content of one of STATIC."""
+    return hashlib.blake2b(static(name), digest_size=6).hexdigest()
 
 
 def _facets(asked: Asked, hits: Sequence[Hit]) -> list[tuple[str, list[tuple[str, int, str]]]]:
@@ -174,6 +189,8 @@ def _without(narrowing: Narrowing, name: str, value: str) -> Narrowing:
 
 
 def _numbered(path: str, first: int, lines: Sequence[str], query: str) -> list[tuple[int, str]]:
+    from driftline.flows.web.colours import coloured
+
     return list(enumerate(coloured(path, lines, query), start=first))
 
 
@@ -187,9 +204,13 @@ def _rendered(name: str, **content: Any) -> bytes:
 
 @cache
 def _templates() -> Environment:
-    return Environment(
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    found = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    found.globals["static"] = lambda name: f"/static/{name}?{version_of(name)}"
+    return found
 
 
 def _text(name: str) -> str:

@@ -35,7 +35,8 @@ class TaggedAnswer(Response):
             await super().__call__(scope, receive, send)
             return
         tag = f'"{hashlib.blake2b(self.body, digest_size=16).hexdigest()}"'
-        self.headers.update({"ETag": tag, "Cache-Control": "private, no-cache"})
+        self.headers["ETag"] = tag
+        self.headers.setdefault("Cache-Control", "private, no-cache")
         known = Headers(scope=scope).get("if-none-match", "")
         if tag in [each.strip().removeprefix("W/") for each in known.split(",")]:
             headers = {name: value for name, value in self.headers.items() if name not in _OF_A_BODY}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -22,7 +20,7 @@ from driftline.flows.web.access import granted
 from driftline.flows.web.index_view import IndexView, index_view
 from driftline.flows.web.memory_stores import MemoryStores, no_memory
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, NotIndexed
+from driftline.storage.errors import NotIndexed
 from driftline.storage.hierarchy import is_within
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import KINDS
@@ -200,14 +198,8 @@ class Reader:
         warm(self.newest())
 
     def prepare(self) -> None:
-        """Load what later requests need, without waiting for it."""
-        workspace = self.newest()
-
-        def load() -> None:
-            with suppress(DriftlineError):  # which a request tells, too
-                prepare(workspace)
-
-        threading.Thread(target=load, daemon=True).start()
+        """Load what later requests need. Raises what a search raises."""
+        prepare(self.newest())
 
     def search(
         self,

@@ -55,6 +55,10 @@ class Hit:
     symbol_start: int | None = None
     symbol_end: int | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """As ``search --json`` prints it; ``dataclasses.asdict`` takes ten times as long."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"context": list(self.context)}
+
 
 def hits(
     workspace: Workspace,

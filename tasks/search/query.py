@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -67,8 +67,7 @@ class SearchReport:
 
     def to_dict(self) -> dict[str, Any]:
         """As ``search --json`` prints it."""
-        results = [{**asdict(hit), "context": list(hit.context)} for hit in self.results]
-        found: dict[str, Any] = {"query": self.query, "results": results}
+        found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
         return found | ({"explanation": self.explanation.to_dict()} if self.explanation else {})
 
 

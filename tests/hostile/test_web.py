@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import re
@@ -14,6 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 
+from driftline.flows.web.pages import static, version_of
 from driftline.flows.web.requests import MAX_TOP_K, Reader
 from driftline.flows.web.serving import WebServer, web_server
 from driftline.storage.errors import UsageError
@@ -166,7 +168,8 @@ def test_names_and_contents_are_escaped_on_every_page(server: WebServer) -> None
     pages += [Page(ask(server, f"/?q=x&source={hostile}")[1]), Page(ask(server, f"/d/source:x/{hostile}")[1])]
     for each in pages:
         assert {tag for tag, _ in each.tags} <= PAGE_TAGS
-        assert [given for tag, given in each.tags if tag == "script"] == [{"src": "/static/page.js", "defer": None}]
+        script = {"src": f"/static/page.js?{version_of('page.js')}", "defer": None}
+        assert [given for tag, given in each.tags if tag == "script"] == [script]
         attributes = {name for _, given in each.tags for name in given}
         assert not [name for name in attributes if name.startswith("on") or name == "style"]
         assert all(re.match(r"/|(\?line=\d+)?#L\d+$", link) for link in each.links())
@@ -244,3 +247,25 @@ def test_an_answer_that_the_client_has_is_not_sent_again(server: WebServer) -> N
     for known, status in ((tag, 304), (f"W/{tag}", 304), (f'"x", {tag}', 304), ('"x"', 200)):
         response, body = ask(server, target, **{"If-None-Match": known})
         assert (response.status, bool(body), response.getheader("etag")) == (status, status == 200, tag)
+
+
+def test_answers_are_compressed_for_clients_that_ask(server: WebServer) -> None:
+    whole = ask(server, "/static/style.css")[1].encode()
+    parts = urlsplit(server.url)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
+    connection.request("GET", "/static/style.css", headers={"Accept-Encoding": "gzip"})
+    response = connection.getresponse()
+    body = response.read()
+    assert (response.headers["Content-Encoding"], response.headers["Vary"]) == ("gzip", "Accept-Encoding")
+    assert len(body) < len(whole) / 3
+    assert gzip.decompress(body) == whole
+
+
+def test_browsers_keep_what_all_pages_load_until_it_changes(server: WebServer) -> None:
+    for name, version, kept in (
+        ("style.css", version_of("style.css"), "public, max-age=31536000, immutable"),
+        ("style.css", "0123456789ab", "private, no-cache"),
+        ("page.js", "", "private, no-cache"),
+    ):
+        response, body = ask(server, f"/static/{name}?{version}")
+        assert (response.headers["Cache-Control"], body.encode()) == (kept, static(name))

@@ -225,11 +225,10 @@ def test_a_page_is_small_and_painted_soon(site: Site) -> None:
     page = site.page
     received: list[int] = []
     page.on("response", lambda response: received.append(len(response.body())))
-    page.goto(f"{site.url}?q=lease")
-    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0")
+    page.goto(f"{site.url}?q=lease", wait_until="networkidle")
     assert len(received) >= 3
     assert 0 < sum(received) <= MAX_BYTES
-    assert paint <= MAX_PAINT_SECONDS * 1000
+    assert 0 < site.browser.first_paint_milliseconds() <= MAX_PAINT_SECONDS * 1000
 
 
 def test_pictures_of_the_pages_for_the_documentation(site: Site) -> None:

@@ -36,6 +36,24 @@ class Browser:
         for text in texts:
             expect(self.page.get_by_text(text).first).to_be_visible(timeout=WAIT_MILLISECONDS)
 
+    @contextmanager
+    def fresh(self) -> Iterator[Browser]:
+        """A window of the same browser that shares nothing with this one, until the end of the block."""
+        assert self.page.context.browser is not None
+        context = self.page.context.browser.new_context(viewport={"width": 1200, "height": 800})
+        yield Browser(context.new_page())
+        context.close()
+
+    def first_paint_milliseconds(self) -> float:
+        """From the start of the navigation to the first text or image that the page shows."""
+        found = self.page.evaluate(
+            """() => new Promise((told) => new PerformanceObserver((list) => {
+                const paint = list.getEntriesByName("first-contentful-paint")[0];
+                if (paint) told(paint.startTime);
+            }).observe({ type: "paint", buffered: true }))"""
+        )
+        return float(found)
+
     def keep(self, name: str, *, height: int = 800) -> None:
         """Keep a picture of the window, if asked."""
         if os.environ.get(SCREENSHOT_VARIABLE) == "1":
