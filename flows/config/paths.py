@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from driftline.storage.layout import CONFIG
-
 WORKSPACE_FOLDER = ".driftline"
 
 # A single letter before the colon is a Windows drive, not a scheme.
@@ -44,6 +42,8 @@ def is_plain_name(workspace: str) -> bool:
 
 
 def _is_workspace(folder: Path) -> bool:
+    from driftline.storage.layout import CONFIG  # compiles many patterns, which a search of a server does not need
+
     return os.path.isfile(folder / CONFIG)
 
 
