@@ -146,7 +146,7 @@ def newest_of(
 
 def has_copy(workspace: Workspace) -> bool:
     """Whether a search has kept a copy of ``workspace``, which is in a bucket."""
-    return WorkspaceCopy(_folder_of(workspace.objects) / "copy").record() is not None
+    return WorkspaceCopy(_folder_of(workspace.objects) / "copy").current is not None
 
 
 def _folder_of(objects: ObjectStore) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,9 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
+import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
 import driftline as dl
 from driftline.flows.config.boundary import boundary_in
@@ -158,6 +162,19 @@ def test_a_bound_token_sees_its_project(site: Site, bound: str) -> None:
     assert [hit["record"]["key"] for hit in memory] == ["own"]
     outcome = json.loads(ask_mcp(site, bound, call("search_lines", query="lease", mode="text")).body)["result"]
     assert {hit["source"] for hit in outcome["structuredContent"]["results"]} == {f"{OWN}/source:own"}
+
+
+def test_an_mcp_client_sees_what_its_token_sees(site: Site, bound: str) -> None:
+    async def talk() -> tuple[set[str], Any]:
+        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {bound}"}) as sender:
+            transport = streamable_http_client(f"http://{site.place}/mcp", http_client=sender)
+            async with Client(transport, read_timeout_seconds=60) as client:
+                tools = {tool.name for tool in (await client.list_tools()).tools}
+                return tools, await client.call_tool("search_lines", {"query": "lease", "mode": "text"})
+
+    tools, outcome = asyncio.run(talk())
+    assert tools == {"search_lines", "read_context", "index_status", "search_memory"}
+    assert {hit["source"] for hit in outcome.structured_content["results"]} == {f"{OWN}/source:own"}
 
 
 NAMES = st.sampled_from(sorted(FOREIGN))

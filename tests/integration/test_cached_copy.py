@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import driftline as dl
+from driftline.flows.commands import browsing
 from driftline.flows.runs import cached_copy
 from driftline.flows.runs.cached_copy import FollowedWorkspace, cache_folder, follow
 from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, WorkspaceNotFound
@@ -216,6 +217,24 @@ def test_a_server_tells_searches_why_its_copy_cannot_be_refreshed(
         workspace.objects.create("_workspace.json", config)
         assert until(lambda: not raises(newest))
     assert newest().objects.is_local
+
+
+def test_the_web_server_uses_a_copy_that_a_search_has_kept(
+    index: Callable[[str], str], s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    workspace = Workspace.open(index(s3_bucket))
+
+    def is_copied(asked: bool | None) -> bool:
+        with browsing._newest(workspace, asked) as newest:
+            return newest().objects.is_local
+
+    assert not is_copied(None)
+    assert is_copied(True)
+    assert is_copied(None)
+    assert not is_copied(False)
+    (tmp_path / "driftline.toml").write_text("[search]\ncache = false\n")
+    assert not is_copied(None)
 
 
 def until(is_so: Callable[[], object]) -> bool:
