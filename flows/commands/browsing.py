@@ -85,7 +85,7 @@ def web(
     from driftline.flows.config.reach import reach_of
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.web.requests import Reader
-    from driftline.flows.web.search_processes import DEFAULT_PROCESSES, SearchProcesses
+    from driftline.flows.web.search_processes import SearchProcesses, default_processes
     from driftline.flows.web.serving import Exposure, web_server
     from driftline.storage.workspace.workspace import Workspace
 
@@ -103,7 +103,8 @@ def web(
     with (
         _newest(opened, cache) as newest,
         closing(_memory(target, opened)) as memory,
-        closing(SearchProcesses(processes or DEFAULT_PROCESSES)) as searching,
+        # Searches of a bucket wait for it, not for each other.
+        closing(SearchProcesses((processes or default_processes()) if newest().objects.is_local else 1)) as searching,
     ):
         reader = Reader(newest, memory, searching.search)
         server = web_server(reader, host, port, exposure, _tools(reader))
@@ -158,8 +159,8 @@ def _newest(workspace: Workspace, cache: bool | None) -> AbstractContextManager[
     from driftline.flows.runs.cached_copy import has_copy, newest_of
     from driftline.tasks.search.query import warm
 
-    if cache is None and not workspace.objects.is_local:
-        cache = search_settings().get("cache", has_copy(workspace))
+    if cache is None and not workspace.objects.is_local and "cache" not in search_settings():
+        cache = has_copy(workspace)
     found = search_arguments({"cache": cache, "cache_bytes": None})
     return newest_of(workspace, cache=found["cache"], max_bytes=found["cache_bytes"], warn=warn, prepare=warm)
 

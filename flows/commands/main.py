@@ -50,7 +50,7 @@ COMMANDS = {
     "token": "tokens",
     "trust": "trusting",
 }
-"""The commands in the order of the help, and the modules of this folder that add them to ``app``."""
+"""The commands, and the modules of this folder that add them to ``app``."""
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _BASES = typer.BadParameter.__mro__
 _WRONG_USE_ERRORS: Any = _BASES[_BASES.index(Exception) - 1]
@@ -92,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], as_json: bool) -> int:
     if low := memory_limit.warning():
         warn(low)
-    load(next((argument for argument in arguments if not argument.startswith("-")), None))
+    before = list(takewhile(lambda argument: argument.startswith("-"), arguments))
+    load(None if "--help" in before else next(iter(arguments[len(before) :]), None))
     try:
         code = int(app(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
     except _WRONG_USE_ERRORS as error:

@@ -295,7 +295,6 @@ def _times(row: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _show(result: dict[str, Any], as_json: bool, *lines: str) -> int:
-
     if as_json:
         print_json(result)
     else:

@@ -31,7 +31,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.excerpts import read_excerpt
 from driftline.tasks.search.line_kinds import extensions_of
-from driftline.tasks.search.query import Mode, search
+from driftline.tasks.search.query import Mode, SearchReport, search
 
 MAX_TOP_K = 50
 MAX_N_LINES = 20
@@ -90,6 +90,7 @@ class LineTools:
 
     newest: Callable[[], Workspace]
     boundary: Callable[[], Entity | None] = lambda: None
+    run_search: Callable[..., SearchReport] = search
 
     def search_lines(
         self,
@@ -127,7 +128,7 @@ class LineTools:
             ),
         )
         workspace, started = on_named_branch(self.newest(), branch, within), time.monotonic()
-        report = search(
+        report = self.run_search(
             workspace,
             query,
             top_k=top_k,

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy as duplicate
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -78,9 +79,9 @@ def follow(
 
 @dataclass(slots=True)
 class FollowedWorkspace:
-    """The newest copy of ``workspace`` for the searches of a server, which never wait for it to be refreshed.
+    """The newest copy of ``workspace`` for the searches of a server, which wait for the first one only.
 
-    Each copy is ``prepared`` before searches see it.
+    Searches keep the version that they have begun with. The next one is ``prepared`` before searches see it.
     """
 
     workspace: Workspace
@@ -95,14 +96,14 @@ class FollowedWorkspace:
         """The copy as the last comparison left it. Raises what ``follow`` raised then."""
         with self._lock:
             if self._copy is None:
-                self._copy = self._newest()
+                self._copy, self._failure = self._newest(), None
         if self._failure is not None:
-            raise self._failure
+            raise duplicate(self._failure)  # an exception that is raised again and again collects tracebacks
         return self._copy
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Compare the copy with the bucket every REFRESH_SECONDS, in a thread that ends with the block."""
+        """Compare the copy, once there is one, with the bucket every REFRESH_SECONDS, until the end of the block."""
         stop = threading.Event()
         thread = threading.Thread(target=self._follow, args=(stop,), daemon=True)
         thread.start()
@@ -114,16 +115,23 @@ class FollowedWorkspace:
 
     def _follow(self, stop: threading.Event) -> None:
         while not stop.wait(REFRESH_SECONDS):
+            if self._copy is None:
+                continue
             try:
                 self._copy, self._failure = self._newest(), None
             except DriftlineError as error:
-                self.warn(str(error))
                 self._failure = error
+                self.warn(str(error))
+            except Exception as error:  # the thread must outlive whatever fails once
+                self.warn(f"The copy of {self.workspace.objects.uri} could not be refreshed: {error}")
 
     def _newest(self) -> Workspace:
-        copy = open_copy(self.workspace, max_bytes=self.max_bytes, warn=self.warn)
-        self.prepare(copy)
-        return copy
+        found = open_copy(self.workspace, max_bytes=self.max_bytes, warn=self.warn)
+        if found.objects.is_local:
+            # The place of a copy leads to another version after the next pull.
+            found = Workspace.open(os.path.realpath(found.objects.uri), None, self.workspace.reach)
+        self.prepare(found)
+        return found
 
 
 @contextmanager

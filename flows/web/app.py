@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
@@ -88,7 +87,7 @@ def make_app(
 ) -> ASGIApp:
     """The application, which answers requests that name one of ``places`` (host:port), and serves ``mcp`` at /mcp.
 
-    Scripts of pages at ``cors_origins`` may read what it answers.
+    Scripts of pages at ``cors_origins`` may read the API.
     """
     authentication = authentication or Authentication()
     api = FastAPI(
@@ -129,19 +128,8 @@ def make_app(
     api.post(f"{SIGN_IN}/out", **hidden)(sign_in.sign_out)
     if mcp is not None:
         api.router.routes.append(Route(MCP, mcp))
-    guarded = Guard(api, places, [*origins, *cors_origins], authentication, rate_limit)
-    return Observed(_allowing(cors_origins, guarded) if cors_origins else guarded, metrics, tracer)
-
-
-def _allowing(origins: Collection[str], app: ASGIApp) -> ASGIApp:
-    """``app`` behind what browsers ask first: without a token, whether pages of ``origins`` may send one."""
-    return CORSMiddleware(
-        app,
-        allow_origins=list(origins),
-        allow_methods=["GET", "POST"],
-        allow_headers=["Authorization", "Content-Type", "If-None-Match"],
-        expose_headers=["ETag", "Link", "Retry-After", "X-Request-Id"],
-    )
+    guarded = Guard(api, places, origins, cors_origins, authentication, rate_limit)
+    return Observed(guarded, metrics, tracer)
 
 
 def _lifespan_of(mcp: Tools) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

@@ -20,9 +20,10 @@ from driftline.flows.web.rate_limit import RateLimit
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.tokens import Scope as TokenScope
 
+NO_CONTENT = 204
 UNAUTHORIZED, FORBIDDEN, TOO_LARGE, MISDIRECTED, TOO_MANY = 401, 403, 413, 421, 429
 MAX_BODY_BYTES = 1 << 20
-SIGN_IN, MCP = "/sign-in", "/mcp"
+SIGN_IN, MCP, API = "/sign-in", "/mcp", "/api/v1/"
 _FOR_ALL = ("/healthz", "/readyz", SIGN_IN, "/static/")
 """What needs no token: it shows nothing of the workspace."""
 SECURITY_HEADERS = {
@@ -35,6 +36,13 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_OF_SCRIPTS = ("GET", "HEAD", "OPTIONS")
+_MAY_BE_SENT = {
+    "Access-Control-Allow-Methods": "GET",
+    "Access-Control-Allow-Headers": "Authorization, If-None-Match",
+    "Access-Control-Max-Age": "600",
+}
+_FOR_SCRIPTS = {"Access-Control-Expose-Headers": "ETag, Link, Retry-After, X-Request-Id"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,8 @@ class Guard:
     places: Collection[str]
     origins: Collection[str] = ()
     """Beside those of ``places`` themselves: what browsers call the server behind a proxy."""
+    cors_origins: Collection[str] = ()
+    """Those of other servers whose scripts may read the API."""
     authentication: Authentication = field(default_factory=Authentication)
     rate_limit: RateLimit | None = None
 
@@ -63,6 +73,9 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 headers.update({**SECURITY_HEADERS, "X-Request-Id": number})
                 headers.setdefault("Cache-Control", "no-store")
+                if self._is_for_another_page(scope) and message["status"] != MISDIRECTED:
+                    headers.update({"Access-Control-Allow-Origin": Headers(scope=scope)["origin"], **_FOR_SCRIPTS})
+                    headers.add_vary_header("Origin")
             await send(message)
 
         refused = await self._refused(scope)
@@ -73,7 +86,10 @@ class Guard:
         if headers.getlist("host") not in [[place] for place in self.places]:
             return problem(MISDIRECTED, "usage", "The request does not name this server")
         own = [*self.origins, *(f"{scope['scheme']}://{place}" for place in self.places)]
-        if any(origin not in own for origin in headers.getlist("origin")):
+        if self._is_for_another_page(scope):
+            if scope["method"] == "OPTIONS":  # asks, without a token, what a script may send
+                return Response(status_code=NO_CONTENT, headers=_MAY_BE_SENT)
+        elif any(origin not in own for origin in headers.getlist("origin")):
             return problem(FORBIDDEN, "usage", "The request comes from the page of another server")
         if _announced_bytes(headers) > MAX_BODY_BYTES:
             return problem(TOO_LARGE, "usage", f"The body has more than {MAX_BODY_BYTES:,} bytes")
@@ -91,6 +107,12 @@ class Guard:
         scope["state"]["token_id"] = allowed.token_id
         access.grant(allowed)
         return self._limited(allowed, client) or _without_scope(allowed, path)
+
+    def _is_for_another_page(self, scope: Scope) -> bool:
+        """Whether the script of a page at one of ``cors_origins`` asks the API."""
+        if not self.cors_origins or not scope["path"].startswith(API) or scope["method"] not in _OF_SCRIPTS:
+            return False
+        return Headers(scope=scope).getlist("origin") in [[origin] for origin in self.cors_origins]
 
     def _limited(self, allowed: Access, client: str) -> Response | None:
         seconds = self.rate_limit.seconds_to_wait(allowed.token_id or client) if self.rate_limit is not None else 0

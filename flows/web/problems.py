@@ -34,12 +34,14 @@ class TaggedAnswer(Response):
         if self.status_code != OK:
             await super().__call__(scope, receive, send)
             return
+        # Weak, since the same content may be sent compressed or not.
         tag = f'"{hashlib.blake2b(self.body, digest_size=16).hexdigest()}"'
-        self.headers["ETag"] = tag
+        self.headers["ETag"] = f"W/{tag}"
         self.headers.setdefault("Cache-Control", "private, no-cache")
         known = Headers(scope=scope).get("if-none-match", "")
         if tag in [each.strip().removeprefix("W/") for each in known.split(",")]:
             headers = {name: value for name, value in self.headers.items() if name not in _OF_A_BODY}
+            headers["Vary"] = "Accept-Encoding"  # as the whole answer has it
             await Response(status_code=NOT_MODIFIED, headers=headers)(scope, receive, send)
             return
         await super().__call__(scope, receive, send)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -116,9 +116,8 @@ def _config(app: object, exposed: Exposure) -> uvicorn.Config:
 def _check(exposed: Exposure, host: str, listener: socket.socket) -> None:
     place = f"{host}:{listener.getsockname()[1]}"
     for origin in exposed.cors_origins:
-        parts = urlsplit(origin)
-        if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}" or "@" in origin:
-            raise UsageError("This is no origin of a web page", origin, "Write https://portal.example.com.")
+        if not _is_origin(origin):
+            raise UsageError("This is no origin as browsers write it", origin, "Write https://portal.example.com.")
     if exposed.authentication.is_open and (exposed.names or not is_loopback(listener)):
         fix = "Use --require-token, or name a --trusted-proxy-header."
         raise UsageError(f"{_WHAT} lets anybody in on loopback only", place, fix)
@@ -127,6 +126,13 @@ def _check(exposed: Exposure, host: str, listener: socket.socket) -> None:
         raise UsageError(f"{_WHAT} does not know its name", place, fix)
     if (exposed.certificate is None) != (exposed.key is None):
         raise UsageError("TLS needs a certificate and its key", place, "Name both --tls-certificate and --tls-key.")
+
+
+def _is_origin(text: str) -> bool:
+    """Whether browsers name a page so: scheme, host and a port that is not the scheme's own."""
+    return re.fullmatch(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:\d+)?", text) is not None and not re.match(
+        r"http://.*:80$|https://.*:443$", text
+    )
 
 
 def _has_port(name: str) -> bool:

@@ -69,7 +69,8 @@ def _application(reader: Reader) -> Starlette:
     from driftline.flows.mcp_server.server import server_of
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
 
-    lines, memory = LineTools(reader.newest, lambda: granted("search").within), reader.memory
+    lines = LineTools(reader.newest, lambda: granted("search").within, reader.run_search)
+    memory = reader.memory
 
     def open_store() -> AbstractContextManager[MemoryStore]:
         assert memory is not None

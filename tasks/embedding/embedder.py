@@ -52,7 +52,7 @@ class WordTableEmbedder:
         self._fingerprint = fingerprint
         self._lines_before_plan = plan_after
         self._waits_for_plan = plan_after == 0
-        self._is_planning = False
+        self._planning = threading.Lock()
         self._tokenizer: Tokenizer = model.tokenizer  # truncates to the model's maximum length
         self._token_vectors: NDArray[np.float32] = model.embedding.astype(np.float32, copy=False)
         self._token_weights: NDArray[np.float32] | None = model.weights
@@ -83,10 +83,10 @@ class WordTableEmbedder:
 
     def prepare(self) -> None:
         """Make the plan now, which takes a second, rather than beside later calls."""
-        import scipy.sparse  # noqa: F401  # what uses the plan needs it
+        with self._planning:
+            import scipy.sparse  # noqa: F401  # what uses the plan needs it
 
-        self._is_planning = True
-        _ = self._plan
+            _ = self._plan
 
     def embed(self, lines: TextLines, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
         """``(n, dim)`` unit rows of ``dtype`` (float32 or float16), in order; zero rows where no token is known.
@@ -124,8 +124,7 @@ class WordTableEmbedder:
         """The plan, if the model has one; few lines go without until it is made, so that no search waits for it."""
         if self._waits_for_plan or lines >= _BULK_LINES or "_plan" in vars(self):
             return self._plan
-        if not self._is_planning:
-            self._is_planning = True
+        if not self._planning.locked():
             threading.Thread(target=self.prepare, daemon=True).start()
         return None
 

@@ -244,7 +244,8 @@ def test_an_answer_that_the_client_has_is_not_sent_again(server: WebServer) -> N
     target = "/api/v1/search?q=lease"
     tag = ask(server, target)[0].getheader("etag")
     assert tag
-    for known, status in ((tag, 304), (f"W/{tag}", 304), (f'"x", {tag}', 304), ('"x"', 200)):
+    strong = tag.removeprefix("W/")
+    for known, status in ((tag, 304), (strong, 304), (f'"x", {tag}', 304), ('"x"', 200)):
         response, body = ask(server, target, **{"If-None-Match": known})
         assert (response.status, bool(body), response.getheader("etag")) == (status, status == 200, tag)
 

@@ -272,24 +272,36 @@ def test_each_token_has_its_rate(site: Site, bound: str) -> None:
         assert ask(place, "/healthz").status == 200
 
 
-def test_pages_of_a_named_origin_may_ask_with_a_token_and_no_others(site: Site, bound: str) -> None:
+def test_scripts_of_a_named_origin_read_the_api_with_a_token_and_nothing_else(site: Site, bound: str) -> None:
     named, other = "https://portal.example", "https://evil.example"
     exposure = Exposure(authentication=Authentication(site.tokens), cors_origins=[named])
-    preflight = {"Access_Control_Request_Method": "GET", "Access_Control_Request_Headers": "Authorization"}
+    preflight = {"method": "OPTIONS", "Access_Control_Request_Method": "GET", "Access_Control_Request_Headers": "x"}
+    allowed = "access-control-allow-origin"
     with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as place:
-        asked = ask(place, "/api/v1/status", method="OPTIONS", Origin=named, **preflight)
-        assert (asked.status, asked.headers["access-control-allow-origin"]) == (200, named)
+        asked = ask(place, "/api/v1/status", Origin=named, **preflight)
+        assert (asked.status, asked.headers[allowed], asked.body) == (204, named, "")
+        assert "Authorization" in asked.headers["access-control-allow-headers"]
         answer = ask(place, "/api/v1/status", token=bound, Origin=named)
-        assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, named)
+        assert (answer.status, answer.headers[allowed]) == (200, named)
+        assert "Origin" in answer.headers["vary"]
         assert "access-control-allow-credentials" not in answer.headers  # the cookie of people stays out of it
         assert ask(place, "/api/v1/status", Origin=named).status == 401
-        for options in ({"method": "OPTIONS", **preflight}, {"token": bound}):
-            refused = ask(place, "/api/v1/status", Origin=other, **options)
-            assert (refused.status >= 400, "access-control-allow-origin" in refused.headers) == (True, False)
-    assert "access-control-allow-origin" not in site.ask("/api/v1/status", token=bound).headers
-    for wrong in ("*", "portal.example", "https://portal.example/path", "https://a@portal.example"):
+        for target, options in (
+            ("/api/v1/status", {"Origin": other, **preflight}),
+            ("/api/v1/status", {"Origin": other, "token": bound}),
+            ("/api/v1/status", {"Origin": named, "Host": "evil.example", **preflight}),
+            ("/", {"Origin": named, "token": bound}),
+            ("/mcp", {"Origin": named, "token": bound, "method": "POST"}),
+            ("/sign-in", {"Origin": named, "method": "POST"}),
+        ):
+            refused = ask(place, target, **options)
+            assert refused.status in (403, 421), target
+            assert allowed not in refused.headers
+    assert allowed not in site.ask("/api/v1/status", token=bound).headers
+    wrong = ("*", "portal.example", "https://portal.example/path", "https://a@portal.example", "https://")
+    for origin in (*wrong, "https://Portal.example", "https://*.example", "https://portal.example:443"):
         with pytest.raises(UsageError, match="origin"):
-            web_server(Reader(site.workspace.reread), "127.0.0.1", 0, replace(exposure, cors_origins=[wrong]))
+            web_server(Reader(site.workspace.reread), "127.0.0.1", 0, replace(exposure, cors_origins=[origin]))
 
 
 @pytest.mark.parametrize(("network", "status"), [("127.0.0.0/8", 200), ("10.0.0.0/8", 401)])

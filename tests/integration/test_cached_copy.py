@@ -189,6 +189,7 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
     newest = FollowedWorkspace(Workspace.open(index(s3_bucket)), PLENTY, Warnings(), prepare)
     before = newest()
     assert before.objects.is_local
+    assert dl.search(before, WORDS[0]).results
     (tree / "new.txt").write_text(f"{WORDS[0]} anew\n")
     index(s3_bucket)
     pulled.clear()
@@ -196,6 +197,7 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
     with newest.following():
         assert pulled.wait(60)
         assert newest() is before  # the newer one is not ready yet
+        assert "new.txt" not in {hit.path for hit in dl.search(newest(), f"{WORDS[0]} anew").results}
         may_pull.set()
         assert until(lambda: newest() is not before)
     assert "new.txt" in {hit.path for hit in dl.search(newest(), f"{WORDS[0]} anew").results}

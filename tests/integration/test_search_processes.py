@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import driftline as dl
+from driftline.flows.output.logs import writes_json
 from driftline.flows.web import search_processes
 from driftline.flows.web.search_processes import SearchProcesses
 from driftline.storage.errors import StorageError, UsageError
@@ -96,13 +97,35 @@ def test_one_process_starts_no_other_and_tells_who_waits_too_long(
 ) -> None:
     monkeypatch.setattr(search_processes, "WAIT_SECONDS", 0.01)
     processes = SearchProcesses(1)
-    here = processes._free.get()
+    here = [processes._free.get() for _ in range(search_processes.SEARCHES_BESIDE_EACH_OTHER)]
     with pytest.raises(StorageError, match="No search has ended"):
         processes.search(workspace, "x")
-    processes._free.put(here)
+    processes._free.put(here[0])
     assert processes.search(workspace, WORDS[0]).results
     assert not processes._helpers
     assert not processes._is_starting
+
+
+def test_a_process_that_searches_for_too_long_is_ended(
+    two: SearchProcesses, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = two._free.get()  # only the other process can answer
+    (helper,) = two._helpers
+    monkeypatch.setattr(search_processes, "SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(search_processes, "WAIT_SECONDS", 0.5)
+    with pytest.raises(StorageError, match="No search has ended"):  # in its second attempt
+        two.search(workspace, "x")
+    until(lambda: not psutil.pid_exists(helper.pid))
+    assert not two._helpers
+    two._free.put(here)
+    assert two.search(workspace, WORDS[0]).results
+
+
+def test_other_processes_log_as_the_first_one_does() -> None:
+    with search_processes._LOGGING:
+        search_processes._begin_logging(as_json=True)
+        assert writes_json()
+    assert not writes_json()
 
 
 def test_a_process_that_cannot_start_is_done_without_for_a_while(

@@ -172,3 +172,9 @@ def test_a_command_loads_no_other() -> None:
     others = {folder + module for module in cli.COMMANDS.values()} - {folder + "searching"}
     assert folder + "searching" in loaded
     assert not others & set(loaded)
+
+
+def test_help_before_a_command_is_of_all_commands() -> None:
+    command = [sys.executable, "-m", "driftline", "--help", "search"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert {name for name in cli.COMMANDS if f"\n  {name} " not in shown} == set()
