@@ -24,7 +24,7 @@ from driftline.flows.web.access import granted
 from driftline.flows.web.authentication import Authentication
 from driftline.flows.web.guard import MAX_BODY_BYTES, MCP, SIGN_IN, TOO_LARGE, Guard, is_page
 from driftline.flows.web.metrics import IndexMetrics, Metrics
-from driftline.flows.web.observing import Observed, Tracer
+from driftline.flows.web.observing import INTERNAL_ERROR, UNEXPECTED, Observed, Tracer
 from driftline.flows.web.page_routes import Pages
 from driftline.flows.web.problems import UNAVAILABLE, JsonAnswer, TaggedAnswer, problem, problem_of, wrong_parameters
 from driftline.flows.web.rate_limit import RateLimit
@@ -103,6 +103,7 @@ def make_app(
     for kind in (DriftlineError, RequestValidationError, HTTPException):
         api.add_exception_handler(kind, _failed)
     api.add_exception_handler(ClientDisconnect, _incomplete)
+    api.add_exception_handler(Exception, _unexpected)
     api.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=COMPRESSION_LEVEL)
     api.state.tells_owner = authentication.is_open
     programs, people, sign_in = _Api(reader), Pages(reader), SignIn(authentication)
@@ -157,6 +158,12 @@ async def _failed(request: Request, error: Exception) -> Response:
 async def _incomplete(_: Request, __: Exception) -> Response:
     """For a body that the guard has cut off; a client that has gone itself hears nothing of it."""
     return problem(TOO_LARGE, "usage", f"The body has more than {MAX_BODY_BYTES:,} bytes")
+
+
+async def _unexpected(request: Request, _: Exception) -> Response:
+    """For a defect; its traceback is in the log of the server."""
+    failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server has failed", fix="Tell the owner of the server.")
+    return HTMLResponse(pages.error_page(failed.detail), INTERNAL_ERROR) if is_page(request.url.path) else failed
 
 
 async def _alive() -> Response:

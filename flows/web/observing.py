@@ -14,7 +14,7 @@ from driftline.flows.web.metrics import Metrics
 
 access_log = logging.getLogger("driftline.access")
 """One record for each request, at INFO. Queries are what people think about: they are not in it."""
-INTERNAL_ERROR = 500
+INTERNAL_ERROR, UNEXPECTED = 500, "unexpected"
 _UNANSWERED = 499
 """The status of requests whose client has gone."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -65,7 +65,7 @@ class Observed:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self.metrics.requests.labels(route, method, str(status)).inc()
         self.metrics.seconds.labels(route).observe(seconds)
-        error = state.get("error", "unexpected" if status >= INTERNAL_ERROR else "")
+        error = state.get("error", UNEXPECTED if status >= INTERNAL_ERROR else "")
         if error:
             self.metrics.errors.labels(route, error).inc()
         fields = {

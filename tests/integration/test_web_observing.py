@@ -122,6 +122,19 @@ def test_the_access_log_has_a_record_of_each_request_without_its_query(
     assert "secretword" not in json.dumps(records)
 
 
+def test_a_defect_is_a_problem_and_counts_as_unexpected(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> Workspace:
+        raise RuntimeError("a secret of the server")
+
+    with caplog.at_level(logging.INFO), serving(web_server(Reader(fail), "127.0.0.1", 0)) as place:
+        for target in ("/api/v1/status", "/index"):
+            answer = ask(place, target)
+            assert (answer.status, "secret" in answer.body) == (500, False)
+        assert json.loads(ask(place, "/api/v1/sources").body)["error"] == "unexpected"
+    records = [getattr(record, "fields") for record in caplog.records if record.name == "driftline.access"]  # noqa: B009
+    assert {record["error"] for record in records} == {"unexpected"}
+
+
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     """What a collector of traces on loopback receives."""
