@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("flows", "tasks", "storage", "deployments")
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 800
 MAX_FUNCTION_LINES = 60
 HISTORY = ("CHANGELOG.md", "docs/how-it-works/decisions/")
 """Pages about the past keep its names."""
