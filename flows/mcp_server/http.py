@@ -1,7 +1,7 @@
 """Serves the MCP tools over streamable HTTP on loopback, to clients of this machine that finish what they begin.
 
-Requests are stateless: the tools only read, so no session is kept. A connection whose request does not arrive in time
-is closed, and the number of connections is bounded.
+Requests are stateless: the tools only read, so no session is kept, and no stream is open beside the answers. A
+connection whose request does not arrive in time is closed, and the number of connections is bounded.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from typing import Any
 import uvicorn
 from mcp.server import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from driftline.flows.serving.impatient import ImpatientProtocol
 from driftline.flows.serving.listening import listen, own_places
 
+MAX_BODY_BYTES = 1 << 20
 _GRACE_SECONDS = 3
-"""How long an interrupted server waits for clients that hold a stream open."""
+"""How long an interrupted server waits for answers that are under way."""
+_METHOD_NOT_ALLOWED, _TOO_LARGE = 405, 413
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
     security = TransportSecuritySettings(allowed_hosts=places, allowed_origins=[f"http://{place}" for place in places])
     app = tools.streamable_http_app(transport_security=security, stateless_http=True)
     config = uvicorn.Config(
-        app,
+        WholePosts(app),
         http=ImpatientProtocol,
         ws="none",
         log_level="warning",
@@ -54,3 +58,39 @@ def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     return HttpServer(f"http://{places[0]}/mcp", uvicorn.Server(config), listener)
+
+
+@dataclass(frozen=True, slots=True)
+class WholePosts:
+    """Passes requests to ``app`` once they have arrived whole, and refuses all but POST.
+
+    Without sessions, the stream that a GET opens would bring nothing and last as long as its client likes.
+    """
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if scope["method"] != "POST":
+            refused = PlainTextResponse("Only POST is allowed.", _METHOD_NOT_ALLOWED, {"Allow": "POST"})
+            await refused(scope, receive, send)
+            return
+        body = bytearray()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return  # nobody waits for an answer
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > MAX_BODY_BYTES:
+                await PlainTextResponse("The body is too large.", _TOO_LARGE)(scope, receive, send)
+                return
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def receive_whole() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self.app(scope, receive_whole, send)

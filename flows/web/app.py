@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -22,11 +23,19 @@ from starlette.types import ASGIApp
 from driftline.flows.web import openapi, pages
 from driftline.flows.web.access import granted
 from driftline.flows.web.authentication import Authentication
-from driftline.flows.web.guard import MAX_BODY_BYTES, MCP, SIGN_IN, TOO_LARGE, Guard, is_page
+from driftline.flows.web.guard import MCP, SIGN_IN, Guard, is_page
 from driftline.flows.web.metrics import IndexMetrics, Metrics
 from driftline.flows.web.observing import INTERNAL_ERROR, UNEXPECTED, Observed, Tracer
 from driftline.flows.web.page_routes import Pages
-from driftline.flows.web.problems import UNAVAILABLE, JsonAnswer, TaggedAnswer, problem, problem_of, wrong_parameters
+from driftline.flows.web.problems import (
+    BAD_REQUEST,
+    UNAVAILABLE,
+    JsonAnswer,
+    TaggedAnswer,
+    problem,
+    problem_of,
+    wrong_parameters,
+)
 from driftline.flows.web.rate_limit import RateLimit
 from driftline.flows.web.requests import (
     MAX_RANK,
@@ -71,6 +80,20 @@ MIN_COMPRESSED_BYTES = 2_000
 COMPRESSION_LEVEL = 4
 """A page of results shrinks to a tenth in half a millisecond."""
 
+
+class _Anything(Convertor[str]):
+    """Part of a path; unlike that of ``path`` it may hold newlines, as names of files may."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("anything", _Anything())
 log = logging.getLogger(__name__)
 
 
@@ -120,7 +143,7 @@ def make_app(
     metrics = Metrics.create()
     api.get("/metrics", **hidden)(in_thread(_metrics(metrics, IndexMetrics(reader.newest))))
     api.get("/", **hidden)(in_thread(people.search, searches=True))
-    api.get("/d/{address:path}", **hidden)(in_thread(people.document, searches=True))
+    api.get("/d/{address:anything}", **hidden)(in_thread(people.document, searches=True))
     api.get("/index", **hidden)(in_thread(people.index))
     for name in pages.STATIC:
         api.get(f"/static/{name}", **hidden)(_static(name))
@@ -128,7 +151,7 @@ def make_app(
     api.post(SIGN_IN, **hidden)(sign_in.submit)
     api.post(f"{SIGN_IN}/out", **hidden)(sign_in.sign_out)
     if mcp is not None:
-        api.router.routes.append(Route(MCP, mcp))
+        api.router.routes.append(Route(MCP, mcp, methods=["POST"]))
     guarded = Guard(api, places, origins, cors_origins, authentication, rate_limit)
     return Observed(guarded, metrics, tracer)
 
@@ -156,8 +179,8 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _incomplete(_: Request, __: Exception) -> Response:
-    """For a body that the guard has cut off; a client that has gone itself hears nothing of it."""
-    return problem(TOO_LARGE, "usage", f"The body has more than {MAX_BODY_BYTES:,} bytes")
+    """For a client that has gone, or whose body the guard has cut off and answers: nobody hears this."""
+    return Response(status_code=BAD_REQUEST)
 
 
 async def _unexpected(request: Request, _: Exception) -> Response:

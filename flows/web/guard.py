@@ -67,9 +67,11 @@ class Guard:
             return
         number = secrets.token_hex(8)
         scope.setdefault("state", {})["request_id"] = number
+        body = _Body(receive)
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
+                body.is_answered = True
                 headers = MutableHeaders(scope=message)
                 headers.update({**SECURITY_HEADERS, "X-Request-Id": number})
                 headers.setdefault("Cache-Control", "no-store")
@@ -78,8 +80,19 @@ class Guard:
                     headers.add_vary_header("Origin")
             await send(message)
 
+        async def send_answer(message: Message) -> None:
+            if body.is_answered or not body.is_too_large:  # else the application takes its client for gone
+                await send_guarded(message)
+
         refused = await self._refused(scope)
-        await (refused or self.app)(scope, _limited(receive), send_guarded)
+        inner = _as_get_without_cookies(scope)
+        try:
+            await (refused or self.app)(inner, body.receive, send_answer)
+        finally:
+            if "route" in inner:
+                scope["route"] = inner["route"]
+        if body.is_too_large and not body.is_answered:
+            await _too_large()(scope, receive, send_guarded)
 
     async def _refused(self, scope: Scope) -> Response | None:
         headers, path = Headers(scope=scope), scope["path"]
@@ -92,7 +105,7 @@ class Guard:
         elif any(origin not in own for origin in headers.getlist("origin")):
             return problem(FORBIDDEN, "usage", "The request comes from the page of another server")
         if _announced_bytes(headers) > MAX_BODY_BYTES:
-            return problem(TOO_LARGE, "usage", f"The body has more than {MAX_BODY_BYTES:,} bytes")
+            return _too_large()
         if path.startswith(_FOR_ALL):
             return None
         if self.authentication.tokens is not None and self.authentication.tokens.is_old:
@@ -133,22 +146,40 @@ def _announced_bytes(headers: Headers) -> int:
     return int(announced) if announced.isascii() and announced.isdigit() else 0
 
 
-def _limited(receive: Receive) -> Receive:
-    """``receive``, which ends the request once its body is too large: chunked ones announce no length."""
-    received = 0
+def _too_large() -> Response:
+    return problem(TOO_LARGE, "usage", f"The body has more than {MAX_BODY_BYTES:,} bytes")
 
-    async def limited() -> Message:
-        nonlocal received
-        message = await receive()
-        received += len(message.get("body", b""))
-        return message if received <= MAX_BODY_BYTES else {"type": "http.disconnect"}
 
-    return limited
+@dataclass(slots=True)
+class _Body:
+    """The body of a request, which ends the request once it is too large: chunked ones announce no length."""
+
+    source: Receive
+    received_bytes: int = 0
+    is_answered: bool = False
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.received_bytes > MAX_BODY_BYTES
+
+    async def receive(self) -> Message:
+        message = await self.source()
+        self.received_bytes += len(message.get("body", b""))
+        return {"type": "http.disconnect"} if self.is_too_large else message
+
+
+def _as_get_without_cookies(scope: Scope) -> Scope:
+    """``scope`` as the routes see it: what answers GET answers HEAD, and the server sends the head of it alone.
+
+    Only the guard reads cookies. FastAPI would parse all of them for each request, with the standard library.
+    """
+    headers = [(name, value) for name, value in scope["headers"] if name != b"cookie"]
+    return {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"], "headers": headers}
 
 
 def _unauthorized(scope: Scope) -> Response:
     """For people the sign-in page, for programs an error."""
-    if is_page(scope["path"]) and scope["method"] == "GET":
+    if is_page(scope["path"]) and scope["method"] in ("GET", "HEAD"):
         query = scope["query_string"].decode("latin-1")
         back = scope["path"] + (f"?{query}" if query else "")
         return RedirectResponse(f"{SIGN_IN}?{urlencode({'next': back})}", 303)

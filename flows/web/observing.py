@@ -16,7 +16,7 @@ access_log = logging.getLogger("driftline.access")
 """One record for each request, at INFO. Queries are what people think about: they are not in it."""
 INTERNAL_ERROR, UNEXPECTED = 500, "unexpected"
 _UNANSWERED = 499
-"""The status of requests whose client has gone."""
+"""The status of requests whose client has gone, or was too slow, before the answer began."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -38,10 +38,18 @@ class Observed:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status, sent_bytes = time.monotonic(), _UNANSWERED, 0
+        started, status, sent_bytes, is_gone = time.monotonic(), _UNANSWERED, 0, False
+
+        async def received() -> Message:
+            nonlocal is_gone
+            message = await receive()
+            is_gone = is_gone or message["type"] == "http.disconnect"
+            return message
 
         async def watched(message: Message) -> None:
             nonlocal status, sent_bytes
+            if is_gone and status == _UNANSWERED:
+                return  # whatever the application says of it, nobody hears it
             if message["type"] == "http.response.start":
                 status = message["status"]
             sent_bytes += len(message.get("body", b""))
@@ -51,7 +59,7 @@ class Observed:
         span = self.tracer(scope) if self.tracer is not None else nullcontext()
         with span as current:
             try:
-                await self.app(scope, receive, watched)
+                await self.app(scope, received, watched)
             finally:
                 self.metrics.under_way.dec()
                 seconds = time.monotonic() - started

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
-from driftline.flows.serving.impatient import ImpatientProtocol
+from driftline.flows.serving.impatient import impatient
 from driftline.flows.serving.listening import is_loopback, listen, own_places
 from driftline.flows.web.app import make_app
 from driftline.flows.web.authentication import Authentication
@@ -94,7 +94,7 @@ def web_server(
 def _config(app: object, exposed: Exposure) -> uvicorn.Config:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=ImpatientProtocol,
+        http=impatient(proxy.addresses if (proxy := exposed.authentication.proxy) is not None else ()),
         ws="none",
         log_level="warning",
         access_log=False,

@@ -53,9 +53,9 @@ class Tools:
 
     async def _serve(self, ready: asyncio.Future[ASGIApp]) -> None:
         try:
-            app = await run_sync(_application, self.reader)
+            answers, app = await run_sync(_application, self.reader)
             async with app.router.lifespan_context(app):
-                ready.set_result(app)
+                ready.set_result(answers)
                 await self._stop.wait()
         except BaseException as error:
             if not ready.done():
@@ -63,9 +63,11 @@ class Tools:
             raise
 
 
-def _application(reader: Reader) -> Starlette:
+def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
+    """What answers, and the application whose lifespan it needs."""
     from mcp.server.transport_security import TransportSecuritySettings
 
+    from driftline.flows.mcp_server.http import WholePosts
     from driftline.flows.mcp_server.server import server_of
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
 
@@ -79,4 +81,5 @@ def _application(reader: Reader) -> Starlette:
     server = server_of(lines, MemoryTools(open_store) if memory is not None else None)
     # The guard has checked host and origin already.
     unchecked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    return server.streamable_http_app(transport_security=unchecked, stateless_http=True, json_response=True)
+    app = server.streamable_http_app(transport_security=unchecked, stateless_http=True, json_response=True)
+    return WholePosts(app), app

@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import http.cookies
 import json
+import logging
+import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from html import unescape
+from ipaddress import ip_address, ip_network
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+import uvicorn
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 import driftline as dl
 from driftline.flows.serving import impatient
+from driftline.flows.serving.impatient import ImpatientProtocol
+from driftline.flows.serving.listening import listen
 from driftline.flows.web import threads
+from driftline.flows.web.authentication import cookie
 from driftline.flows.web.guard import MAX_BODY_BYTES
 from driftline.flows.web.requests import MAX_NAMES, MAX_QUERY_CHARACTERS, Reader
 from driftline.flows.web.serving import MAX_HEAD_BYTES, Exposure, WebServer, web_server
+from driftline.flows.web.tools import Tools
 from driftline.storage.errors import UsageError
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.web import ask, serving
+
+ODD_NAMES = (
+    "new\nline.md",
+    "ends in one\n",
+    "\n",
+    "return\rcarriage.md",
+    "a#b?c%0A.md",
+    "separator\u2028.md",
+    "a b;c.md",
+)
+WAIT_SECONDS = 60
+"""For what comes sooner on any machine."""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +61,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
     folder = tmp_path_factory.mktemp("web-limits")
     (folder / "tree").mkdir()
     (folder / "tree/notes.md").write_text("who renews the lease\n")
+    (folder / "tree/long.md").write_text("".join(f"line {number} of a long document\n" for number in range(2_000)))
+    for name in ODD_NAMES:
+        (folder / "tree" / name).write_text("what stands in an odd place\n")
     dl.index(str(folder / "tree"), workspace=str(folder / "ws"), model=str(tiny_model), executor="inline")
     return Workspace.open(str(folder / "ws"))
 
@@ -102,7 +131,7 @@ def test_tls_serves_those_who_trust_the_certificate(workspace: Workspace, certif
     with serving(made) as place:
         trusting = ssl.create_default_context(cafile=certificate[0])
         connection = http.client.HTTPSConnection(place, timeout=20, context=trusting)
-        connection.request("GET", "/api/v1/search?q=lease")
+        connection.request("GET", "/api/v1/search?q=lease&path=notes.md")
         answer = connection.getresponse()
         assert (answer.status, len(json.loads(answer.read())["results"])) == (200, 1)
         connection.close()
@@ -136,6 +165,7 @@ def test_a_request_that_does_not_arrive_is_dropped(workspace: Workspace, monkeyp
 
 def test_only_so_many_connections_are_held(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(impatient, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(impatient, "SPARED_SECONDS", 60.0)
     with serving(server(workspace)) as place:
         held = [connected(place) for _ in range(3)]
         time.sleep(0.2)
@@ -220,3 +250,230 @@ def test_few_searches_run_at_once_and_the_others_wait(workspace: Workspace, monk
             client.join(60)
     assert statuses == [200] * 8
     assert most[0] == 2
+
+
+def until(is_so: Callable[[], object]) -> None:
+    end = time.monotonic() + WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def never_reading(place: str, target: str = "/static/style.css") -> socket.socket:
+    """A connection whose client sends many requests, and reads no answer."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    host, _, port = place.rpartition(":")
+    connection.connect((host, int(port)))
+    connection.settimeout(0.2)
+    with contextlib.suppress(OSError):
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {place}\r\n\r\n".encode() * 400)
+    return connection
+
+
+@pytest.mark.parametrize("answer_bytes", [100, 100_000, 20_000_000])
+def test_clients_that_never_read_lose_their_connection(monkeypatch: pytest.MonkeyPatch, answer_bytes: int) -> None:
+    monkeypatch.setattr(impatient, "WRITE_SECONDS", 0.5)
+    answered = [0]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        answered[0] += 1
+        await Response(b"x" * answer_bytes)(scope, receive, send)
+
+    listener = listen("127.0.0.1", 0, what="The server")
+    place = f"127.0.0.1:{listener.getsockname()[1]}"
+    running = uvicorn.Server(uvicorn.Config(app, http=impatient.impatient(), lifespan="off", timeout_keep_alive=1))
+    with serving(WebServer(f"http://{place}", running, listener)):
+        held = [never_reading(place) for _ in range(3)]
+        until(lambda: answered[0] == 3 and not running.server_state.connections)
+        assert answered[0] == 3  # not one for each request that they sent
+        assert len(ask(place, "/").body) == answer_bytes
+        for each in held:
+            each.close()
+
+
+def test_a_new_client_takes_the_place_of_one_that_lets_the_server_wait(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(impatient, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(impatient, "SPARED_SECONDS", 0.0)
+    for name in ("WRITE_SECONDS", "REQUEST_SECONDS"):
+        monkeypatch.setattr(impatient, name, 3_600.0)
+    for begin in (never_reading, connected):
+        with serving(server(workspace)) as place:
+            held = [begin(place) for _ in range(8)]
+            assert ask(place, "/healthz").status == 200
+            for each in held:
+                each.close()
+
+
+def test_one_client_cannot_take_all_connections(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(impatient, "MAX_CONNECTIONS_OF_A_CLIENT", 2)
+    made = server(workspace)
+    with serving(made) as place:  # many clients share loopback
+        held = [connected(place) for _ in range(5)]
+        until(lambda: len(made.server.server_state.connections) == 5)
+        for each in held:
+            each.close()
+    monkeypatch.setattr(ImpatientProtocol, "_is_shared", lambda self, address: False)
+    made = server(workspace)
+    with serving(made) as place:
+        held = [connected(place) for _ in range(5)]
+        assert [is_closed(each) for each in held[2:]] == [True] * 3
+        assert len(made.server.server_state.connections) == 2
+        for each in held:
+            each.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "shares"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.7", True),
+        ("::ffff:10.0.0.7", True),
+        ("10.0.1.7", False),
+        ("fe80::1%eth0", False),
+        ("2001:db8::1", False),
+    ],
+)
+def test_loopback_and_the_trusted_proxy_are_shared_by_many_clients(address: str, shares: bool) -> None:
+    protocol = impatient.impatient([ip_network("10.0.0.0/24")])
+    assert protocol._is_shared(protocol.__new__(protocol), address) is shares
+
+
+def test_a_client_that_reads_slowly_gets_its_whole_answer(place: str) -> None:
+    with connected(place) as connection:
+        target = "/d/project:tree/long.md"
+        found = ask(place, "/api/v1/documents?limit=1")
+        source = json.loads(found.body)["documents"][0]["source"]
+        target = f"/d/{source}/long.md"
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {place}\r\nConnection: close\r\n\r\n".encode())
+        received = bytearray()
+        while part := connection.recv(20_000):
+            received += part
+            time.sleep(0.01)
+    head, _, body = bytes(received).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert f"content-length: {len(body)}".encode() in head.lower()
+
+
+@pytest.mark.parametrize("part", ["one header", "many headers", "the query", "a cookie"])
+@pytest.mark.parametrize(("bytes_", "is_answered"), [(-300, True), (1, False), (40_000, False), (400_000, False)])
+def test_a_head_is_bounded_by_the_documented_number_of_bytes(
+    place: str, part: str, bytes_: int, is_answered: bool
+) -> None:
+    size = MAX_HEAD_BYTES + bytes_
+    query, more = "", ""
+    if part == "the query":
+        query = "?" + "x" * size
+    elif part == "many headers":
+        more = "".join(f"X-{number:05}: {'y' * 989}\r\n" for number in range(size // 1_000))
+        more += f"X-rest: {'y' * (size % 1_000)}\r\n"
+    else:
+        more = f"{'Cookie' if part == 'a cookie' else 'X-Large'}: {'x' * size}\r\n"
+    with connected(place) as connection:
+        parts = [f"GET /healthz{query} HTTP/1.1\r\nHost: {place}\r\n{more}\r\n".encode()]
+        assert is_refused(connection, parts) is not is_answered
+    assert ask(place, "/healthz").status == 200
+
+
+def test_no_route_lets_the_standard_library_parse_cookies(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        pytest.fail("http.cookies is asked")
+
+    monkeypatch.setattr(http.cookies, "_unquote", fail)
+    monkeypatch.setattr(http.cookies.BaseCookie, "load", fail)
+    for target in ("/healthz", "/", "/index", "/api/v1/status", "/sign-in", "/static/style.css", "/nowhere"):
+        for sent in ('driftline_token="' + "\\" * 60_000 + '"', 'a="' + "\\" * 60_000 + '"', ";" * 60_000):
+            assert ask(place, target, Cookie=sent).status in (200, 404), target
+
+
+@pytest.mark.parametrize(
+    ("lines", "token"),
+    [
+        (["driftline_token=abc"], "abc"),
+        (['a=1; driftline_token="abc"; b=2'], "abc"),
+        (["a=1;driftline_token=abc;driftline_token=def"], "abc"),
+        (["a=1", "driftline_token=abc"], "abc"),
+        (["xdriftline_token=abc"], ""),
+        (["driftline_token"], ""),
+        ([], ""),
+    ],
+)
+def test_one_cookie_is_read(lines: list[str], token: str) -> None:
+    assert cookie(Headers(raw=[(b"cookie", line.encode()) for line in lines])) == token
+
+
+def test_head_answers_as_get_without_a_body(place: str) -> None:
+    documents = json.loads(ask(place, "/api/v1/documents").body)["documents"]
+    source = documents[0]["source"]
+    for target in (
+        "/",
+        "/index",
+        "/healthz",
+        "/readyz",
+        "/api/v1/status",
+        "/static/page.js",
+        f"/d/{source}/notes.md",
+        "/x",
+    ):
+        whole, head = ask(place, target), ask(place, target, method="HEAD")
+        assert (head.status, head.body) == (whole.status, ""), target
+        for name in ("content-type", "etag"):
+            assert head.headers.get(name) == whole.headers.get(name), target
+        assert int(head.headers["content-length"]) > 0, target
+
+
+def test_documents_with_odd_names_have_pages(place: str) -> None:
+    documents = json.loads(ask(place, "/api/v1/documents").body)["documents"]
+    source = documents[0]["source"]
+    assert {*ODD_NAMES} <= {document["path"] for document in documents}
+    for name in ODD_NAMES:
+        answer = ask(place, f"/d/{source}/{quote(name)}")
+        assert (answer.status, "what stands in an odd place" in answer.body) == (200, True), name
+    page = ask(place, "/?q=odd+place").body
+    links = {unescape(link) for link in re.findall(r'href="(/d/[^"]*)"', page)}
+    assert links
+    for link in links:
+        assert ask(place, link.partition("#")[0]).status == 200, link
+
+
+def mcp_server(workspace: Workspace) -> WebServer:
+    reader = Reader(workspace.reread)
+    return web_server(reader, "127.0.0.1", 0, mcp=Tools(reader))
+
+
+def test_no_stream_is_held_open_for_clients_of_mcp(workspace: Workspace) -> None:
+    with serving(mcp_server(workspace)) as place:
+        for method in ("GET", "DELETE", "HEAD", "PUT"):
+            answer = ask(place, "/mcp", method=method, Accept="text/event-stream")
+            assert (answer.status, answer.headers["allow"]) == (405, "POST"), method
+
+
+def test_a_body_that_is_cut_off_is_no_failure_of_the_server(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(impatient, "REQUEST_SECONDS", 1.0)
+    caplog.set_level(logging.INFO, "driftline.access")
+    accepts = "Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
+    with serving(mcp_server(workspace)) as place:
+        assert ask(place, "/mcp", method="POST", body="{").status == 400
+        for path in ("/mcp", "/sign-in"):
+            with connected(place) as connection:
+                head = f"POST {path} HTTP/1.1\r\nHost: {place}\r\n{accepts}"
+                connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+                assert is_closed(connection)
+        monkeypatch.setattr(impatient, "REQUEST_SECONDS", 60.0)
+        for path in ("/mcp", "/sign-in"):
+            with connected(place) as connection:
+                connection.sendall(f"POST {path} HTTP/1.1\r\nHost: {place}\r\n{accepts}".encode())
+                chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+                body = b"Transfer-Encoding: chunked\r\n\r\n" + chunk * (MAX_BODY_BYTES // 0x10000 + 1)
+                connection.sendall(body)
+                assert connection.recv(65_536).startswith(b"HTTP/1.1 413"), path
+    statuses = [record.fields["status"] for record in caplog.records if record.name == "driftline.access"]
+    assert sorted(statuses) == [400, 413, 413, 499, 499]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
