@@ -23,8 +23,6 @@ WRITE_SECONDS = 30.0
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_OF_A_CLIENT = 64
 """Of one address that only one client has: neither loopback nor a proxy."""
-SPARED_SECONDS = 0.5
-"""How long a connection waits before it may be closed for the sake of another one."""
 HEAD_TOO_LARGE = 431
 
 Networks = Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
@@ -110,8 +108,7 @@ class ImpatientProtocol(H11Protocol):
 
     def _close_one(self, connections: Collection[ImpatientProtocol]) -> None:
         waiting = [(since, id(each), each) for each in connections if (since := each.waits_since) is not None]
-        since, _, oldest = min(waiting, default=(self.loop.time(), 0, self))
-        closed = oldest if self.loop.time() - since >= SPARED_SECONDS else self
+        closed = min(waiting)[2] if waiting else self
         self.connections.discard(closed)
         closed.transport.abort()
 

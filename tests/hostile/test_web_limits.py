@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from ipaddress import ip_address, ip_network
@@ -165,23 +166,35 @@ def test_a_request_that_does_not_arrive_is_dropped(workspace: Workspace, monkeyp
 
 def test_only_so_many_connections_are_held(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(impatient, "MAX_CONNECTIONS", 3)
-    monkeypatch.setattr(impatient, "SPARED_SECONDS", 60.0)
-    with serving(server(workspace)) as place:
-        held = [connected(place) for _ in range(3)]
-        time.sleep(0.2)
-        with connected(place) as connection:
-            assert is_closed(connection)
+    made = server(workspace)
+    with serving(made) as place:
+        held = [connected(place) for _ in range(5)]
+        assert [is_closed(each) for each in held[:2]] == [True, True]
+        assert len(made.server.server_state.connections) == 3
         for each in held:
             each.close()
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            try:
-                assert ask(place, "/healthz").status == 200
-                break
-            except (OSError, http.client.HTTPException):
-                time.sleep(0.05)
-        else:
-            pytest.fail("closed connections still count")
+        until(lambda: not made.server.server_state.connections)
+        assert ask(place, "/healthz").status == 200
+
+
+def test_connections_whose_request_is_being_answered_are_kept(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(impatient, "MAX_CONNECTIONS", 2)
+    go_on, asked = threading.Event(), threading.Semaphore(0)
+
+    def slow() -> Workspace:
+        asked.release()
+        go_on.wait(WAIT_SECONDS)
+        return workspace.reread()
+
+    with serving(web_server(Reader(slow), "127.0.0.1", 0)) as place, ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(ask, place, "/api/v1/status") for _ in range(2)]
+        assert all(asked.acquire(timeout=WAIT_SECONDS) for _ in answers)
+        with connected(place) as connection:
+            assert is_closed(connection)
+        go_on.set()
+        assert [answer.result().status for answer in answers] == [200, 200]
 
 
 def test_a_large_head_or_body_is_refused(place: str) -> None:
@@ -296,7 +309,6 @@ def test_a_new_client_takes_the_place_of_one_that_lets_the_server_wait(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(impatient, "MAX_CONNECTIONS", 4)
-    monkeypatch.setattr(impatient, "SPARED_SECONDS", 0.0)
     for name in ("WRITE_SECONDS", "REQUEST_SECONDS"):
         monkeypatch.setattr(impatient, name, 3_600.0)
     for begin in (never_reading, connected):
@@ -319,7 +331,7 @@ def test_one_client_cannot_take_all_connections(workspace: Workspace, monkeypatc
     made = server(workspace)
     with serving(made) as place:
         held = [connected(place) for _ in range(5)]
-        assert [is_closed(each) for each in held[2:]] == [True] * 3
+        assert [is_closed(each) for each in held[:3]] == [True] * 3
         assert len(made.server.server_state.connections) == 2
         for each in held:
             each.close()
