@@ -74,6 +74,11 @@ class DriftlineError(Exception):
         return {"error": self.kind, "message": str(self), "where": self.where, "fix": self.fix}
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether native code has panicked: pyo3 derives its PanicException from BaseException, and exports it nowhere."""
+    return type(error).__name__ == "PanicException"
+
+
 class UsageError(DriftlineError):
     """Invalid use or input; nothing was written."""
 

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.errors import ModelNotFound
+from driftline.storage.errors import ModelNotFound, is_panic
 from driftline.storage.model import CURRENT_EMBEDDING_VERSION
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ MODEL_VARIABLE = "DRIFTLINE_MODEL"
 DEFAULT_MAX_TOKENS = 512
 """model2vec's default for a model whose config.json has no limit."""
 
+MAX_DIMENSION = 16_384
+MAX_TOKENS = 2**31 - 1
+MAX_COMPONENT = 1e12
+"""Of a vector or a weight: sums of more have no length in float32; of a table with less than its inverse neither."""
 _EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # the names of the tensor in model2vec and sentence-transformers
 _MAX_HEADER_BYTES = 100 * 2**20  # safetensors' own limit
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -117,9 +122,18 @@ def dimension(files: ModelFiles) -> int:
         with files.weights.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size)) if size <= _MAX_HEADER_BYTES else {}
-        return int(next(header[key]["shape"][1] for key in _EMBEDDING_KEYS if key in header))
-    except (OSError, ValueError, LookupError, TypeError, StopIteration) as error:
+        return _dimension_of(next(header[key]["shape"] for key in _EMBEDDING_KEYS if key in header))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, StopIteration) as error:
         raise _unreadable(files, error) from error
+
+
+def _dimension_of(shape: Any) -> int:
+    """The number of columns of a table of vectors. Raises ValueError if ``shape`` is that of no such table."""
+    if not isinstance(shape, (list, tuple)) or len(shape) != 2 or not all(type(size) is int for size in shape):
+        raise ValueError(f"the shape of its vectors is {shape}, not (tokens, dimension)")
+    if shape[0] < 1 or not 1 <= shape[1] <= MAX_DIMENSION:
+        raise ValueError(f"it has {shape[0]} vectors of {shape[1]} dimensions; 1 to {MAX_DIMENSION:,} are possible")
+    return int(shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,31 +181,72 @@ def load_parts(files: ModelFiles) -> ModelParts:
     try:
         tensors = load_file(files.weights)
         vectors = next(tensors[key] for key in _EMBEDDING_KEYS if key in tensors)
+        _dimension_of(vectors.shape)
         tokenizer = Tokenizer.from_str(files.tokenizer.read_text("utf-8"))
-        lengths = [len(token) for token in tokenizer.get_vocab()]
-        mapping = tensors.get("mapping")
-        if mapping is None and len(lengths) != len(vectors):
-            raise ValueError(f"it has {len(vectors)} vectors for {len(lengths)} tokens")
+        vocabulary = tokenizer.get_vocab()
+        lengths = [len(token) for token in vocabulary]
+        mapping, weights = tensors.get("mapping"), tensors.get("weights")
+        _check_tokens(vocabulary, len(vectors), mapping, weights)
+        vectors = _as_float32(vectors, "vectors", is_checked=files.name != DEFAULT_MODEL)
         tokenizer.no_padding()
         if max_tokens is None:
             tokenizer.no_truncation()
         else:
             tokenizer.enable_truncation(max_tokens)
         return ModelParts(
-            embedding=vectors.astype(np.float32, copy=False),
+            embedding=vectors,
             tokenizer=tokenizer,
-            weights=tensors.get("weights"),
+            weights=None if weights is None else _as_float32(weights, "weights"),
             token_mapping=mapping,
             unk_token_id=_unknown_token(tokenizer),
             max_length=max_tokens,
             median_token_length=int(np.median(lengths)),
         )
-    except (OSError, ValueError, StopIteration, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, StopIteration, SafetensorError) as error:
         raise _unreadable(files, error) from error
-    except Exception as error:
-        if type(error) is not Exception:  # tokenizers raises bare Exceptions for files that it cannot parse
+    except BaseException as error:
+        # tokenizers raises bare Exceptions for files that it cannot parse, and panics for some.
+        if type(error) is not Exception and not is_panic(error):
             raise
         raise _unreadable(files, error) from error
+
+
+def _check_tokens(
+    vocabulary: Mapping[str, int], rows: int, mapping: NDArray[Any] | None, weights: NDArray[Any] | None
+) -> None:
+    """Raise ValueError unless each token of ``vocabulary`` has a vector, and a weight if there are any."""
+    if not vocabulary:
+        raise ValueError("its tokenizer knows no token")
+    ids = max(vocabulary.values()) + 1
+    if mapping is None and len(vocabulary) != rows:
+        raise ValueError(f"it has {rows} vectors for {len(vocabulary)} tokens")
+    if mapping is None and ids > rows:
+        raise ValueError(f"it has {rows} vectors, but its tokenizer numbers tokens up to {ids - 1}")
+    for name, table, kinds in (("mapping", mapping, "iu"), ("weights", weights, "fiu")):
+        if table is None:
+            continue
+        if table.ndim != 1 or table.dtype.kind not in kinds:
+            raise ValueError(f"its {name} are {table.dtype} of the shape {table.shape}, not a number for each token")
+        if len(table) < ids:
+            raise ValueError(f"its {name} have {len(table)} entries, but its tokenizer numbers tokens up to {ids - 1}")
+    if mapping is not None and not (mapping.min() >= 0 and mapping.max() < rows):
+        raise ValueError(f"its mapping leads to rows from {mapping.min()} to {mapping.max()}, of {rows}")
+
+
+def _as_float32(table: NDArray[Any], name: str, *, is_checked: bool = True) -> NDArray[np.float32]:
+    """``table`` as float32. Raises ValueError, if it ``is_checked``, for values that make no vector of length 1."""
+    if table.dtype.kind not in "fiu":
+        raise ValueError(f"its {name} are {table.dtype}, not numbers")
+    with np.errstate(over="ignore"):
+        numbers = table.astype(np.float32, copy=False)
+    if not is_checked:
+        return numbers
+    low, high = float(numbers.min()), float(numbers.max())  # NaN, if there is one
+    if not (low >= -MAX_COMPONENT and high <= MAX_COMPONENT):
+        raise ValueError(f"some of its {name} are not finite, or beyond {MAX_COMPONENT:g}")
+    if max(-low, high) < 1 / MAX_COMPONENT:
+        raise ValueError(f"all its {name} are zero")
+    return numbers
 
 
 def _unknown_token(tokenizer: Tokenizer) -> int | None:
@@ -210,8 +265,10 @@ def _max_tokens(files: ModelFiles) -> int | None:
     try:
         config: dict[str, Any] = json.loads(files.config.read_text("utf-8"))
         value = config.get("max_length", DEFAULT_MAX_TOKENS)
-        return None if value is None else int(value)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        if value is not None and (type(value) is not int or not 1 <= value <= MAX_TOKENS):
+            raise ValueError(f"its max_length is {value!r:.40}, neither null nor a number from 1 to {MAX_TOKENS:,}")
+        return value
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise _unreadable(files, error) from error
 
 

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from model2vec import StaticModel
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from driftline.storage.errors import ModelNotFound
 from driftline.storage.model import CURRENT_EMBEDDING_VERSION
 from driftline.tasks.embedding import models
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.embedding.models import DEFAULT_MODEL, ModelFiles, dimension, fingerprint, load, resolve_model
 
 
@@ -180,3 +193,140 @@ def test_a_missing_default_model_says_what_to_install(monkeypatch: pytest.Monkey
 def test_files_without_a_config_use_the_default_length(directory: Path) -> None:
     files = ModelFiles("x", directory / "model.safetensors", directory / "tokenizer.json")
     assert load(files).max_length == models.DEFAULT_MAX_TOKENS
+
+
+ROWS, DIM = 4, 3
+TOKENS = {"[UNK]": 0, "apple": 1, "pear": 2, "plum": 3}
+
+
+def save_model(
+    folder: Path,
+    tensors: Mapping[str, NDArray[Any]],
+    tokens: Mapping[str, int] = MappingProxyType(TOKENS),
+    config: object = MappingProxyType({}),
+) -> str:
+    """A model2vec directory of whatever is given."""
+    folder.mkdir()
+    tokenizer = Tokenizer(WordLevel(dict(tokens), "[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    save_file({name: np.ascontiguousarray(table) for name, table in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config if not isinstance(config, Mapping) else dict(config)))
+    return str(folder)
+
+
+def vectors(*shape: int, dtype: Any = np.float32) -> NDArray[Any]:
+    return np.arange(1, 1 + math.prod(shape or (ROWS, DIM))).reshape(shape or (ROWS, DIM)).astype(dtype)
+
+
+def with_one(value: float, shape: tuple[int, ...] = (ROWS, DIM), dtype: Any = np.float32) -> NDArray[Any]:
+    table = vectors(*shape, dtype=dtype)
+    table.flat[-1] = value
+    return table
+
+
+HOSTILE: dict[str, tuple[dict[str, NDArray[Any]], dict[str, int], object]] = {
+    name: (tensors, tokens, config)
+    for name, tensors, tokens, config in (
+        ("no vectors", {"other": vectors()}, TOKENS, {}),
+        ("one dimension too few", {"embeddings": vectors(ROWS)}, TOKENS, {}),
+        ("one dimension too many", {"embeddings": vectors(ROWS, DIM, 2)}, TOKENS, {}),
+        ("vectors of length 0", {"embeddings": vectors(ROWS, 0)}, TOKENS, {}),
+        ("no rows", {"embeddings": vectors(0, DIM)}, TOKENS, {}),
+        ("vectors that are too long", {"embeddings": vectors(ROWS, models.MAX_DIMENSION + 1)}, TOKENS, {}),
+        ("too few rows", {"embeddings": vectors(ROWS - 1, DIM)}, TOKENS, {}),
+        ("too many rows", {"embeddings": vectors(ROWS + 1, DIM)}, TOKENS, {}),
+        ("numbers of tokens with gaps", {"embeddings": vectors()}, {**TOKENS, "plum": 9}, {}),
+        ("NaN", {"embeddings": with_one(math.nan)}, TOKENS, {}),
+        ("infinite", {"embeddings": with_one(math.inf)}, TOKENS, {}),
+        ("minus infinite", {"embeddings": with_one(-math.inf, dtype=np.float16)}, TOKENS, {}),
+        ("huge", {"embeddings": with_one(1e30)}, TOKENS, {}),
+        ("beyond float32", {"embeddings": with_one(1e300, dtype=np.float64)}, TOKENS, {}),
+        ("nearly zero", {"embeddings": np.full((ROWS, DIM), 1e-30)}, TOKENS, {}),
+        ("all zero", {"embeddings": np.zeros((ROWS, DIM), np.float32)}, TOKENS, {}),
+        ("truth values", {"embeddings": np.ones((ROWS, DIM), np.bool_)}, TOKENS, {}),
+        ("mapping beyond the end", {"embeddings": vectors(), "mapping": np.array([0, 1, 2, ROWS])}, TOKENS, {}),
+        ("mapping before the beginning", {"embeddings": vectors(), "mapping": np.array([0, 1, 2, -1])}, TOKENS, {}),
+        ("mapping too short", {"embeddings": vectors(), "mapping": np.array([0, 1, 2])}, TOKENS, {}),
+        ("empty mapping", {"embeddings": vectors(), "mapping": np.array([], np.int64)}, TOKENS, {}),
+        ("mapping of fractions", {"embeddings": vectors(), "mapping": np.arange(4.0)}, TOKENS, {}),
+        ("mapping of two dimensions", {"embeddings": vectors(), "mapping": np.zeros((4, 1), np.int64)}, TOKENS, {}),
+        ("weights too short", {"embeddings": vectors(), "weights": np.ones(ROWS - 1, np.float32)}, TOKENS, {}),
+        ("weights of two dimensions", {"embeddings": vectors(), "weights": np.ones((ROWS, 2))}, TOKENS, {}),
+        ("NaN as a weight", {"embeddings": vectors(), "weights": with_one(math.nan, (ROWS,))}, TOKENS, {}),
+        ("weights of zero", {"embeddings": vectors(), "weights": np.zeros(ROWS)}, TOKENS, {}),
+        ("no vocabulary", {"embeddings": vectors(0, DIM)}, {}, {}),
+        *(
+            (f"max_length {value!r}", {"embeddings": vectors()}, TOKENS, {"max_length": value})
+            for value in (0, -1, 2**31, 10**400, 1.5, math.inf, math.nan, True, "512", [], {})
+        ),
+        ("a config that is a list", {"embeddings": vectors()}, TOKENS, []),
+    )
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_model_that_makes_no_vectors_is_refused_when_it_is_loaded(tmp_path: Path, name: str) -> None:
+    folder = save_model(tmp_path / "model", *HOSTILE[name])
+    with pytest.raises(ModelNotFound, match=r"cannot be read \(.{5,200}\)"):
+        WordTableEmbedder.open(folder)
+
+
+SHAPES = st.lists(st.integers(0, 6), max_size=3).map(tuple)
+NUMBERS = st.sampled_from([0.0, 1e-30, 1.0, -1.0, 3.0, 4.0, 1e13, math.nan, math.inf])
+
+
+def table_of(shape: tuple[int, ...], dtype: str, value: float) -> NDArray[Any]:
+    with np.errstate(over="ignore"):
+        return np.full(shape, value if dtype.startswith("f") else 1).astype(dtype)
+
+
+TABLES = st.builds(
+    table_of,
+    st.one_of(st.just((ROWS, DIM)), st.just((ROWS,)), SHAPES),
+    st.sampled_from(["float32", "float16", "float64", "int8", "int64", "bool"]),
+    NUMBERS,
+)
+
+
+@given(
+    tensors=st.dictionaries(st.sampled_from(["embeddings", "weights", "mapping", "embedding.weight"]), TABLES),
+    tokens=st.dictionaries(st.sampled_from(sorted(TOKENS)), st.integers(0, 8)).filter(
+        lambda tokens: len({*tokens.values()}) == len(tokens)
+    ),
+    max_length=st.one_of(st.none(), st.integers(-1, 5), st.floats()),
+)
+def test_every_model_is_refused_or_makes_finite_vectors(
+    tensors: dict[str, NDArray[Any]], tokens: dict[str, int], max_length: object
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = save_model(Path(place, "model"), tensors, tokens, {"max_length": max_length})
+        try:
+            dim = dimension(resolve_model(folder))
+            embedder = WordTableEmbedder.open(folder)
+        except ModelNotFound:
+            return
+    made = embedder.embed(["apple pear plum", "apple", "unknown", ""])
+    assert made.shape == (4, dim)
+    assert np.isfinite(made).all()
+    assert np.isfinite(embedder.embed_query("apple pear")).all()
+
+
+@pytest.mark.parametrize("shape", [[4], [4, 0], [4, 10**12], [4, "3"], [4, 3.5], [], None, {"a": 1}, [[4, 3]], [-4, 3]])
+def test_the_dimension_of_a_header_that_lies_is_a_clear_error(tmp_path: Path, shape: object) -> None:
+    folder = save_model(tmp_path / "model", {"embeddings": vectors()})
+    header = json.dumps({"embeddings": {"dtype": "F32", "shape": shape, "data_offsets": [0, 48]}}).encode()
+    (tmp_path / "model/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 48)
+    with pytest.raises(ModelNotFound, match="cannot be read"):
+        dimension(resolve_model(folder))
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_deeply_nested_files_of_a_model_are_refused(tmp_path: Path, file: str) -> None:
+    folder = save_model(tmp_path / "model", {"embeddings": vectors()})
+    nested = b"[" * 100_000
+    size = len(nested).to_bytes(8, "little") if file == "model.safetensors" else b""
+    (tmp_path / "model" / file).write_bytes(size + nested)
+    for read in (dimension, load) if file == "model.safetensors" else (load,):
+        with pytest.raises(ModelNotFound, match="cannot be read"):
+            read(resolve_model(folder))
