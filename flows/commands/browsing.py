@@ -128,7 +128,7 @@ def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
     from driftline.flows.web import search_processes as made
 
     if not is_local:
-        return made.SearchProcesses(1, made.SEARCHES_BESIDE_EACH_OTHER)
+        return None
     return made.SearchProcesses(processes or made.default_processes())
 
 

@@ -183,8 +183,10 @@ class Example:
     def run(self, *arguments: object) -> Ended:
         """Run a command in another process, which native code may end."""
         command = [*map(str, arguments), *([str(self.tree.resolve())] if arguments == ("index",) else [])]
+        from tests.faults import damage as this  # also where this module is the program
+
         try:
-            code, out, err = survived(_command, [*command, "--workspace", str(self.workspace), "--json"])
+            code, out, err = survived(this._command, [*command, "--workspace", str(self.workspace), "--json"])
         except ProcessDied:
             return Ended(2, ABORTED, "")
         try:
