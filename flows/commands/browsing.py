@@ -88,7 +88,6 @@ def web(
     from driftline.flows.web.requests import Reader
     from driftline.flows.web.serving import Exposure, web_server
     from driftline.storage.workspace.workspace import Workspace
-    from driftline.tasks.search.query import warm
 
     opened = Workspace.open(target, options_for(target), reach_of(target, workspace))
     boundary, proxy = _boundary(opened, within), _proxy(trusted_proxy_header, trusted_proxy)
@@ -102,13 +101,8 @@ def web(
         cors_origins=tuple(cors_origin or ()),
     )
     searches: list[SearchProcesses] = []
-
-    def prepare_copy(found: Workspace) -> None:
-        for each in searches:  # none before the first copy
-            each.run(warm, found)
-
     with (
-        _newest(opened, cache, prepare_copy) as newest,
+        _newest(opened, cache, searches) as newest,
         closing(_memory(target, opened)) as memory,
         closing(_searching(newest().objects.is_local, processes)) as searching,
     ):
@@ -128,7 +122,7 @@ def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
     from driftline.flows.web import search_processes as made
 
     if not is_local:
-        return None
+        return made.SearchProcesses(1, made.SEARCHES_BESIDE_EACH_OTHER)
     return made.SearchProcesses(processes or made.default_processes())
 
 
@@ -169,12 +163,17 @@ def _boundary(workspace: Workspace, within: str | None) -> Entity | None:
 
 
 def _newest(
-    workspace: Workspace, cache: bool | None, prepare: Callable[[Workspace], None]
+    workspace: Workspace, cache: bool | None, searches: list[SearchProcesses]
 ) -> AbstractContextManager[Callable[[], Workspace]]:
     """What opens the workspace for each request: in its copy, if one is asked for, or if a search has kept one."""
     from driftline.flows.config.search_settings import search_arguments
     from driftline.flows.config.toml_file import search_settings
     from driftline.flows.runs.cached_copy import has_copy, newest_of
+    from driftline.tasks.search.query import warm
+
+    def prepare(found: Workspace) -> None:
+        for each in searches:  # none before the first copy
+            each.run(warm, found)
 
     if cache is None and not workspace.objects.is_local and "cache" not in search_settings():
         cache = has_copy(workspace)
