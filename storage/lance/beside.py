@@ -133,18 +133,18 @@ class _Standing:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: OtherProcess | None = None
-        self._place: tuple[dict[str, str], str] | None = None
+        self._environment: dict[str, str] | None = None
 
     def run(
         self, function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
     ) -> _Result:
         with self._lock:
-            place = (dict(os.environ), os.getcwd())  # credentials, and what paths are relative to
-            if self._process is None or not self._process.is_alive or self._place != place:
+            environment = dict(os.environ)  # holds credentials
+            if self._process is None or not self._process.is_alive or self._environment != environment:
                 try:
                     if self._process is not None:
                         self._process.end()
-                    self._process, self._place = OtherProcess(), place
+                    self._process, self._environment = OtherProcess(), environment
                 except OSError as error:
                     raise StorageError(f"No process could be started ({error})", "", "Run it again.") from error
             process = self._process
