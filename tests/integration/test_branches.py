@@ -363,6 +363,7 @@ def test_prune_takes_what_is_merged_gone_or_old(repository: Path, tmp_path: Path
     git(repository, "branch", "-q", "-D", "gone")
     git(repository, "fetch", "-q", "--prune", "origin")
     git(repository, "remote", "set-head", "origin", "main")
+    assert driftline.index(str(repository), workspace=workspace, model=str(tiny_model), by_commit=True)
     opened = Workspace.open(workspace)
     assert {(branch.name, branch.why) for branch in prune_branches(opened, dry_run=True)} == {
         ("merged", "merged"),
@@ -371,6 +372,42 @@ def test_prune_takes_what_is_merged_gone_or_old(repository: Path, tmp_path: Path
     assert len(prune_branches(opened)) == 2
     assert [branch.name for branch in prune_branches(opened, older_than_days=0.0)] == ["open"]
     assert prune_branches(opened) == []
+
+
+@pytest.mark.parametrize("kind", ["single branch", "shallow", "no answer", "no remote", "a command as remote"])
+def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
+    kind: str, repository: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    """A clone as CI makes it knows one branch; the others, and pull requests, are open all the same."""
+    for name in ("open", "pr/9", "gone"):
+        git(repository, "branch", name)
+    clone, workspace = tmp_path / "clone", str(tmp_path / "index")
+    depth = ("--depth", "1") if kind == "shallow" else ("--single-branch",)
+    git(tmp_path, "clone", "-q", *depth, "--branch", "main", f"file://{repository}", str(clone))
+    for number, name in enumerate((None, "open", "gone", "pr/7", "heads/pr/9")):
+        if name is not None:
+            (clone / "src/0.py").write_text(f"word7 word{number}\n")
+            git(clone, "checkout", "-q", "--detach")
+            git(clone, "commit", "-qam", f"of {name}")
+        driftline.index(str(clone), workspace=workspace, model=str(tiny_model), branch=name, by_commit=True)
+        git(clone, "checkout", "-q", "main")
+    git(repository, "branch", "-q", "-D", "gone")
+    git(repository, "checkout", "-q", "--detach")
+    trap = tmp_path / "executed"
+    if kind == "no answer":
+        git(clone, "remote", "set-url", "origin", str(tmp_path / "nowhere"))
+    elif kind == "no remote":
+        git(clone, "remote", "remove", "origin")
+    elif kind == "a command as remote":
+        git(clone, "remote", "set-url", "origin", f"ext::sh -c 'touch% {trap}'")
+        git(clone, "config", "protocol.ext.allow", "always")
+        git(clone, "config", "core.sshCommand", f"touch {trap}")
+    said: list[str] = []
+    pruned = prune_branches(Workspace.open(workspace), skip=said.append)
+    is_asked = kind in ("single branch", "shallow")
+    assert [(branch.name, branch.why) for branch in pruned] == ([("gone", "gone from the remote")] if is_asked else [])
+    assert len(said) == (not is_asked)
+    assert not trap.exists()
 
 
 @pytest.mark.parametrize("executor", ["local"])
