@@ -251,9 +251,7 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
         raise
 
 
-def _around(
-    workspace: Workspace, uri: str, free: Entity, taken: set[Entity]
-) -> tuple[Entity, SourceRecord | None]:
+def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) -> tuple[Entity, SourceRecord | None]:
     """The source at ``uri`` that has the workspace in it, under whatever name; else the new source ``free``."""
     if workspace.place is not None and workspace.place.startswith(uri.rstrip("/") + "/"):
         for entity, known in workspace.readable_sources(Entity(free.parts[:-1])):

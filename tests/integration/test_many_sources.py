@@ -6,17 +6,20 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import driftline as dl
+from driftline.flows.runs import index_run
+from driftline.flows.runs.executors import InlineExecutor, Result, Spec, Task
 from driftline.flows.runs.pull_run import PullRequest, pull_workspace
 from driftline.flows.runs.source_run import SourceRun
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.indexing.batch import BatchSpec
 
 Driftline = Callable[..., Any]
 
@@ -255,3 +258,46 @@ def test_the_first_run_of_a_source_comes_beside_another_first_run(tmp_path: Path
     assert report.sources[0].documents_total == 1
     (hit,) = dl.search(str(tmp_path / "new"), "valve", mode="text", n_lines=0).results
     assert hit.path == "a.txt"
+
+
+class Recorded(InlineExecutor):
+    """Remembers how many documents each batch has."""
+
+    def __init__(self, slots: int, *, remote: bool) -> None:
+        super().__init__(slots)
+        self.remote = remote
+        self.batches: list[int] = []
+
+    def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
+        seen = list(specs)
+        self.batches += [len(spec.changes) for spec in seen if isinstance(spec, BatchSpec)]
+        return super().map(task, seen)
+
+
+@pytest.mark.parametrize(
+    ("remote", "slots", "bytes_each", "expected"),
+    [
+        (True, 2, 1_000, [200, 200]),
+        (True, 4, 1_000, [100, 100, 100, 100]),
+        (True, 2, 20, [400]),  # too little to share
+        (True, 1, 1_000, [400]),
+        (False, 2, 1_000, [400]),  # threads share the work inside a batch
+    ],
+)
+def test_workers_share_the_files_of_one_folder(
+    remote: bool,
+    slots: int,
+    bytes_each: int,
+    expected: list[int],
+    tmp_path: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "flat").mkdir()
+    for number in range(400):
+        (tmp_path / "flat" / f"{number}.txt").write_text("word7 word8\n".ljust(bytes_each, "x"))
+    executor = Recorded(slots, remote=remote)
+    monkeypatch.setattr(index_run, "open_executor", lambda *_: executor)
+    report = dl.index(str(tmp_path / "flat"), workspace=str(tmp_path / "index"), model=str(tiny_model))
+    assert report.sources[0].documents_total == 400
+    assert executor.batches == expected
