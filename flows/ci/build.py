@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any
 
 from driftline.storage.errors import UsageError
 from driftline.tasks.git.branches import default_branch, index_name, is_on_remote_branch
@@ -81,7 +81,7 @@ class Build:
     nothing_to_index: str = ""
 
     @classmethod
-    def detect(cls, environ: Variables, folder: str) -> Self:
+    def detect(cls, environ: Variables, folder: str) -> Build:
         """Detect the build from ``environ`` and the work tree around ``folder``; the commit of the CI system wins."""
         build = cls._of_variables(environ)
         checked_out = head(folder)
@@ -98,7 +98,7 @@ class Build:
         return build
 
     @classmethod
-    def _of_variables(cls, environ: Variables) -> Self:
+    def _of_variables(cls, environ: Variables) -> Build:
         system = next((system for system in _SYSTEMS if environ.get(system.marker)), None)
         if system is None:
             return cls()

@@ -173,7 +173,9 @@ class TaskStages:
         outer = TaskRunContext.get()
         before = [self._runs[name] for name in stage.after if name in self._runs]
         before = before or ([outer.task_run.id] if outer is not None else [])
-        inputs = [Completed(data=each, state_details=StateDetails(task_run_id=each)) for each in before]
+        inputs: list[State[UUID]] = [
+            Completed(data=each, state_details=StateDetails(task_run_id=each)) for each in before
+        ]
         run = _repeated_stage if stage.repeatable else _single_stage
         return run.with_options(name=stage.name)(replace(stage, work=partial(self._begin, stage)), wait_for=inputs)
 

@@ -363,7 +363,6 @@ def test_prune_takes_what_is_merged_gone_or_old(repository: Path, tmp_path: Path
     git(repository, "branch", "-q", "-D", "gone")
     git(repository, "fetch", "-q", "--prune", "origin")
     git(repository, "remote", "set-head", "origin", "main")
-    assert driftline.index(str(repository), workspace=workspace, model=str(tiny_model), by_commit=True)
     opened = Workspace.open(workspace)
     assert {(branch.name, branch.why) for branch in prune_branches(opened, dry_run=True)} == {
         ("merged", "merged"),
@@ -379,12 +378,13 @@ def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
     kind: str, repository: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     """A clone as CI makes it knows one branch; the others, and pull requests, are open all the same."""
-    for name in ("open", "pr/9", "gone"):
-        git(repository, "branch", name)
+    for branch in ("open", "pr/9", "gone"):
+        git(repository, "branch", branch)
     clone, workspace = tmp_path / "clone", str(tmp_path / "index")
     depth = ("--depth", "1") if kind == "shallow" else ("--single-branch",)
     git(tmp_path, "clone", "-q", *depth, "--branch", "main", f"file://{repository}", str(clone))
-    for number, name in enumerate((None, "open", "gone", "pr/7", "heads/pr/9")):
+    names: tuple[str | None, ...] = (None, "open", "gone", "pr/7", "heads/pr/9")
+    for number, name in enumerate(names):
         if name is not None:
             (clone / "src/0.py").write_text(f"word7 word{number}\n")
             git(clone, "checkout", "-q", "--detach")
@@ -405,7 +405,7 @@ def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
     said: list[str] = []
     pruned = prune_branches(Workspace.open(workspace), skip=said.append)
     is_asked = kind in ("single branch", "shallow")
-    assert [(branch.name, branch.why) for branch in pruned] == ([("gone", "gone from the remote")] if is_asked else [])
+    assert [(each.name, each.why) for each in pruned] == ([("gone", "gone from the remote")] if is_asked else [])
     assert len(said) == (not is_asked)
     assert not trap.exists()
 

@@ -200,7 +200,7 @@ def test_a_project_that_holds_its_index_takes_it_along(
         places = [os.path.normpath(root / source) for source in sources]
         dl.index(*places, workspace=str(root / folder), model=str(tiny_model), entity=entity)
 
-    def found(root: Path, word: str) -> list[str]:
+    def found(root: Path, word: str) -> list[str | None]:
         report = dl.search(str(root / folder), word, mode="text", n_lines=0)
         assert all(hit.freshness == "fresh" for hit in report.results)
         return [hit.file for hit in report.results]

@@ -245,21 +245,22 @@ def test_a_build_indexes_no_branch_but_its_own(system: str, situation: str, bran
     by_push = {"main": None, "pr/3": "heads/pr/3"}.get(branch, branch)  # "pr/3" is pull request 3
     by_request = {"main": "pr/7", "pr/3": "heads/pr/3"}.get(branch, branch)
     of_fork = by_request if system == "Bitbucket Pipelines" else "pr/7"
+    own = requested(system, branch, fork=False, event=event)
     cases: dict[str, tuple[dict[str, str], str | None]] = {
         "push": (pushed(system, branch), by_push),
         "tag": (tagged(system, branch), "nothing"),
-        "own request": (requested(system, branch, fork=False, event=event), by_request),
+        "own request": (own, by_request),
+        "fork request": (requested(system, branch, fork=True, event=event), of_fork),
+        "request on the target": (on_the_target(system, branch, event), of_fork),
+        "closed": (own, by_request),
         "again": (pushed(system, branch) | {"GITHUB_RUN_ATTEMPT": "2", "BUILDKITE_RETRY_COUNT": "1"}, by_push),
         "by hand": (by_hand(system, branch), by_push),
     }
-    if situation == "fork request":
-        environ, expected = requested(system, branch, fork=True, event=event), of_fork
-    elif situation == "request on the target":
-        environ, expected = on_the_target(system, branch, event), of_fork
-    elif situation == "closed":
-        environ, expected = is_closed(requested(system, branch, fork=False, event=event), event), by_request
-    else:
-        environ, expected = cases[situation]
+    environ, expected = cases[situation]
+    if situation in ("own request", "closed"):
+        requested(system, branch, fork=False, event=event)  # the event of the others lies there now
+    if situation == "closed":
+        environ = is_closed(environ, event)
     build = Build.detect(environ, str(tmp_path))
     assert build.system == system
     assert build.number == (12 if system in NUMBERED else None)
