@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from driftline.flows.config.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.flows.output.reports import SourceReport
 from driftline.flows.runs.index_run import index_sources
-from driftline.flows.runs.plan import IndexRequest, SourceRequest
+from driftline.flows.runs.plan import PARTIAL, IndexRequest, SourceRequest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DeletionRefused
 from driftline.storage.lines.filters import LineFilter
@@ -31,7 +30,6 @@ WAIT_SECONDS = 60.0
 """How long an action waits for another run of the same source: engines run nodes in parallel."""
 
 _FOLDERS = "*/"
-_PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
 _Known = Mapping[Entity, SourceRecord]
 
 
@@ -86,7 +84,7 @@ def _taken_over(wanted: Collection[SourceRequest], known: _Known) -> set[str]:
     return {
         entity
         for entity, uri in places
-        if entity and _PARTIAL.fullmatch(entity) and any(below(folder, uri) is not None for folder in whole)
+        if entity and PARTIAL.fullmatch(entity) and any(below(folder, uri) is not None for folder in whole)
     }
 
 
@@ -128,7 +126,7 @@ def _wanted(
     uri = os.path.realpath(selection.folder)
     if selection.file is None and not selection.rules.include:
         for entity, record in known.items():
-            if record.uri == uri and not _PARTIAL.fullmatch(entity.id):
+            if record.uri == uri and not PARTIAL.fullmatch(entity.id):
                 kept = tuple(pattern for pattern in record.exclude if pattern != _FOLDERS)
                 return SourceRequest(uri, str(entity), include, kept + exclude)
         return SourceRequest(uri, include=include, exclude=exclude)

@@ -1,123 +1,67 @@
-"""The commit of a CI build, from the variables of the CI system and from what git has checked out."""
+"""The commit of a CI build and the branch that it may index, from the CI system's variables and from git.
+
+Only what the CI system tells to be a push to a branch, or a pull request of the repository's own branch, is indexed as
+that branch. A pull request of a fork, or one that does not tell where it comes from, is ``pr/NUMBER``; for anything
+else ``Build.index_branch`` raises.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any
 
 from driftline.storage.errors import UsageError
-from driftline.tasks.git.branches import default_branch
+from driftline.tasks.git.branches import default_branch, index_name, is_on_remote_branch
 from driftline.tasks.git.commits import head
+
+USUAL_DEFAULTS = ("main", "master")
+"""What a default branch is called where neither the CI system nor git names it."""
+_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_REQUEST_REF = re.compile(r"refs/(?:remotes/)?(?:pull|pull-requests|merge-requests)/(\d+)/.*")
+_CIRCLE_REQUEST = re.compile(r"pull/(\d+)(?:/(?:head|merge))?")
+_NUMBER_AT_END = re.compile(r"(?:.*/)?(\d+)/?")
+
+Variables = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _System:
     """The variables of one CI system; where several name the same thing, the first that is set counts.
 
-    ``default`` names the default branch of the repository, ``request`` and ``target`` the number of a pull request and
-    the branch that it shall be merged into. ``number`` grows from build to build.
+    ``default`` names the default branch of the repository and ``tag`` the tag that is built. Any of ``signs`` shows
+    that a pull request is built: ``request`` is its number, ``source`` its branch, and ``target`` the branch that it
+    shall be merged into. ``is_own`` says whether its branch is one of the repository itself. ``number`` grows from
+    build to build.
     """
 
     name: str
     marker: str
     commit: str
     branch: tuple[str, ...]
+    is_own: Callable[[Variables], bool]
     url: tuple[str, ...] = ()
     number: str = ""
     default: tuple[str, ...] = ()
-    request: str = ""
-    target: str = ""
-
-
-_SYSTEMS = (
-    _System(
-        "GitHub Actions",
-        "GITHUB_ACTIONS",
-        "GITHUB_SHA",
-        ("GITHUB_HEAD_REF", "GITHUB_REF_NAME"),
-        number="GITHUB_RUN_NUMBER",
-        target="GITHUB_BASE_REF",
-    ),
-    _System(
-        "GitLab CI",
-        "GITLAB_CI",
-        "CI_COMMIT_SHA",
-        ("CI_MERGE_REQUEST_SOURCE_BRANCH_NAME", "CI_COMMIT_BRANCH", "CI_COMMIT_REF_NAME"),
-        ("CI_JOB_URL",),
-        number="CI_PIPELINE_IID",
-        default=("CI_DEFAULT_BRANCH",),
-        request="CI_MERGE_REQUEST_IID",
-        target="CI_MERGE_REQUEST_TARGET_BRANCH_NAME",
-    ),
-    _System(
-        "Jenkins",
-        "JENKINS_URL",
-        "GIT_COMMIT",
-        ("CHANGE_BRANCH", "BRANCH_NAME", "GIT_LOCAL_BRANCH"),
-        ("BUILD_URL",),
-        request="CHANGE_ID",
-        target="CHANGE_TARGET",
-    ),
-    _System(
-        "Buildkite",
-        "BUILDKITE",
-        "BUILDKITE_COMMIT",
-        ("BUILDKITE_BRANCH",),
-        ("BUILDKITE_BUILD_URL",),
-        number="BUILDKITE_BUILD_NUMBER",
-        default=("BUILDKITE_PIPELINE_DEFAULT_BRANCH",),
-        request="BUILDKITE_PULL_REQUEST",
-        target="BUILDKITE_PULL_REQUEST_BASE_BRANCH",
-    ),
-    _System(
-        "CircleCI",
-        "CIRCLECI",
-        "CIRCLE_SHA1",
-        ("CIRCLE_BRANCH",),
-        ("CIRCLE_BUILD_URL",),
-        number="CIRCLE_BUILD_NUM",
-        request="CIRCLE_PR_NUMBER",
-    ),
-    _System(
-        "Azure Pipelines",
-        "TF_BUILD",
-        "BUILD_SOURCEVERSION",
-        ("SYSTEM_PULLREQUEST_SOURCEBRANCH", "BUILD_SOURCEBRANCH"),
-        number="BUILD_BUILDID",
-        request="SYSTEM_PULLREQUEST_PULLREQUESTNUMBER",
-        target="SYSTEM_PULLREQUEST_TARGETBRANCH",
-    ),
-    _System(
-        "Bitbucket Pipelines",
-        "BITBUCKET_BUILD_NUMBER",
-        "BITBUCKET_COMMIT",
-        ("BITBUCKET_BRANCH",),
-        number="BITBUCKET_BUILD_NUMBER",
-        request="BITBUCKET_PR_ID",
-        target="BITBUCKET_PR_DESTINATION_BRANCH",
-    ),
-    _System(
-        "CI",
-        "CI",
-        "CI_COMMIT_SHA",
-        ("CI_COMMIT_SOURCE_BRANCH", "CI_COMMIT_BRANCH"),
-        ("CI_PIPELINE_URL",),
-        default=("CI_DEFAULT_BRANCH", "CI_REPO_DEFAULT_BRANCH"),
-    ),
-)
-"""The builds of Jenkins are numbered for each branch job, which may be made anew, so that their numbers say nothing."""
+    tag: tuple[str, ...] = ()
+    request: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
     """One build. ``commit`` is the full id; ``committed`` is when it was made; ``system`` is "" outside of CI.
 
-    ``number`` is higher than that of each earlier build. ``pull_request`` is the number of the request that is built,
-    and ``target`` the branch that it shall be merged into; ``is_fork`` if it comes from another repository.
+    ``number`` is higher than that of each earlier build. ``branch`` was pushed or, if ``is_request``, is that of the
+    pull request with the number ``pull_request``, to be merged into ``target``; it ``is_own`` if it is known to be a
+    branch of the repository itself, and ``head_commit`` its last commit. ``unclear`` says why the branch cannot be
+    told, and ``nothing_to_index`` why there is none.
     """
 
     system: str = ""
@@ -128,53 +72,82 @@ class Build:
     checked_out: str | None = None
     number: int | None = None
     default_branch: str | None = None
+    is_request: bool = False
     pull_request: str | None = None
     target: str | None = None
-    is_fork: bool = False
+    is_own: bool = False
+    head_commit: str | None = None
+    unclear: str = ""
+    nothing_to_index: str = ""
 
     @classmethod
-    def detect(cls, environ: Mapping[str, str], folder: str) -> Self:
+    def detect(cls, environ: Variables, folder: str) -> Build:
         """Detect the build from ``environ`` and the work tree around ``folder``; the commit of the CI system wins."""
         build = cls._of_variables(environ)
         checked_out = head(folder)
         if checked_out is None:
             return build
-        build = replace(build, checked_out=checked_out.id, branch=build.branch or checked_out.branch)
+        build = replace(build, checked_out=checked_out.id)
         build = replace(build, default_branch=build.default_branch or default_branch(folder))
-        if build.commit in (None, checked_out.id):
+        if build.branch is None and build.system in ("", _ANY.name) and not build.is_request:
+            build = replace(build, branch=checked_out.branch)
+        elif not build.unclear:
+            build = replace(build, unclear=build._why_not_checked_out(folder))
+        if build.commit is None or checked_out.id in (build.commit, build.head_commit):
             build = replace(build, commit=checked_out.id, committed=checked_out.committed)
         return build
 
     @classmethod
-    def _of_variables(cls, environ: Mapping[str, str]) -> Self:
-        for system in _SYSTEMS:
-            if environ.get(system.marker):
-                return cls(
-                    system=system.name,
-                    commit=environ.get(system.commit) or None,
-                    committed=_moment(environ.get("CI_COMMIT_TIMESTAMP")),
-                    branch=_branch(_first(environ, system.branch)),
-                    url=_first(environ, system.url) or _github_url(environ),
-                    number=_number(environ.get(system.number)),
-                    default_branch=_first(environ, system.default) or _github_default(environ),
-                    pull_request=_request(environ.get(system.request)) or _github_request(environ),
-                    target=_branch(environ.get(system.target)),
-                    is_fork=_is_fork(environ),
-                )
-        return cls()
+    def _of_variables(cls, environ: Variables) -> Build:
+        system = next((system for system in _SYSTEMS if environ.get(system.marker)), None)
+        if system is None:
+            return cls()
+        commit = environ.get(system.commit, "")
+        build = cls(
+            system=system.name,
+            commit=commit if _ID.fullmatch(commit) else None,  # Buildkite knows a commit called HEAD
+            committed=_moment(environ.get("CI_COMMIT_TIMESTAMP")),
+            url=_first(environ, system.url),
+            number=_number(environ.get(system.number)),
+            default_branch=_first(environ, system.default),
+            is_own=system.is_own(environ),
+        )
+        return _github(build, environ) if system is _GITHUB else _other(build, system, environ)
 
     def index_branch(self, default: str | None = None) -> str | None:
-        """The branch to index; None for the main index: outside of CI, and for the default branch.
+        """The branch to index; None for the main index: outside of CI, and for a push to the default branch.
 
-        A pull request of another repository is ``pr/NUMBER``, since its branch may have any name. Without any name of
-        the default branch, the target of a pull request counts as such.
+        A pull request is ``pr/NUMBER``, unless it is known to come from a branch of the repository itself that is not
+        the default one. Raises UsageError if the branch cannot be told: no index is right then.
         """
         main = default or self.default_branch
-        if not self.system or self.branch is None or (main is None and self.pull_request is None):
+        if not self.system:
             return None
-        if self.pull_request is not None and (self.is_fork or self.branch == main):
+        if self.unclear or (self.nothing_to_index and not self.is_request):
+            raise _unknown(self.unclear or self.nothing_to_index)
+        is_main = self.branch == main or (main is None and self.branch in USUAL_DEFAULTS)
+        if self.is_request:
+            if self.is_own and self.branch is not None and self.branch != self.target and not is_main:
+                return index_name(self.branch)
+            if self.pull_request is None:
+                raise _unknown("The number of this pull request is unknown")
             return f"pr/{self.pull_request}"
-        return None if self.branch == main else self.branch
+        if self.branch is None:
+            raise _unknown("The CI system names no branch")
+        if main is None and not is_main:
+            what = f"Nothing tells whether {self.branch} is the default branch"
+            raise UsageError(what, self.system, "Name the default branch: --default-branch NAME")
+        return None if is_main else index_name(self.branch)
+
+    def is_push_to(self, branch: str) -> bool:
+        """Whether this is a build of ``branch``, not of a tag or a pull request. Raises UsageError if unclear."""
+        if self.is_request or self.nothing_to_index:
+            return False
+        if self.branch is not None and self.branch != branch:
+            return False
+        if self.branch is None or self.unclear:
+            raise _unknown(self.unclear or "The branch of this build is unknown", "Leave out --branch.")
+        return True
 
     def required_commit(self) -> str:
         """The commit. Raises UsageError if neither the CI system nor git names one."""
@@ -183,9 +156,205 @@ class Build:
             raise UsageError("The commit of this build is unknown", fix=fix)
         return self.commit
 
+    def _why_not_checked_out(self, folder: str) -> str:
+        """Why what is checked out cannot be told to be the branch of this build, "" if it can."""
+        if self.checked_out is None or self.commit is None:
+            return ""
+        if self.is_request:
+            if self.head_commit in (None, self.checked_out) or self.target is None:
+                return ""
+            is_base = is_on_remote_branch(folder, self.checked_out, self.target)
+            return "The target of the pull request is checked out, not the pull request" if is_base else ""
+        if self.checked_out == self.commit or self.branch is None:
+            return ""
+        if is_on_remote_branch(folder, self.checked_out, self.branch):
+            return ""
+        return f"This build is of {self.commit[:12]}, but {self.checked_out[:12]} is checked out"
 
-def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+
+def _unknown(what: str, fix: str = "") -> UsageError:
+    fix = fix or "Check out the commit of the build, or index it by hand: driftline index --branch NAME"
+    return UsageError(what, "this build", fix)
+
+
+# -- systems other than GitHub -----------------------------------------------------------------
+
+
+def _other(build: Build, system: _System, environ: Variables) -> Build:
+    """Fill in what is built: a pull request, else a tag, else a push."""
+    refs = [environ.get(name, "") for name in system.branch]
+    requested = [match[1] for ref in refs if (match := _REQUEST_REF.fullmatch(ref))]
+    if system is _CIRCLE:
+        requested += [match[1] for ref in refs if (match := _CIRCLE_REQUEST.fullmatch(ref))]
+    event = environ.get("BUILD_REASON") or environ.get("CI_PIPELINE_EVENT") or environ.get("CI_PIPELINE_SOURCE") or ""
+    says_request = re.match(r"pull_?request|merge_request|external_pull_request", event, re.IGNORECASE) is not None
+    if requested or says_request or any(_is_set(environ, name) for name in system.signs):
+        source = _branch(_first(environ, system.source))
+        is_ref = _REQUEST_REF.fullmatch(source or "") or _CIRCLE_REQUEST.fullmatch(source or "")
+        numbers = [match[1] for name in system.request if (match := _NUMBER_AT_END.fullmatch(environ.get(name, "")))]
+        return replace(
+            build,
+            is_request=True,
+            is_own=build.is_own and not is_ref,
+            pull_request=next(iter([*numbers, *requested]), None),
+            branch=source,
+            target=_branch(_first(environ, system.target)),
+            nothing_to_index="The pull request is closed" if event.endswith("_closed") else "",
+        )
+    tag = _first(environ, system.tag) or next((ref for ref in refs if ref.startswith("refs/tags/")), None)
+    if tag is not None:
+        return replace(build, nothing_to_index=f"The tag {tag.removeprefix('refs/tags/')} is no branch")
+    branch = _branch(next((ref for ref in refs if ref and ref != "detached"), None))
+    if branch is not None and branch.startswith("refs/"):
+        return replace(build, unclear=f"{branch} is no branch")
+    if system is _JENKINS:
+        branch = branch.removeprefix("origin/") if branch and not environ.get("BRANCH_NAME") else branch
+        if environ.get("BRANCH_IS_PRIMARY") == "true":
+            build = replace(build, default_branch=branch)
+    return replace(build, branch=branch)
+
+
+def _same(environ: Variables, *pairs: tuple[str, str]) -> bool:
+    """Whether one of ``pairs`` of variables is set, and no pair that is set differs."""
+    values = [(environ.get(first), environ.get(second)) for first, second in pairs]
+    known = [(first, second) for first, second in values if first and second]
+    return bool(known) and all(first == second for first, second in known)
+
+
+def _is_own_of_gitlab(environ: Variables) -> bool:
+    """A fork's merge request may be built in the fork or in the target: all three projects must be the same."""
+    source, path = "CI_MERGE_REQUEST_SOURCE_PROJECT_ID", "CI_MERGE_REQUEST_SOURCE_PROJECT_PATH"
+    return _same(
+        environ,
+        (source, "CI_MERGE_REQUEST_PROJECT_ID"),
+        (source, "CI_PROJECT_ID"),
+        (path, "CI_MERGE_REQUEST_PROJECT_PATH"),
+        (path, "CI_PROJECT_PATH"),
+        ("CI_EXTERNAL_PULL_REQUEST_SOURCE_REPOSITORY", "CI_EXTERNAL_PULL_REQUEST_TARGET_REPOSITORY"),
+    )
+
+
+def _is_own_of_jenkins(environ: Variables) -> bool:
+    return bool(environ.get("CHANGE_BRANCH")) and not environ.get("CHANGE_FORK")
+
+
+def _is_own_of_buildkite(environ: Variables) -> bool:
+    places = [_place(environ.get(name, "")) for name in ("BUILDKITE_PULL_REQUEST_REPO", "BUILDKITE_REPO")]
+    return bool(places[0]) and places[0] == places[1]
+
+
+def _is_own_of_circle(environ: Variables) -> bool:
+    """CircleCI sets these for pull requests of forks only."""
+    return not any(environ.get(f"CIRCLE_PR_{name}") for name in ("NUMBER", "REPONAME", "USERNAME"))
+
+
+def _is_own_of_azure(environ: Variables) -> bool:
+    return environ.get("SYSTEM_PULLREQUEST_ISFORK", "").lower() == "false"
+
+
+def _place(url: str) -> str:
+    """``host/owner/name`` of the URL of a repository, however it is reached."""
+    match = re.fullmatch(r"(?:[a-z+]+://)?(?:[^@/]*@)?([^/:]+)(?::\d+(?=/))?[:/]+(.+?)(?:\.git)?/*", url.strip())
+    return f"{match[1]}/{match[2]}".lower() if match else ""
+
+
+# -- GitHub ------------------------------------------------------------------------------------
+
+
+def _github(build: Build, environ: Variables) -> Build:
+    """Fill in what is built. The variables of some events name the target alone, so that the event itself decides."""
+    event, name = _github_event(environ), environ.get("GITHUB_EVENT_NAME", "")
+    ref = environ.get("GITHUB_REF") or _github_ref(environ)
+    default = _text(event, "repository", "default_branch")
+    build = replace(build, url=_github_url(environ), default_branch=default)
+    of_ref = _REQUEST_REF.fullmatch(ref)
+    request, issue = _get(event, "pull_request"), _get(event, "issue", "pull_request")
+    named = environ.get("GITHUB_HEAD_REF") or environ.get("GITHUB_BASE_REF") or name.startswith("pull_request")
+    if request is not None or issue is not None or of_ref or named:
+        number = _get(event, "pull_request", "number") or _get(event, "number") or _get(event, "issue", "number")
+        branches = {_text(event, "pull_request", "head", "ref"), environ.get("GITHUB_HEAD_REF") or None} - {None}
+        is_closed = _get(event, "action") == "closed" and name in ("", "pull_request", "pull_request_target")
+        return replace(
+            build,
+            is_request=True,
+            is_own=len(branches) == 1 and _is_own_of_github(event, environ, "pull_request", "head", "repo"),
+            pull_request=str(number) if isinstance(number, int) else of_ref[1] if of_ref else None,
+            branch=next(iter(branches)) if len(branches) == 1 else None,
+            target=_text(event, "pull_request", "base", "ref") or environ.get("GITHUB_BASE_REF") or None,
+            head_commit=_text(event, "pull_request", "head", "sha"),
+            nothing_to_index="The pull request is closed" if is_closed else "",
+        )
+    if name == "workflow_run":
+        return _github_after_another(build, event, environ)
+    if ref.startswith("refs/tags/"):
+        return replace(build, nothing_to_index=f"The tag {ref.removeprefix('refs/tags/')} is no branch")
+    if not ref.startswith("refs/heads/"):
+        return build
+    return replace(build, branch=_branch(ref))
+
+
+def _github_after_another(build: Build, event: Mapping[str, Any], environ: Variables) -> Build:
+    """A ``workflow_run``: its variables name the default branch, whatever the first workflow has built."""
+    branch, commit = _text(event, "workflow_run", "head_branch"), _text(event, "workflow_run", "head_sha")
+    is_own = _is_own_of_github(event, environ, "workflow_run", "head_repository")
+    if _text(event, "workflow_run", "event") in ("push", "schedule", "workflow_dispatch") and is_own and commit:
+        return replace(build, branch=branch, commit=commit)
+    numbers = [_get(request, "number") for request in _get(event, "workflow_run", "pull_requests") or ()]
+    number = str(numbers[0]) if len(numbers) == 1 and isinstance(numbers[0], int) else None
+    return replace(build, is_request=True, is_own=False, branch=branch, pull_request=number)
+
+
+def _github_ref(environ: Variables) -> str:
+    kind = {"tag": "refs/tags/", "branch": "refs/heads/", "": "refs/heads/"}.get(environ.get("GITHUB_REF_TYPE", ""))
+    name = environ.get("GITHUB_REF_NAME")
+    return f"{kind}{name}" if kind and name and not re.fullmatch(r"\d+/merge", name) else ""
+
+
+def _is_own_of_github(event: Mapping[str, Any], environ: Variables, *keys: str) -> bool:
+    """Whether the repository at ``keys`` of the event is the one that is built."""
+    source = _text(event, *keys, "full_name")
+    known = {environ.get("GITHUB_REPOSITORY") or None, _text(event, "repository", "full_name")} - {None}
+    return source is not None and known == {source}
+
+
+def _github_event(environ: Variables) -> dict[str, Any]:
+    """What GitHub tells of the event, {} if it tells nothing."""
+    path = environ.get("GITHUB_EVENT_PATH")
+    if not path or not os.path.isfile(path):
+        return {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            event = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _github_url(environ: Variables) -> str | None:
+    parts = [environ.get(name) for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")]
+    return f"{parts[0]}/{parts[1]}/actions/runs/{parts[2]}" if all(parts) else None
+
+
+def _get(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _text(value: Any, *keys: str) -> str | None:
+    found = _get(value, *keys)
+    return found if isinstance(found, str) and found else None
+
+
+# -- values ------------------------------------------------------------------------------------
+
+
+def _first(environ: Variables, names: tuple[str, ...]) -> str | None:
     return next((value for name in names if (value := environ.get(name))), None)
+
+
+def _is_set(environ: Variables, name: str) -> bool:
+    return environ.get(name, "").lower() not in ("", "false")
 
 
 def _branch(name: str | None) -> str | None:
@@ -197,57 +366,127 @@ def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-def _request(text: str | None) -> str | None:
-    return text if text and text.isdecimal() else None
-
-
-def _github_request(environ: Mapping[str, str]) -> str | None:
-    ref = environ.get("GITHUB_REF", "")
-    return _request(ref.split("/")[2]) if ref.startswith("refs/pull/") else None
-
-
-def _github_event(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What GitHub tells of the event, {} if it tells nothing."""
-    path = environ.get("GITHUB_EVENT_PATH")
-    if not path or not os.path.isfile(path):
-        return {}
-    try:
-        with open(path, encoding="utf-8") as file:
-            event = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return event if isinstance(event, dict) else {}
-
-
-def _github_default(environ: Mapping[str, str]) -> str | None:
-    repository = _github_event(environ).get("repository")
-    name = repository.get("default_branch") if isinstance(repository, dict) else None
-    return name if isinstance(name, str) else None
-
-
-def _is_fork(environ: Mapping[str, str]) -> bool:
-    """Whether a pull request comes from another repository, where the CI system tells."""
-    project = environ.get("CI_MERGE_REQUEST_SOURCE_PROJECT_ID")
-    if project:
-        return project != environ.get("CI_PROJECT_ID", project)
-    if environ.get("CHANGE_FORK") or environ.get("SYSTEM_PULLREQUEST_ISFORK", "").lower() == "true":
-        return True
-    request: Any = _github_event(environ).get("pull_request")
-    try:
-        name = request["head"]["repo"]["full_name"]
-    except (KeyError, TypeError):  # no pull request, or its repository is gone
-        return request is not None
-    return bool(name != environ.get("GITHUB_REPOSITORY", name))
-
-
-def _github_url(environ: Mapping[str, str]) -> str | None:
-    parts = [environ.get(name) for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")]
-    return f"{parts[0]}/{parts[1]}/actions/runs/{parts[2]}" if all(parts) else None
-
-
 def _moment(text: str | None) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+
+
+# -- the systems -------------------------------------------------------------------------------
+
+_GITHUB = _System(
+    "GitHub Actions",
+    "GITHUB_ACTIONS",
+    "GITHUB_SHA",
+    (),
+    lambda _: False,  # the event tells
+    number="GITHUB_RUN_NUMBER",
+)
+_GITLAB = _System(
+    "GitLab CI",
+    "GITLAB_CI",
+    "CI_COMMIT_SHA",
+    ("CI_COMMIT_BRANCH",),
+    _is_own_of_gitlab,
+    ("CI_JOB_URL",),
+    number="CI_PIPELINE_IID",
+    default=("CI_DEFAULT_BRANCH",),
+    tag=("CI_COMMIT_TAG",),
+    request=("CI_MERGE_REQUEST_IID", "CI_EXTERNAL_PULL_REQUEST_IID"),
+    source=("CI_MERGE_REQUEST_SOURCE_BRANCH_NAME", "CI_EXTERNAL_PULL_REQUEST_SOURCE_BRANCH_NAME"),
+    target=("CI_MERGE_REQUEST_TARGET_BRANCH_NAME", "CI_EXTERNAL_PULL_REQUEST_TARGET_BRANCH_NAME"),
+    signs=(
+        *("CI_MERGE_REQUEST_IID", "CI_MERGE_REQUEST_ID", "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME"),
+        *("CI_MERGE_REQUEST_TARGET_BRANCH_NAME", "CI_EXTERNAL_PULL_REQUEST_IID"),
+    ),
+)
+_JENKINS = _System(
+    "Jenkins",
+    "JENKINS_URL",
+    "GIT_COMMIT",
+    ("BRANCH_NAME", "GIT_LOCAL_BRANCH", "GIT_BRANCH"),
+    _is_own_of_jenkins,
+    ("BUILD_URL",),
+    tag=("TAG_NAME",),
+    request=("CHANGE_ID", "ghprbPullId", "gitlabMergeRequestIid"),
+    source=("CHANGE_BRANCH", "ghprbSourceBranch", "gitlabSourceBranch"),
+    target=("CHANGE_TARGET", "ghprbTargetBranch", "gitlabTargetBranch"),
+    signs=("CHANGE_ID", "CHANGE_BRANCH", "CHANGE_TARGET", "CHANGE_FORK", "ghprbPullId", "gitlabMergeRequestIid"),
+)
+"""The builds of Jenkins are numbered for each branch job, which may be made anew, so that their numbers say nothing."""
+_BUILDKITE = _System(
+    "Buildkite",
+    "BUILDKITE",
+    "BUILDKITE_COMMIT",
+    ("BUILDKITE_BRANCH",),
+    _is_own_of_buildkite,
+    ("BUILDKITE_BUILD_URL",),
+    number="BUILDKITE_BUILD_NUMBER",
+    default=("BUILDKITE_PIPELINE_DEFAULT_BRANCH",),
+    tag=("BUILDKITE_TAG",),
+    request=("BUILDKITE_PULL_REQUEST",),
+    source=("BUILDKITE_BRANCH",),
+    target=("BUILDKITE_PULL_REQUEST_BASE_BRANCH",),
+    signs=("BUILDKITE_PULL_REQUEST", "BUILDKITE_PULL_REQUEST_REPO", "BUILDKITE_PULL_REQUEST_BASE_BRANCH"),
+)
+_CIRCLE = _System(
+    "CircleCI",
+    "CIRCLECI",
+    "CIRCLE_SHA1",
+    ("CIRCLE_BRANCH",),
+    _is_own_of_circle,
+    ("CIRCLE_BUILD_URL",),
+    number="CIRCLE_BUILD_NUM",
+    tag=("CIRCLE_TAG",),
+    request=("CIRCLE_PR_NUMBER", "CIRCLE_PULL_REQUEST", "CI_PULL_REQUEST"),
+    source=("CIRCLE_BRANCH",),
+    signs=(
+        *("CIRCLE_PR_NUMBER", "CIRCLE_PR_REPONAME", "CIRCLE_PR_USERNAME"),
+        *("CIRCLE_PULL_REQUEST", "CIRCLE_PULL_REQUESTS", "CI_PULL_REQUEST", "CI_PULL_REQUESTS"),
+    ),
+)
+_AZURE = _System(
+    "Azure Pipelines",
+    "TF_BUILD",
+    "BUILD_SOURCEVERSION",
+    ("BUILD_SOURCEBRANCH",),
+    _is_own_of_azure,
+    number="BUILD_BUILDID",
+    request=("SYSTEM_PULLREQUEST_PULLREQUESTNUMBER", "SYSTEM_PULLREQUEST_PULLREQUESTID"),
+    source=("SYSTEM_PULLREQUEST_SOURCEBRANCH",),
+    target=("SYSTEM_PULLREQUEST_TARGETBRANCH",),
+    signs=(
+        *("SYSTEM_PULLREQUEST_PULLREQUESTNUMBER", "SYSTEM_PULLREQUEST_PULLREQUESTID"),
+        *("SYSTEM_PULLREQUEST_SOURCEBRANCH", "SYSTEM_PULLREQUEST_TARGETBRANCH", "SYSTEM_PULLREQUEST_ISFORK"),
+    ),
+)
+_BITBUCKET = _System(
+    "Bitbucket Pipelines",
+    "BITBUCKET_BUILD_NUMBER",
+    "BITBUCKET_COMMIT",
+    ("BITBUCKET_BRANCH",),
+    lambda _: True,  # it builds no pull request of a fork
+    number="BITBUCKET_BUILD_NUMBER",
+    tag=("BITBUCKET_TAG",),
+    request=("BITBUCKET_PR_ID",),
+    source=("BITBUCKET_BRANCH",),
+    target=("BITBUCKET_PR_DESTINATION_BRANCH",),
+    signs=("BITBUCKET_PR_ID", "BITBUCKET_PR_DESTINATION_BRANCH"),
+)
+_ANY = _System(
+    "CI",
+    "CI",
+    "CI_COMMIT_SHA",
+    ("CI_COMMIT_BRANCH",),
+    lambda _: False,  # nothing tells
+    ("CI_PIPELINE_URL",),
+    default=("CI_DEFAULT_BRANCH", "CI_REPO_DEFAULT_BRANCH"),
+    tag=("CI_COMMIT_TAG",),
+    request=("CI_COMMIT_PULL_REQUEST",),
+    source=("CI_COMMIT_SOURCE_BRANCH",),
+    target=("CI_COMMIT_TARGET_BRANCH",),
+    signs=("CI_COMMIT_PULL_REQUEST", "CI_COMMIT_SOURCE_BRANCH", "CI_COMMIT_TARGET_BRANCH"),
+)
+_SYSTEMS = (_GITHUB, _GITLAB, _JENKINS, _BUILDKITE, _CIRCLE, _AZURE, _BITBUCKET, _ANY)

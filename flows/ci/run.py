@@ -98,9 +98,7 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
     if request.duplicates_of not in (None, "main"):
         fix = "Write: --duplicates-of main"
         raise UsageError("Functions are compared with the main index only", str(request.duplicates_of), fix)
-    if request.only_branch is not None and build.branch != request.only_branch:
-        if build.branch is None:
-            raise UsageError("The branch of this build is unknown", fix="Leave out --branch.")
+    if request.only_branch is not None and not build.is_push_to(request.only_branch):
         report.action = "skipped"
     elif request.max_staleness_seconds is not None:
         report.action = "checked"
@@ -111,6 +109,9 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
         report.action = "deployed"
         commit = build.required_commit()
         report.flow_runs = run_deployments(request.deployments, commit, request.timeout_seconds, progress.message)
+    elif build.nothing_to_index:
+        progress.message(f"{build.nothing_to_index}, so there is nothing to index.")
+        report.action = "skipped"
     else:
         if build.commit != build.checked_out:
             progress.message(f"This build is of {build.commit}, but {build.checked_out} is checked out and indexed.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +30,6 @@ app.add_typer(branches, name="branches")
 EntityOption = Annotated[
     str | None, typer.Option(metavar="PATH", help="Only this source, or the sources below org:acme/project:alpha.")
 ]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As 'driftline branches' lists it.")]
 
 
 @branches.callback(invoke_without_command=True)
@@ -50,7 +50,11 @@ def list_all(
 
 @branches.command()
 def delete(
-    name: NameArgument,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="As 'driftline branches' lists it.")] = None,
+    of_build: Annotated[
+        bool,
+        typer.Option("--of-build", help="Instead of NAME: the branch of the pull request that CI builds or closes."),
+    ] = False,
     workspace: WorkspaceOption = None,
     entity: EntityOption = None,
     wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait this long for a run to finish.")] = 0.0,
@@ -58,6 +62,9 @@ def delete(
     as_json: JsonOption = False,
 ) -> int:
     """Delete a branch of every source that has it. The main index and the files of the source stay."""
+    if (name is None) != of_build:
+        raise UsageError("Name one branch", fix="Write: driftline branches delete NAME, or --of-build in CI")
+    name = name or _of_build()
     opened, within = _opened(workspace, entity)
     from driftline.flows.runs.branch_upkeep import delete_named
 
@@ -76,7 +83,7 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report only.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Delete the branches that are merged, gone from the remote, or old."""
+    """Delete the branches that are merged, gone from the remote, or old. Asks the remote which branches it has."""
     opened, within = _opened(workspace, entity)
     from driftline.flows.runs.branch_upkeep import prune_branches
 
@@ -107,6 +114,17 @@ def diff(
     report = search_new_lines(on_branch(opened, branch), query, top_k=top_k, n_lines=n_lines)
     show(report.to_dict(), as_json, lambda result: print_search(result, None))
     return DONE if report.results else NOTHING_FOUND
+
+
+def _of_build() -> str:
+    """The branch of the pull request that CI builds. Raises UsageError for any other build."""
+    from driftline.flows.ci.build import Build
+
+    build = Build.detect(os.environ, ".")
+    branch = build.index_branch() if build.is_request else None
+    if branch is None:
+        raise UsageError("This is no build of a pull request", build.system, "Name the branch.")
+    return branch
 
 
 def _opened(workspace: str | None, entity: str | None) -> tuple[Workspace, Entity | None]:

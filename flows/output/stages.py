@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,12 +13,16 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a run does next: ``work``. ``said`` tells counts of its result; a ``repeatable`` one may be retried."""
+    """What a run does next: ``work``. ``said`` tells counts of its result; a ``repeatable`` one may be retried.
+
+    It comes ``after`` the stages of these names, as far as they have begun, or else is the first one of its run.
+    """
 
     name: str
     work: Callable[[], Any]
     said: Callable[[Any], str]
     repeatable: bool
+    after: tuple[str, ...] = ()
 
 
 class StageRunner(Protocol):
@@ -31,13 +35,18 @@ _RUNNER: ContextVar[StageRunner | None] = ContextVar("stage runner", default=Non
 
 
 def run_stage(
-    name: str, work: Callable[[], _Result], said: Callable[[_Result], str], *, repeatable: bool = False
+    name: str,
+    work: Callable[[], _Result],
+    said: Callable[[_Result], str],
+    *,
+    repeatable: bool = False,
+    after: Iterable[str] = (),
 ) -> _Result:
     """Do ``work``, shown as a stage where somebody watches. Raises what it raises."""
     runner = _RUNNER.get()
     if runner is None:
         return work()
-    result: _Result = runner(Stage(name, work, said, repeatable))
+    result: _Result = runner(Stage(name, work, said, repeatable, tuple(after)))
     return result
 
 

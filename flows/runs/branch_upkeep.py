@@ -19,7 +19,7 @@ from driftline.storage.leases.lease import acquire, fenced
 from driftline.storage.workspace.branches import branch_at, branch_records, delete, read_branch
 from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.git.branches import is_merged, local_branches, remote_branches
+from driftline.tasks.git.branches import ask_remote_branches, branch_named, is_merged, local_branches
 
 DEFAULT_PRUNED_AFTER_DAYS = 14.0
 
@@ -149,16 +149,20 @@ def prune_branches(
 ) -> list[Pruned]:
     """Delete the branches that are merged, gone from the remote, or older; ``skip`` gets a message for each busy one.
 
-    Whether a branch is merged or gone shows the work tree of its source, where that is on this disk.
+    The work tree of a source, where that is on this disk, shows whether a branch is merged, and names the remote. Only
+    a remote that answers proves that a branch is gone; a pull request is no branch, so that its remote proves nothing.
     """
     if older_than_days < 0:
         raise UsageError("An age cannot be negative", f"{older_than_days:g} d", "Pass 0 or more.")
     pruned: list[Pruned] = []
     for entity, known in workspace.readable_sources(within):
-        on_remote = remote_branches(known.uri)
+        records = branch_records(workspace, entity)
+        on_remote = ask_remote_branches(known.uri) if records else None
         if on_remote is not None:
             on_remote |= local_branches(known.uri)
-        for record in branch_records(workspace, entity):
+        elif records and known.origin is not None:
+            skip(f"The remote of {entity} did not name its branches, so none of them counts as gone.")
+        for record in records:
             why = _why_pruned(record, known.uri, on_remote, timedelta(days=older_than_days))
             if why is None:
                 continue
@@ -177,7 +181,8 @@ def _why_pruned(record: BranchRecord, uri: str, on_remote: frozenset[str] | None
     if age > limit:
         return f"not indexed for {age.days:,} days"
     commit = record.source.commit
-    if on_remote is not None and record.base is not None and record.name not in on_remote:
+    branch = branch_named(record.name)
+    if on_remote is not None and record.base is not None and branch is not None and branch not in on_remote:
         return "gone from the remote"
     if commit is not None and commit.id != record.base and is_merged(uri, commit.id):
         return "merged"

@@ -141,14 +141,13 @@ def _run_sources(
             workspace = plan.workspace
             for place in sorted(stale):
                 progress.phase(f"building indexes of {place}")
-                names = ", ".join(
-                    str(part.entity) for part in plan.sources if workspace.table_place(part.entity) == place
-                )
+                names = [str(part.entity) for part in plan.sources if workspace.table_place(part.entity) == place]
                 report.indexes += run_stage(
-                    f"index {names}",
+                    f"index {', '.join(names)}",
                     partial(_maintain, plan, place, report.run_id, executor, progress, builds),
                     lambda changed: f"indexes brought up to date: {', '.join(changed) or 'none'}",
                     repeatable=True,
+                    after=[f"{stage} {name}" for name in names for stage in ("embed", "commit")],
                 )
     if failure is not None and not plan.request.keep_going:
         raise failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import posixpath
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,9 @@ from driftline.tasks.scanning.claims import Claim
 from driftline.tasks.scanning.ignore import Rules
 
 log = logging.getLogger(__name__)
+
+PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
+"""The names of sources that hold only some files of a folder: those that an action was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +251,22 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
         raise
 
 
+def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) -> tuple[Entity, SourceRecord | None]:
+    """The source at ``uri`` that has the workspace in it, under whatever name; else the new source ``free``."""
+    if workspace.place is not None and workspace.place.startswith(uri.rstrip("/") + "/"):
+        for entity, known in workspace.readable_sources(Entity(free.parts[:-1])):
+            if known.uri == uri and entity not in taken and not PARTIAL.fullmatch(entity.id):
+                return entity, known
+    return free, None
+
+
 def _default_entity(
     uri: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """The entity named after the last part of ``uri``, with a hash suffix if that name is bound to another URI."""
+    """The entity named after the last part of ``uri``, with a hash suffix if that name is bound to another URI.
+
+    A project that holds the workspace keeps its entity when its folder gets another name.
+    """
     level = workspace.config.hierarchy[-1]
     name = posixpath.basename(uri.rstrip("/")) or "root"
     suffix = hashlib.blake2b(uri.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
@@ -258,5 +274,5 @@ def _default_entity(
         entity = Entity.parse(f"{level}:{candidate.replace('/', '_')}", workspace.config.hierarchy)
         known = _known_source(workspace, entity, uri)
         if entity not in taken and (known is None or known.same_place(record)):
-            return entity, known
+            return (entity, known) if known is not None else _around(workspace, uri, entity, taken)
     raise SourceConflict("No default entity is free for this source", uri, "Name one with --entity.")

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +39,8 @@ from driftline.tasks.stopwatch import Stopwatch
 BATCH_BYTES = 4 * 1024 * 1024
 """Text per batch: about 100,000 lines, whose vectors take 100 MB."""
 BATCH_DOCUMENTS = 2_000
+WORTHWHILE_BYTES = 64 * 1024
+"""The least text that is worth a task of its own on a worker: it takes ten times as long as sending the task."""
 BATCHES_PER_COMMIT = 8
 COMMIT_SECONDS = 15.0
 """A crash loses at most this many batches, or about this many seconds of work."""
@@ -107,7 +110,8 @@ class SourceRun:
                 if len(workspace.line_tables(entity)) > 1:
                     self.indexes_lag |= remove_strays(committer) > 0
             scans = self._scan()
-            refused = run_stage(f"embed {entity}", lambda: self._embed_and_delete(scans, committer), self._said)
+            embed, after = partial(self._embed_and_delete, scans, committer), (f"scan {entity}",)
+            refused = run_stage(f"embed {entity}", embed, self._said, after=after)
             self.report.revision = revision(lease.token, committer.batch)
             if self._work_tree is not None and refused is None and self._is_complete(scans):
                 reached = self._work_tree.reached(lease.token)
@@ -201,8 +205,7 @@ class SourceRun:
         with self._timed("batches"):
             if len(retouched):
                 self._count_retouched(retouched)
-                with self._timed("commit"), self._committing:
-                    committer.commit(ChangeSet(_as_manifest(retouched)))
+                self._commit_changes(committer, ChangeSet(_as_manifest(retouched)))
             self._progress.phase("embedding", total=len(changes))
             self._donations = self._find_donations(changes)
             pending: list[BatchResult] = []
@@ -218,9 +221,10 @@ class SourceRun:
 
     def _batches(self, changes: pa.Table, *, dry_run: bool = False) -> Iterator[BatchSpec]:
         sizes = changes["size_bytes"].to_pylist()
+        limit = batch_bytes(sum(sizes), self._executor)
         start, size = 0, 0
         for row, size_bytes in enumerate(sizes):
-            if row > start and (size + size_bytes > BATCH_BYTES or row - start == BATCH_DOCUMENTS):
+            if row > start and (size + size_bytes > limit or row - start == BATCH_DOCUMENTS):
                 yield self._batch(changes[start:row], dry_run)
                 start, size = row, 0
             size += size_bytes
@@ -249,11 +253,19 @@ class SourceRun:
             fragments=tuple(f for result in results for f in result.fragments),
             replaced=tuple(path for result in results for path in result.replaced),
         )
-        with self._timed("commit"), self._committing:
-            committer.commit(changes)
+        self._commit_changes(committer, changes)
         self.indexes_lag |= changes.touches_lines
         if changes.fragments:
             self._builds.committed(self.place, committer.table)
+
+    def _commit_changes(self, committer: Committer, changes: ChangeSet, phase: str = "commit") -> None:
+        def commit() -> None:
+            with self._committing:
+                committer.commit(changes)
+
+        counts = f"{len(changes.rows):,} documents committed, {len(changes.removed):,} removed"
+        with self._timed(phase):
+            run_stage(f"commit {self.entity}", commit, lambda _: counts, after=(f"embed {self.entity}",))
 
     # -- delete ------------------------------------------------------------------------------
 
@@ -264,11 +276,9 @@ class SourceRun:
             return None
         refused = self._refusal(vanished)
         if refused is None:
-            with self._timed("delete"), self._committing:
-                had_lines = pc.greater(vanished["lines"], 0)
-                removed = vanished.filter(had_lines)["path"].to_pylist()
-                committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(vanished["path"].to_pylist())))
-            self.indexes_lag |= bool(removed)
+            removed = ChangeSet(SCHEMA.empty_table(), removed=tuple(vanished["path"].to_pylist()))
+            self._commit_changes(committer, removed, "delete")
+            self.indexes_lag |= pc.any(pc.greater(vanished["lines"], 0)).as_py()
             self._count_deleted(vanished)
         return refused
 
@@ -374,6 +384,13 @@ class SourceRun:
     def _timed(self, phase: str) -> Iterator[None]:
         with self._watch.phase(phase), request_counts.phase(phase):
             yield
+
+
+def batch_bytes(total: int, executor: Executor) -> int:
+    """Maximum size of a batch, of ``total`` bytes of changes: each worker reads and embeds a share, if that pays."""
+    if not executor.remote or executor.slots == 1:
+        return BATCH_BYTES
+    return min(BATCH_BYTES, max(WORTHWHILE_BYTES, -(-total // executor.slots)))
 
 
 def _as_manifest(retouched: pa.Table) -> pa.Table:

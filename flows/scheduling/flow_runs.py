@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
 from logging import Logger, LoggerAdapter
 from types import TracebackType
 from typing import Any, cast
@@ -17,9 +19,11 @@ from uuid import UUID
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun, State, StateDetails
+from prefect.context import TaskRunContext
 from prefect.flows import Flow
 from prefect.logging.loggers import flow_run_logger
+from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 
 from driftline.flows.config.secret_references import check_catalog, check_options, resolve_catalog, resolve_options
@@ -123,7 +127,7 @@ def flow_progress() -> Iterator[PrefectProgress]:
     own.setLevel(logging.INFO)
     own.propagate = False
     try:
-        with PrefectProgress(log) as progress, stages_run_by(run_as_task):
+        with PrefectProgress(log) as progress, stages_run_by(TaskStages()):
             yield progress
     finally:
         own.removeHandler(handler)
@@ -154,10 +158,32 @@ def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return work()
 
 
-def run_as_task(stage: Stage) -> Any:
-    """Run a stage of the current flow run as a task, which the run's graph and timeline show, with its counts."""
-    run = _repeated_stage if stage.repeatable else _single_stage
-    return run.with_options(name=stage.name)(stage)
+class TaskStages:
+    """Runs the stages of one flow run as tasks, which the run's graph and timeline show, with their counts.
+
+    An edge of the graph leads to a stage from each one that it comes after, or from the task that runs it. Prefect
+    draws edges of inputs only, so that these tasks count as inputs; nothing waits for them.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, UUID] = {}
+
+    def __call__(self, stage: Stage) -> Any:
+        """Run ``stage``; returns what its work returns, and raises what it raises."""
+        outer = TaskRunContext.get()
+        before = [self._runs[name] for name in stage.after if name in self._runs]
+        before = before or ([outer.task_run.id] if outer is not None else [])
+        inputs: list[State[UUID]] = [
+            Completed(data=each, state_details=StateDetails(task_run_id=each)) for each in before
+        ]
+        run = _repeated_stage if stage.repeatable else _single_stage
+        return run.with_options(name=stage.name)(replace(stage, work=partial(self._begin, stage)), wait_for=inputs)
+
+    def _begin(self, stage: Stage) -> Any:
+        here = TaskRunContext.get()
+        if here is not None:
+            self._runs[stage.name] = here.task_run.id
+        return stage.work()
 
 
 def _run_stage(stage: Stage) -> Any:

@@ -68,9 +68,13 @@ def _started(url: str) -> Iterator[None]:
     host, _, port = url.removeprefix("http://").removesuffix("/api").partition(":")
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", port]
     log = get_current_settings().home / "driftline-server.log"
+    # The web page asks the API at the default port unless it is told otherwise.
+    environment = {"PREFECT_UI_API_URL": url, **os.environ}
     with log.open("wb") as output:
         # A new session keeps Ctrl-C from the server: the deployments still report to it while they stop.
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
     try:
         deadline = time.monotonic() + START_SECONDS
         while not _answers(url):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -62,7 +63,8 @@ class IndexedCommit(BaseModel):
 class SourceRecord(BaseModel):
     """``_source.json``: what a source scans. ``origin`` and ``subpath``, not the URI, identify a git work tree.
 
-    Runs over changed paths set ``commit``; it becomes void as soon as the lease has another holder.
+    ``workspace`` is where the workspace on a local disk was, as seen from the same place as ``uri``. Runs over
+    changed paths set ``commit``; it becomes void as soon as the lease has another holder.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -70,6 +72,7 @@ class SourceRecord(BaseModel):
     format_version: int = FORMAT_VERSION
     entity: str
     uri: str
+    workspace: str | None = None
     origin: str | None = None
     subpath: str = ""
     include: tuple[str, ...] = ()
@@ -81,6 +84,27 @@ class SourceRecord(BaseModel):
         if self.origin and other.origin:
             return (self.origin, self.subpath) == (other.origin, other.subpath)
         return self.uri == other.uri
+
+    def seen_from(self, workspace: str) -> SourceRecord:
+        """The record with the place of the source today, as the place of its ``workspace`` shows it.
+
+        A source around the workspace is where the workspace is, under the same name in it. One beside the workspace,
+        or below, has moved with it if it is found there; any other source is where it was.
+        """
+        if self.workspace in (None, workspace) or "://" in self.uri:
+            return self
+        return self.model_copy(update={"uri": _moved(self.uri, str(self.workspace), workspace), "workspace": workspace})
+
+
+def _moved(uri: str, before: str, now: str) -> str:
+    """Where the folder ``uri`` is if the workspace, once at ``before``, is at ``now``."""
+    root = uri.rstrip("/") + "/"
+    if before.startswith(root):
+        inner = f"/{before[len(root) :]}"
+        return now.removesuffix(inner) or "/" if now.endswith(inner) else uri
+    project = os.path.dirname(before).rstrip("/") + "/"
+    beside = os.path.join(os.path.dirname(now), uri.removeprefix(project))
+    return beside if uri.startswith(project) and os.path.isdir(beside) else uri
 
 
 class BranchRecord(BaseModel):

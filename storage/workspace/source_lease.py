@@ -46,7 +46,9 @@ def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
 
 def _known_token(workspace: Workspace, entity: Entity) -> int:
     """The highest token in the commit markers and the manifest; 0 for a new source."""
-    tokens = [table.commit_marker(entity).token for table in workspace.line_tables(entity)]
+    # The first run of another source may have written fragments, and no version of the table yet.
+    tables = [table for table in workspace.line_tables(entity) if table.exists()]
+    tokens = [table.commit_marker(entity).token for table in tables]
     with contextlib.suppress(CorruptFile):  # a repair sets the damaged file aside under this very lease
         tokens.append(token_of(workspace.manifest(entity).max_rev()))
     return max(tokens, default=0)

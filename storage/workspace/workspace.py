@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -254,9 +255,23 @@ class Workspace:
         """The record of a source, or None. Raises CorruptFile, WorkspaceTooNew."""
         branch = self.branch_of(entity)
         if branch is not None:
-            record = read_record(self.objects, branch.record_path, BranchRecord)
-            return record.source if record is not None else None
-        return read_record(self.objects, f"{entity.directory}/{SOURCE}", SourceRecord)
+            cut = read_record(self.objects, branch.record_path, BranchRecord)
+            return self._seen_from_here(cut.source) if cut is not None else None
+        known = read_record(self.objects, f"{entity.directory}/{SOURCE}", SourceRecord)
+        return self._seen_from_here(known) if known is not None else None
+
+    def _seen_from_here(self, record: SourceRecord) -> SourceRecord:
+        """``record`` with the place of its source today: a project that holds its index may be moved or copied."""
+        here = self.place
+        if here is None or here == record.workspace or record.workspace is None:
+            return record
+        # A copy that follows another workspace lies anywhere, and the sources are where that one sees them.
+        return record if read_copy_record(self.objects) is not None else record.seen_from(here)
+
+    @property
+    def place(self) -> str | None:
+        """The real path of a workspace on a local disk."""
+        return os.path.realpath(self.objects.uri) if self.objects.is_local else None
 
     def readable_source(self, entity: Entity) -> SourceRecord | None:
         """The record of a source, or None; warns of a damaged one, which the next run over its place replaces."""
@@ -268,6 +283,7 @@ class Workspace:
 
     def bind_source(self, entity: Entity, record: SourceRecord) -> None:
         """Create or replace the record of a source. The caller holds the source's lease."""
+        record = record.model_copy(update={"workspace": self.place})
         branch = self.branch_of(entity)
         if branch is not None:
             self._change_branch(branch, {"source": record})

@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import os
+import re
 
 from driftline.tasks.git.commits import is_ancestor
-from driftline.tasks.git.isolation import ask, find_repository
+from driftline.tasks.git.isolation import ask, ask_remote, find_repository
 
 _REMOTE, _HEADS = "refs/remotes/origin/", "refs/heads/"
+_REQUEST_NAME = re.compile(r"((?:heads/)*)pr/\d+")
 
 
-def remote_branches(root: str) -> frozenset[str] | None:
-    """The names of the branches of ``origin`` as the work tree around ``root`` saw them last; None without any."""
-    names = _refs(root, "--remotes=origin")
-    return frozenset(name.removeprefix(_REMOTE) for name in names if name != f"{_REMOTE}HEAD") or None
+def index_name(branch: str) -> str:
+    """What a branch of git is called in the index: as in git, but never ``pr/NUMBER``, which pull requests have."""
+    return f"heads/{branch}" if _REQUEST_NAME.fullmatch(branch) else branch
+
+
+def branch_named(name: str) -> str | None:
+    """The branch of git that is called ``name`` in the index; None for a pull request, which is no branch."""
+    match = _REQUEST_NAME.fullmatch(name)
+    return name if match is None else name.removeprefix("heads/") if match[1] else None
+
+
+def ask_remote_branches(root: str) -> frozenset[str] | None:
+    """The names of the branches that the remote ``origin`` has now, in its own words.
+
+    None if there is no remote, if it does not answer, or if it has no branch. What a clone remembers is no answer: a
+    clone of a single branch never knew the others.
+    """
+    if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
+        return None
+    answer = ask_remote(root, "ls-remote", "--heads")
+    refs = [line.partition("\t")[2] for line in (answer or b"").decode("utf-8", "replace").splitlines()]
+    return frozenset(ref.removeprefix(_HEADS) for ref in refs if ref.startswith(_HEADS)) or None
 
 
 def local_branches(root: str) -> frozenset[str]:
     """The names of the branches of the work tree around ``root``; none without git."""
-    return frozenset(name.removeprefix(_HEADS) for name in _refs(root, "--branches"))
-
-
-def _refs(root: str, which: str) -> list[str]:
     if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
-        return []
-    answer = ask(root, "rev-parse", "--symbolic-full-name", which)
-    return (answer or b"").decode("utf-8", "replace").splitlines()
+        return frozenset()
+    answer = ask(root, "rev-parse", "--symbolic-full-name", "--branches")
+    names = (answer or b"").decode("utf-8", "replace").splitlines()
+    return frozenset(name.removeprefix(_HEADS) for name in names)
+
+
+def is_on_remote_branch(root: str, commit: str, branch: str) -> bool:
+    """Whether ``commit`` is in ``branch`` of ``origin``, as the work tree around ``root`` has fetched it."""
+    answer = ask(root, "rev-parse", "--verify", "--quiet", f"{_REMOTE}{branch}")
+    tip = answer.decode().strip() if answer else ""
+    return bool(tip) and (commit == tip or is_ancestor(root, commit, tip))
 
 
 def default_branch(root: str) -> str | None:

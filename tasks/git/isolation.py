@@ -1,5 +1,7 @@
 """Run git on an untrusted repository: it executes no command that the repository names, and fetches nothing.
 
+Only ``ask_remote`` goes beyond the disk: it asks a remote which branches it has, where a command is about just that.
+
 The configuration of a repository can name commands: filters, hooks, monitors, helpers for diffs, credentials and
 transports. So commands that read objects or files run with a temporary git directory: it borrows objects, index and
 ignore rules from the repository, and its settings name no command. Only commands that execute nothing read the
@@ -32,7 +34,11 @@ _ASKED = (
     *("--git-path", "shallow", "--git-path", "info/sparse-checkout"),
 )
 _READ_BY_GIT = ("HEAD", "commondir", "config", "config.worktree", "gitdir", "index", "packed-refs")
+_REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
+"""Variables of the user by which git reaches a remote."""
 _UNBORN = "ref: refs/heads/unborn"
+_SSH_PLACE = re.compile(r"[^/]+:")
+"""``host:path``, as git tells it from the path of a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,29 @@ def ask(folder: str, *arguments: str) -> bytes | None:
     Use it only for ``rev-parse``, ``symbolic-ref`` and ``config``, which execute nothing that a repository names.
     """
     return _output(_start(folder, arguments, {}))
+
+
+def ask_remote(folder: str, *arguments: str) -> bytes | None:
+    """Ask the remote ``origin`` of the repository around ``folder``; None if there is none, or it does not answer.
+
+    The repository names only where the remote is, and HTTP headers for it, which hold the token of a CI build. How to
+    reach it, and with which credentials, is what the user's own configuration says; nothing asks for a password.
+    """
+    where = ask(folder, "config", "--get", "remote.origin.url")
+    url = where.decode("utf-8", "surrogateescape").strip() if where else ""
+    if not url:
+        return None
+    if "://" not in url and not _SSH_PLACE.match(url):
+        url = os.path.join(folder, url)  # of a folder; git would take it relative to where it runs
+    headers = (ask(folder, "config", "-z", "--get-regexp", r"^http\..*extraheader$") or b"").split(b"\0")[:-1]
+    pairs = [entry.decode("utf-8", "surrogateescape").partition("\n") for entry in headers]
+    variables = {"GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh", "GIT_CONFIG_COUNT": str(len(pairs))}
+    for number, (key, _, value) in enumerate(pairs):
+        variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    variables |= {name: os.environ[name] for name in _REACHING if name in os.environ}
+    with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
+        variables["GIT_CEILING_DIRECTORIES"] = os.path.dirname(elsewhere)
+        return _output(_start(elsewhere, (*arguments, "--", url), variables))
 
 
 def run(repository: Repository, folder: str, *arguments: str, head: str = "") -> bytes | None:

@@ -373,6 +373,43 @@ def test_prune_takes_what_is_merged_gone_or_old(repository: Path, tmp_path: Path
     assert prune_branches(opened) == []
 
 
+@pytest.mark.parametrize("kind", ["single branch", "shallow", "no answer", "no remote", "a command as remote"])
+def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
+    kind: str, repository: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    """A clone as CI makes it knows one branch; the others, and pull requests, are open all the same."""
+    for branch in ("open", "pr/9", "gone"):
+        git(repository, "branch", branch)
+    clone, workspace = tmp_path / "clone", str(tmp_path / "index")
+    depth = ("--depth", "1") if kind == "shallow" else ("--single-branch",)
+    git(tmp_path, "clone", "-q", *depth, "--branch", "main", f"file://{repository}", str(clone))
+    names: tuple[str | None, ...] = (None, "open", "gone", "pr/7", "heads/pr/9")
+    for number, name in enumerate(names):
+        if name is not None:
+            (clone / "src/0.py").write_text(f"word7 word{number}\n")
+            git(clone, "checkout", "-q", "--detach")
+            git(clone, "commit", "-qam", f"of {name}")
+        driftline.index(str(clone), workspace=workspace, model=str(tiny_model), branch=name, by_commit=True)
+        git(clone, "checkout", "-q", "main")
+    git(repository, "branch", "-q", "-D", "gone")
+    git(repository, "checkout", "-q", "--detach")
+    trap = tmp_path / "executed"
+    if kind == "no answer":
+        git(clone, "remote", "set-url", "origin", str(tmp_path / "nowhere"))
+    elif kind == "no remote":
+        git(clone, "remote", "remove", "origin")
+    elif kind == "a command as remote":
+        git(clone, "remote", "set-url", "origin", f"ext::sh -c 'touch% {trap}'")
+        git(clone, "config", "protocol.ext.allow", "always")
+        git(clone, "config", "core.sshCommand", f"touch {trap}")
+    said: list[str] = []
+    pruned = prune_branches(Workspace.open(workspace), skip=said.append)
+    is_asked = kind in ("single branch", "shallow")
+    assert [(each.name, each.why) for each in pruned] == ([("gone", "gone from the remote")] if is_asked else [])
+    assert len(said) == (not is_asked)
+    assert not trap.exists()
+
+
 @pytest.mark.parametrize("executor", ["local"])
 def test_workers_index_a_branch(repository: Path, tmp_path: Path, tiny_model: Path, executor: str) -> None:
     options: dict[str, Any] = {"workspace": str(tmp_path / "index"), "model": str(tiny_model), "executor": executor}

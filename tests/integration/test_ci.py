@@ -228,7 +228,10 @@ def test_text_output_has_lines_and_a_job_summary(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     (tmp_path / "summary.md").write_text("what an earlier step wrote\n")
     commit_id = git(repository, "rev-parse", "HEAD")[:12]
-    done = ci()
+    refused = ci()
+    assert (refused.code, "--default-branch" in refused.err) == (2, True)
+    (tmp_path / "summary.md").write_text("what an earlier step wrote\n")
+    done = ci("--default-branch", "feature|x")
     assert done.code == 0
     assert done.out.startswith(f"in step with {commit_id} on feature|x")
     assert "3 new, 0 changed" in done.out
@@ -236,10 +239,10 @@ def test_text_output_has_lines_and_a_job_summary(
     assert summary.startswith("what an earlier step wrote\n### Driftline: in step with")
     assert r"on feature\|x" in summary
     assert "| 3 | 0 | 0 | 0 | 3 |" in summary
-    failed = ci(repository / "nowhere", "--summary", tmp_path / "other.md")
+    failed = ci(repository / "nowhere", "--default-branch", "feature|x", "--summary", tmp_path / "other.md")
     assert failed.code == 2
     assert "**No such folder" in (tmp_path / "other.md").read_text()
-    unwritable = ci("--summary", tmp_path / "no" / "folder.md")
+    unwritable = ci("--default-branch", "feature|x", "--summary", tmp_path / "no" / "folder.md")
     assert (unwritable.code, "the summary was not written" in unwritable.err) == (0, True)
 
 
@@ -268,6 +271,37 @@ def test_builds_of_other_branches_are_skipped(ci: Driftline, repository: Path, t
     assert ci("--json", "--branch", "main").json["action"] == "indexed"
     git(repository, "checkout", "-q", "--detach")
     assert ci("--branch", "main").code == 2
+
+
+def test_a_fork_reaches_neither_the_main_index_nor_a_branch(
+    ci: Driftline, driftline: Driftline, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pull request from a fork's main, a tag called main, and a build of which nothing is known."""
+    assert ci().code == 0
+    (repository / "evil.py").write_text("zebra = 1\n")
+    commit(repository)
+    event = tmp_path / "event.json"
+    head = {"ref": "main", "sha": git(repository, "rev-parse", "HEAD"), "repo": {"full_name": "someone/web"}}
+    of = {"default_branch": "main", "full_name": "team/web"}
+    event.write_text(
+        json.dumps({"repository": of, "pull_request": {"number": 7, "head": head, "base": {"ref": "main"}}})
+    )
+    github = {"GITHUB_ACTIONS": "true", "GITHUB_SHA": head["sha"], "GITHUB_REF": "refs/heads/main"}
+    github |= {"GITHUB_REF_NAME": "main", "GITHUB_REPOSITORY": "team/web", "GITHUB_EVENT_NAME": "pull_request_target"}
+    for name, value in github.items():
+        monkeypatch.setenv(name, str(value))
+    assert ci().code == 2  # without the event, the number is unknown
+    monkeypatch.setenv("GITHUB_EVENT_PATH", str(event))
+    assert ci("--json", "--branch", "main").json["action"] == "skipped"
+    assert ci("--json").json["index_branch"] == "pr/7"
+    monkeypatch.setenv("GITHUB_EVENT_NAME", "push")
+    monkeypatch.setenv("GITHUB_REF", "refs/tags/main")
+    monkeypatch.delenv("GITHUB_EVENT_PATH")
+    assert ci("--json").json["action"] == "skipped"
+    found = driftline("search", "zebra", "--workspace", tmp_path / "index", "--mode", "text", "--json")
+    assert found.json["results"] == []
+    assert "branches delete" in driftline("branches", "delete", "--workspace", tmp_path / "index").err
+    assert driftline("branches", "delete", "--of-build", "--workspace", tmp_path / "index").code == 2  # of a tag
 
 
 # The gate.

@@ -104,6 +104,14 @@ def test_the_jobs_for_gitlab_index_the_default_branch(checkout: Path, s3_server:
     assert "1 new" in indexed.stdout
 
 
+def event_of(repository: str, commit: str, action: str) -> dict[str, object]:
+    """What GitHub tells of pull request 7 from the branch topic of ``repository``."""
+    head = {"ref": "topic", "sha": commit, "repo": {"full_name": repository}}
+    pull_request = {"number": 7, "head": head, "base": {"ref": "main"}}
+    of = {"default_branch": "main", "full_name": "team/web"}
+    return {"action": action, "number": 7, "pull_request": pull_request, "repository": of}
+
+
 def test_the_jobs_for_pull_requests_index_and_delete_a_branch(
     checkout: Path, s3_server: S3Server, s3_bucket: str, tmp_path: Path
 ) -> None:
@@ -115,8 +123,10 @@ def test_the_jobs_for_pull_requests_index_and_delete_a_branch(
     (checkout / "b.py").write_text("zebra = 1\n")
     git(checkout, "add", "-A")
     git(checkout, "commit", "-qm", "two")
-    pull_request = runner | {"GITHUB_SHA": git(checkout, "rev-parse", "HEAD"), "GITHUB_HEAD_REF": "topic"}
-    pull_request |= {"GITHUB_REF": "refs/pull/7/merge", "GITHUB_BASE_REF": "main", "BRANCH": "topic"}
+    event = tmp_path / "event.json"
+    pull_request = runner | {"GITHUB_SHA": "f" * 40, "GITHUB_HEAD_REF": "topic", "GITHUB_EVENT_PATH": str(event)}
+    pull_request |= {"GITHUB_REF": "refs/pull/7/merge", "GITHUB_BASE_REF": "main", "GITHUB_EVENT_NAME": "pull_request"}
+    event.write_text(json.dumps(event_of("team/web", git(checkout, "rev-parse", "HEAD"), "synchronize")))
     indexed = run(jobs["branch"], checkout, pull_request)
     assert indexed.returncode == 0, indexed.stderr
     assert "as the branch topic of the index" in indexed.stdout
@@ -129,9 +139,13 @@ def test_the_jobs_for_pull_requests_index_and_delete_a_branch(
         check=False,
     )
     assert "b.py:1" in found.stdout, found.stderr
-    for _ in range(2):  # a pull request that was never indexed is closed as well
-        closed = run(jobs["closed"], checkout, pull_request)
+    nowhere = tmp_path / "no-checkout"
+    nowhere.mkdir()
+    for repository, deleted in (("someone/web", False), ("team/web", True), ("team/web", False)):
+        event.write_text(json.dumps(event_of(repository, "e" * 40, "closed")))
+        closed = run(jobs["closed"], nowhere, pull_request)
         assert closed.returncode == 0, closed.stderr
+        assert ("deleted the branch topic" in closed.stdout) == deleted
 
 
 def test_the_jobs_for_merge_requests_index_and_prune_branches(
@@ -142,6 +156,7 @@ def test_the_jobs_for_merge_requests_index_and_prune_branches(
     runner["CI_COMMIT_SHA"] = git(checkout, "rev-parse", "HEAD")
     assert run(jobs["driftline-index"], checkout, runner | {"CI_COMMIT_BRANCH": "main"}).returncode == 0
     merge_request = runner | {"CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "topic", "CI_MERGE_REQUEST_IID": "3"}
+    merge_request |= {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "9", "CI_PROJECT_ID": "9"}
     indexed = run(jobs["driftline-branch"], checkout, merge_request)
     assert indexed.returncode == 0, indexed.stderr
     assert "as the branch topic of the index" in (checkout / "driftline-ci.md").read_text()

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import driftline as dl
+from driftline.flows.runs import index_run
+from driftline.flows.runs.executors import InlineExecutor, Result, Spec, Task
+from driftline.flows.runs.pull_run import PullRequest, pull_workspace
 from driftline.flows.runs.source_run import SourceRun
 from driftline.storage.errors import StorageError
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.indexing.batch import BatchSpec
 
 Driftline = Callable[..., Any]
 
@@ -154,3 +163,141 @@ def test_fifty_sources_are_indexed_beside_each_other_whatever_happens_to_two_of_
     assert (done.code, done.json["failed"]) == (0, [])
     assert {source["documents_total"] for source in done.json["sources"]} == {1}
     assert driftline("status", "--json").json["total_lines"] == 100
+
+
+# A project that holds its index is moved or copied.
+
+Layout = tuple[str, tuple[str, ...], str | None]
+LAYOUTS: dict[str, Layout] = {  # the workspace and the sources, below the project; the entity
+    "around": (".driftline", (".",), None),
+    "around, with a name": (".driftline", (".",), "org:acme/project:alpha/source:web"),
+    "far inside": ("var/cache/index", (".",), None),
+    "beside": (".driftline", ("src", "docs"), None),
+    "around and within": (".driftline", (".", "docs"), None),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "is_git"),
+    [
+        *((layout, change, False) for layout in LAYOUTS for change in ("moved", "copied")),
+        *(("around", change, True) for change in ("moved", "copied", "moved up")),
+    ],
+)
+def test_a_project_that_holds_its_index_takes_it_along(
+    layout: str, change: str, is_git: bool, tmp_path: Path, tiny_model: Path
+) -> None:
+    folder, sources, entity = LAYOUTS[layout]
+    before, after = tmp_path / "first" / "proj", tmp_path / ("other" if change == "moved up" else "first/renamed")
+    for name, text in {"src/pump.txt": "how the pump is primed\n", "docs/valve.txt": "how the valve closes\n"}.items():
+        (before / name).parent.mkdir(parents=True, exist_ok=True)
+        (before / name).write_text(text)
+    if is_git:
+        subprocess.run(["git", "init", "-q"], cwd=before, check=True)
+        subprocess.run(["git", "remote", "add", "origin", "https://git.example/team/web"], cwd=before, check=True)
+
+    def index(root: Path) -> None:
+        places = [os.path.normpath(root / source) for source in sources]
+        dl.index(*places, workspace=str(root / folder), model=str(tiny_model), entity=entity)
+
+    def found(root: Path, word: str) -> list[str | None]:
+        report = dl.search(str(root / folder), word, mode="text", n_lines=0)
+        assert all(hit.freshness == "fresh" for hit in report.results)
+        return [hit.file for hit in report.results]
+
+    index(before)
+    entities = [str(name) for name, _ in Workspace.open(str(before / folder)).sources()]
+    if change == "copied":
+        shutil.copytree(before, after)
+        (before / "src/pump.txt").write_text("of the original alone\n")
+    else:
+        shutil.move(before, after)
+    for _ in range(2):
+        assert found(after, "pump") == [str(after / "src/pump.txt")]
+        assert found(after, "valve") == [str(after / "docs/valve.txt")]
+        (after / "src/new.txt").write_text("a turbine\n")
+        index(after)
+    assert found(after, "turbine") == [str(after / "src/new.txt")]
+    known = dict(Workspace.open(str(after / folder)).sources())
+    assert [str(name) for name in known] == entities
+    assert sorted(record.uri for record in known.values()) == sorted(os.path.normpath(after / each) for each in sources)
+    if change == "copied":
+        assert found(before, "turbine") == []
+        assert found(before, "valve") == [str(before / "docs/valve.txt")]
+
+
+@pytest.mark.parametrize("around", [True, False])
+def test_a_workspace_that_leaves_its_project_keeps_the_places_of_its_sources(
+    around: bool, tmp_path: Path, tiny_model: Path
+) -> None:
+    project, elsewhere = tmp_path / "proj", tmp_path / "elsewhere" / "kept"
+    (project / "src").mkdir(parents=True)
+    (project / "src/pump.txt").write_text("how the pump is primed\n")
+    source = project if around else project / "src"
+    dl.index(str(source), workspace=str(project / ".driftline"), model=str(tiny_model))
+    elsewhere.parent.mkdir()
+    shutil.move(project / ".driftline", elsewhere)
+    pulled = tmp_path / "elsewhere" / "proj" / ".driftline"
+    pull_workspace(PullRequest(str(elsewhere), str(pulled)))
+    for place in (elsewhere, pulled):
+        (hit,) = dl.search(str(place), "pump", mode="text", n_lines=0).results
+        assert (hit.file, hit.freshness) == (str(project / "src/pump.txt"), "fresh")
+
+
+def test_the_first_run_of_a_source_comes_beside_another_first_run(tmp_path: Path, tiny_model: Path) -> None:
+    """The other run has written fragments, and no version of their table yet."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(f"{name} valve\n")
+    dl.index(str(tmp_path / "one"), workspace=str(tmp_path / "known"), model=str(tiny_model))
+    (entity,) = [entity for entity, _ in Workspace.open(str(tmp_path / "known")).sources()]
+    table = Workspace.open(str(tmp_path / "known")).lines(entity)
+    Workspace.open_for_writing(str(tmp_path / "new"))
+    shutil.copytree(Path(table.uri) / "data", tmp_path / "new" / table.path / "data")
+    report = dl.index(str(tmp_path / "two"), workspace=str(tmp_path / "new"), model=str(tiny_model))
+    assert report.sources[0].documents_total == 1
+    (hit,) = dl.search(str(tmp_path / "new"), "valve", mode="text", n_lines=0).results
+    assert hit.path == "a.txt"
+
+
+class Recorded(InlineExecutor):
+    """Remembers how many documents each batch has."""
+
+    def __init__(self, slots: int, *, remote: bool) -> None:
+        super().__init__(slots)
+        self.remote = remote
+        self.batches: list[int] = []
+
+    def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
+        seen = list(specs)
+        self.batches += [len(spec.changes) for spec in seen if isinstance(spec, BatchSpec)]
+        return super().map(task, seen)
+
+
+@pytest.mark.parametrize(
+    ("remote", "slots", "bytes_each", "expected"),
+    [
+        (True, 2, 1_000, [200, 200]),
+        (True, 4, 1_000, [100, 100, 100, 100]),
+        (True, 2, 20, [400]),  # too little to share
+        (True, 1, 1_000, [400]),
+        (False, 2, 1_000, [400]),  # threads share the work inside a batch
+    ],
+)
+def test_workers_share_the_files_of_one_folder(
+    remote: bool,
+    slots: int,
+    bytes_each: int,
+    expected: list[int],
+    tmp_path: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "flat").mkdir()
+    for number in range(400):
+        (tmp_path / "flat" / f"{number}.txt").write_text("word7 word8\n".ljust(bytes_each, "x"))
+    executor = Recorded(slots, remote=remote)
+    monkeypatch.setattr(index_run, "open_executor", lambda *_: executor)
+    report = dl.index(str(tmp_path / "flat"), workspace=str(tmp_path / "index"), model=str(tiny_model))
+    assert report.sources[0].documents_total == 400
+    assert executor.batches == expected

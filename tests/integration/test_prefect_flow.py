@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,26 @@ def test_the_flow_returns_the_report_of_the_command_line(told: dict[str, Any]) -
 def test_the_server_shows_the_runs_by_the_names_of_their_sources(runs: list[dict[str, Any]]) -> None:
     assert [run["state_type"] for run in runs[:2]] == ["COMPLETED", "COMPLETED"]
     assert "web" in runs[0]["name"]
+
+
+def test_the_graph_of_a_run_leads_from_stage_to_stage(
+    prefect_server: PrefectServer, runs: list[dict[str, Any]]
+) -> None:
+    place = f"flow_runs/{runs[0]['id']}/graph-v2"
+
+    def edges() -> set[tuple[str, str]]:
+        """The edges between tasks, by the first words of their names; the server learns of tasks by events."""
+        nodes = {node["id"]: node for _, node in prefect_server.get(place)["nodes"]}
+        names = {key: re.split(r"[- ]", node["label"])[0] for key, node in nodes.items()}
+        whole = {key for key, node in nodes.items() if not node["encapsulating"] and names[key] == "index"}
+        names |= dict.fromkeys(whole, "whole run")
+        return {(names[parent["id"]], names[key]) for key, node in nodes.items() for parent in node["parents"]}
+
+    expected = {("whole run", "scan"), ("scan", "embed"), ("embed", "commit"), ("embed", "index"), ("commit", "index")}
+    deadline = time.monotonic() + 60
+    while edges() != expected and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert edges() == expected
 
 
 def test_progress_ends_at_100_and_a_report_shows_counts_phases_and_growth(

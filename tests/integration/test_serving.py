@@ -59,6 +59,8 @@ def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_tw
 
     with started(command, tmp_path / "serve.log", environment, tmp_path) as process:
         until(in_step, "the first run")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ui-settings", timeout=30) as answer:
+            assert json.load(answer)["api_url"] == url  # what the web page asks
         again = subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
         )

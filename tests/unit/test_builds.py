@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -76,78 +77,318 @@ def test_a_build_without_a_known_commit_says_what_to_do(tmp_path: Path) -> None:
         Build.detect({}, str(tmp_path)).required_commit()
 
 
-GITHUB = {"GITHUB_ACTIONS": "true", "GITHUB_SHA": COMMIT, "GITHUB_RUN_NUMBER": "12"}
-GITLAB = {"GITLAB_CI": "true", "CI_COMMIT_SHA": COMMIT, "CI_DEFAULT_BRANCH": "main", "CI_PIPELINE_IID": "5"}
-PULL = {"GITHUB_REF": "refs/pull/7/merge", "GITHUB_BASE_REF": "main"}
+GITHUB = {"GITHUB_ACTIONS": "true", "GITHUB_SHA": COMMIT, "GITHUB_RUN_NUMBER": "12", "GITHUB_REPOSITORY": "team/web"}
+GITLAB = {
+    "GITLAB_CI": "true",
+    "CI_COMMIT_SHA": COMMIT,
+    "CI_DEFAULT_BRANCH": "main",
+    "CI_PIPELINE_IID": "12",
+    "CI_PROJECT_ID": "9",
+}
+JENKINS = {"JENKINS_URL": "https://ci", "GIT_COMMIT": COMMIT}
+BUILDKITE = {
+    "BUILDKITE": "true",
+    "BUILDKITE_COMMIT": COMMIT,
+    "BUILDKITE_BUILD_NUMBER": "12",
+    "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
+    "BUILDKITE_REPO": "git@github.com:team/web.git",
+    "BUILDKITE_PULL_REQUEST": "false",
+    "BUILDKITE_PULL_REQUEST_REPO": "",
+}
+CIRCLE = {"CIRCLECI": "true", "CIRCLE_SHA1": COMMIT, "CIRCLE_BUILD_NUM": "12"}
+AZURE = {"TF_BUILD": "True", "BUILD_SOURCEVERSION": COMMIT, "BUILD_BUILDID": "12", "BUILD_REASON": "IndividualCI"}
+BITBUCKET = {"BITBUCKET_BUILD_NUMBER": "12", "BITBUCKET_COMMIT": COMMIT}
+BASES = {
+    "GitHub Actions": GITHUB,
+    "GitLab CI": GITLAB,
+    "Jenkins": JENKINS,
+    "Buildkite": BUILDKITE,
+    "CircleCI": CIRCLE,
+    "Azure Pipelines": AZURE,
+    "Bitbucket Pipelines": BITBUCKET,
+}
+NUMBERED = set(BASES) - {"Jenkins"}
+SITUATIONS = ("push", "tag", "own request", "fork request", "request on the target", "closed", "again", "by hand")
+
+
+def pushed(system: str, branch: str) -> dict[str, str]:
+    """The variables of a push to ``branch``."""
+    variables = {
+        "GitHub Actions": {
+            "GITHUB_EVENT_NAME": "push",
+            "GITHUB_REF": f"refs/heads/{branch}",
+            "GITHUB_REF_NAME": branch,
+        },
+        "GitLab CI": {"CI_PIPELINE_SOURCE": "push", "CI_COMMIT_BRANCH": branch, "CI_COMMIT_REF_NAME": branch},
+        "Jenkins": {"BRANCH_NAME": branch, "GIT_BRANCH": f"origin/{branch}"},
+        "Buildkite": {"BUILDKITE_BRANCH": branch, "BUILDKITE_SOURCE": "webhook"},
+        "CircleCI": {"CIRCLE_BRANCH": branch},
+        "Azure Pipelines": {"BUILD_SOURCEBRANCH": f"refs/heads/{branch}"},
+        "Bitbucket Pipelines": {"BITBUCKET_BRANCH": branch},
+    }
+    return BASES[system] | variables[system]
+
+
+def tagged(system: str, tag: str) -> dict[str, str]:
+    variables = {
+        "GitHub Actions": {"GITHUB_REF": f"refs/tags/{tag}", "GITHUB_REF_NAME": tag, "GITHUB_REF_TYPE": "tag"},
+        "GitLab CI": {"CI_COMMIT_TAG": tag, "CI_COMMIT_REF_NAME": tag},
+        "Jenkins": {"TAG_NAME": tag, "BRANCH_NAME": tag},
+        "Buildkite": {"BUILDKITE_TAG": tag, "BUILDKITE_BRANCH": tag},
+        "CircleCI": {"CIRCLE_TAG": tag},
+        "Azure Pipelines": {"BUILD_SOURCEBRANCH": f"refs/tags/{tag}", "BUILD_SOURCEBRANCHNAME": tag},
+        "Bitbucket Pipelines": {"BITBUCKET_TAG": tag},
+    }
+    return BASES[system] | variables[system]
+
+
+def requested(system: str, branch: str, *, fork: bool, event: Path) -> dict[str, str]:
+    """The variables of pull request 7 from ``branch`` of the repository or of a fork to main."""
+    pull_request = {
+        "number": 7,
+        "head": {"ref": branch, "sha": COMMIT, "repo": {"full_name": "someone/web" if fork else "team/web"}},
+        "base": {"ref": "main"},
+    }
+    of_event = {"repository": {"default_branch": "main", "full_name": "team/web"}, "pull_request": pull_request}
+    event.write_text(json.dumps(of_event | {"action": "synchronize", "number": 7}))
+    variables = {
+        "GitHub Actions": {
+            "GITHUB_EVENT_NAME": "pull_request",
+            "GITHUB_EVENT_PATH": str(event),
+            "GITHUB_REF": "refs/pull/7/merge",
+            "GITHUB_REF_NAME": "7/merge",
+            "GITHUB_HEAD_REF": branch,
+            "GITHUB_BASE_REF": "main",
+        },
+        "GitLab CI": {
+            "CI_PIPELINE_SOURCE": "merge_request_event",
+            "CI_COMMIT_REF_NAME": branch,
+            "CI_MERGE_REQUEST_IID": "7",
+            "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": branch,
+            "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main",
+            "CI_MERGE_REQUEST_PROJECT_ID": "9",
+            "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "8" if fork else "9",
+        },
+        "Jenkins": {
+            "BRANCH_NAME": "PR-7",
+            "CHANGE_ID": "7",
+            "CHANGE_BRANCH": branch,
+            "CHANGE_TARGET": "main",
+            **({"CHANGE_FORK": "someone"} if fork else {}),
+        },
+        "Buildkite": {
+            "BUILDKITE_BRANCH": branch,
+            "BUILDKITE_PULL_REQUEST": "7",
+            "BUILDKITE_PULL_REQUEST_REPO": f"git://github.com/{'someone' if fork else 'team'}/web.git",
+            "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main",
+        },
+        "CircleCI": {
+            "CIRCLE_BRANCH": "pull/7" if fork else branch,
+            "CIRCLE_PULL_REQUEST": "https://github.com/team/web/pull/7",
+            **({"CIRCLE_PR_NUMBER": "7", "CIRCLE_PR_USERNAME": "someone", "CIRCLE_PR_REPONAME": "web"} if fork else {}),
+        },
+        "Azure Pipelines": {
+            "BUILD_REASON": "PullRequest",
+            "BUILD_SOURCEBRANCH": "refs/pull/7/merge",
+            "SYSTEM_PULLREQUEST_PULLREQUESTID": "7",
+            "SYSTEM_PULLREQUEST_SOURCEBRANCH": f"refs/heads/{branch}",
+            "SYSTEM_PULLREQUEST_TARGETBRANCH": "refs/heads/main",
+            "SYSTEM_PULLREQUEST_ISFORK": str(fork),
+        },
+        "Bitbucket Pipelines": {  # builds no pull request of a fork
+            "BITBUCKET_BRANCH": branch,
+            "BITBUCKET_PR_ID": "7",
+            "BITBUCKET_PR_DESTINATION_BRANCH": "main",
+        },
+    }
+    return BASES[system] | variables[system]
+
+
+def on_the_target(system: str, branch: str, event: Path) -> dict[str, str]:
+    """The request of a fork as a system tells it whose variables name the target, or less than usual."""
+    variables = requested(system, branch, fork=True, event=event)
+    if system == "GitHub Actions":
+        target = {"GITHUB_REF": "refs/heads/main", "GITHUB_REF_NAME": "main"}
+        return variables | target | {"GITHUB_EVENT_NAME": "pull_request_target"}
+    if system == "GitLab CI":  # built in the fork
+        return variables | {"CI_PROJECT_ID": "8"}
+    if system == "Jenkins":  # the builder of pull requests of another plugin
+        return JENKINS | {"ghprbPullId": "7", "ghprbSourceBranch": branch, "GIT_BRANCH": "origin/main"}
+    if system == "CircleCI":
+        return variables | {"CIRCLE_BRANCH": branch}
+    if system == "Azure Pipelines":
+        return {name: value for name, value in variables.items() if not name.endswith("ISFORK")}
+    return variables
+
+
+def is_closed(variables: dict[str, str], event: Path) -> dict[str, str]:
+    """As GitHub tells of a request that is merged and closed; other systems build none."""
+    event.write_text(json.dumps(json.loads(event.read_text()) | {"action": "closed"}))
+    return variables | {"GITHUB_REF": "refs/heads/main", "GITHUB_REF_NAME": "main"}
+
+
+def by_hand(system: str, branch: str) -> dict[str, str]:
+    said = {
+        "GitHub Actions": {"GITHUB_EVENT_NAME": "workflow_dispatch"},
+        "GitLab CI": {"CI_PIPELINE_SOURCE": "web"},
+        "Buildkite": {"BUILDKITE_SOURCE": "ui", "BUILDKITE_COMMIT": "HEAD"},
+        "Azure Pipelines": {"BUILD_REASON": "Manual"},
+    }
+    return pushed(system, branch) | said.get(system, {})
+
+
+@pytest.mark.parametrize("branch", ["main", "topic", "pr/3", "release/1"])
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("system", BASES)
+def test_a_build_indexes_no_branch_but_its_own(system: str, situation: str, branch: str, tmp_path: Path) -> None:
+    event = tmp_path / "event.json"
+    by_push = {"main": None, "pr/3": "heads/pr/3"}.get(branch, branch)  # "pr/3" is pull request 3
+    by_request = {"main": "pr/7", "pr/3": "heads/pr/3"}.get(branch, branch)
+    of_fork = by_request if system == "Bitbucket Pipelines" else "pr/7"
+    own = requested(system, branch, fork=False, event=event)
+    cases: dict[str, tuple[dict[str, str], str | None]] = {
+        "push": (pushed(system, branch), by_push),
+        "tag": (tagged(system, branch), "nothing"),
+        "own request": (own, by_request),
+        "fork request": (requested(system, branch, fork=True, event=event), of_fork),
+        "request on the target": (on_the_target(system, branch, event), of_fork),
+        "closed": (own, by_request),
+        "again": (pushed(system, branch) | {"GITHUB_RUN_ATTEMPT": "2", "BUILDKITE_RETRY_COUNT": "1"}, by_push),
+        "by hand": (by_hand(system, branch), by_push),
+    }
+    environ, expected = cases[situation]
+    if situation in ("own request", "closed"):
+        requested(system, branch, fork=False, event=event)  # the event of the others lies there now
+    if situation == "closed":
+        environ = is_closed(environ, event)
+    build = Build.detect(environ, str(tmp_path))
+    assert build.system == system
+    assert build.number == (12 if system in NUMBERED else None)
+    if expected == "nothing":
+        assert build.nothing_to_index
+        assert not build.is_push_to("main")
+        with pytest.raises(UsageError, match="is no branch"):
+            build.index_branch("main")
+        return
+    assert build.index_branch("main") == expected
+    assert bool(build.nothing_to_index) == (situation == "closed" and system == "GitHub Actions")
+    is_push = situation in ("push", "again", "by hand")
+    assert build.is_push_to(branch) == is_push
+    assert build.is_push_to("main") == (is_push and branch == "main")
 
 
 @pytest.mark.parametrize(
-    ("environ", "expected"),
+    "environ",
     [
-        ({**GITHUB, "GITHUB_REF_NAME": "main"}, (None, 12)),
-        ({**GITHUB, "GITHUB_REF_NAME": "topic"}, ("topic", 12)),
-        ({**GITHUB, **PULL, "GITHUB_HEAD_REF": "topic"}, ("topic", 12)),
-        ({**GITHUB, **PULL, "GITHUB_HEAD_REF": "main"}, ("pr/7", 12)),
-        ({**GITLAB, "CI_COMMIT_BRANCH": "main"}, (None, 5)),
-        ({**GITLAB, "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "a/b", "CI_MERGE_REQUEST_IID": "3"}, ("a/b", 5)),
-        (
-            {
-                **GITLAB,
-                "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "a/b",
-                "CI_MERGE_REQUEST_IID": "3",
-                "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "8",
-                "CI_PROJECT_ID": "9",
-            },
-            ("pr/3", 5),
-        ),
-        ({"JENKINS_URL": "x", "GIT_COMMIT": COMMIT, "CHANGE_BRANCH": "topic", "CHANGE_ID": "4"}, ("topic", None)),
-        (
-            {
-                "TF_BUILD": "True",
-                "BUILD_SOURCEVERSION": COMMIT,
-                "BUILD_SOURCEBRANCH": "refs/heads/a/b",
-                "BUILD_BUILDID": "2",
-            },
-            ("a/b", 2),
-        ),
-        (
-            {
-                "BITBUCKET_BUILD_NUMBER": "9",
-                "BITBUCKET_COMMIT": COMMIT,
-                "BITBUCKET_BRANCH": "topic",
-                "BITBUCKET_PR_ID": "1",
-            },
-            ("topic", 9),
-        ),
-        (
-            {"BUILDKITE": "true", "BUILDKITE_BRANCH": "topic", "BUILDKITE_PIPELINE_DEFAULT_BRANCH": "topic"},
-            (None, None),
-        ),
-        ({"CIRCLECI": "true", "CIRCLE_BRANCH": "topic", "CIRCLE_BUILD_NUM": "3"}, ("topic", 3)),
-        ({}, (None, None)),
+        GITHUB | {"GITHUB_EVENT_NAME": "pull_request_target", "GITHUB_REF": "refs/heads/main"},
+        GITHUB | {"GITHUB_REF": "refs/heads/main", "GITHUB_BASE_REF": "main"},
+        GITHUB | {"GITHUB_EVENT_NAME": "workflow_run", "GITHUB_REF": "refs/heads/main"},
+        GITHUB | {"GITHUB_REF_NAME": "7/merge"},
+        GITHUB,
+        GITLAB | {"CI_COMMIT_REF_NAME": "main"},
+        GITLAB | {"CI_PIPELINE_SOURCE": "merge_request_event", "CI_COMMIT_BRANCH": "main"},
+        JENKINS | {"CHANGE_FORK": "someone", "BRANCH_NAME": "main"},
+        JENKINS | {"GIT_LOCAL_BRANCH": "detached"},
+        BUILDKITE | {"BUILDKITE_BRANCH": "main", "BUILDKITE_PULL_REQUEST_REPO": "git://github.com/someone/web.git"},
+        CIRCLE | {"CIRCLE_BRANCH": "main", "CIRCLE_PR_USERNAME": "someone"},
+        CIRCLE,
+        AZURE | {"BUILD_SOURCEBRANCH": "refs/heads/main", "BUILD_REASON": "PullRequest"},
+        AZURE | {"BUILD_SOURCEBRANCH": "refs/notes/main"},
+        BITBUCKET,
+        {"CI": "true", "CI_COMMIT_BRANCH": "main", "CI_PIPELINE_EVENT": "pull_request"},
+        {"CI": "true", "CI_COMMIT_BRANCH": "main", "CI_COMMIT_TARGET_BRANCH": "main"},
     ],
 )
-def test_a_build_indexes_its_branch(environ: dict[str, str], expected: tuple[str | None, int | None]) -> None:
-    build = Build.detect(environ, "/")
-    default = None if "BUILDKITE" in environ or "GITLAB_CI" in environ else "main"
-    assert (build.index_branch(default), build.number) == expected
+def test_a_build_whose_branch_cannot_be_told_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        Build.detect(environ, str(tmp_path)).index_branch("main")
 
 
-def test_a_pull_request_of_a_fork_has_a_name_of_its_own(tmp_path: Path) -> None:
-    event = tmp_path / "event.json"
-    environ = {**GITHUB, **PULL, "GITHUB_HEAD_REF": "topic", "GITHUB_REPOSITORY": "team/web"}
-    environ["GITHUB_EVENT_PATH"] = str(event)
-    for repository, expected in (("team/web", "topic"), ("someone/web", "pr/7")):
-        event.write_text(
-            f'{{"repository": {{"default_branch": "main"}}, '
-            f'"pull_request": {{"head": {{"repo": {{"full_name": "{repository}"}}}}}}}}'
-        )
-        assert Build.detect(environ, str(tmp_path)).index_branch() == expected
-    event.write_text("[not json")
-    assert Build.detect(environ, str(tmp_path)).index_branch("main") == "topic"
-    assert Build.detect(environ, str(tmp_path)).index_branch() == "topic"
+@pytest.mark.parametrize(
+    "text", ["", "[not json", "[]", '{"pull_request": 7}', '{"pull_request": {"head": null}}', "["]
+)
+def test_a_request_that_does_not_tell_where_it_comes_from_has_a_name_of_its_own(text: str, tmp_path: Path) -> None:
+    environ = requested("GitHub Actions", "topic", fork=False, event=tmp_path / "event.json")
+    (tmp_path / "event.json").write_text(text if text != "[" else "[" * 100_000)
+    assert Build.detect(environ, str(tmp_path)).index_branch("main") == "pr/7"
+    assert Build.detect(environ | {"GITHUB_EVENT_PATH": "/nowhere"}, str(tmp_path)).index_branch() == "pr/7"
 
 
-def test_where_the_default_branch_is_unknown_a_push_goes_to_the_main_index(tmp_path: Path) -> None:
-    build = Build.detect({**GITHUB, "GITHUB_REF_NAME": "topic"}, str(tmp_path))
-    assert build.index_branch() is None
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ({"event": "push", "head_branch": "main", "head_repository": {"full_name": "team/web"}}, None),
+        ({"event": "push", "head_branch": "topic", "head_repository": {"full_name": "team/web"}}, "topic"),
+        ({"event": "push", "head_branch": "main", "head_repository": {"full_name": "someone/web"}}, "refused"),
+        ({"event": "pull_request", "head_branch": "main", "head_repository": {"full_name": "someone/web"}}, "refused"),
+        ({"event": "pull_request", "head_branch": "main", "pull_requests": [{"number": 7}]}, "pr/7"),
+    ],
+)
+def test_a_workflow_after_another_indexes_what_the_other_has_built(
+    run: dict[str, object], expected: str | None, tmp_path: Path
+) -> None:
+    event = {
+        "repository": {"default_branch": "main", "full_name": "team/web"},
+        "workflow_run": run | {"head_sha": COMMIT},
+    }
+    (tmp_path / "event.json").write_text(json.dumps(event))
+    environ = GITHUB | {"GITHUB_EVENT_NAME": "workflow_run", "GITHUB_REF": "refs/heads/main"}
+    build = Build.detect(environ | {"GITHUB_EVENT_PATH": str(tmp_path / "event.json")}, str(tmp_path))
+    if expected == "refused":
+        with pytest.raises(UsageError):
+            build.index_branch()
+    else:
+        assert build.index_branch() == expected
+
+
+def test_a_comment_on_a_pull_request_is_a_build_of_the_request(tmp_path: Path) -> None:
+    event = {"repository": {"full_name": "team/web"}, "issue": {"number": 7, "pull_request": {"url": "u"}}}
+    (tmp_path / "event.json").write_text(json.dumps(event))
+    environ = GITHUB | {"GITHUB_EVENT_NAME": "issue_comment", "GITHUB_REF": "refs/heads/main"}
+    environ["GITHUB_EVENT_PATH"] = str(tmp_path / "event.json")
+    assert Build.detect(environ, str(tmp_path)).index_branch("main") == "pr/7"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+    return subprocess.run(
+        ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_what_is_checked_out_must_be_of_the_branch(tmp_path: Path) -> None:
+    """A run that was started by hand on main may have checked out the pull request of anyone."""
+    origin, clone = tmp_path / "origin", tmp_path / "clone"
+    origin.mkdir()
+    git(origin, "init", "-q", "-b", "main")
+    git(origin, "commit", "-q", "--allow-empty", "-m", "one")
+    first = git(origin, "rev-parse", "HEAD")
+    git(origin, "commit", "-q", "--allow-empty", "-m", "two")
+    git(tmp_path, "clone", "-q", str(origin), str(clone))
+    environ = by_hand("GitHub Actions", "main") | {"GITHUB_REF": "refs/heads/main", "GITHUB_SHA": first}
+    assert Build.detect(environ, str(clone)).index_branch() is None  # a later commit of main
+    git(clone, "commit", "-q", "--allow-empty", "-m", "of a pull request")
+    with pytest.raises(UsageError, match="is checked out"):
+        Build.detect(environ, str(clone)).index_branch()
+    environ = requested("GitHub Actions", "topic", fork=False, event=tmp_path / "event.json")
+    assert Build.detect(environ, str(clone)).index_branch() == "topic"
+    git(clone, "checkout", "-q", "--detach", "origin/main")
+    with pytest.raises(UsageError, match="target"):
+        Build.detect(environ, str(clone)).index_branch()
+
+
+@pytest.mark.parametrize("system", ["Jenkins", "CircleCI", "Azure Pipelines", "Bitbucket Pipelines", "GitHub Actions"])
+def test_where_the_default_branch_is_unknown_only_the_usual_names_are_the_main_index(
+    system: str, tmp_path: Path
+) -> None:
+    for branch in ("main", "master"):
+        assert Build.detect(pushed(system, branch), str(tmp_path)).index_branch() is None
+    with pytest.raises(UsageError, match="--default-branch"):
+        Build.detect(pushed(system, "trunk"), str(tmp_path)).index_branch()
+    assert Build.detect(pushed(system, "main"), str(tmp_path)).index_branch("trunk") == "main"
+
+
+def test_jenkins_tells_the_primary_branch(tmp_path: Path) -> None:
+    environ = pushed("Jenkins", "trunk") | {"BRANCH_IS_PRIMARY": "true"}
+    assert Build.detect(environ, str(tmp_path)).index_branch() is None
+    assert Build.detect(JENKINS | {"GIT_BRANCH": "origin/main"}, str(tmp_path)).index_branch() is None
