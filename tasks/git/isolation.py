@@ -21,10 +21,13 @@ log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 120
 """A pipe in place of a file that git reads would stop it for good; callers go on without git."""
 _SETTINGS = (
-    "autocrlf|checkstat|eol|filemode|ignorecase|longpaths|precomposeunicode|protecthfs|protectntfs|safecrlf"
-    "|sparsecheckout|sparsecheckoutcone|symlinks|trustctime"
+    "autocrlf|eol|filemode|ignorecase|longpaths|precomposeunicode|protecthfs|protectntfs|safecrlf"
+    "|sparsecheckout|sparsecheckoutcone|symlinks"
 )
-"""Settings below ``core`` that decide how files compare with objects. None of them is a command or a path."""
+"""Settings below ``core`` that decide how files compare with objects. None of them is a command or a path.
+
+Those that make git look at less than ctime and inode are not among them: a file could change unseen.
+"""
 _SETTING = re.compile(rf"core\.({_SETTINGS})\n([a-z]+)", re.IGNORECASE)
 _ASKED = (
     *("--show-toplevel", "--show-prefix", "--absolute-git-dir", "--show-object-format"),

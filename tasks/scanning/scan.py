@@ -192,6 +192,8 @@ def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> 
     listing.sizes.extend(info.size_bytes for info in kept)
     listing.mtimes.extend(info.mtime_ns for info in kept)
     listing.etags.extend(info.etag for info in kept)
+    listing.ctimes.extend(info.ctime_ns for info in kept)
+    listing.inodes.extend(info.inode for info in kept)
 
 
 def _is_plain(key: str) -> bool:

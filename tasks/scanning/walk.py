@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from driftline.storage.errors import StorageError
 from driftline.storage.model import SkipReason
 from driftline.storage.sources.beneath import Beneath, read_regular
-from driftline.storage.sources.local_tree import VANISHED
+from driftline.storage.sources.local_tree import INODE_BITS, VANISHED
 from driftline.tasks.git.work_tree import WorkTree
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
 from driftline.tasks.scanning.ignore import IGNORE_FILES, NEVER_ENTERED, Matcher, PatternList, Rules, read_ignore_file
@@ -44,6 +44,8 @@ class Listing:
     paths: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     mtimes: list[int] = field(default_factory=list)
+    ctimes: list[int] = field(default_factory=list)
+    inodes: list[int] = field(default_factory=list)
     etags: list[str] = field(default_factory=list)
     skipped_paths: list[str] = field(default_factory=list)
     skipped_reasons: list[str] = field(default_factory=list)
@@ -55,7 +57,8 @@ class Listing:
 
     def table(self) -> pa.Table:
         """The listed files, LISTING_SCHEMA, sorted by path."""
-        columns = [self.paths, self.sizes, self.mtimes, self.etags or [""] * len(self.paths)]
+        etags = self.etags or [""] * len(self.paths)
+        columns = [self.paths, self.sizes, self.mtimes, etags, self.ctimes, self.inodes]
         return pa.table(columns, schema=LISTING_SCHEMA).sort_by("path")
 
     def skipped_table(self) -> pa.Table:
@@ -212,6 +215,8 @@ class Walk:
                 listing.paths.append(paths[row])
                 listing.sizes.append(info.st_size)
                 listing.mtimes.append(info.st_mtime_ns)
+                listing.ctimes.append(info.st_ctime_ns)
+                listing.inodes.append(info.st_ino & INODE_BITS)
 
     def _ignored(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.bool_]:
         ignored = np.zeros(len(paths), dtype=bool)
