@@ -36,6 +36,7 @@ class SkipReason(enum.StrEnum):
     SECRET = "secret"
     BAD_NAME = "undecodable name"
     ODD_KEY = "key is not a plain path"
+    WORK_TREE = "another work tree of the same repository"
     OUTSIDE = "link leads outside the source or in a circle"
     UNSTABLE = "changed while it was read"
 

@@ -398,9 +398,10 @@ def test_a_fresh_clone_is_known_without_reading(repository: Path, tmp_path: Path
 
 def test_a_part_of_a_work_tree_heeds_the_ignore_files_above_it(repository: Path) -> None:
     (repository / ".git" / "info" / "exclude").write_text("deep/\n")
+    write(repository, "sub/deep/untracked.py")
     result = scan(spec_of(repository / "sub"), nothing, now_ns=NOW)
-    assert paths(result.diff.new) == ["c.py"]
-    assert skipped(result) == {"d.tmp": "excluded", "private/": "excluded", "deep/": "excluded"}
+    assert paths(result.diff.new) == ["c.py", "deep/f.py"]
+    assert skipped(result) == {"d.tmp": "excluded", "private/": "excluded", "deep/untracked.py": "excluded"}
     assert result.diff.new["etag"][0].as_py().startswith("git:")
 
 
