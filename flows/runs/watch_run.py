@@ -34,6 +34,8 @@ LONGEST_MILLISECONDS = 1_000
 COMPARE_SECONDS = 600.0
 """Everything is compared this often, for the changes that a file system does not report."""
 RETRY_SECONDS = 5.0
+_PAUSE_FACTOR = 10
+"""Where a name keeps changes from being told, the next comparison waits this many times as long as the last took."""
 _POLL_MILLISECONDS = 200
 _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 """Files that decide about others."""
@@ -61,13 +63,12 @@ class Watcher:
         next(batches)  # from now on, nothing that changes is missed
         self._index(None)
         pending, compared, retry_at = set[tuple[Change, str]](), time.monotonic(), 0.0
-        is_lost, found_again = False, -RETRY_SECONDS
-        said: dict[str, str] = {}
+        is_lost, pause, said = False, 0.0, dict[str, str]()
         for batch in batches:
             is_lost |= batch is None
             pending |= batch or set()
             now = time.monotonic()
-            is_due = now - compared > COMPARE_SECONDS or (is_lost and now - found_again > RETRY_SECONDS)
+            is_due = now - compared > (max(pause, RETRY_SECONDS) if is_lost else COMPARE_SECONDS)
             if not (pending or is_due) or now < retry_at:
                 continue
             try:
@@ -82,11 +83,15 @@ class Watcher:
                 retry_at = time.monotonic() + RETRY_SECONDS
                 continue
             else:
-                said = {kind: message for kind, message in said.items() if kind == DeletionRefused.kind and paths}
+                said = {
+                    kind: message
+                    for kind, message in said.items()
+                    if paths is not None and kind == DeletionRefused.kind
+                }
             pending.clear()
             if paths is None:
                 is_lost, compared = False, time.monotonic()
-                found_again = compared if is_due else found_again
+                pause = _PAUSE_FACTOR * (compared - now)
 
     def _say(self, said: dict[str, str], error: DriftlineError) -> None:
         """Tell an error, unless it is the one that was told last of its kind."""
@@ -112,7 +117,7 @@ class Watcher:
 
         None if anything may have changed: the folder was replaced by another one, or a name cannot be told.
         """
-        is_lost = False
+        is_lost = is_told = False
         while not stop.is_set():
             place = self._place()
             if place is None:
@@ -121,15 +126,20 @@ class Watcher:
                 continue
             try:
                 for batch in self._changes(os.path.realpath(self._named()), stop):
-                    yield None if is_lost else batch
-                    is_lost = self._place() != place
-                    if is_lost:
+                    if self._place() != place:
+                        is_lost = True
                         break
+                    yield None if is_lost else batch
+                    is_lost = False
             except FileNotFoundError:
                 is_lost = True
             except WatchfilesRustInternalError as error:  # a name that is not UTF-8; such a file is never indexed
-                log.debug("the changes are lost: %s", error)
+                if is_lost and not is_told:
+                    log.warning("the changes in %s are not told, so everything is compared often: %s", root, error)
+                    is_told = True
                 is_lost = True
+                stop.wait(_POLL_MILLISECONDS / 1000)
+                yield None
 
     def _named(self) -> str:
         (source,) = self.request.sources

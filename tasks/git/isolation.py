@@ -267,7 +267,8 @@ def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
     if process is None:
         return None
     started = time.monotonic()
-    effort, since = None, started
+    effort: int | None = None
+    since = started
     while True:
         try:
             output, _ = process.communicate(timeout=1.0)
@@ -279,7 +280,7 @@ def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
             if now - since > _ASLEEP_SECONDS or now - started > _TIMEOUT_SECONDS:
                 process.kill()
                 process.communicate()
-                log.warning("git waited for a file and was ended: %s", " ".join(map(str, process.args)))
+                log.warning("git waited for a file and was ended: %s", process.args)
                 return None
     if process.returncode != 0:
         log.debug("%s failed with %d", process.args, process.returncode)

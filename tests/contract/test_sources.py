@@ -23,6 +23,7 @@ from driftline.storage.errors import (
     StorageError,
     UnknownScheme,
 )
+from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import Source, open_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.scanning.diff import MANIFEST_SCHEMA
@@ -168,7 +169,7 @@ def test_a_prefix_without_objects_and_a_key_are_no_sources(
     put("docs2/b.txt", b"the otter dives\n")
     workspace = str(tmp_path / "ws")
     first = index(f"{uri}/docs", workspace=workspace, model=str(tiny_model), indexes="none")
-    assert first.sources[0].states["new"] == 1
+    assert first.sources[0].states[DocumentState.NEW] == 1
     for wrong, why in {
         "dosc": "no files|No such folder",
         "doc": "no files|No such folder",
