@@ -15,7 +15,7 @@ from driftline.storage.model import SkipReason
 from driftline.storage.sources.file_info import FileInfo
 from driftline.storage.sources.local_tree import read_file, stat_file
 from driftline.storage.sources.source import Source
-from driftline.tasks.scanning.diff import RACY_NS
+from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS
 from driftline.tasks.text import MAX_TEXT_BYTES
 
 READ_ATTEMPTS = 3
@@ -77,7 +77,8 @@ def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason
         if before == after and len(data) == after.size_bytes:
             as_listed = all(getattr(after, name) == change[name] for name in _STATUS)
             info = replace(after, path=path, etag=change["etag"] if as_listed else "")
-            racy = not info.etag and max(after.mtime_ns, after.ctime_ns) > started_ns - RACY_NS
+            young = after.mtime_ns > started_ns - RACY_NS or after.ctime_ns > started_ns - CTIME_TICK_NS
+            racy = not info.etag and young
             return ReadFile(info, data, content_hash(data), racy)
     return SkipReason.UNSTABLE
 

@@ -42,6 +42,9 @@ rest comes from the listing, so that the columns of MANIFEST_SCHEMA are the next
 RACY_NS = 2_000_000_000
 """The age below which a file is racy: it may change again within the same tick of its clock."""
 
+CTIME_TICK_NS = 20_000_000
+"""The same for a ctime, which the kernel sets by a clock of at most 10 ms a tick."""
+
 FEW_INODES = 10
 """Up to this number, files that differ in nothing but the inode are read, however many they are of a listing."""
 
@@ -161,8 +164,9 @@ def _are_numbered_anew(other_inode: NDArray[np.bool_], comparable: NDArray[np.bo
 
 def _racy(listing: pa.Table, now_ns: int) -> pa.ChunkedArray:
     """Which files are racy: the etag of a store reveals a later change, but git's is older than the read."""
-    latest = pc.max_element_wise(listing["mtime_ns"], listing["ctime_ns"])
-    young = pc.greater(latest, now_ns - RACY_NS)
+    young = pc.or_(
+        pc.greater(listing["mtime_ns"], now_ns - RACY_NS), pc.greater(listing["ctime_ns"], now_ns - CTIME_TICK_NS)
+    )
     unsure = pc.or_(pc.equal(listing["etag"], ""), pc.starts_with(listing["etag"], "git:"))
     return pc.and_(young, unsure)
 

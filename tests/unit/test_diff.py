@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from driftline.storage.model import DocumentState
-from driftline.tasks.scanning.diff import FEW_INODES, LISTING_SCHEMA, MANIFEST_SCHEMA, RACY_NS, classify, diff
+from driftline.tasks.scanning.diff import CTIME_TICK_NS, FEW_INODES, LISTING_SCHEMA, MANIFEST_SCHEMA, classify, diff
 
 OLD = 10**18
 NOW = OLD + 3600 * 10**9
@@ -127,7 +127,7 @@ def test_a_file_changed_just_now_is_racy_unless_its_store_has_etags(age_ns: int,
 
 
 def test_a_file_whose_ctime_is_recent_is_racy_whatever_its_mtime() -> None:
-    now = listing({"path": "a", "ctime_ns": NOW - 1}, {"path": "b", "ctime_ns": NOW - 2 * RACY_NS})
+    now = listing({"path": "a", "ctime_ns": NOW - 1}, {"path": "b", "ctime_ns": NOW - 2 * CTIME_TICK_NS})
     assert diff(now, MANIFEST_SCHEMA.empty_table(), "fp", now_ns=NOW).new["racy"].to_pylist() == [True, False]
 
 
