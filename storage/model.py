@@ -36,6 +36,7 @@ class SkipReason(enum.StrEnum):
     SECRET = "secret"
     BAD_NAME = "undecodable name"
     ODD_KEY = "key is not a plain path"
+    WORK_TREE = "another work tree of the same repository"
     OUTSIDE = "link leads outside the source or in a circle"
     UNSTABLE = "changed while it was read"
 
@@ -47,7 +48,7 @@ class ManifestRow:
     ``path`` is relative and posix; ``mtime_ns`` is in nanoseconds; ``etag`` is "" if the store has none; ``hash`` is
     the hex blake2b-128 of the bytes; ``lines`` counts rows of ``line_embeddings``; ``reason`` is set for a file that is
     not indexed; ``racy`` means that the file may have changed in the same clock tick in which it was read, so the next
-    run compares its content.
+    run compares its content; ``ctime_ns`` and ``inode`` are 0 where unknown, and not compared then.
     """
 
     path: str
@@ -59,6 +60,8 @@ class ManifestRow:
     lines: int = 0
     reason: str | None = None
     racy: bool = False
+    ctime_ns: int = 0
+    inode: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,12 +70,35 @@ def load(command: str | None = None) -> None:
 
 def command_line() -> int:
     """Run ``main`` as the only task of this process."""
+    _decode_names_as_utf8()
     gc.set_threshold(_GARBAGE_THRESHOLD)
     explain_aborts(_wants_json(sys.argv[1:]))
     try:
         return main()
     finally:
         gc.freeze()  # spares the interpreter a last collection
+
+
+def _decode_names_as_utf8() -> None:
+    """Begin again in Python's UTF-8 mode if the locale has another encoding: names of files are UTF-8 in an index.
+
+    An argument that is UTF-8 stays as it is; any other is in the encoding of the locale.
+    """
+    if sys.getfilesystemencoding() == "utf-8" or os.environ.get("PYTHONUTF8") == "1":
+        return
+    variables = dict(os.environ) | {"PYTHONUTF8": "1"}
+    if sys.stdout is not None and sys.stdout.encoding not in ("ascii", "US-ASCII", "ANSI_X3.4-1968"):
+        variables.setdefault("PYTHONIOENCODING", sys.stdout.encoding)
+    os.execve(sys.executable, [os.fsencode(sys.executable), *map(_as_utf8, sys.orig_argv[1:])], variables)
+
+
+def _as_utf8(argument: str) -> bytes:
+    given = os.fsencode(argument)
+    try:
+        given.decode()
+    except UnicodeDecodeError:
+        return argument.encode("utf-8", "surrogateescape")
+    return given
 
 
 def main(argv: Sequence[str] | None = None) -> int:

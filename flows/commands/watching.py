@@ -13,7 +13,7 @@ from driftline.flows.commands.app import DONE, app
 from driftline.flows.commands.options import ModelOption, WorkspaceOption
 from driftline.flows.config.locate import workspace_for_indexing
 from driftline.flows.output.plain import warn
-from driftline.storage.errors import DriftlineError
+from driftline.storage.errors import DeletionRefused, DriftlineError
 
 if TYPE_CHECKING:
     from driftline.flows.output.reports import IndexReport
@@ -53,7 +53,7 @@ def _told(report: IndexReport) -> None:
 
 
 def _failed(error: DriftlineError) -> None:
-    warn(f"{error} It is tried again.")
+    warn(str(error) if isinstance(error, DeletionRefused) else f"{error} It is tried again.")
 
 
 @contextmanager

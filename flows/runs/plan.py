@@ -202,7 +202,7 @@ def plan_source(
     else:
         named = SourceRequest(given, request.entity, request.include, request.exclude)
         keeps_filters = not request.include and not request.exclude
-    source = open_source(named.uri, request.storage_options, allow_empty=True)
+    source = open_source(named.uri, request.storage_options)
     origin = git_origin(source.uri) if source.is_local else None
     record = SourceRecord(
         entity="",

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from watchfiles import Change, watch
+from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from driftline.flows.output.reports import IndexReport, SourceReport
 from driftline.flows.runs.index_run import index_sources
 from driftline.flows.runs.plan import IndexRequest
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.errors import DeletionRefused, DriftlineError, SourceNotFound, UsageError
 from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
@@ -31,6 +34,8 @@ LONGEST_MILLISECONDS = 1_000
 COMPARE_SECONDS = 600.0
 """Everything is compared this often, for the changes that a file system does not report."""
 RETRY_SECONDS = 5.0
+_PAUSE_FACTOR = 10
+"""Where a name keeps changes from being told, the next comparison waits this many times as long as the last took."""
 _POLL_MILLISECONDS = 200
 _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 """Files that decide about others."""
@@ -40,7 +45,8 @@ _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 class Watcher:
     """Watches the only source of ``request``, a local folder.
 
-    ``told`` receives the report of each run that changed something, ``failed`` each error; the changes are tried again.
+    ``told`` receives the report of each run that changed something, ``failed`` each error once; the changes are tried
+    again, but for deletions that were refused.
     """
 
     request: IndexRequest
@@ -57,21 +63,47 @@ class Watcher:
         next(batches)  # from now on, nothing that changes is missed
         self._index(None)
         pending, compared, retry_at = set[tuple[Change, str]](), time.monotonic(), 0.0
+        is_lost, pause, said = False, 0.0, dict[str, str]()
         for batch in batches:
-            pending |= batch
-            is_due = time.monotonic() - compared > COMPARE_SECONDS
-            if not (pending or is_due) or time.monotonic() < retry_at:
+            is_lost |= batch is None
+            pending |= batch or set()
+            now = time.monotonic()
+            is_due = now - compared > (max(pause, RETRY_SECONDS) if is_lost else COMPARE_SECONDS)
+            if not (pending or is_due) or now < retry_at:
                 continue
-            paths = None if is_due else self._paths(root, pending)
             try:
+                root = self._root() if is_lost else root
+                paths = None if is_due else self._paths(root, pending)
                 if paths != ():
                     self._index(paths)
+            except DeletionRefused as error:  # the rest is indexed, and another try would be refused, too
+                self._say(said, self._with_a_way_on(error))
             except DriftlineError as error:
-                self.failed(error)
+                self._say(said, error)
                 retry_at = time.monotonic() + RETRY_SECONDS
                 continue
+            else:
+                said = {
+                    kind: message
+                    for kind, message in said.items()
+                    if paths is not None and kind == DeletionRefused.kind
+                }
             pending.clear()
-            compared = time.monotonic() if paths is None else compared
+            if paths is None:
+                is_lost, compared = False, time.monotonic()
+                pause = _PAUSE_FACTOR * (compared - now)
+
+    def _say(self, said: dict[str, str], error: DriftlineError) -> None:
+        """Tell an error, unless it is the one that was told last of its kind."""
+        if said.get(error.kind) != str(error):
+            said[error.kind] = str(error)
+            self.failed(error)
+
+    def _with_a_way_on(self, error: DeletionRefused) -> DeletionRefused:
+        (source,) = self.request.sources
+        uri = source if isinstance(source, str) else source.uri
+        command = ["driftline", "index", uri, "--workspace", self.request.workspace, "--max-delete-fraction", "1"]
+        return DeletionRefused(error.what, error.where, f"To delete them, run: {shlex.join(command)}")
 
     def _root(self) -> str:
         (uri,) = self.request.sources
@@ -80,8 +112,53 @@ class Watcher:
             raise UsageError("Only a local folder can be watched", source.uri, "Schedule runs: driftline deploy")
         return os.path.realpath(source.uri)
 
-    def _batches(self, root: str, stop: threading.Event) -> Iterator[set[tuple[Change, str]]]:
-        """What has changed in ``root``; the first batch is empty, and so are those of quiet times."""
+    def _batches(self, root: str, stop: threading.Event) -> Iterator[set[tuple[Change, str]] | None]:
+        """What has changed in ``root``; the first batch is empty, and so are those of quiet times.
+
+        None if anything may have changed: the folder was replaced by another one, or a name cannot be told.
+        """
+        is_lost = is_told = False
+        while not stop.is_set():
+            place = self._place()
+            if place is None:
+                self._wait_for(root, stop)
+                is_lost = True
+                continue
+            try:
+                for batch in self._changes(os.path.realpath(self._named()), stop):
+                    if self._place() != place:
+                        is_lost = True
+                        break
+                    yield None if is_lost else batch
+                    is_lost = False
+            except FileNotFoundError:
+                is_lost = True
+            except WatchfilesRustInternalError as error:  # a name that is not UTF-8; such a file is never indexed
+                if is_lost and not is_told:
+                    log.warning("the changes in %s are not told, so everything is compared often: %s", root, error)
+                    is_told = True
+                is_lost = True
+                stop.wait(_POLL_MILLISECONDS / 1000)
+                yield None
+
+    def _named(self) -> str:
+        (source,) = self.request.sources
+        return os.path.expanduser((source if isinstance(source, str) else source.uri).removeprefix("file://"))
+
+    def _place(self) -> tuple[int, int] | None:
+        """Which folder the name of the source leads to now; None if there is none."""
+        try:
+            status = os.stat(self._named())
+        except OSError:
+            return None
+        return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
+
+    def _wait_for(self, root: str, stop: threading.Event) -> None:
+        self.failed(SourceNotFound("The folder that is watched is gone", root, "The index keeps its documents."))
+        while self._place() is None and not stop.wait(_POLL_MILLISECONDS / 1000):
+            pass
+
+    def _changes(self, root: str, stop: threading.Event) -> Iterator[set[tuple[Change, str]]]:
         # Runs write into the workspace, and git into its own folder.
         workspace = os.path.realpath(self.request.workspace)
         within = f"{os.sep}.git{os.sep}"

@@ -26,7 +26,11 @@ FIELDS = (
     pa.field("lines", pa.int32()),
     pa.field("reason", pa.string()),
     pa.field("racy", pa.bool_()),
+    pa.field("ctime_ns", pa.int64()),
+    pa.field("inode", pa.int64()),
 )
+LATER_FIELDS = ("ctime_ns", "inode")
+"""The fields that earlier files lack; null there, which is no value of a file, so that each is read once more."""
 SCHEMA = pa.schema(FIELDS)
 """One row per document; ``reason`` is null for an indexed document (see ManifestRow)."""
 
@@ -55,7 +59,7 @@ class Manifest(DeltaIndex):
     """The manifest of one source; that of a branch of it has a ``directory`` of its own."""
 
     def __init__(self, objects: ObjectStore, entity: Entity, directory: str | None = None) -> None:
-        super().__init__(objects, directory or entity.directory, KIND, FIELDS)
+        super().__init__(objects, directory or entity.directory, KIND, FIELDS, LATER_FIELDS)
         self.entity = entity
 
     def stage(self, batch: BatchId, rows: pa.Table) -> bytes:

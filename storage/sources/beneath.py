@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
+
+from driftline.storage.errors import UsageError
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 # A pipe that replaces a file must not block.
@@ -21,10 +24,12 @@ class Beneath:
     """The tree below ``root``; a context manager. Paths are relative and posix; folders are "" or end in a slash.
 
     Keeps a descriptor of each folder on the way to the latest path, so that neighbours cost one lookup. Not
-    thread-safe. All methods raise OSError; a component that is a link raises it with ELOOP or ENOTDIR.
+    thread-safe. All methods raise OSError; a component that is a link raises it with ELOOP or ENOTDIR. Raises
+    UsageError in a process that does not decode names as UTF-8.
     """
 
     def __init__(self, root: str) -> None:
+        check_names_are_utf8()
         self.root = root
         self._path: str | None = None
         self._names: list[str] = []
@@ -84,6 +89,16 @@ class Beneath:
         while len(self._descriptors) > depth:
             self._names.pop()
             os.close(self._descriptors.pop())
+
+
+def check_names_are_utf8() -> None:
+    """Raise UsageError if this process decodes names of files otherwise: known documents would seem to be gone."""
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8":
+        raise UsageError(
+            f"This process decodes the names of files as {encoding}, so that documents would be taken for others",
+            fix="Set PYTHONUTF8=1, or a locale of UTF-8 such as LC_ALL=C.UTF-8, before Python starts.",
+        )
 
 
 def read_regular(path: str, *, dir_fd: int | None = None) -> bytes | None:

@@ -11,6 +11,8 @@ from driftline.storage.sources.beneath import Beneath
 from driftline.storage.sources.errors import translate
 from driftline.storage.sources.file_info import FileInfo
 
+INODE_BITS = (1 << 63) - 1
+"""What of an inode's number a signed column holds."""
 VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Errors of a lookup through a folder that has vanished, or that is now a file or a link."""
 
@@ -43,7 +45,11 @@ def stat_file(tree: Beneath, path: str) -> FileInfo | None:
         if error.errno in VANISHED:
             return None
         raise translate(error, f"{tree.root}/{path}") from error
-    return FileInfo(path, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return FileInfo(
+        path, status.st_size, status.st_mtime_ns, ctime_ns=status.st_ctime_ns, inode=status.st_ino & INODE_BITS
+    )
 
 
 def read_file(tree: Beneath, path: str) -> bytes:

@@ -28,7 +28,7 @@ from driftline.storage.errors import (
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
 from driftline.storage.redaction import has_query, may_hold_secret
-from driftline.storage.sources.beneath import Beneath
+from driftline.storage.sources.beneath import Beneath, check_names_are_utf8
 from driftline.storage.sources.errors import raise_translated, translate
 from driftline.storage.sources.file_info import FileInfo
 from driftline.storage.sources.local_tree import list_folder, read_file, stat_file
@@ -125,6 +125,10 @@ class Source:
             raise_translated(error, f"{self.uri}/{prefix}", "Listing failed")
         paths = (self._relative({"name": f"{bucket}/{entry['Prefix']}"}) for entry in page.get("CommonPrefixes", ()))
         return [path for path in paths if path], len(page.get("Contents", ())) > 0, not page["IsTruncated"]
+
+    def is_file(self) -> bool:
+        """Whether the URI of a remote source names an object, which is no folder. False if the store does not tell."""
+        return bool(self._fs.isfile(self._root)) if self._root else False
 
     def beneath(self) -> Beneath:
         """The tree of a local source, for several reads."""
@@ -238,8 +242,9 @@ def open_source(
 ) -> Source:
     """Open the source at a path or an fsspec URL, and check that it can be listed.
 
-    ``allow_empty`` accepts a prefix without files in an existing bucket (a known source that has been emptied).
-    Raises UsageError for a URI that may hold a secret, SourceNotFound, UnknownScheme, MissingExtra, AccessDenied.
+    ``allow_empty`` accepts a prefix without files in an existing bucket, which may as well be misspelt: a run does not.
+    Raises UsageError for a URI that may hold a secret, and where names are not decoded as UTF-8, SourceNotFound,
+    UnknownScheme, MissingExtra, AccessDenied.
     """
     text = os.fspath(uri)
     options = dict(storage_options or {})
@@ -268,8 +273,12 @@ def open_source(
     except StorageError as error:
         raise SourceNotFound("The source cannot be listed", source.uri, str(error.__cause__ or error)) from error
     if not folders and not files and not allow_empty:
+        if source.is_file():
+            raise SourceNotFound("A source must be a folder, not a file", source.uri, "Give the file's folder.")
         raise SourceNotFound(
-            "The source has no files", source.uri, "Check the spelling, and that it is a folder, not a file."
+            "The source has no files",
+            source.uri,
+            "Check the spelling. To stop indexing what is gone for good: driftline remove ENTITY",
         )
     return source
 
@@ -280,6 +289,7 @@ def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> 
 
 
 def _open_local(text: str) -> Source:
+    check_names_are_utf8()
     path = text
     try:
         path = os.path.realpath(Path(text).expanduser())

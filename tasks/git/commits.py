@@ -101,8 +101,7 @@ def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> Changed
 
     ``ignore_files`` as for ``changes_between``.
     """
-    # Files that only the user's global ignore file excludes are indexed, so git must list them.
-    command = ("-c", "core.excludesFile=/dev/null", "status", "--porcelain=v1", "-z", "--no-renames")
+    command = ("status", "--porcelain=v1", "-z", "--no-renames")
     options = ("--untracked-files=all", "--ignore-submodules=all")  # git would run a status in each submodule
     looking = start(tree.repository, tree.top, *command, *options, head=_head_id(tree.root) or "")
     entries = run(tree.repository, tree.top, "ls-files", "--stage", "-v", "-z")

@@ -16,22 +16,36 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 120
-"""A pipe in place of a file that git reads would stop it for good; callers go on without git."""
+_ASLEEP_SECONDS = 3.0
+"""A pipe in place of a file that git reads would stop it for good. If it sleeps that long, callers go on without it."""
+_STEERING = (".gitignore", ".gitattributes")
+_STEERED = frozenset({"check-ignore", "diff-files", "status"})
+"""The commands that read the files ``_STEERING`` of a work tree."""
+_KEPT_VARIABLES = frozenset({"GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_SYSTEM"})
+"""Where the user's own configuration is. Hooks of git set others, which point to another repository."""
 _SETTINGS = (
-    "autocrlf|checkstat|eol|filemode|ignorecase|longpaths|precomposeunicode|protecthfs|protectntfs|safecrlf"
-    "|sparsecheckout|sparsecheckoutcone|symlinks|trustctime"
+    "autocrlf|eol|filemode|ignorecase|longpaths|precomposeunicode|protecthfs|protectntfs|safecrlf"
+    "|sparsecheckout|sparsecheckoutcone|symlinks"
 )
-"""Settings below ``core`` that decide how files compare with objects. None of them is a command or a path."""
+"""Settings below ``core`` that decide how files compare with objects. None of them is a command or a path.
+
+Those that make git look at less than ctime and inode are not among them: a file could change unseen.
+"""
 _SETTING = re.compile(rf"core\.({_SETTINGS})\n([a-z]+)", re.IGNORECASE)
+_EXCLUDES = "core.excludesfile\n"
+_TRUSTED_SCOPES = ("system", "global")
 _ASKED = (
     *("--show-toplevel", "--show-prefix", "--absolute-git-dir", "--show-object-format"),
     *("--git-path", "index", "--git-path", "info/exclude", "--git-path", "objects"),
-    *("--git-path", "shallow", "--git-path", "info/sparse-checkout"),
+    *("--git-path", "shallow", "--git-path", "info/sparse-checkout", "--git-common-dir"),
 )
 _READ_BY_GIT = ("HEAD", "commondir", "config", "config.worktree", "gitdir", "index", "packed-refs")
 _REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
@@ -45,7 +59,8 @@ _SSH_PLACE = re.compile(r"[^/]+:")
 class Repository:
     """A git work tree as git locates it. Paths are absolute; ``prefix`` leads from ``top`` to the folder.
 
-    ``settings`` are pairs of a key below ``core`` and a value.
+    ``settings`` are pairs of a key below ``core`` and a value. ``common_dir`` is that of all work trees of the
+    repository; ``excludes`` is the user's own ignore file, which may not exist.
     """
 
     top: str
@@ -58,6 +73,8 @@ class Repository:
     shallow: str
     sparse_checkout: str
     settings: tuple[tuple[str, str], ...]
+    common_dir: str
+    excludes: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +92,79 @@ def find_repository(folder: str) -> Repository | None:
         return None
     answer = ask(folder, "rev-parse", *_ASKED)
     lines = answer.decode("utf-8", "surrogateescape").split("\n") if answer is not None else []
-    if len(lines) != 10:
+    if len(lines) != 11:
         return None
     top, prefix, git_dir, object_format, *paths = lines[:-1]
     if not _is_same(os.path.join(top, prefix), folder):
         return None  # the repository's configuration moves its work tree elsewhere
-    settings = (ask(folder, "config", "-z", "--get-regexp", rf"^core\.({_SETTINGS})$") or b"").decode(errors="replace")
-    matches = map(_SETTING.fullmatch, settings.split("\0"))
-    pairs = tuple((match[1], match[2]) for match in matches if match)
-    index, exclude, objects, shallow, sparse_checkout = (os.path.join(folder, path) for path in paths)
-    return Repository(top, prefix, git_dir, object_format, index, exclude, objects, shallow, sparse_checkout, pairs)
+    asked = rf"^core\.({_SETTINGS}|excludesfile)$"
+    settings = ask(folder, "config", "-z", "--show-scope", "--get-regexp", asked) or b""
+    scoped = settings.decode("utf-8", "surrogateescape").split("\0")
+    found = list(zip(scoped[::2], scoped[1::2], strict=False))
+    pairs = tuple((match[1], match[2]) for _, value in found if (match := _SETTING.fullmatch(value)))
+    index, exclude, objects, shallow, sparse_checkout, common = (os.path.join(folder, path) for path in paths)
+    return Repository(
+        top, prefix, git_dir, object_format, index, exclude, objects, shallow, sparse_checkout, pairs,
+        os.path.realpath(common), _excludes_file(top, found),
+    )  # fmt: skip
+
+
+def nested_repository(folder: str, git_dir: str) -> Repository | None:
+    """The repository at the top of ``folder``, for ``ls-files`` only, which needs no settings; executes nothing.
+
+    None if git might wait for its files.
+    """
+    if not _is_readable(git_dir):
+        return None
+    common = common_dir_of(git_dir)
+    config = os.path.join(common, "config")
+    try:
+        text = Path(config).read_text("utf-8", "replace") if os.path.isfile(config) else ""
+    except OSError:
+        return None
+    object_format = (
+        "sha256" if re.search(r"^\s*objectformat\s*=\s*sha256", text, re.MULTILINE | re.IGNORECASE) else "sha1"
+    )
+    index, exclude = os.path.join(git_dir, "index"), os.path.join(common, "info/exclude")
+    objects, shallow = os.path.join(common, "objects"), os.path.join(common, "shallow")
+    sparse_checkout = os.path.join(git_dir, "info/sparse-checkout")
+    return Repository(
+        folder, "", git_dir, object_format, index, exclude, objects, shallow, sparse_checkout, (), common, ""
+    )
+
+
+def common_dir_of(git_dir: str) -> str:
+    """The git directory that a linked work tree shares with others; ``git_dir`` itself of any other."""
+    above, _, _ = git_dir.rstrip("/").rpartition("/")
+    return os.path.realpath(os.path.dirname(above) if os.path.basename(above) == "worktrees" else git_dir)
+
+
+def _excludes_file(top: str, settings: list[tuple[str, str]]) -> str:
+    """What ``core.excludesFile`` names, or its default; a repository may name a file of its work tree only."""
+    scope, value = "global", None
+    for each, setting in settings:
+        if setting.lower().startswith(_EXCLUDES):
+            scope, value = each, setting[len(_EXCLUDES) :]
+    if value is None:
+        above = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        return os.path.realpath(os.path.join(above, "git/ignore"))
+    path = os.path.realpath(os.path.join(top, os.path.expanduser(value))) if value else ""
+    if scope not in _TRUSTED_SCOPES and not path.startswith(os.path.realpath(top) + os.sep):
+        _warn_of_foreign(path)
+        return ""
+    return path
+
+
+def excludes_file(folder: str) -> str:
+    """The ignore file of the user for all repositories, as seen from a folder that is in none; it may not exist."""
+    settings = ask(folder, "config", "-z", "--show-scope", "--get-regexp", r"^core\.excludesfile$") or b""
+    scoped = settings.decode("utf-8", "surrogateescape").split("\0")
+    return _excludes_file(folder, list(zip(scoped[::2], scoped[1::2], strict=False)))
+
+
+@cache
+def _warn_of_foreign(path: str) -> None:
+    log.warning("core.excludesFile of a repository names %s, outside of its work tree, which is not read", path)
 
 
 def ask(folder: str, *arguments: str) -> bytes | None:
@@ -124,7 +204,11 @@ def run(repository: Repository, folder: str, *arguments: str, head: str = "") ->
 
 
 def start(repository: Repository, folder: str, *arguments: str, head: str = "") -> Running | None:
-    """As ``run``, without waiting: pass the result to ``finish``. None if git cannot run."""
+    """As ``run``, without waiting: pass the result to ``finish``. None if git cannot run, or might wait for a file."""
+    if _STEERED.intersection(arguments) and not _steering_is_readable(repository, folder):
+        return None
+    excludes = repository.excludes if os.path.isfile(repository.excludes) else os.devnull
+    arguments = ("-c", f"core.excludesFile={excludes}", *arguments)
     git_dir = tempfile.mkdtemp(prefix="driftline-git-")
     try:
         _fill(git_dir, repository, head)
@@ -184,8 +268,7 @@ def _fill(git_dir: str, repository: Repository, head: str) -> None:
 
 
 def _start(folder: str, arguments: tuple[str, ...], variables: dict[str, str]) -> subprocess.Popen[bytes] | None:
-    # Hooks of git set GIT_DIR and the like, which point to another repository.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    environment = {k: value for k, value in os.environ.items() if not k.startswith("GIT_") or k in _KEPT_VARIABLES}
     environment |= {
         "GIT_OPTIONAL_LOCKS": "0",
         "GIT_ALLOW_PROTOCOL": "none",
@@ -212,17 +295,50 @@ def _start(folder: str, arguments: tuple[str, ...], variables: dict[str, str]) -
 def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
     if process is None:
         return None
-    try:
-        output, _ = process.communicate(timeout=_TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        log.debug("%s took too long", process.args)
-        return None
+    started = time.monotonic()
+    effort: int | None = None
+    since = started
+    while True:
+        try:
+            output, _ = process.communicate(timeout=1.0)
+            break
+        except subprocess.TimeoutExpired:
+            now, last = time.monotonic(), effort
+            effort = _effort_of_sleeper(process.pid)
+            since = since if effort is not None and effort == last else now
+            if now - since > _ASLEEP_SECONDS or now - started > _TIMEOUT_SECONDS:
+                process.kill()
+                process.communicate()
+                log.warning("git waited for a file and was ended: %s", process.args)
+                return None
     if process.returncode != 0:
         log.debug("%s failed with %d", process.args, process.returncode)
         return None
     return output
+
+
+def _effort_of_sleeper(pid: int) -> int | None:
+    """How often the threads of a process have gone to sleep; None if one of them is awake, or nothing tells."""
+    effort = 0
+    try:
+        for status in Path(f"/proc/{pid}/task").glob("*/status"):
+            fields = dict(line.partition(":")[::2] for line in status.read_text().splitlines())
+            if not fields["State"].strip().startswith("S"):
+                return None
+            effort += int(fields["voluntary_ctxt_switches"])
+    except (OSError, KeyError, ValueError):
+        return None
+    return effort or None
+
+
+def _steering_is_readable(repository: Repository, folder: str) -> bool:
+    """Whether none of the files that steer git, from the top of the work tree to ``folder``, is a pipe or the like."""
+    parts = os.path.relpath(os.path.realpath(folder), os.path.realpath(repository.top)).split(os.sep)
+    if parts[0] == os.pardir:
+        return False
+    folders = [repository.top, *(os.path.join(repository.top, *parts[:depth]) for depth in range(1, len(parts) + 1))]
+    paths = (os.path.join(each, name) for each in folders for name in _STEERING)
+    return all(os.path.isfile(path) or not os.path.lexists(path) for path in paths)
 
 
 def _git_above(root: str) -> str | None:

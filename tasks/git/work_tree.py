@@ -9,19 +9,38 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+import stat
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.redaction import redacted
-from driftline.tasks.git.isolation import Repository, ask, find_repository, finish, run, start
+from driftline.storage.sources.beneath import Beneath
+from driftline.tasks.git.isolation import (
+    Repository,
+    Running,
+    ask,
+    common_dir_of,
+    find_repository,
+    finish,
+    nested_repository,
+    run,
+    start,
+)
 
 log = logging.getLogger(__name__)
 
 BLOB_SCHEMA = pa.schema([("path", pa.binary()), ("etag", pa.binary())])
 
+Signature = tuple[int, int, int]
+"""Inode, size and mtime of git's index."""
+
+_LEADS_TO = b"gitdir: "
 _MAX_PATHSPECS = 100
 _ID_START = len("H 100644 ")
 _PATH_END = 1 << 30  # "to the end"
@@ -54,6 +73,11 @@ class WorkTree:
     def exclude(self) -> str:
         return self.repository.exclude
 
+    @property
+    def excludes(self) -> str:
+        """The ignore file of the user, for all repositories; it may not exist."""
+        return self.repository.excludes
+
 
 @dataclass(frozen=True, slots=True)
 class GitOrigin:
@@ -77,25 +101,142 @@ def find_work_tree(root: str) -> WorkTree | None:
     return WorkTree(root, repository)
 
 
-def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = ()) -> pa.Table:
+class TrackedFiles:
+    """The files that git tracks below a folder of a work tree; a context manager. Paths are relative to the folder.
+
+    ``prefixes`` limit them as those of ``clean_blobs``. Git lists them from the first call on, or from ``start`` on.
+    """
+
+    def __init__(self, repository: Repository, root: str, prefixes: Sequence[str] = ()) -> None:
+        self._repository = repository
+        self._root = root
+        self._narrowed = (
+            [] if "" in prefixes or len(prefixes) > _MAX_PATHSPECS else [f":(literal){p}" for p in prefixes]
+        )
+        self._running: Running | None = None
+        self._is_started = False
+        self._output: bytes | None = None
+        self._entries: list[bytes] | None = None
+        self._path_start = 0
+        self.signature: Signature | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._finish()
+
+    def start(self) -> None:
+        """Let git list the files meanwhile."""
+        if not self._is_started:
+            self._is_started = True
+            self.signature = _signature(self._repository.index)
+            command = ("ls-files", "--stage", "-v", "-z", "--", *self._narrowed)
+            self._running = start(self._repository, self._root, *command)
+
+    def output(self) -> bytes | None:
+        """The entries as git lists them, sorted by path; None if it fails."""
+        self.start()
+        self._finish()
+        return self._output
+
+    def holds(self, path: str) -> bool | None:
+        """Whether git tracks a file or, for a folder (with a trailing slash), any file in it; None if git fails."""
+        if self._entries is None:
+            output = self.output()
+            if output is None:
+                return None
+            self._entries = output.split(b"\0")[:-1]
+            self._path_start = output.find(b"\t") + 1
+        name = os.fsencode(path)
+        if not path.endswith("/"):
+            return self._from(name) == name
+        entry = self._from(name)
+        if entry is not None and entry.startswith(name):
+            return True
+        return self._from(name[:-1]) == name[:-1]  # a submodule
+
+    def _from(self, name: bytes) -> bytes | None:
+        """The first path that is not less than ``name``."""
+        entries, start = self._entries or [], self._path_start
+        row = bisect_left(entries, name, key=lambda entry: entry[start:])
+        return entries[row][start:] if row < len(entries) else None
+
+    def _finish(self) -> None:
+        if self._running is not None:
+            self._output = finish(self._running)
+            self._running = None
+
+
+@dataclass(frozen=True, slots=True)
+class NestedRepository:
+    """A repository in a folder (with a trailing slash) of a source, with a work tree of its own."""
+
+    folder: str
+    git_dir: str
+    common_dir: str
+
+    @property
+    def exclude(self) -> str:
+        return f"{self.common_dir}/info/exclude"
+
+
+def find_nested(tree: Beneath, folder: str) -> NestedRepository | None:
+    """What the ``.git`` in ``folder`` of a source makes of it: None if it is no repository, as git judges."""
+    entry = f"{tree.root.rstrip('/')}/{folder}.git"
+    git_dir = entry
+    try:
+        mode = tree.stat(f"{folder}.git").st_mode
+        if not stat.S_ISDIR(mode):
+            content = (tree.read(f"{folder}.git") or b"") if stat.S_ISREG(mode) else b""
+            if not content.startswith(_LEADS_TO):
+                return None
+            named = os.fsdecode(content.removeprefix(_LEADS_TO).rstrip(b"\r\n"))
+            git_dir = os.path.normpath(os.path.join(os.path.dirname(entry), named))
+        common = common_dir_of(git_dir)
+        parts = (os.path.join(common, name) for name in ("objects", "refs"))
+        is_one = os.path.lexists(os.path.join(git_dir, "HEAD")) and all(map(os.path.isdir, parts))
+    except (OSError, ValueError):
+        return None
+    return NestedRepository(folder, git_dir, common) if is_one else None
+
+
+def tracked_in(root: str, nested: NestedRepository, outer: Collection[str]) -> TrackedFiles | None:
+    """The tracked files of a nested repository.
+
+    None if its files lie neither in the source nor in one of the git directories ``outer``: others are not read.
+    """
+    where = os.path.realpath(nested.git_dir)
+    if not any(where.startswith(each.rstrip("/") + "/") for each in (os.path.realpath(root), *outer)):
+        return None
+    folder = f"{root.rstrip('/')}/{nested.folder}".rstrip("/")
+    repository = nested_repository(folder, nested.git_dir)
+    return TrackedFiles(repository, folder) if repository is not None else None
+
+
+def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = (), tracked: TrackedFiles | None = None) -> pa.Table:
     """The tracked files that are clean now: ``path`` (binary, relative to the source) and ``etag`` (``git:id``).
 
     Call it after the files are stat'ed: a file that changes in between is dirty or has another id. ``prefixes``
     (folders with a trailing slash) limit the result, which may hold more. Files with skip-worktree or
-    assume-unchanged, in conflict, or only intended to be added are left out. Empty if git fails.
+    assume-unchanged, in conflict, or only intended to be added are left out. Empty if git fails. ``tracked`` may have
+    been listed before, with the same ``prefixes``.
     """
     narrowed = [] if "" in prefixes or len(prefixes) > _MAX_PATHSPECS else [f":(literal){p}" for p in prefixes]
     for _ in range(2):
-        before = _signature(tree.index)
+        listed = tracked or TrackedFiles(tree.repository, tree.root, prefixes)
+        listed.start()
         options = ("--name-only", "--relative", "--no-renames", "--ignore-submodules=all", "-z")
-        comparison = start(tree.repository, tree.root, "diff-files", *options, "--", *narrowed)
-        tracked = run(tree.repository, tree.root, "ls-files", "--stage", "-v", "-z", "--", *narrowed)
-        dirty = finish(comparison)
-        if dirty is None or tracked is None:
+        dirty = run(tree.repository, tree.root, "diff-files", *options, "--", *narrowed)
+        entries = listed.output()
+        if dirty is None or entries is None:
             break
         # The two commands agree only if the index did not change between them.
-        if before == _signature(tree.index):
-            return _parse(tracked, dirty)
+        if listed.signature == _signature(tree.index):
+            return _parse(entries, dirty)
+        tracked = None
     log.debug("git cannot list the clean files of %s", tree.root)
     return BLOB_SCHEMA.empty_table()
 
@@ -133,7 +274,7 @@ def _without_credentials(url: str) -> str:
     return shown.partition("?")[0] if "://" in shown else shown
 
 
-def _signature(path: str) -> tuple[int, int, int] | None:
+def _signature(path: str) -> Signature | None:
     try:
         info = os.stat(path)
     except OSError:

@@ -152,6 +152,7 @@ class _Drafts:
         meta = ManifestRow(
             path, info.size_bytes, info.mtime_ns, info.etag, read.content_hash, self.fingerprint,
             lines=change["lines"] or 0, reason=change["reason"], racy=read.racy,
+            ctime_ns=info.ctime_ns, inode=info.inode,
         )  # fmt: skip
         state = classify(change, read.content_hash)
         if state in (DocumentState.TOUCHED, DocumentState.UNCHANGED):

@@ -15,10 +15,11 @@ from driftline.storage.model import SkipReason
 from driftline.storage.sources.file_info import FileInfo
 from driftline.storage.sources.local_tree import read_file, stat_file
 from driftline.storage.sources.source import Source
-from driftline.tasks.scanning.diff import RACY_NS
+from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS
 from driftline.tasks.text import MAX_TEXT_BYTES
 
 READ_ATTEMPTS = 3
+_STATUS = ("size_bytes", "mtime_ns", "ctime_ns", "inode")
 _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
 
 
@@ -74,9 +75,10 @@ def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason
         if before is None or after is None:
             return SkipReason.UNSTABLE
         if before == after and len(data) == after.size_bytes:
-            as_listed = (after.size_bytes, after.mtime_ns) == (change["size_bytes"], change["mtime_ns"])
+            as_listed = all(getattr(after, name) == change[name] for name in _STATUS)
             info = replace(after, path=path, etag=change["etag"] if as_listed else "")
-            racy = not info.etag and after.mtime_ns > started_ns - RACY_NS
+            young = after.mtime_ns > started_ns - RACY_NS or after.ctime_ns > started_ns - CTIME_TICK_NS
+            racy = not info.etag and young
             return ReadFile(info, data, content_hash(data), racy)
     return SkipReason.UNSTABLE
 

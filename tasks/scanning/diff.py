@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 from driftline.storage.model import DocumentState
 
 LISTING_SCHEMA = pa.schema(
-    [("path", pa.string()), ("size_bytes", pa.int64()), ("mtime_ns", pa.int64()), ("etag", pa.string())]
+    [
+        ("path", pa.string()),
+        ("size_bytes", pa.int64()),
+        ("mtime_ns", pa.int64()),
+        ("etag", pa.string()),
+        ("ctime_ns", pa.int64()),
+        ("inode", pa.int64()),
+    ]
 )
+"""``etag`` is "" and each number but the size 0 where the source has none."""
 _KEPT = [
     ("hash", pa.string()),
     ("fingerprint", pa.string()),
@@ -33,6 +41,12 @@ rest comes from the listing, so that the columns of MANIFEST_SCHEMA are the next
 
 RACY_NS = 2_000_000_000
 """The age below which a file is racy: it may change again within the same tick of its clock."""
+
+CTIME_TICK_NS = 20_000_000
+"""The same for a ctime, which the kernel sets by a clock of at most 10 ms a tick."""
+
+FEW_INODES = 10
+"""Up to this number, files that differ in nothing but the inode are read, however many they are of a listing."""
 
 DELETED_SCHEMA = pa.schema([("path", pa.string()), *_KEPT])
 SKIPPED_SCHEMA = pa.schema([("path", pa.string()), ("reason", pa.string())])
@@ -59,10 +73,13 @@ class Diff:
 def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int, full: bool = False) -> Diff:
     """Compare ``listing`` (LISTING_SCHEMA) with ``manifest`` (MANIFEST_SCHEMA), each with unique paths.
 
-    Content counts as equal without a read if sizes and etags are equal or, if one side has no etag, sizes and mtimes.
-    An unknown mtime (0), a racy row, another fingerprint and ``full`` make a candidate; the last two require
-    embedding even if the content is the same. ``now_ns`` is the start of the listing: files that may have changed
-    since are marked as racy. It is fastest if both tables are sorted by path.
+    Content counts as equal without a read if sizes and etags are equal or, if one side has no etag, sizes, mtimes,
+    ctimes and inodes. Programs set an mtime at will, but not a ctime. Some network file systems number their files anew
+    with each mount, so inodes decide nothing where most files differ in nothing else. A file that had an etag of git
+    and has none now is dirty; git compares whole seconds, so its etag says nothing of a file whose mtime is as before,
+    but not its ctime or inode. Unknown times (0), a racy row, another fingerprint and ``full`` make a candidate; the
+    last two require embedding even if the content is the same. ``now_ns`` is the start of the listing: files that may
+    have changed since are marked as racy. It is fastest if both tables are sorted by path.
     """
     listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
     manifest = manifest.combine_chunks()
@@ -77,12 +94,19 @@ def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int
     else:
         old, now = manifest, listing
     same_size = _numpy(pc.equal(now["size_bytes"], old["size_bytes"]))
-    same_mtime = _numpy(pc.equal(now["mtime_ns"], old["mtime_ns"]))
+    same_times, same_inode = _same_times(now, old), _same_or_unknown(now["inode"], old["inode"])
+    other_inode = same_size & same_times & ~same_inode
+    if _are_numbered_anew(other_inode, same_size & same_times):
+        same_inode |= other_inode
     same_etag = _numpy(pc.equal(now["etag"], old["etag"]))
     comparable = _numpy(pc.and_(pc.not_equal(now["etag"], ""), pc.not_equal(old["etag"], "")))
-    dated = _numpy(pc.not_equal(now["mtime_ns"], 0))
-    same_content = same_size & np.where(comparable, same_etag, same_mtime & dated)
-    metadata_differs = ~(same_size & same_mtime & (same_etag | ~comparable))
+    was_clean = _numpy(pc.and_(pc.equal(now["etag"], ""), pc.starts_with(old["etag"], "git:")))
+    dated = _numpy(pc.or_(pc.not_equal(now["mtime_ns"], 0), pc.not_equal(now["ctime_ns"], 0)))
+    same_status = same_times & same_inode
+    other_mtime = _numpy(pc.not_equal(now["mtime_ns"], old["mtime_ns"]))
+    by_etag = same_etag & (same_status | other_mtime)
+    same_content = same_size & np.where(comparable, by_etag, same_status & dated & ~was_clean)
+    metadata_differs = ~(same_size & same_status & (same_etag | ~comparable))
 
     other_fingerprint = _numpy(pc.not_equal(old["fingerprint"], fingerprint))
     # A skipped file has no vectors, so its model does not matter.
@@ -123,9 +147,26 @@ def _align(paths: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:
     return np.asarray(rows.to_numpy(), dtype=np.int64)
 
 
+def _same_times(now: pa.Table, old: pa.Table) -> NDArray[np.bool_]:
+    return _numpy(pc.equal(now["mtime_ns"], old["mtime_ns"])) & _same_or_unknown(now["ctime_ns"], old["ctime_ns"])
+
+
+def _same_or_unknown(now: pa.ChunkedArray, old: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Where a number is the same, or 0 in the manifest; null, which is of an earlier version, is neither."""
+    return _numpy(pc.fill_null(pc.or_(pc.equal(now, old), pc.equal(old, 0)), False))
+
+
+def _are_numbered_anew(other_inode: NDArray[np.bool_], comparable: NDArray[np.bool_]) -> bool:
+    """Whether ``other_inode`` are too many of the ``comparable`` files to have been replaced one by one."""
+    others = np.count_nonzero(other_inode)
+    return bool(others > FEW_INODES and 2 * others > np.count_nonzero(comparable))
+
+
 def _racy(listing: pa.Table, now_ns: int) -> pa.ChunkedArray:
     """Which files are racy: the etag of a store reveals a later change, but git's is older than the read."""
-    young = pc.greater(listing["mtime_ns"], now_ns - RACY_NS)
+    young = pc.or_(
+        pc.greater(listing["mtime_ns"], now_ns - RACY_NS), pc.greater(listing["ctime_ns"], now_ns - CTIME_TICK_NS)
+    )
     unsure = pc.or_(pc.equal(listing["etag"], ""), pc.starts_with(listing["etag"], "git:"))
     return pc.and_(young, unsure)
 

@@ -18,10 +18,15 @@ from numpy.typing import NDArray
 from driftline.storage.errors import UsageError
 from driftline.tasks.scanning.wildmatch import Pattern, translate
 
-IGNORE_FILES = (".gitignore", ".driftlineignore")
+OUR_IGNORE_FILE = ".driftlineignore"
+IGNORE_FILES = (".gitignore", OUR_IGNORE_FILE)
 """Read in every folder; the later one takes precedence."""
 
-NEVER_ENTERED = frozenset({".git", ".hg", ".svn", ".driftline"})
+BY_GIT, BY_US = 1, 2
+"""Whose ignore file a pattern is from. What git tracks, only ours can exclude."""
+
+GIT = ".git"
+NEVER_ENTERED = frozenset({GIT, ".hg", ".svn", ".driftline"})
 """Folders of metadata, which are skipped without a report."""
 
 SECRETS = (
@@ -61,13 +66,21 @@ class PatternList:
     """Ordered gitignore patterns: the last match decides.
 
     Patterns are relative to the folder ``base`` ("" or with a trailing slash). By default a pattern matches a single
-    entry, as in git's walk. With ``descendants`` a match of a folder also matches everything below it.
+    entry, as in git's walk. With ``descendants`` a match of a folder also matches everything below it. ``mark`` is
+    the verdict on a match.
     """
 
     def __init__(
-        self, lines: Iterable[bytes | str], base: str = "", *, descendants: bool = False, flags: str = "s"
+        self,
+        lines: Iterable[bytes | str],
+        base: str = "",
+        *,
+        descendants: bool = False,
+        flags: str = "s",
+        mark: int = BY_GIT,
     ) -> None:
         self.base = base
+        self.mark = mark
         self._flags = flags
         encoded = (line.encode(errors="surrogateescape") if isinstance(line, str) else line for line in lines)
         patterns = [pattern for line in encoded if (pattern := translate(line, base)) is not None]
@@ -77,15 +90,15 @@ class PatternList:
     def __bool__(self) -> bool:
         return bool(self._of_folders)
 
-    def apply(self, paths: pa.Array, verdict: NDArray[np.bool_], *, folders: bool = False) -> None:
-        """Update ``verdict`` in place where a pattern matches: True for a match, False for a negated one.
+    def apply(self, paths: pa.Array, verdict: NDArray[np.bool_] | NDArray[np.uint8], *, folders: bool = False) -> None:
+        """Update ``verdict`` in place where a pattern matches: ``mark`` for a match, 0 for a negated one.
 
         ``paths`` are those of files, or of folders without a trailing slash.
         """
         as_bytes = paths.cast(pa.binary())
         for positive, regex in self._of_folders if folders else self._of_files:
             hit = pc.match_substring_regex(as_bytes, regex)
-            verdict[hit.to_numpy(zero_copy_only=False)] = positive
+            verdict[hit.to_numpy(zero_copy_only=False)] = self.mark if positive else 0
 
     def matches(self, paths: pa.Array, *, folders: bool = False) -> NDArray[np.bool_]:
         """``(n,) bool``: the paths that the patterns select."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from driftline.storage.model import SkipReason
 from driftline.storage.sources.file_info import FileInfo
 from driftline.storage.sources.source import Source
-from driftline.tasks.git.work_tree import clean_blobs, find_work_tree
+from driftline.tasks.git.work_tree import TrackedFiles, clean_blobs, find_work_tree
 from driftline.tasks.scanning.claims import Claim, claimed
 from driftline.tasks.scanning.diff import SKIPPED_SCHEMA, Diff, diff
 from driftline.tasks.scanning.ignore import Matcher, Rules
@@ -120,8 +120,9 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
     large = pc.greater(table["size_bytes"], min(spec.max_file_bytes, MAX_TEXT_BYTES))
     listing.skip(SkipReason.TOO_LARGE, *table.filter(large)["path"].to_pylist())
     table = table.filter(pc.invert(large))
-    if listing.unread and len(manifest):
-        unread = tuple(Subtree(folder) for folder in listing.unread)
+    kept = [*listing.unread, *listing.unsure]
+    if kept and len(manifest):
+        unread = tuple(Subtree(path) for path in kept)
         manifest = manifest.filter(pa.array(~_covered(manifest["path"], unread)))
     result = diff(table, manifest, spec.fingerprint, now_ns=now_ns, full=spec.full)
     skipped = pa.concat_tables([listing.skipped_table(), result.skipped]).cast(SKIPPED_SCHEMA)
@@ -146,12 +147,17 @@ def _covered(paths: pa.ChunkedArray, subtrees: Sequence[Subtree]) -> NDArray[np.
 def _list_local(spec: ScanSpec, paths: Sequence[str] | None = None) -> Listing:
     work_tree = find_work_tree(spec.source.uri)
     elsewhere = frozenset(claim.prefix for claim in spec.claims if claim.is_whole)
-    walk = Walk(spec.source.uri, spec.rules, work_tree, None if paths is None else above_and_self(paths), elsewhere)
-    listing = walk.run(spec.subtrees if paths is None else (Subtree(),))
-    if work_tree is not None and listing.paths:
+    only = None if paths is None else above_and_self(paths)
+    subtrees = spec.subtrees if paths is None else (Subtree(),)
+    if work_tree is None:
+        return Walk(spec.source.uri, spec.rules, None, only, elsewhere).run(subtrees)
+    prefixes = [subtree.prefix for subtree in spec.subtrees] if paths is None else paths
+    with TrackedFiles(work_tree.repository, work_tree.root, prefixes) as tracked:
+        tracked.start()
+        listing = Walk(spec.source.uri, spec.rules, work_tree, only, elsewhere, tracked).run(subtrees)
         # after the walk, as clean_blobs requires
-        prefixes = [subtree.prefix for subtree in spec.subtrees] if paths is None else paths
-        blobs = clean_blobs(work_tree, prefixes)
+        blobs = clean_blobs(work_tree, prefixes, tracked) if listing.paths else None
+    if blobs is not None:
         rows = pc.index_in(pa.array(listing.paths, pa.string()).cast(pa.binary()), value_set=blobs["path"])
         etags = blobs["etag"].combine_chunks().cast(pa.string()).take(rows)
         listing.etags = pc.fill_null(etags, "").to_pylist()
@@ -192,6 +198,8 @@ def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> 
     listing.sizes.extend(info.size_bytes for info in kept)
     listing.mtimes.extend(info.mtime_ns for info in kept)
     listing.etags.extend(info.etag for info in kept)
+    listing.ctimes.extend(info.ctime_ns for info in kept)
+    listing.inodes.extend(info.inode for info in kept)
 
 
 def _is_plain(key: str) -> bool:

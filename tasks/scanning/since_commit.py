@@ -33,6 +33,7 @@ class WorkTreeAtCommit:
         if tree is None or commit is None:
             return None
         settings = repr((rules, tree.prefix, version("driftline"))).encode() + _read(tree.exclude)
+        settings += b"\0" + _read(tree.excludes)
         return cls(tree, commit, content_hash(settings))
 
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:

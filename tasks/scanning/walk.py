@@ -9,8 +9,9 @@ import errno
 import logging
 import os
 import stat
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +20,22 @@ from numpy.typing import NDArray
 from driftline.storage.errors import StorageError
 from driftline.storage.model import SkipReason
 from driftline.storage.sources.beneath import Beneath, read_regular
-from driftline.storage.sources.local_tree import VANISHED
-from driftline.tasks.git.work_tree import WorkTree
+from driftline.storage.sources.local_tree import INODE_BITS, VANISHED
+from driftline.tasks.git.isolation import excludes_file
+from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, find_nested, tracked_in
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
-from driftline.tasks.scanning.ignore import IGNORE_FILES, NEVER_ENTERED, Matcher, PatternList, Rules, read_ignore_file
+from driftline.tasks.scanning.ignore import (
+    BY_GIT,
+    BY_US,
+    GIT,
+    IGNORE_FILES,
+    NEVER_ENTERED,
+    OUR_IGNORE_FILE,
+    Matcher,
+    PatternList,
+    Rules,
+    read_ignore_file,
+)
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +52,21 @@ class Subtree:
 
 @dataclass(slots=True)
 class Listing:
-    """The listed files (``etags`` may be empty), the skipped ones with their reasons, and the unreadable paths."""
+    """The listed files (``etags`` may be empty), the skipped ones with their reasons, and the unreadable paths.
+
+    ``unsure`` are ignored files and folders of which git did not say whether it tracks them.
+    """
 
     paths: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     mtimes: list[int] = field(default_factory=list)
+    ctimes: list[int] = field(default_factory=list)
+    inodes: list[int] = field(default_factory=list)
     etags: list[str] = field(default_factory=list)
     skipped_paths: list[str] = field(default_factory=list)
     skipped_reasons: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
 
     def skip(self, reason: SkipReason, *paths: str) -> None:
         self.skipped_paths.extend(paths)
@@ -55,7 +74,8 @@ class Listing:
 
     def table(self) -> pa.Table:
         """The listed files, LISTING_SCHEMA, sorted by path."""
-        columns = [self.paths, self.sizes, self.mtimes, self.etags or [""] * len(self.paths)]
+        etags = self.etags or [""] * len(self.paths)
+        columns = [self.paths, self.sizes, self.mtimes, etags, self.ctimes, self.inodes]
         return pa.table(columns, schema=LISTING_SCHEMA).sort_by("path")
 
     def skipped_table(self) -> pa.Table:
@@ -63,21 +83,71 @@ class Listing:
         return pa.table([self.skipped_paths, self.skipped_reasons], schema=SKIPPED_SCHEMA)
 
 
+@dataclass(frozen=True, slots=True)
+class _Repository:
+    """The repository of a folder: its ``tracked`` files, relative to ``base`` (a folder of the source), if known.
+
+    ``common_dirs`` are its git directory and those of the repositories around it.
+    """
+
+    base: str = ""
+    tracked: TrackedFiles | None = None
+    common_dirs: tuple[str, ...] = ()
+
+    def holds(self, path: str) -> bool | None:
+        return self.tracked.holds(path.removeprefix(self.base)) if self.tracked is not None else False
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What applies to the entries of a folder: the ignore files above it, and the repository that it belongs to.
+
+    Git ignores a folder that is ``closed``, so that only its tracked files count.
+    """
+
+    stack: tuple[PatternList, ...] = ()
+    repository: _Repository = _Repository()
+    closed: bool = False
+
+
 @dataclass(slots=True)
 class _Level:
-    """The entries of one level. ``scopes`` maps a list of patterns to the slices of files and folders it applies to."""
+    """The entries of one level. ``scopes`` maps a list of patterns to the slices of files and folders it applies to.
+
+    ``starts`` has the first file and the first folder of each folder above, ``places`` what applies to them.
+    """
 
     file_paths: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
-    scopes: dict[PatternList, tuple[slice, slice]] = field(default_factory=dict)
-    stacks: dict[str, tuple[PatternList, ...]] = field(default_factory=dict)
+    scopes: dict[PatternList, list[tuple[slice, slice]]] = field(default_factory=dict)
+    starts: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    places: list[_Place] = field(default_factory=list)
+    inside: dict[str, _Place] = field(default_factory=dict)
+
+    def add(self, place: _Place, first_file: int, first_folder: int) -> None:
+        """Note that the entries from these on are of a folder to which ``place`` applies."""
+        last = slice(first_file, len(self.file_paths)), slice(first_folder, len(self.folders))
+        for patterns in place.stack:
+            known = self.scopes.setdefault(patterns, [])
+            if known and (known[-1][0].stop, known[-1][1].stop) == (first_file, first_folder):
+                first, last_of = known[-1]
+                known[-1] = slice(first.start, last[0].stop), slice(last_of.start, last[1].stop)
+            else:
+                known.append(last)
+        self.starts[0].append(first_file)
+        self.starts[1].append(first_folder)
+        self.places.append(place)
+        self.inside.update(dict.fromkeys(self.folders[first_folder:], place))
 
 
 class Walk:
     """One walk over a local tree.
 
-    ``only`` (files and all their parent folders) restricts it to these paths. The folders
-    ``without`` are not entered.
+    ``only`` (files and all their parent folders) restricts it to these paths. The folders ``without`` are not entered.
+    ``tracked`` are the files that git tracks in the source, if they are being listed already.
+
+    In a git work tree the listing is that of ``git ls-files --cached --others --exclude-standard``, and so it is in
+    each repository inside.
     """
 
     def __init__(
@@ -87,6 +157,7 @@ class Walk:
         work_tree: WorkTree | None = None,
         only: Collection[str] | None = None,
         without: frozenset[str] = frozenset(),
+        tracked: TrackedFiles | None = None,
     ) -> None:
         self._root = root.rstrip("/")
         self._tree = Beneath(root)
@@ -95,9 +166,9 @@ class Walk:
         self._matcher = Matcher(rules, self._above)
         self._only = only
         self._without = without
-        self._stacks: dict[str, tuple[PatternList, ...]] = {}
-        self._read: dict[str, tuple[PatternList, ...]] = {}
-        self._outer = self._outer_patterns(work_tree)
+        self._places: dict[str, _Place] = {}
+        self._excludes = work_tree.excludes if work_tree else None
+        self._outer = self._outermost(work_tree, tracked)
         self.listing = Listing()
 
     def run(self, subtrees: Sequence[Subtree]) -> Listing:
@@ -109,7 +180,7 @@ class Walk:
                 level = self._scan(folders, without)
                 folders = self._keep_folders(level)
                 self._stat(level, self._keep_files(level))
-                self._stacks = level.stacks
+                self._places = level.inside
         return self.listing
 
     def subfolders(self, folders: Sequence[str]) -> list[str]:
@@ -121,36 +192,72 @@ class Walk:
         level = _Level()
         for folder in folders:
             first_file, first_folder = len(level.file_paths), len(level.folders)
+            place = self._places.get(folder)
             try:
-                ignore_files = self._scan_folder(folder, level, without)
+                if place is None:
+                    place = self._place_of(folder)
+                ignore_files, has_git = self._scan_folder(folder, level, without)
             except OSError as error:
                 self._unlisted(folder, error)
                 del level.file_paths[first_file:], level.folders[first_folder:]
                 continue
-            stack = self._stacks.get(folder)
-            if stack is None:
-                stack = self._inherited(folder)
-            for name in ignore_files:
-                patterns = self._patterns_inside(folder + name, self._above + folder)
-                stack = (*stack, patterns) if patterns else stack
-            for patterns in stack:
-                files, subfolders = level.scopes.get(patterns, (slice(first_file, 0), slice(first_folder, 0)))
-                level.scopes[patterns] = (
-                    slice(files.start, len(level.file_paths)),
-                    slice(subfolders.start, len(level.folders)),
-                )
-            for subfolder in level.folders[first_folder:]:
-                level.stacks[subfolder] = stack
+            inside = self._entered(folder, place, ignore_files, has_git=has_git)
+            if inside is None:
+                self.listing.skip(SkipReason.WORK_TREE, folder)
+                del level.file_paths[first_file:], level.folders[first_folder:]
+                continue
+            level.add(inside, first_file, first_folder)
         return level
 
-    def _scan_folder(self, folder: str, level: _Level, without: Collection[str]) -> list[str]:
-        """Add the entries of a folder to the level; returns the names of its ignore files, lowest precedence first."""
-        ignore_files = set()
+    def _entered(self, folder: str, place: _Place, ignore_files: Sequence[str], *, has_git: bool) -> _Place | None:
+        """What applies to the entries of ``folder``; None if they are there twice, in another work tree."""
+        nested = find_nested(self._tree, folder) if has_git and folder else None
+        if nested is not None:
+            outer = place.repository
+            if nested.common_dir in outer.common_dirs:
+                return None
+            tracked = tracked_in(self._root or "/", nested, outer.common_dirs)
+            inner = _Repository(folder, tracked, (*outer.common_dirs, nested.common_dir))
+            if self._excludes is None:
+                self._excludes = excludes_file(self._root or "/")
+            ours = tuple(patterns for patterns in place.stack if patterns.mark == BY_US)
+            lists = [self._patterns_outside(path, self._above + folder) for path in (self._excludes, nested.exclude)]
+            place = _Place((*ours, *filter(None, lists)), inner)
+        lists = [self._patterns_inside(folder + name, self._above + folder) for name in ignore_files]
+        return replace(place, stack=(*place.stack, *filter(None, lists)))
+
+    def _place_of(self, folder: str) -> _Place:
+        """What applies to ``folder`` when the walk begins there."""
+        if not folder:
+            return self._outer
+        above = folder[: folder.rindex("/", 0, -1) + 1] if "/" in folder[:-1] else ""
+        names = [name for name in (*IGNORE_FILES, GIT) if self._is_there(above + name)]
+        outer = self._place_of(above)
+        place = self._entered(above, outer, [name for name in names if name != GIT], has_git=GIT in names) or outer
+        level = _Level(folders=[folder])
+        level.add(place, 0, 0)
+        is_ignored = self._verdict(self._array([folder[:-1]], np.ones(1, dtype=bool)), level, folders=True)[0] == BY_GIT
+        return replace(place, closed=True) if is_ignored else place
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            self._tree.stat(path)
+        except OSError:
+            return False
+        return True
+
+    def _scan_folder(self, folder: str, level: _Level, without: Collection[str]) -> tuple[list[str], bool]:
+        """Add the entries of a folder to the level.
+
+        Returns the names of its ignore files, lowest precedence first, and whether it may be the top of a repository.
+        """
+        ignore_files, has_git = set(), False
         only = self._only
         for entry in self._tree.entries(folder):
             name = entry.name
             path = folder + name
             if name in NEVER_ENTERED:
+                has_git |= name == GIT
                 continue
             if entry.is_file(follow_symlinks=False):
                 if name in IGNORE_FILES:
@@ -168,7 +275,7 @@ class Walk:
                     self.listing.skip(SkipReason.OUTSIDE, _printable(path))
             else:
                 self.listing.skip(SkipReason.UNREADABLE, _printable(path))  # a pipe, a socket, a device
-        return [name for name in IGNORE_FILES if name in ignore_files]
+        return [name for name in IGNORE_FILES if name in ignore_files], has_git
 
     def _unlisted(self, folder: str, error: OSError) -> None:
         if not folder or not os.path.isdir(self._root):
@@ -212,15 +319,39 @@ class Walk:
                 listing.paths.append(paths[row])
                 listing.sizes.append(info.st_size)
                 listing.mtimes.append(info.st_mtime_ns)
+                listing.ctimes.append(info.st_ctime_ns)
+                listing.inodes.append(info.st_ino & INODE_BITS)
 
     def _ignored(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.bool_]:
-        ignored = np.zeros(len(paths), dtype=bool)
+        """``(n,) bool``: what ignore files exclude. What git tracks is not excluded by those of git."""
+        verdict = self._verdict(paths, level, folders=folders)
+        names = level.folders if folders else level.file_paths
+        starts = level.starts[folders]
+        for row in np.flatnonzero(verdict == BY_GIT).tolist():
+            place = level.places[bisect_right(starts, row) - 1]
+            tracks = place.repository.holds(names[row])
+            if tracks is None:
+                self.listing.unsure.append(names[row])
+            elif tracks:
+                verdict[row] = 0
+                if folders:
+                    level.inside[names[row]] = replace(place, closed=True)
+        return verdict > 0
+
+    def _verdict(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.uint8]:
+        """BY_GIT or BY_US where such an ignore file excludes a path, whether or not git tracks it, else 0."""
+        verdict = np.zeros(len(paths), dtype=np.uint8)
         # From the top down (the sort is stable), so that the deepest ignore file takes precedence.
-        for patterns, slices in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
-            part = slices[folders]
-            if part.stop > part.start:
-                patterns.apply(paths[part], ignored[part], folders=folders)
-        return ignored
+        for patterns, parts in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
+            for part in (slices[folders] for slices in parts):
+                if part.stop > part.start:
+                    patterns.apply(paths[part], verdict[part], folders=folders)
+        starts = [*level.starts[folders], len(paths)]
+        for i, place in enumerate(level.places):
+            if place.closed:
+                inside = verdict[starts[i] : starts[i + 1]]
+                inside[inside == 0] = BY_GIT
+        return verdict
 
     def _good_names(self, paths: Sequence[str]) -> NDArray[np.bool_]:
         """False for names that are not UTF-8, which are reported as skipped."""
@@ -250,35 +381,25 @@ class Walk:
         inside = target == self._root or target.startswith(self._root + "/")
         return not inside or here == target or here.startswith(target + "/")
 
-    def _inherited(self, folder: str) -> tuple[PatternList, ...]:
-        """The patterns of the folders above ``folder``."""
-        stack = self._outer
-        if folder:
-            parts = folder.rstrip("/").split("/")
-            for above in ["", *("/".join(parts[:depth]) + "/" for depth in range(1, len(parts)))]:
-                stack += self._read_all(above)
-        return stack
-
-    def _outer_patterns(self, work_tree: WorkTree | None) -> tuple[PatternList, ...]:
+    def _outermost(self, work_tree: WorkTree | None, tracked: TrackedFiles | None) -> _Place:
         if work_tree is None:
-            return ()
-        exclude = self._patterns_outside(work_tree.exclude, "")
-        stack: tuple[PatternList, ...] = (exclude,) if exclude else ()
+            return _Place()
+        lists = [self._patterns_outside(path, "") for path in (work_tree.excludes, work_tree.exclude)]
         parts = self._above.rstrip("/").split("/") if self._above else []
-        for depth in range(len(parts)):
+        closed = False  # an ignored folder that holds tracked files; one without is no work tree
+        for depth, part in enumerate(parts):
             above = "".join(part + "/" for part in parts[:depth])
-            lists = [self._patterns_outside(f"{work_tree.top}/{above}{name}", above) for name in IGNORE_FILES]
-            stack += tuple(patterns for patterns in lists if patterns)
-        return stack
+            lists += [self._patterns_outside(f"{work_tree.top}/{above}{name}", above) for name in IGNORE_FILES]
+            verdict = np.zeros(1, dtype=np.uint8)
+            for patterns in filter(None, lists):
+                patterns.apply(pa.array([above + part], pa.string()), verdict, folders=True)
+            closed |= bool(verdict[0] == BY_GIT)
+        tracked = tracked or TrackedFiles(work_tree.repository, work_tree.root)
+        repository = _Repository("", tracked, (work_tree.repository.common_dir,))
+        return _Place(tuple(filter(None, lists)), repository, closed)
 
-    def _read_all(self, folder: str) -> tuple[PatternList, ...]:
-        if folder not in self._read:
-            lists = [self._patterns_inside(folder + name, self._above + folder) for name in IGNORE_FILES]
-            self._read[folder] = tuple(patterns for patterns in lists if patterns)
-        return self._read[folder]
-
-    def _patterns_outside(self, path: str, base: str) -> PatternList:
-        return _patterns(lambda: read_regular(path), path, base)
+    def _patterns_outside(self, path: str, base: str) -> PatternList | None:
+        return _patterns(lambda: read_regular(path), path, base) if path else None
 
     def _patterns_inside(self, path: str, base: str) -> PatternList:
         return _patterns(lambda: self._tree.read(path), f"{self._root}/{path}", base)
@@ -288,12 +409,13 @@ def _patterns(read: Callable[[], bytes | None], path: str, base: str) -> Pattern
     try:
         data = read()
     except OSError as error:
-        if error.errno != errno.ENOENT:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             log.warning("cannot read the ignore file %s, which is skipped: %s", path, error)
         return PatternList((), base)
     if data is None:
         log.warning("the ignore file %s is not a regular file, and is skipped", path)
-    return PatternList(read_ignore_file(data or b""), base)
+    mark = BY_US if path.endswith(f"/{OUR_IGNORE_FILE}") else BY_GIT
+    return PatternList(read_ignore_file(data or b""), base, mark=mark)
 
 
 def above_and_self(paths: Iterable[str]) -> set[str]:

@@ -17,6 +17,7 @@ from driftline.storage.errors import SourceNotFound
 from driftline.storage.ids import content_hash
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.model import Embedder, SkipReason
+from driftline.storage.sources.local_tree import INODE_BITS
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef, load_embedder
 from driftline.tasks.scanning.claims import below
@@ -26,7 +27,7 @@ from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.named_places import where_named
 from driftline.tasks.search.query import SearchReport, search
 
-_COLUMNS = ("path", "size_bytes", "mtime_ns", "hash", "fingerprint", "reason", "racy")
+_COLUMNS = ("path", "size_bytes", "mtime_ns", "hash", "fingerprint", "reason", "racy", "ctime_ns", "inode")
 
 
 def search_files(
@@ -111,7 +112,8 @@ class _Held:
             status = os.stat(real)
             if status.st_size != row["size_bytes"]:
                 return False
-            if status.st_mtime_ns == row["mtime_ns"] and not row["racy"]:
+            same = status.st_mtime_ns == row["mtime_ns"] and row["ctime_ns"] in (0, status.st_ctime_ns)
+            if same and row["inode"] in (0, status.st_ino & INODE_BITS) and not row["racy"]:
                 return True
             with open(real, "rb") as file:
                 return bool(content_hash(file.read()) == row["hash"])

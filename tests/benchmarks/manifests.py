@@ -43,6 +43,8 @@ def documents(ids: NDArray[np.int64], changed: Sequence[int] = ()) -> pa.Table:
         "lines": pa.array(ids % 1_000, pa.int32()),
         "reason": pa.nulls(len(ids), pa.string()),
         "racy": pa.repeat(False, len(ids)),
+        "ctime_ns": pa.array(OLD_NS + ids * 1_000_000_007 + other),
+        "inode": pa.array(ids + 1),
     }
     return pa.table(columns, schema=SCHEMA)
 

@@ -14,6 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from driftline import index
 from driftline.storage.errors import (
     AccessDenied,
     MissingExtra,
@@ -22,10 +23,13 @@ from driftline.storage.errors import (
     StorageError,
     UnknownScheme,
 )
+from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import Source, open_source
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.scanning.diff import MANIFEST_SCHEMA
 from driftline.tasks.scanning.ignore import Rules
 from driftline.tasks.scanning.scan import ScanSpec, plan_partitions, scan, scan_paths
+from driftline.tasks.search.documents import document_page
 
 Put = Callable[[str, bytes], None]
 ODD_NAMES = ["with space", "per%20cent", "a%2Fb", "quote'\"", "new\nline", "🙂", "é", "*?[a]", "#x", "a+b&c=d", "~"]
@@ -155,6 +159,37 @@ def test_a_scan_finds_changes_in_partitions(place: tuple[str, Put]) -> None:
 def test_a_source_that_was_emptied_can_still_be_opened(place: tuple[str, Put]) -> None:
     uri, _ = place
     assert listed(open_source(uri, allow_empty=True)) == []
+
+
+def test_a_prefix_without_objects_and_a_key_are_no_sources(
+    place: tuple[str, Put], tiny_model: Path, tmp_path: Path
+) -> None:
+    uri, put = place
+    put("docs/a.txt", b"the heron lands\n")
+    put("docs2/b.txt", b"the otter dives\n")
+    workspace = str(tmp_path / "ws")
+    first = index(f"{uri}/docs", workspace=workspace, model=str(tiny_model), indexes="none")
+    assert first.sources[0].states[DocumentState.NEW] == 1
+    for wrong, why in {
+        "dosc": "no files|No such folder",
+        "doc": "no files|No such folder",
+        "docs/a.txt": "not a file",
+    }.items():
+        with pytest.raises(SourceNotFound, match=why):
+            index(f"{uri}/{wrong}", workspace=workspace, model=str(tiny_model), indexes="none")
+    assert [document.path for document in document_page(Workspace.open(workspace), limit=9).documents] == ["a.txt"]
+
+
+def test_a_known_prefix_that_has_no_object_is_an_error_that_loses_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    name = uuid.uuid4().hex
+    fs = fsspec.filesystem("memory")
+    fs.pipe_file(f"/{name}/a.txt", b"the heron lands\n")
+    workspace = str(tmp_path / "ws")
+    index(f"memory://{name}", workspace=workspace, model=str(tiny_model), indexes="none")
+    fs.rm(f"/{name}", recursive=True)
+    with pytest.raises(SourceNotFound, match="driftline remove"):
+        index(f"memory://{name}", workspace=workspace, model=str(tiny_model), indexes="none")
+    assert [document.path for document in document_page(Workspace.open(workspace), limit=9).documents] == ["a.txt"]
 
 
 def test_a_listing_that_fails_part_way_yields_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

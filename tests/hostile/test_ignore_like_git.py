@@ -1,4 +1,4 @@
-"""Ignore files mean what they mean to git: random trees and patterns, each compared with ``git check-ignore``."""
+"""A work tree is listed as git lists it: random trees, patterns and repositories, each compared with git itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from driftline.storage.sources.source import open_source
+from driftline.tasks.git.work_tree import TrackedFiles, find_work_tree
 from driftline.tasks.scanning.ignore import Rules
-from driftline.tasks.scanning.walk import Subtree, Walk
+from driftline.tasks.scanning.scan import plan_partitions
+from driftline.tasks.scanning.walk import Subtree, Walk, above_and_self
 
 TREES = 2_000
 NAMES = (
@@ -94,3 +97,172 @@ def test_random_trees_are_scanned_as_git_sees_them(tmp_path: Path, seed: int) ->
     rules = {str(path): path.read_bytes() for path in (tmp_path / tree).rglob(".gitignore")} if wrong else {}
     assert not wrong, f"{len(wrong)} files differ from git, such as {wrong[:5]!r}; the first is under {rules}"
     assert len(ignored) > len(files) / 20
+
+
+class Repositories:
+    """A random work tree: tracked files that are ignored, ignore files of every kind, and repositories inside."""
+
+    def __init__(self, root: Path, home: Path, generator: random.Random) -> None:
+        self.root, self.generator, self.home = root, generator, home
+        self.fill(root)
+        for folder in generator.sample(SUBFOLDERS, k=generator.randint(0, 3)):
+            kind = generator.choice(("repository", "submodule", "work tree", "ignored"))
+            inner = root / folder
+            if inner.exists():
+                continue
+            if kind == "work tree":
+                git(root, "worktree", "add", "-q", "--force", "--detach", str(inner))
+                continue
+            self.fill(inner)
+            if kind == "submodule":
+                git(root, "add", "-f", folder)
+            elif kind == "ignored":
+                with (root / ".gitignore").open("a") as file:
+                    file.write(f"\n/{folder}/\n")
+            if generator.random() < 0.3:
+                git(inner, "worktree", "add", "-q", "--force", "--detach", str(inner / "again"))
+        self.write_patterns(root / ".gitignore", "a")
+
+    def fill(self, repository: Path) -> None:
+        repository.mkdir(parents=True)
+        git(repository, "init", "-q")
+        for folder in ("", "a/", "a/b/", "c/"):
+            for name in self.generator.sample(FILES, k=3):
+                (repository / folder).mkdir(exist_ok=True)
+                (repository / folder / name).write_text("the heron lands\n")
+            if self.generator.random() < 0.5:
+                self.write_patterns(repository / folder / ".gitignore", "w")
+        if self.generator.random() < 0.5:
+            self.write_patterns(repository / ".git/info/exclude", "w")
+        for path in sorted(repository.rglob("*")):
+            if path.is_file() and ".git" not in path.relative_to(repository).parts and self.generator.random() < 0.4:
+                git(repository, "add", "-f", str(path.relative_to(repository)))
+        git(repository, "commit", "-qm", "first", "--allow-empty")
+
+    def write_patterns(self, path: Path, mode: str) -> None:
+        lines = self.generator.choices(PATTERNS, k=self.generator.randint(1, 3))
+        with path.open(mode) as file:
+            file.write("\n" + "\n".join(lines) + "\n")
+
+    def listed_by_git(self, folder: Path, above: tuple[str, ...] = ()) -> set[str]:
+        """What git lists of the repository of ``folder``, and of each in it that is no other work tree of one above."""
+        common = os.path.realpath(folder / git(folder, "rev-parse", "--git-common-dir"))
+        if common in above:
+            return set()
+        found = set()
+        for name in git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")[:-1]:
+            path = folder / name
+            if path.is_dir():
+                if (path / ".git").exists():
+                    found |= self.listed_by_git(path, (*above, common))
+            elif path.is_file():
+                found.add(str(path.relative_to(self.root)))
+        return found
+
+
+SUBFOLDERS = ("inner", "a/inner", "a/b/inner", "c/inner", "b/x/inner")
+FILES = ("x.log", "keep.log", "lib.py", "a.txt", "CLAUDE.md", "b.tmp", "inner.py", "é.log")
+PATTERNS = (
+    *("*.log", "!keep.log", "a/", "/a", "b", "c/", "/c/*", "*.py", "CLAUDE.md", "a/b/*", "inner/", "inner", "*", "!*/"),
+    *("!a/", "**/b/*.tmp", "lib.*", "*.md", "é*"),
+)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "advice.addEmbeddedRepo=false")
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.removesuffix("\n")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    return folder
+
+
+def listed(root: Path, *subtrees: Subtree) -> set[str]:
+    walk = Walk(str(root), Rules(skip_secrets=False), find_work_tree(str(root)))
+    return set(walk.run(subtrees or [Subtree()]).paths)
+
+
+@pytest.mark.parametrize("where", ["nowhere", "default", "setting", "repository"])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_repositories_are_listed_as_git_lists_them(tmp_path: Path, home: Path, where: str, seed: int) -> None:
+    generator = random.Random(seed)
+    made = Repositories(tmp_path / "root", home, generator)
+    ignored = generator.choice(("*.md\n", "x.log\n!*.py\n", "b/\n", "inner\n"))
+    if where == "default":
+        (home / ".config/git").mkdir(parents=True)
+        (home / ".config/git/ignore").write_text(ignored)
+    elif where != "nowhere":
+        place = home / "ignored" if where == "setting" else made.root / "a/ignored"
+        place.write_text(ignored)
+        scope = (
+            ["--global", "core.excludesFile", "~/ignored"] if where == "setting" else ["core.excludesFile", "a/ignored"]
+        )
+        git(made.root, "config", *scope)
+    expected = made.listed_by_git(made.root)
+    if where == "repository":  # a setting of the outer repository only
+        inner = {path for path in expected if "inner/" in path}
+        assert {path for path in listed(made.root) if "inner/" not in path} == expected - inner
+        return
+    assert listed(made.root) == expected
+    for folder in ("a", "c"):
+        below = {path.removeprefix(f"{folder}/") for path in expected if path.startswith(f"{folder}/")}
+        if below and find_work_tree(str(made.root / folder)) is not None:
+            assert listed(made.root / folder) == below
+    parts = plan_partitions(open_source(made.root), 3, Rules(skip_secrets=False))
+    assert set[str]().union(*(listed(made.root, *part) for part in parts)) == expected
+    asked = sorted(expected)[:5]
+    walk = Walk(str(made.root), Rules(skip_secrets=False), find_work_tree(str(made.root)), above_and_self(asked))
+    assert sorted(walk.run([Subtree()]).paths) == asked
+
+
+def test_our_own_ignore_file_excludes_what_git_tracks(tmp_path: Path, home: Path) -> None:
+    git(tmp_path, "init", "-q", "root")
+    root = tmp_path / "root"
+    for name in ("a.log", "b.log", "c.txt"):
+        (root / name).write_text("the heron lands\n")
+    (root / ".gitignore").write_text("*.log\n")
+    git(root, "add", "-f", "a.log", "b.log", "c.txt")
+    (root / ".driftlineignore").write_text("b.log\nc.txt\n")
+    assert listed(root) == {".gitignore", ".driftlineignore", "a.log"}
+
+
+def test_a_work_tree_inside_another_is_named_as_such(tmp_path: Path, home: Path) -> None:
+    git(tmp_path, "init", "-q", "root")
+    root = tmp_path / "root"
+    (root / "a.txt").write_text("the heron lands\n")
+    git(root, "add", "a.txt")
+    git(root, "commit", "-qm", "first")
+    git(root, "worktree", "add", "-q", ".trees/feature")
+    listing = Walk(str(root), Rules(), find_work_tree(str(root))).run([Subtree()])
+    assert listing.paths == ["a.txt"]
+    assert listing.skipped_paths == [".trees/feature/"]
+    assert listing.skipped_reasons == ["another work tree of the same repository"]
+    projects = Walk(str(tmp_path), Rules()).run([Subtree()])
+    assert projects.paths == ["root/a.txt"]
+
+
+def test_a_repository_names_no_ignore_file_outside_of_its_work_tree(tmp_path: Path, home: Path) -> None:
+    git(tmp_path, "init", "-q", "root")
+    (tmp_path / "password").write_text("a.txt\n")
+    (tmp_path / "root/a.txt").write_text("the heron lands\n")
+    for place in (str(tmp_path / "password"), "../password", "~/../password"):
+        git(tmp_path / "root", "config", "core.excludesFile", place)
+        assert listed(tmp_path / "root") == {"a.txt"}
+
+
+def test_what_git_cannot_tell_is_kept(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init", "-q", "root")
+    (tmp_path / "root/a.log").write_text("the heron lands\n")
+    (tmp_path / "root/.gitignore").write_text("*.log\n")
+    git(tmp_path / "root", "add", "-f", "a.log")
+    monkeypatch.setattr(TrackedFiles, "output", lambda self: None)
+    listing = Walk(str(tmp_path / "root"), Rules(), find_work_tree(str(tmp_path / "root"))).run([Subtree()])
+    assert (listing.paths, listing.unsure) == ([".gitignore"], ["a.log"])

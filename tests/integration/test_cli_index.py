@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -487,3 +488,35 @@ def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: 
         store.search_line_embeddings(np.ones(3, np.float32))
     with pytest.raises(UsageError):
         store.search_line_embeddings(vectors[0], top_k=-1)
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX", "C.UTF-8"])
+@pytest.mark.parametrize("coerced", [True, False])
+def test_a_run_under_any_locale_keeps_every_document(
+    tmp_path: Path, tiny_model: Path, locale: str, coerced: bool
+) -> None:
+    tree = tmp_path / "grün"
+    tree.mkdir()
+    for name in ("grüße.txt", "日本.txt", "a.txt"):
+        (tree / name).write_text("the heron lands\n")
+    environment = dict(os.environ) | {"LC_ALL": locale}
+    if not coerced:
+        environment |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "driftline", "index", str(tree), "--workspace", str(tmp_path / "ws")]
+    found = []
+    for variables in (dict(os.environ), environment):
+        arguments = [*command, "--model", str(tiny_model), "--indexes", "none", "--json"]
+        run = subprocess.run(arguments, env=variables, capture_output=True, check=True)
+        (source,) = json.loads(run.stdout)["sources"]
+        found.append((source["new"], source["unchanged"] + source["touched"], source["deleted"]))
+    assert found == [(3, 0, 0), (0, 3, 0)]
+
+
+def test_a_process_that_decodes_names_otherwise_indexes_nothing(tmp_path: Path) -> None:
+    environment = dict(os.environ) | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    program = "import sys, driftline as dl; dl.index(sys.argv[1], workspace=sys.argv[1] + '/ws')"
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "UsageError: This process decodes the names of files as ascii" in run.stderr
+    assert list(tmp_path.iterdir()) == []

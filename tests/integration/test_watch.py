@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,6 +112,69 @@ def test_a_save_reads_nothing_but_what_was_saved(watching: Watching, tree: Path)
     until(lambda: len(watching.reports) == 2)
     (source,) = watching.reports[-1].sources
     assert {str(state): count for state, count in source.states.items() if count} == {"changed": 1}
+
+
+@pytest.mark.parametrize("name", [b"gr\xf6\xdfe.txt", b"\xff/x.txt", b"sub/\xfe"])
+def test_a_name_that_is_not_utf8_does_not_end_it(
+    watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch, name: bytes
+) -> None:
+    monkeypatch.setattr(watch_run, "RETRY_SECONDS", 0.5)
+    path = os.fsencode(tree) + b"/" + name
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    Path(os.fsdecode(path)).write_text("from an old archive\n")
+    (tree / "c.md").write_text("a zebra crosses\n")
+    until(lambda: "c.md" in watching.paths())
+    Path(os.fsdecode(path)).unlink()
+    (tree / "d.md").write_text("a giraffe crosses\n")
+    until(lambda: "d.md" in watching.paths())
+    assert watching.errors == []
+
+
+@pytest.mark.parametrize("kind", ["moved", "deleted"])
+def test_a_folder_that_is_replaced_is_watched_on(
+    watching: Watching, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(watch_run, "RETRY_SECONDS", 0.5)
+    for number in range(2):
+        following = tmp_path / f"following{number}"
+        following.mkdir()
+        (following / f"{number}.md").write_text("a zebra crosses\n")
+        if kind == "deleted":
+            shutil.rmtree(tree)
+        else:
+            tree.rename(tmp_path / f"before{number}")
+        if kind != "moved":
+            time.sleep(1.0)  # it is gone for a while
+        following.rename(tree)
+        until(lambda expected={f"{number}.md"}: watching.paths() == expected)  # type: ignore[misc]
+        (tree / "later.md").write_text("a giraffe crosses\n")
+        until(lambda: "later.md" in watching.paths())
+    assert {error.kind for error in watching.errors} <= {"source_not_found"}
+    assert len(watching.errors) <= 2
+
+
+def test_a_refused_deletion_is_told_once_with_a_way_on(
+    watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch, driftline: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(watch_run, "RETRY_SECONDS", 0.1)
+    (tree / "big").mkdir()
+    for number in range(120):
+        (tree / f"big/{number}.md").write_text(f"file {number}\n")
+    until(lambda: len(watching.paths()) == 122)
+    shutil.rmtree(tree / "big")
+    until(lambda: bool(watching.errors))
+    (tree / "c.md").write_text("a zebra crosses\n")
+    until(lambda: "c.md" in watching.paths())
+    monkeypatch.setattr(watch_run, "COMPARE_SECONDS", 0.1)  # everything is compared again and again
+    time.sleep(2.0)
+    assert [error.kind for error in watching.errors] == ["deletion_refused"] * len(watching.errors)
+    assert len({str(error) for error in watching.errors}) == len(watching.errors) <= 2  # one more document than before
+    monkeypatch.setattr(watch_run, "COMPARE_SECONDS", 600.0)
+    command = shlex.split(watching.errors[-1].fix.partition("run: ")[2])
+    assert command[:2] == ["driftline", "index"]
+    outcome: object = driftline(*command[1:], "--wait", "30")
+    assert getattr(outcome, "code") == 0  # noqa: B009 -- the fixture's type is that of the command line
+    until(lambda: len(watching.paths()) == 3)
 
 
 def test_what_failed_is_tried_again(watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, MANIFEST_SCHEMA, diff
 
 PATHS = st.sampled_from(["a", "b", "a/b", "ä", "a\nb", "z z", "%", "A"])
-META = {"size_bytes": st.integers(0, 1), "mtime_ns": st.integers(0, 2), "etag": st.sampled_from(["", "x", "y"])}
+META = {
+    "size_bytes": st.integers(0, 1),
+    "mtime_ns": st.integers(0, 2),
+    "etag": st.sampled_from(["", "x", "git:x", "git:y"]),
+    "ctime_ns": st.integers(0, 2),
+    "inode": st.integers(0, 2),
+}
 LISTED = st.fixed_dictionaries(META)
 KNOWN = st.fixed_dictionaries(
     META
@@ -32,10 +38,15 @@ def fate(now: dict[str, Any] | None, old: dict[str, Any] | None, full: bool) -> 
         return "deleted"
     stale = old["fingerprint"] != "fp" and not (old["reason"] and not old["fingerprint"])
     by_etag = now["etag"] and old["etag"]
-    same = now["etag"] == old["etag"] if by_etag else now["mtime_ns"] == old["mtime_ns"] != 0
+    same_mtime = now["mtime_ns"] == old["mtime_ns"]
+    as_before = same_mtime and all(old[name] in (0, now[name]) for name in ("ctime_ns", "inode"))
+    same = now["etag"] == old["etag"] and (as_before or not same_mtime)
+    if not by_etag:
+        is_dirty = old["etag"].startswith("git:") and not now["etag"]
+        same = as_before and not is_dirty and now["mtime_ns"] + now["ctime_ns"] > 0
     if full or stale or old["racy"] or not same or now["size_bytes"] != old["size_bytes"]:
         return "candidates"
-    if now["mtime_ns"] != old["mtime_ns"]:
+    if not as_before:
         return "retouched"
     return "skipped" if old["reason"] else "unchanged"
 
@@ -60,5 +71,5 @@ def test_each_path_is_classified_by_the_rules(
     assert set(found.skipped["path"].to_pylist()) == expected.get("skipped", set()) | retouched_skips
     assert found.unchanged == len(expected.get("unchanged", set()))
     for row in found.candidates.to_pylist() + found.retouched.to_pylist():
-        assert {name: row[name] for name in ("size_bytes", "mtime_ns", "etag")} == listed[row["path"]]
+        assert {name: row[name] for name in META} == listed[row["path"]]
         assert row["reason"] == known[row["path"]]["reason"]

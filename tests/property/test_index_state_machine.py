@@ -39,7 +39,7 @@ class Known:
     """A file as the last index run saw it: its content, and whether it was indexed."""
 
     data: bytes
-    mtime_ns: int
+    times_ns: tuple[int, int]
     indexed: bool
 
 
@@ -59,6 +59,10 @@ def is_ignored(path: str, patterns: tuple[str, ...]) -> bool:
 
 def is_text(data: bytes) -> bool:
     return b"\0" not in data
+
+
+def times(path: Path) -> tuple[int, int]:
+    return path.stat().st_mtime_ns, path.stat().st_ctime_ns
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -198,7 +202,7 @@ class IndexMachine(RuleBasedStateMachine):
                 counts["new"] += 1
             elif full or known.data != data:
                 counts["changed"] += 1
-            elif known.mtime_ns != (self.tree / path).stat().st_mtime_ns:
+            elif known.times_ns != times(self.tree / path):
                 counts["touched"] += 1
             else:
                 counts["unchanged"] += 1
@@ -237,8 +241,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def remember(self) -> None:
         self.known = {
-            path: Known(data, (self.tree / path).stat().st_mtime_ns, is_text(data))
-            for path, data in self.visible().items()
+            path: Known(data, times(self.tree / path), is_text(data)) for path, data in self.visible().items()
         }
 
     def assert_found(self, workspace: Workspace, texts: dict[str, bytes]) -> None:

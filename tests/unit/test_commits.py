@@ -127,7 +127,22 @@ def test_edited_deleted_and_untracked_files_differ_from_the_commit(repository: P
     assert changes_on_disk(tree_at(repository / "sub")).paths == ()
 
 
-def test_files_that_only_this_machine_ignores_are_seen(repository: Path, tmp_path: Path) -> None:
+def test_files_that_the_user_ignores_everywhere_are_left_out(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    git(repository, "config", "--global", "core.excludesFile", str(tmp_path / "global-ignore"))
+    (repository / "x.log").write_text("ignored by a file that is written later\n")
+    assert changes_on_disk(tree_at(repository)).paths == ("x.log",)
+    before = look(repository)
+    (tmp_path / "global-ignore").write_text("*.log\n")
+    assert changes_on_disk(tree_at(repository)).paths == ()
+    assert look(repository).scanned_with != before.scanned_with
+
+
+def test_an_ignore_file_that_a_repository_names_outside_of_itself_is_not_heeded(
+    repository: Path, tmp_path: Path
+) -> None:
     (tmp_path / "global-ignore").write_text("*.log\n")
     git(repository, "config", "core.excludesFile", str(tmp_path / "global-ignore"))
     (repository / "x.log").write_text("indexed all the same\n")

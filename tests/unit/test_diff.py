@@ -6,19 +6,20 @@ import pyarrow as pa
 import pytest
 
 from driftline.storage.model import DocumentState
-from driftline.tasks.scanning.diff import LISTING_SCHEMA, MANIFEST_SCHEMA, classify, diff
+from driftline.tasks.scanning.diff import CTIME_TICK_NS, FEW_INODES, LISTING_SCHEMA, MANIFEST_SCHEMA, classify, diff
 
 OLD = 10**18
 NOW = OLD + 3600 * 10**9
 
 
 def listing(*rows: dict[str, Any]) -> pa.Table:
-    base = {"size_bytes": 5, "mtime_ns": OLD, "etag": ""}
+    base = {"size_bytes": 5, "mtime_ns": OLD, "etag": "", "ctime_ns": OLD, "inode": 7}
     return pa.Table.from_pylist([base | row for row in rows], schema=LISTING_SCHEMA)
 
 
 def manifest(*rows: dict[str, Any]) -> pa.Table:
-    base = {"size_bytes": 5, "mtime_ns": OLD, "etag": "", "hash": "h", "fingerprint": "fp", "lines": 3, "racy": False}
+    status = {"size_bytes": 5, "mtime_ns": OLD, "etag": "", "ctime_ns": OLD, "inode": 7}
+    base = status | {"hash": "h", "fingerprint": "fp", "lines": 3, "racy": False}
     return pa.Table.from_pylist([base | row for row in rows], schema=MANIFEST_SCHEMA)
 
 
@@ -50,7 +51,16 @@ def outcome(now: dict[str, Any], before: dict[str, Any], **options: Any) -> str:
         ({"etag": "x", "mtime_ns": OLD + 1}, {}, "candidate"),
         ({}, {"etag": "x"}, "unchanged"),
         ({"mtime_ns": OLD + 1}, {"etag": "x"}, "candidate"),
-        ({"mtime_ns": 0}, {"mtime_ns": 0}, "candidate"),
+        ({"ctime_ns": OLD + 1}, {}, "candidate"),
+        ({"inode": 8}, {}, "candidate"),
+        ({"ctime_ns": OLD + 1, "inode": 8}, {"ctime_ns": 0, "inode": 0}, "unchanged"),
+        ({}, {"ctime_ns": None, "inode": None}, "candidate"),
+        ({"etag": "x", "ctime_ns": OLD + 1}, {"etag": "x"}, "candidate"),
+        ({"etag": "x", "mtime_ns": OLD + 1, "ctime_ns": OLD + 1, "inode": 8}, {"etag": "x"}, "retouched"),
+        ({}, {"etag": "git:x"}, "candidate"),
+        ({"etag": "git:x"}, {}, "unchanged"),
+        ({"mtime_ns": 0}, {"mtime_ns": 0}, "unchanged"),
+        ({"mtime_ns": 0, "ctime_ns": 0}, {"mtime_ns": 0, "ctime_ns": 0}, "candidate"),
         ({"mtime_ns": 0, "etag": "x"}, {"mtime_ns": 0, "etag": "x"}, "unchanged"),
         ({}, {"racy": True}, "candidate"),
         ({}, {"fingerprint": "other"}, "candidate"),
@@ -95,6 +105,8 @@ def test_a_retouched_row_is_the_next_manifest_row() -> None:
         "lines": 7,
         "reason": None,
         "racy": True,
+        "ctime_ns": OLD,
+        "inode": 7,
     }
 
 
@@ -112,6 +124,36 @@ def test_a_retouched_file_that_is_not_indexed_is_still_reported() -> None:
 def test_a_file_changed_just_now_is_racy_unless_its_store_has_etags(age_ns: int, etag: str, racy: bool) -> None:
     now = listing({"path": "a", "etag": etag, "mtime_ns": NOW - age_ns})
     assert diff(now, MANIFEST_SCHEMA.empty_table(), "fp", now_ns=NOW).new["racy"].to_pylist() == [racy]
+
+
+def test_a_file_whose_ctime_is_recent_is_racy_whatever_its_mtime() -> None:
+    now = listing({"path": "a", "ctime_ns": NOW - 1}, {"path": "b", "ctime_ns": NOW - 2 * CTIME_TICK_NS})
+    assert diff(now, MANIFEST_SCHEMA.empty_table(), "fp", now_ns=NOW).new["racy"].to_pylist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("other_inodes", "of", "read"),
+    [
+        (1, 1, 1),  # the only file of a folder, replaced
+        (FEW_INODES, FEW_INODES, FEW_INODES),
+        (FEW_INODES + 1, FEW_INODES + 1, 0),  # a network file system, mounted again
+        (1_000, 1_000, 0),
+        (501, 1_000, 0),
+        (500, 1_000, 500),  # as many replaced as kept
+    ],
+)
+def test_inodes_decide_nothing_where_most_files_differ_in_nothing_else(other_inodes: int, of: int, read: int) -> None:
+    before = manifest(*({"path": f"f{i:04}"} for i in range(of)))
+    now = listing(*({"path": f"f{i:04}", "inode": 8 if i < other_inodes else 7} for i in range(of)))
+    found = diff(now, before, "fp", now_ns=NOW)
+    assert (len(found.candidates), len(found.retouched), found.unchanged) == (read, 0, of - read)
+
+
+def test_a_changed_file_is_read_where_inodes_decide_nothing() -> None:
+    before = manifest(*({"path": f"f{i:02}"} for i in range(50)))
+    changes = {"f03": {"ctime_ns": OLD + 1}, "f04": {"mtime_ns": OLD + 1}, "f05": {"size_bytes": 6}}
+    now = listing(*({"path": f"f{i:02}", "inode": 8} | changes.get(f"f{i:02}", {}) for i in range(50)))
+    assert diff(now, before, "fp", now_ns=NOW).candidates["path"].to_pylist() == sorted(changes)
 
 
 def test_empty_tables_differ_in_nothing() -> None:

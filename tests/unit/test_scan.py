@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -301,6 +303,77 @@ def test_scanning_single_paths_equals_a_whole_scan(tmp_path: Path) -> None:
     assert skipped(result) == {"b/d.log": "excluded", "build/": "excluded", "b/key.pem": "secret"}
 
 
+def rewrite(path: Path) -> None:
+    path.write_text("y = 2\n")
+
+
+def replace(path: Path) -> None:
+    (path.parent / "other").write_text("y = 2\n")
+    os.utime(path.parent / "other", ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    (path.parent / "other").replace(path)
+
+
+def swap_folders(path: Path) -> None:
+    shutil.copytree(path.parent, path.parent.with_name("swapped"))
+    (path.parent.with_name("swapped") / path.name).write_text("y = 2\n")
+    shutil.copystat(path, path.parent.with_name("swapped") / path.name)
+    path.parent.rename(path.parent.with_name("before"))
+    path.parent.with_name("swapped").rename(path.parent)
+    shutil.rmtree(path.parent.with_name("before"))
+
+
+def unpack(path: Path) -> None:
+    info = tarfile.TarInfo(path.name)
+    info.size, info.mtime = 6, path.stat().st_mtime_ns // 10**9
+    with io.BytesIO() as data:
+        with tarfile.open(fileobj=data, mode="w") as archive:
+            archive.addfile(info, io.BytesIO(b"y = 2\n"))
+        data.seek(0)
+        path.unlink()
+        with tarfile.open(fileobj=data) as archive:
+            archive.extractall(path.parent, filter="data")
+
+
+KINDS_OF_TREE = {
+    "plain": (),
+    "git": ("add -A", "commit -qm first"),
+    "staged": ("add -A",),
+    "untracked": ("commit -qm first --allow-empty",),
+    "assume unchanged": ("add -A", "commit -qm first", "update-index --assume-unchanged sub/a.py"),
+    "skip worktree": ("add -A", "commit -qm first", "update-index --skip-worktree sub/a.py"),
+    "without ctime": ("add -A", "commit -qm first", "config core.trustctime false"),
+    "minimal": ("add -A", "commit -qm first", "config core.checkStat minimal", "config core.trustctime false"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "seconds"),
+    [
+        *(("plain", change, seconds) for change in (rewrite, replace, swap_folders, unpack) for seconds in (0, 1)),
+        *((kind, rewrite, 1_600_000_000) for kind in KINDS_OF_TREE),
+        *(("git", change, 1_600_000_000) for change in (replace, swap_folders, unpack)),
+        *(("minimal", change, 315_532_800) for change in (replace, unpack)),
+    ],
+)
+def test_new_content_of_the_same_size_and_time_is_read(
+    tmp_path: Path, kind: str, change: Callable[[Path], None], seconds: int
+) -> None:
+    write(tmp_path, "sub/a.py", "sub/b.py")
+    for name in ("a.py", "b.py"):
+        os.utime(tmp_path / "sub" / name, (seconds, seconds))
+    for command in ("init -q", *KINDS_OF_TREE[kind]) if kind != "plain" else ():
+        git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost", *command.split()]
+        subprocess.run(git, cwd=tmp_path, check=True)
+    before = indexed(scan(spec_of(tmp_path), nothing, now_ns=NOW))
+    same = scan(spec_of(tmp_path), before, now_ns=NOW).diff
+    assert (same.unchanged, len(same.candidates)) == (2, 0)
+    change(tmp_path / "sub" / "a.py")
+    os.utime(tmp_path / "sub" / "a.py", (seconds, seconds))
+    found = scan(spec_of(tmp_path), before, now_ns=NOW).diff
+    assert "sub/a.py" in paths(found.candidates)
+    assert "sub/a.py" in paths(scan_paths(spec_of(tmp_path), ["sub/a.py"], before, now_ns=NOW).diff.candidates)
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     root = tmp_path / "repository"
@@ -325,9 +398,10 @@ def test_a_fresh_clone_is_known_without_reading(repository: Path, tmp_path: Path
 
 def test_a_part_of_a_work_tree_heeds_the_ignore_files_above_it(repository: Path) -> None:
     (repository / ".git" / "info" / "exclude").write_text("deep/\n")
+    write(repository, "sub/deep/untracked.py")
     result = scan(spec_of(repository / "sub"), nothing, now_ns=NOW)
-    assert paths(result.diff.new) == ["c.py"]
-    assert skipped(result) == {"d.tmp": "excluded", "private/": "excluded", "deep/": "excluded"}
+    assert paths(result.diff.new) == ["c.py", "deep/f.py"]
+    assert skipped(result) == {"d.tmp": "excluded", "private/": "excluded", "deep/untracked.py": "excluded"}
     assert result.diff.new["etag"][0].as_py().startswith("git:")
 
 

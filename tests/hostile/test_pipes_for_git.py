@@ -1,0 +1,85 @@
+"""A pipe in place of a file that steers git, above a source or in it, holds nothing up: git would wait for a writer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import driftline as dl
+from driftline.tasks.git import isolation
+from driftline.tasks.git.isolation import find_repository, run
+
+Driftline = Callable[..., Any]
+
+SECONDS = 60.0
+"""Far less than git would be waited for otherwise, once for each command."""
+IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+PLACES = (
+    *(".gitignore", ".gitattributes", ".driftlineignore", ".gitmodules", ".git/info/exclude", ".git/info/attributes"),
+    *("above/.gitignore", "above/.gitattributes", "above/source/.gitignore", "above/source/.gitattributes"),
+    *("above/source/new/.gitignore", "beside/.gitignore", ".git/refs/heads/main", ".git/objects/info/alternates"),
+    *(".git/config.worktree", ".git/shallow", "../home/.config/git/ignore", "../home/excludes", "../.gitignore"),
+    *("above/source/inner/.git", "above/.git", "../.git"),
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A work tree with a source two levels below its top."""
+    home, top = tmp_path / "home", tmp_path / "top"
+    (home / ".config/git").mkdir(parents=True)
+    (home / ".gitconfig").write_text(f"[core]\n\texcludesFile = {home}/excludes\n")
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"):
+        monkeypatch.delenv(name, raising=False)
+    (top / "above/source/sub").mkdir(parents=True)
+    (top / "above/source/sub/a.txt").write_text("the heron lands\n")
+    (top / "beside").mkdir()
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *IDENTITY, *command], cwd=top, check=True)
+    return top
+
+
+def put_pipe(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_pipe_that_git_would_read_holds_no_command_up(
+    root: Path, tmp_path: Path, driftline: Driftline, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "_ASLEEP_SECONDS", 0.5)
+    if place == "../home/.config/git/ignore":
+        (tmp_path / "home/.gitconfig").unlink()
+    put_pipe(root / place)
+    source = root / "above/source"
+    for command in ("index", "ci", "grep"):
+        at = ("heron", source) if command == "grep" else (source, "--workspace", tmp_path / command)
+        started = time.monotonic()
+        done = driftline(command, *at, "--json")
+        assert time.monotonic() - started < SECONDS
+        assert done.code == 0, done.err
+        hits = dl.search(str(at[-1]), "heron", mode="text") if command != "grep" else None
+        texts = [hit.text for hit in hits.results] if hits else [hit["text"] for hit in done.json["results"]]
+        assert texts == ["the heron lands"]
+
+
+def test_git_that_waits_for_a_pipe_is_ended_and_git_that_works_is_not(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = find_repository(str(root))
+    assert repository is not None
+    monkeypatch.setattr(isolation, "_TIMEOUT_SECONDS", 10_000)
+    put_pipe(root / "beside/.gitignore")
+    assert run(repository, str(root), "status", "--porcelain", "--untracked-files=all") is None
+    os.unlink(root / "beside/.gitignore")
+    assert run(repository, str(root), "status", "--porcelain", "--untracked-files=all") is not None
