@@ -80,7 +80,7 @@ _FORMS = re.compile("[\\uff00-\\uffef]+")
 _MARKS = re.compile(
     "(?<![\u0438\u0418])[\\u0300-\\u036f\\u0591-\\u05bd\\u05bf\\u05c1\\u05c2\\u05c4\\u05c5\\u0640\\u064b-\\u0652\\u0670]+"
 )
-"""Accents, and the vowel points of Hebrew and Arabic; but \u0439 is a letter of its own."""
+"""Accents, and the vowel points of Hebrew and Arabic; but the Cyrillic letter of a short i is none."""
 _BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0x3099, 0x309B), range(0xA800, 0xAC00))
 
 

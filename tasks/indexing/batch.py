@@ -19,6 +19,7 @@ from driftline.tasks.indexing.reading import ReadFile, read_all
 from driftline.tasks.indexing.reuse import Donated, Donations, copy_rows
 from driftline.tasks.indexing.rows import line_rows
 from driftline.tasks.scanning.diff import classify
+from driftline.tasks.scanning.ignore import holds_key
 from driftline.tasks.stopwatch import Stopwatch
 from driftline.tasks.text import decode, has_replaced_bytes, split_documents
 
@@ -172,7 +173,9 @@ class _Drafts:
             return
         with watch.phase("split"):
             text, reason = decode(read.data, unpack=self.unpack)
-        if has_replaced_bytes(read.data, text):
+        if reason is None and holds_key(path, text):
+            reason = SkipReason.SECRET
+        elif has_replaced_bytes(read.data, text):
             log.warning("%s: bytes that are not text in the encoding of the file were replaced", path)
         if reason is not None:
             self.kept.append(replace(meta, lines=0, reason=reason))

@@ -22,7 +22,15 @@ from driftline.storage.sources.beneath import Beneath, read_regular
 from driftline.storage.sources.local_tree import VANISHED
 from driftline.tasks.git.work_tree import WorkTree
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
-from driftline.tasks.scanning.ignore import IGNORE_FILES, NEVER_ENTERED, Matcher, PatternList, Rules, read_ignore_file
+from driftline.tasks.scanning.ignore import (
+    IGNORE_FILES,
+    NEVER_ENTERED,
+    OWN_IGNORE_FILE,
+    Matcher,
+    PatternList,
+    Rules,
+    read_ignore_file,
+)
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +198,8 @@ class Walk:
         keep = self._good_names(level.file_paths)
         paths = self._array(level.file_paths, keep)
         secret = self._matcher.secret(paths)
+        if secret.any():
+            self._admit(secret, paths, level)
         ignored = self._ignored(paths, level, folders=False) | self._matcher.excluded(paths)
         names = level.file_paths
         self.listing.skip(SkipReason.SECRET, *(names[i] for i in np.flatnonzero(keep & secret)))
@@ -221,6 +231,14 @@ class Walk:
             if part.stop > part.start:
                 patterns.apply(paths[part], ignored[part], folders=folders)
         return ignored
+
+    def _admit(self, secret: NDArray[np.bool_], paths: pa.Array, level: _Level) -> None:
+        """Take from ``secret`` the files that a negated pattern of an ignore file of ours names."""
+        admitted = secret.copy()
+        for patterns, (files, _) in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
+            if patterns.admits and files.stop > files.start:
+                patterns.apply(paths[files], admitted[files])
+        secret &= admitted
 
     def _good_names(self, paths: Sequence[str]) -> NDArray[np.bool_]:
         """False for names that are not UTF-8, which are reported as skipped."""
@@ -293,7 +311,7 @@ def _patterns(read: Callable[[], bytes | None], path: str, base: str) -> Pattern
         return PatternList((), base)
     if data is None:
         log.warning("the ignore file %s is not a regular file, and is skipped", path)
-    return PatternList(read_ignore_file(data or b""), base)
+    return PatternList(read_ignore_file(data or b""), base, admits=os.path.basename(path) == OWN_IGNORE_FILE)
 
 
 def above_and_self(paths: Iterable[str]) -> set[str]:

@@ -131,7 +131,7 @@ WORDS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=8), st.data())
 def test_a_text_is_found_by_each_of_its_words_in_any_mixture_of_scripts(words: list[str], data: st.DataObject) -> None:
     text = " ".join(words)
