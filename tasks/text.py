@@ -228,7 +228,8 @@ def split_documents(texts: Sequence[str]) -> SplitLines:
     kept = filled[_has_word(documents, data, starts[filled], ends[filled])]
     starts, ends = starts[kept], ends[kept]
     text = _slices(documents, starts, ends)
-    return _with_long_lines(text, doc_index[kept], line_number[kept], ends - starts > MAX_ROW_CHARACTERS)
+    numbers = np.asarray(line_number[kept], np.int32)
+    return _with_long_lines(text, doc_index[kept], numbers, ends - starts > MAX_ROW_CHARACTERS)
 
 
 def rows_of_line(line: str) -> list[tuple[int, str]]:
