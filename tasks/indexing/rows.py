@@ -182,8 +182,8 @@ def row_ids(entity: Entity, paths: Sequence[str], numbers: Numbers) -> NDArray[n
     """
     seeds = b"".join(hashlib.blake2b(f"{entity}\0{path}".encode(), digest_size=8).digest() for path in paths)
     mixed = np.frombuffer(seeds, np.uint64)[numbers.document]
-    place = numbers.line.astype(np.uint64) + (numbers.column.astype(np.uint64) << np.uint64(32))
-    mixed = mixed + place * np.uint64(0x9E3779B97F4A7C15)
+    mixed = mixed + numbers.line.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = mixed + numbers.column.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
