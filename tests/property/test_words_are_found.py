@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
+import fsspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -91,3 +93,16 @@ def test_keys_are_not_searchable_under_any_name_and_are_reported(tmp_path: Path,
     assert report.sources[0].skipped == [("notes.txt", "secret")]
     hits = search(Workspace.open(str(tmp_path / "ws")), "heron", mode="text").results
     assert [hit.path for hit in hits] == ["i18n/en.key"]
+
+
+def test_what_a_bucket_holds_compressed_is_read_and_a_local_archive_is_not(tmp_path: Path, tiny_model: Path) -> None:
+    data = gzip.compress(b"the heron lands\n" * 40)
+    fsspec.filesystem("memory").pipe("/compressed/events.jsonl", data)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "events.jsonl.gz").write_bytes(data)
+    places = [("memory://compressed", []), (str(tmp_path / "source"), [("events.jsonl.gz", "binary")])]
+    for number, (uri, skipped) in enumerate(places):
+        workspace = str(tmp_path / f"ws{number}")
+        assert dl.index(uri, workspace=workspace, model=str(tiny_model)).sources[0].skipped == skipped
+        hits = search(Workspace.open(workspace), "heron", mode="text", top_k=1).results
+        assert [hit.path for hit in hits] == ["events.jsonl"] * (not skipped)
