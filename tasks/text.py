@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+import unicodedata
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -13,14 +16,20 @@ from numpy.typing import NDArray
 
 from driftline.storage.model import SkipReason
 
-MAX_LINE_CHARACTERS = 4_096
-"""Longer lines are truncated. A static model reads only 512 tokens of about 5 characters anyway."""
+MAX_ROW_CHARACTERS = 1_024
+"""A longer line becomes several rows, which one vector can describe: a static model reads 512 tokens."""
+MAX_ROWS_OF_LINE = 64
+"""What stands behind them is counted, not indexed: a minified file must not fill an index."""
 
 MAX_TEXT_BYTES = 2**29
 """Larger files are not indexed. As UTF-8 a legacy encoding takes at most three times its size, and the offsets of an
 Arrow array end at 2 GiB."""
 
+MAX_UNPACKED_BYTES = 16 * 2**20
+"""Compressed files of more text are not indexed."""
+
 _BINARY_WINDOW = 8 * 1024
+_GZIP = b"\x1f\x8b\x08"
 _SAMPLE_BYTES = 64 * 1024
 _MAX_CONTROL_FRACTION = 0.02
 _BEFORE_BYTES = 4 * 1024
@@ -40,26 +49,65 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_UNMARKED = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
+_MIN_PLAIN_FRACTION = 0.02
+_MAX_ODD_FRACTION = 0.01
+_MAX_ASCII_PAIRS = 0.85
+"""The share of other characters whose two bytes are both printable ASCII: nearly all, where bytes are read in pairs."""
+_JUDGED_CHARACTERS = 2_048
+_PLAIN = re.compile("[\\t\\n\\r -~\u3000-\u3002\uff01-\uff1f]")
+"""ASCII, and the punctuation of Chinese and Japanese: all text has some of them, and bytes read in pairs have not."""
 # Text may hold tab, newline, form feed, carriage return, backspace and escape (coloured logs).
 _ODD_ASCII = bytes(byte for byte in range(32) if byte not in b"\t\n\f\r\b\x1b") + b"\x7f"
 _ODD_CHARACTERS = dict.fromkeys((*_ODD_ASCII, *range(0x80, 0xA0)))
 
 
-def decode(data: bytes) -> tuple[str, SkipReason | None]:
-    """Decode a file: ``(text, None)``, or ``("", reason)`` if it has no text.
+def decode(data: bytes, *, unpack: bool = True) -> tuple[str, SkipReason | None]:
+    """Decode a file: ``(text, None)``, or ``("", reason)`` if it has no text. Lines of the text end with ``\\n``.
 
-    A byte order mark selects UTF-16 or UTF-32. Otherwise the encoding is UTF-8, even where some bytes are damaged, or
-    a legacy encoding. The few bytes that it cannot decode become U+FFFD. A NUL byte in the first 8 KiB or many control
-    characters mean BINARY. The text never begins with a byte order mark and can always be encoded as UTF-8.
+    A byte order mark selects UTF-16 or UTF-32, as the bytes themselves do where NUL bytes make sense in no other way.
+    Otherwise the encoding is UTF-8, even where some bytes are damaged, or a legacy encoding. The few bytes that it
+    cannot decode become U+FFFD. Any other NUL byte in the first 8 KiB, or many control characters, mean BINARY. The
+    text never begins with a byte order mark and can always be encoded as UTF-8. With ``unpack``, what gzip has
+    compressed is decompressed, as objects of a bucket are stored with ``Content-Encoding: gzip``.
     """
+    if unpack and data.startswith(_GZIP):
+        unpacked = _unpacked(data)
+        return ("", unpacked) if isinstance(unpacked, SkipReason) else decode(unpacked, unpack=False)
+    text, reason = _decode(data)
+    return _unix_line_ends(text), reason
+
+
+def _unpacked(data: bytes) -> bytes | SkipReason:
+    """The content of a gzip file; BINARY if it is none, or of no text; TOO_LARGE above MAX_UNPACKED_BYTES."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while data:  # a file may have several members
+            member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+            parts.append(member.decompress(data, MAX_UNPACKED_BYTES + 1 - size))
+            size += len(parts[-1])
+            if size > MAX_UNPACKED_BYTES:
+                return SkipReason.TOO_LARGE
+            if not member.eof:
+                return SkipReason.BINARY  # it was cut off
+            data = member.unused_data.lstrip(b"\0")
+    except zlib.error:
+        return SkipReason.BINARY
+    return b"".join(parts)
+
+
+def _decode(data: bytes) -> tuple[str, SkipReason | None]:
     for mark, marked in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
             return _decode_as(data, marked)
     if b"\0" in data[:_BINARY_WINDOW]:
-        return "", SkipReason.BINARY
+        unmarked = _unmarked(data)
+        return _decode_as(data, unmarked) if unmarked else ("", SkipReason.BINARY)
     sample = data[:_SAMPLE_BYTES]
     if len(sample) - len(sample.translate(None, _ODD_ASCII)) > _MAX_CONTROL_FRACTION * len(sample):
-        return "", SkipReason.BINARY
+        unmarked = _unmarked(data)  # the upper bytes of Greek, Cyrillic and Arabic are control characters
+        return _decode_as(data, unmarked) if unmarked else ("", SkipReason.BINARY)
     try:
         return data.decode("utf-8-sig"), None
     except UnicodeDecodeError as error:
@@ -68,6 +116,33 @@ def decode(data: bytes) -> tuple[str, SkipReason | None]:
             return damaged, None
         encoding = _detect(data[max(0, error.start - _BEFORE_BYTES) :][:_SAMPLE_BYTES])
     return _decode_as(data, encoding) if encoding else ("", SkipReason.UNDECODABLE)
+
+
+def _unmarked(data: bytes) -> str | None:
+    """The encoding of text in UTF-16 or UTF-32 without a byte order mark: the one in which most of it is plain."""
+    plainest, found = 0.0, None
+    for encoding in _UNMARKED:
+        width = 4 if "32" in encoding else 2
+        if len(data) % width:
+            continue
+        try:
+            text = codecs.getincrementaldecoder(encoding)().decode(data[:_BINARY_WINDOW])
+        except UnicodeDecodeError:
+            continue
+        judged = text[:_JUDGED_CHARACTERS]
+        if "\0" in judged or len(judged.translate(_ODD_CHARACTERS)) < (1 - _MAX_CONTROL_FRACTION) * len(judged):
+            continue
+        plain = len(_PLAIN.findall(judged)) / max(1, len(judged))
+        if plain <= max(plainest, _MIN_PLAIN_FRACTION):
+            continue
+        others = [ord(character) for character in judged if not _PLAIN.match(character)]
+        ascii_pairs = sum(0x20 <= code >> 8 <= 0x7E and 0x20 <= code & 0xFF <= 0x7E for code in others)
+        if others and ascii_pairs > _MAX_ASCII_PAIRS * len(others):
+            continue
+        unassigned = sum(unicodedata.category(character) in ("Cn", "Co") for character in judged)
+        if unassigned <= _MAX_ODD_FRACTION * len(judged):
+            plainest, found = plain, encoding
+    return found
 
 
 def has_replaced_bytes(data: bytes, text: str) -> bool:
@@ -111,14 +186,18 @@ def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
 
 @dataclass(frozen=True, slots=True)
 class SplitLines:
-    """The lines of some documents, in order: three arrays of the same length.
+    """The rows of some documents, in order: four arrays of the same length.
 
-    ``text`` is ``string``; ``doc_index`` is ``int32`` into the documents; ``line_number`` is ``int32``, 0-based.
+    ``text`` is ``string``; ``doc_index`` is ``int32`` into the documents; ``line_number`` is ``int32``, 0-based, and
+    ``column_number``, ``int32``, the character of its line at which a row begins. ``left_out`` counts the characters of
+    documents, by their index, that have no row because their lines are too long.
     """
 
     text: pa.StringArray
     doc_index: pa.Int32Array
     line_number: pa.Int32Array
+    column_number: pa.Int32Array
+    left_out: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.text)
@@ -127,9 +206,8 @@ class SplitLines:
 def split_documents(texts: Sequence[str]) -> SplitLines:
     """The lines of ``texts`` that hold a letter or digit (Unicode categories L and N), numbered as in editors.
 
-    ``\\n`` ends a line, and one ``\\r`` before it is dropped. In a text without ``\\n``, ``\\r`` ends a line. Other
-    separators of ``str.splitlines`` do not. Lines are truncated to MAX_LINE_CHARACTERS. Raises ArrowInvalid if all
-    texts together have 2 GiB or more of UTF-8.
+    ``\\n``, ``\\r\\n`` and ``\\r`` end a line; other separators of ``str.splitlines`` do not. A line is one row, or
+    several as ``rows_of_line`` says. Raises ArrowInvalid if all texts together have 2 GiB or more of UTF-8.
     """
     documents = pa.array([_unix_line_ends(text) for text in texts], pa.string())
     offsets = np.frombuffer(documents.buffers()[1], np.int32)[: len(documents) + 1]
@@ -149,26 +227,80 @@ def split_documents(texts: Sequence[str]) -> SplitLines:
     filled = np.flatnonzero(starts < ends)
     kept = filled[_has_word(documents, data, starts[filled], ends[filled])]
     starts, ends = starts[kept], ends[kept]
-    text = _cut(_slices(documents, starts, ends - (data[ends - 1] == ord("\r"))))
-    return SplitLines(text, pa.array(doc_index[kept]), pa.array(line_number[kept]))
+    text = _slices(documents, starts, ends)
+    numbers = np.asarray(line_number[kept], np.int32)
+    return _with_long_lines(text, doc_index[kept], numbers, ends - starts > MAX_ROW_CHARACTERS)
+
+
+def rows_of_line(line: str) -> list[tuple[int, str]]:
+    """The rows of one line, each with its column: the line itself, or parts of at most MAX_ROW_CHARACTERS.
+
+    A part ends behind a blank, else behind another character that is not of a word, else anywhere. The parts follow one
+    another; blanks behind the last one are left out, and what stands behind MAX_ROWS_OF_LINE parts.
+    """
+    if len(line) <= MAX_ROW_CHARACTERS:
+        return [(0, line)]
+    rows: list[tuple[int, str]] = []
+    start, end = 0, len(line.rstrip())
+    while start < end and len(rows) < MAX_ROWS_OF_LINE:
+        stop = end if end - start <= MAX_ROW_CHARACTERS else _end_of_part(line, start)
+        rows.append((start, line[start:stop]))
+        start = stop
+    return rows
+
+
+def _end_of_part(line: str, start: int) -> int:
+    farthest, nearest = start + MAX_ROW_CHARACTERS, start + MAX_ROW_CHARACTERS // 2
+    blank = max(line.rfind(" ", nearest, farthest), line.rfind("\t", nearest, farthest))
+    if blank >= 0:
+        return blank + 1
+    behind = (at for at in range(farthest - 1, nearest, -1) if not (line[at].isalnum() or line[at] in "_-"))
+    return next(behind, farthest - 1) + 1
+
+
+def _with_long_lines(
+    text: pa.StringArray, doc_index: NDArray[np.int32], line_number: NDArray[np.int32], may_be_long: NDArray[np.bool_]
+) -> SplitLines:
+    """Lines, of which some ``may_be_long``, as rows."""
+    candidates = np.flatnonzero(may_be_long)
+    rows, counts, left_out = list[tuple[int, str]](), np.ones(len(text), np.int64), dict[int, int]()
+    for at, line in zip(candidates.tolist(), text.take(pa.array(candidates)).to_pylist(), strict=True):
+        parts = rows_of_line(line)
+        if len(parts) > 1:
+            rows += parts
+            counts[at] = len(parts)
+            rest = len(line.rstrip()) - parts[-1][0] - len(parts[-1][1])
+            if rest:
+                left_out[int(doc_index[at])] = left_out.get(int(doc_index[at]), 0) + rest
+    columns = np.zeros(int(counts.sum()), np.int32)
+    if rows:
+        is_long = np.repeat(counts > 1, counts)
+        columns[is_long] = [column for column, _ in rows]
+        order = np.empty(len(columns), np.int64)
+        order[~is_long] = np.arange(np.count_nonzero(~is_long))
+        order[is_long] = np.count_nonzero(~is_long) + np.arange(len(rows))
+        parts_text = pa.array([part for _, part in rows], pa.string())
+        text = pa.concat_arrays([text.filter(pa.array(counts == 1)), parts_text]).take(pa.array(order))
+        doc_index, line_number = np.repeat(doc_index, counts), np.repeat(line_number, counts)
+    return SplitLines(text, pa.array(doc_index), pa.array(line_number), pa.array(columns), left_out)
 
 
 def split_lines(text: str) -> list[str]:
-    """Every line of one text, not truncated, numbered as by ``split_documents``."""
-    lines = [line.removesuffix("\r") for line in _unix_line_ends(text).split("\n")]
+    """Every line of one text, whole, numbered as by ``split_documents``."""
+    lines = _unix_line_ends(text).split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
 
 def lines_between(text: str, first: int, last: int) -> list[str]:
     """Lines ``first`` to ``last`` of ``split_lines``, 0-based and inclusive; fewer if the text ends before."""
     lines = _unix_line_ends(text).split("\n", last + 1)
-    if len(lines) == last + 2 or lines[-1] in ("", "\r"):
+    if len(lines) == last + 2 or lines[-1] == "":
         del lines[-1]  # the rest of the text
-    return [line.removesuffix("\r") for line in lines[first:]]
+    return lines[first:]
 
 
 def _unix_line_ends(text: str) -> str:
-    return text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def _has_word(
@@ -198,10 +330,3 @@ def _slices(strings: pa.StringArray, starts: NDArray[np.int32], ends: NDArray[np
     offsets[-1] = ends[-1] if len(ends) else 0
     with_gaps = pa.StringArray.from_buffers(2 * len(starts), pa.py_buffer(offsets), strings.buffers()[2])
     return with_gaps.take(pa.array(np.arange(0, 2 * len(starts), 2, dtype=np.int32)))
-
-
-def _cut(lines: pa.StringArray) -> pa.StringArray:
-    long = pc.greater(pc.binary_length(lines), MAX_LINE_CHARACTERS)
-    if not pc.any(long).as_py():
-        return lines
-    return pc.if_else(long, pc.utf8_slice_codeunits(lines, 0, MAX_LINE_CHARACTERS), lines)

@@ -16,7 +16,8 @@ from driftline.tasks.maintenance.compact import Figures
 class SourceReport:
     """One source's part of a run.
 
-    ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs.
+    ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs;
+    ``shortened`` those of this run whose lines are too long, as ``(path, characters left out)``.
     ``revision`` is the ``rev`` of the run's last commit; the manifest as of it is the state that the run left.
     ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only what differs between the
     two; if a full scan replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other
@@ -29,6 +30,7 @@ class SourceReport:
     uri: str
     states: dict[DocumentState, int] = field(default_factory=lambda: dict.fromkeys(DocumentState, 0))
     skipped: list[tuple[str, str]] = field(default_factory=list)
+    shortened: list[tuple[str, int]] = field(default_factory=list)
     lines_embedded: int = 0
     lines_reused: int = 0
     documents_total: int = 0
@@ -51,6 +53,7 @@ class SourceReport:
             "uri": self.uri,
             **{str(state): count for state, count in self.states.items()},
             "skipped": [{"path": path, "reason": str(reason)} for path, reason in sorted(self.skipped)],
+            "shortened": [{"path": path, "characters": count} for path, count in sorted(self.shortened)],
             "lines_embedded": self.lines_embedded,
             "lines_reused": self.lines_reused,
             "documents_total": self.documents_total,

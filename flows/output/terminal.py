@@ -23,6 +23,7 @@ _STATES = ("new", "changed", "touched", "unchanged", "deleted")
 _SOURCE_COLUMNS = ("entity", "uri", "documents", "lines")
 _RUN_COLUMNS = frozenset({"run_id", "kind", "started", "seconds", "outcome"})
 _MAX_FINDINGS = 100
+_MAX_SHORTENED = 3
 _UNFOLDED = 1000  # columns, where no terminal limits the width
 
 
@@ -39,6 +40,13 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
         if reasons:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
             lines.append(Text(f"  not indexed: {listed}", style="yellow"))
+        files = source.get("shortened", ())
+        if files:
+            characters = sum(file["characters"] for file in files)
+            named = ", ".join(printable(file["path"]) for file in files[:_MAX_SHORTENED])
+            more = ", …" if len(files) > _MAX_SHORTENED else ""
+            left_out = f"  lines too long: {characters:,} characters of {len(files):,} documents are not indexed"
+            lines.append(Text(f"{left_out}: {named}{more}", style="yellow"))
     lines += [Text(f"failed: {printable(failure['message'])}", style="red") for failure in failed]
     if result["requests"]:
         lines.append(Text(f"requests: {requests_text(result['requests'], prices or {})}", style="dim"))

@@ -25,6 +25,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
                 "context": ["def renew(lease):", "    return lease.renew()"],
                 "freshness": "fresh",
                 "line_now": 1,
+                "column": 1,
                 "symbol": "renew",
                 "kind": "function",
                 "symbol_start": 1,

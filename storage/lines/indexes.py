@@ -24,8 +24,10 @@ TOKENIZER: dict[str, Any] = {
     "preserve_original": False,
     "stem": True,
     "remove_stop_words": False,
+    "max_token_length": None,
 }
-"""Identifiers are split into words, and words are stemmed. Stop words stay, because "is not" can be code."""
+"""Identifiers are split into words, and words are stemmed. Stop words stay, because "is not" can be code; so do long
+words, because 40 bytes, the default limit, are 13 letters of Georgian."""
 
 IndexScope = Literal["all", "text", "none"]
 

@@ -102,15 +102,17 @@ def _sum(counts: pa.Table) -> pa.Table:
 
 
 def _repeated(dataset: LanceDataset) -> frozenset[tuple[str, str]]:
-    """The documents with duplicate lines. The id of a row is derived from its document and line number."""
+    """The documents with duplicate lines. The id of a row is derived from document, line and column."""
     passes = 1 + dataset.count_rows() // IDS_AT_ONCE
     repeated_ids = np.concatenate([_repeated_ids(dataset, number, passes) for number in range(passes)])[:MAX_REPEATED]
     documents: set[tuple[str, str]] = set()
     for start in range(0, len(repeated_ids), LOOKUP_IDS):
         ids = ", ".join(map(str, repeated_ids[start : start + LOOKUP_IDS]))
         where = f"id IN ({ids}) AND line_number > {MARKER_LINE}"
-        rows = dataset.to_table(columns=["entity", "path", "line_number"], filter=where)
-        grouped = rows.group_by(["entity", "path", "line_number"]).aggregate([([], "count_all")])
+        columns = ["entity", "path", "line_number", "column_number"]
+        columns = [name for name in columns if name in dataset.schema.names]  # tables of 0.1 have no columns of lines
+        rows = dataset.to_table(columns=columns, filter=where)
+        grouped = rows.group_by(columns).aggregate([([], "count_all")])
         duplicates = grouped.filter(pc.greater(grouped["count_all"], 1))
         documents.update(zip(duplicates["entity"].to_pylist(), duplicates["path"].to_pylist(), strict=True))
     return frozenset(documents)

@@ -32,9 +32,11 @@ __all__ = ["LineFilter", "LineQuery", "Passage", "Strategy", "matching_blocks", 
 
 EXACT_SEARCH_SHARE = 1 / 32
 """Maximum share of all lines that are compared exactly, even if they are more than EXACT_SEARCH_ROWS."""
-RESULT_COLUMNS = ("entity", "path", "line_number", "text", "hash")
-PASSAGE_COLUMNS = ("entity", "path", "line_number", "text")
-BLOCK_COLUMNS = ("entity", "path", "line_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
+RESULT_COLUMNS = ("entity", "path", "line_number", "column_number", "text", "hash")
+PASSAGE_COLUMNS = ("entity", "path", "line_number", "column_number", "text")
+BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
+LATER_COLUMNS = {"column_number": 0, OUTLINE_COLUMN: None}
+"""What stands in columns that tables of earlier versions lack."""
 
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
 """The sources of each version that this process has searched; versions are immutable."""
@@ -189,8 +191,8 @@ class LineQuery:
             fetch = min(4 * fetch, self.lines)
         if max_distance is not None:
             hits = hits.filter(pc.less_equal(hits["distance"], max_distance))
-        order = [("distance", "ascending"), ("path", "ascending"), ("line_number", "ascending")]
-        return hits.sort_by(order).slice(0, top_k)
+        order = ("distance", "path", "line_number", *(name for name in ("column_number",) if name in columns))
+        return hits.sort_by([(name, "ascending") for name in order]).slice(0, top_k)
 
     def _nearest(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
         """The nearest lines by the options ``nearest`` of Lance, unordered, with their ``distance``."""
@@ -207,17 +209,18 @@ class LineQuery:
     def _read(self, columns: Sequence[str], *, where: str | None, **search: Any) -> pa.Table:
         """The rows of a search. With one source its entity is known, which saves reading the slowest column.
 
-        Tables of Driftline 0.1 may lack outlines, which are null then.
+        Tables of earlier versions may lack LATER_COLUMNS.
         """
         known = "entity" in columns and len(self._sources) == 1
-        lacking = OUTLINE_COLUMN in columns and OUTLINE_COLUMN not in self.dataset.schema.names
-        left_out = ({"entity"} if known else set()) | ({OUTLINE_COLUMN} if lacking else set())
+        lacking = [name for name in LATER_COLUMNS if name in columns and name not in self.dataset.schema.names]
+        left_out = {*(("entity",) if known else ()), *lacking}
         read = [name for name in columns if name not in left_out and name != "_rowid"]
         rows = self._scanned(read, filter=where, **search)
         if known:
             rows = rows.append_column("entity", pa.repeat(self._sources[0], len(rows)))
-        if lacking:
-            rows = rows.append_column(OUTLINE_COLUMN, pa.nulls(len(rows), pa.string()))
+        for name in lacking:
+            value = pa.scalar(LATER_COLUMNS[name], schema(1).field(name).type)
+            rows = rows.append_column(name, pa.repeat(value, len(rows)))
         return rows.select(columns)
 
     def _count(self, where: str | None) -> int:
@@ -286,14 +289,18 @@ class LineQuery:
         return rows.filter(pa.array(held, pa.bool_()))
 
     def lines_at(self, wanted: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], tuple[str, str]]:
-        """``(text, hash)`` of the lines ``(entity, path, number)`` that are there and that the filter allows."""
+        """``(text, hash)`` of the lines ``(entity, path, number)`` that are there and that the filter allows.
+
+        The text of a line of several rows is that of its first one.
+        """
         if not wanted:
             return {}
         paths = is_one_of("path", sorted({path for _, path, _ in wanted}))
         numbers = ", ".join(sorted({str(number) for _, _, number in wanted}))
         columns = ["entity", "path", "line_number", "text", "hash"]
         where = f"{paths} AND line_number IN ({numbers})" + (f" AND ({self.sql})" if self.sql else "")
-        rows = self._read(columns, where=where)
+        rows = self._read([*columns, "column_number"], where=where)
+        rows = rows.filter(pc.equal(rows["column_number"], 0))
         found = zip(*(rows[name].to_pylist() for name in columns), strict=True)
         places = set(wanted)
         return {
@@ -311,10 +318,10 @@ class LineQuery:
         columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
         rows = self._read(columns, where=is_one_of("path", paths))
         rows = rows.filter(pc.is_valid(rows[OUTLINE_COLUMN]))
-        known = {
-            (entity, path, number // LINES_PER_BLOCK): outline
-            for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True)
-        }
+        known: dict[tuple[str, str, int], str] = {}
+        for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
+            block = entity, path, number // LINES_PER_BLOCK
+            known[block] = max(known.get(block, ""), outline, key=len)  # where a line continues, it has fewer
         places = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in wanted)
         return {line: known[block] for line, block in places if block in known}
 
@@ -344,9 +351,9 @@ def nearest_lines(
 ) -> pa.Table:
     """The ``top_k`` lines nearest to ``query``, ``(dim,) float32``, best first, with a ``distance`` column (float32).
 
-    ``distance`` is 1 - cosine; a zero vector has no neighbours. Ties are ordered by path and line number. The search is
-    exact if the filter leaves few lines, without an index, or with ``exact``; otherwise it probes all partitions of the
-    index. Raises UsageError, StorageError, CorruptFile.
+    ``distance`` is 1 - cosine; a zero vector has no neighbours. Ties are ordered by path, line and column. The search
+    is exact if the filter leaves few lines, without an index, or with ``exact``; otherwise it probes all partitions of
+    the index. Raises UsageError, StorageError, CorruptFile.
     """
     return LineQuery(table, where, exact=exact).nearest(query, top_k, max_distance, columns)
 

@@ -40,17 +40,22 @@ UNKNOWN_OUTCOMES = 3
 """Unknown outcomes tolerated per commit."""
 TEXT_COLUMN = "block"
 LINES_PER_BLOCK = 16
-"""Lines per block of the full-text index: fewer postings than per line, and words of neighbouring lines add up."""
+"""Lines per block of the full-text index: fewer postings than per line, and words of neighbouring lines add up. Nor
+does a block have more rows."""
+SPELLED, CONTINUED = "\x1f", "\r"
 _COMPRESSED = {"lance-encoding:compression": "zstd"}
 
 
 def schema(dim: int) -> pa.Schema:
     """The columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``; ``parent_dirs`` end with a slash.
 
+    A long line has several rows, each with the column at which it begins, ``column_number``.
+
     Only the first row of each block has ``block`` and ``outline``. ``block`` is the path; a tab and the name of the
-    definition that the block begins in, if any; a line feed; and the lines of the block from the first to the last line
-    with a row, joined by line feeds (decision 0007). ``outline`` has the definitions in the block (outline.py); it is
-    null where nobody looked for them.
+    definition that the block begins in, if any; SPELLED and words that the tokenizer of the index would not find
+    (words.py), if any; a line feed; and the lines of the block from the first to the last line with a row, joined by
+    line feeds, and CONTINUED where a row continues a line (decision 0007). ``outline`` has the definitions in the block
+    (outline.py); it is null where nobody looked for them.
     """
     return pa.schema(
         [
@@ -58,6 +63,7 @@ def schema(dim: int) -> pa.Schema:
             pa.field("entity", pa.string()),
             pa.field("path", pa.string()),
             pa.field("line_number", pa.int32()),
+            pa.field("column_number", pa.int32()),
             pa.field("text", pa.string()),
             pa.field("vector", pa.list_(VECTOR_TYPE, dim)),
             pa.field("parent_dirs", pa.list_(pa.string())),
@@ -233,7 +239,14 @@ def _read(dataset: LanceDataset, where: str, indexed: bool) -> pa.Table:
 
 
 def _marker_row(columns: pa.Schema, entity: Entity, entry: CommitMarker) -> pa.Table:
-    row = {"id": 0, "entity": str(entity), "path": "", "line_number": MARKER_LINE, "hash": json.dumps(asdict(entry))}
+    row = {
+        "id": 0,
+        "entity": str(entity),
+        "path": "",
+        "line_number": MARKER_LINE,
+        "column_number": 0,
+        "hash": json.dumps(asdict(entry)),
+    }
     return pa.Table.from_pylist([{name: row.get(name) for name in columns.names}], schema=columns)
 
 

@@ -1,10 +1,17 @@
-"""Words of text as full-text search sees them: identifiers split, lower case, stemmed (``indexes.TOKENIZER``)."""
+"""Words of text as full-text search sees them: identifiers split, lower case, stemmed (``indexes.TOKENIZER``).
+
+Scripts that write words without blanks between them, and Korean, are searched by pairs of neighbouring characters. The
+tokenizer of the index knows neither those nor marks and forms that other text spells otherwise, so that a block has
+such words spelled out beside its text (``spelled_for_index``).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from itertools import pairwise
 
 from driftline.storage.lines.indexes import tokens
 
@@ -13,29 +20,107 @@ NAME_PART = re.compile(r"[^\W_]+")
 WORDS_OF_A_NAME = 2
 _PARTS_KEPT = 65_536
 
-_FILLERS = """
+_FILLERS = {
+    "en": """
 a an and are as at be been but by can do does for from had has have how if in into is it its of on or so such than
 that the their then there these they this to was we were what when where which who will with you your
-"""
-STOP_WORDS = frozenset(_FILLERS.split())
+""",
+    "de": """
+aber als am an auf aus bei bin bis das dass dem den der des die durch ein eine einem einen einer eines er es für hat
+ich im in ist kann man mit muss nach nicht oder sich sie sind so um und von was welche wenn werden wie wird wo
+zu zum zur
+""",
+    "fr": """
+au aux avec ce ces comment dans de des du elle en est et il je la le les leur mais ne on ou où par pas pour quand que
+quel quelle qui sa se ses son sont sur un une vous
+""",
+    "es": """
+al como cómo con cuál cuando de del dónde el en es ese esta este hay la las lo los no o para pero por que qué quién se
+ser si son su sus un una y
+""",
+    "it": """
+al alla che chi come con cosa da dei del della di dove e è gli i il in la le lo ma nel nella non o per quale quando se
+si sono su un una
+""",
+    "pt": """
+ao as com como da das de do dos e em é ele isso mais mas na não no nos o onde os ou para pela pelo por qual quando que
+se seu sua são um uma
+""",
+    "nl": """
+aan als bij dat de deze die dit door een en er het hij hoe ik in is je kan maar met naar niet of om op te tot uit van
+voor waar wat wordt ze zijn
+""",
+    "ru": """
+а без бы в вы где для до его ее если есть и из или их к как какой когда который кто ли мы на не но о об он она они от по
+при с со так то у что чтобы это
+""",
+}
+_STOP_WORDS = {language: frozenset(words.split()) for language, words in _FILLERS.items()}
+STOP_WORDS = _STOP_WORDS["en"]
 """Words of a question that say nothing about its answer."""
+_MIN_FILLERS = 2
+"""So many fillers tell the language of a question that is not English."""
+
+_PAIRED = (
+    "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\\u1100-\\u11ff\\u3130-\\u318f\\ua960-\\ua97f\\uac00-\\ud7ff"  # Korean
+    "\\u3005-\\u3007\\u3041-\\u309f\\u30a1-\\u30ff\\u31f0-\\u31ff\\u3100-\\u312f"  # Japanese, Bopomofo
+    "\\u3400-\\u4dbf\\u4e00-\\u9fff\\ua000-\\ua4cf\\uf900-\\ufaff\\U00020000-\\U0003ffff"  # Chinese characters, Yi
+)
+_LATIN = (
+    "0-9A-Za-z\\u00aa\\u00b2\\u00b3\\u00b9\\u00ba\\u00bc-\\u00be\\u00c0-\\u00d6\\u00d8-\\u00f6\\u00f8-\\u024f"
+    "\\u1e00-\\u1eff\\u2070-\\u209c\\ufb00-\\ufb06"
+)
+_PLAIN = re.compile(f"[{_LATIN}]+")
+"""Letters whose accents and forms the index folds itself."""
+_RUN = re.compile(f"[{_PAIRED}]+|[{_LATIN}]+|[^{_PAIRED}{_LATIN}]+")
+_IS_PAIRED = re.compile(f"[{_PAIRED}]")
+_HIRAGANA = re.compile("[\\u3041-\\u309f]+")
+_FORMS = re.compile("[\\uff00-\\uffef]+")
+_MARKS = re.compile(
+    "(?<![\u0438\u0418])[\\u0300-\\u036f\\u0591-\\u05bd\\u05bf\\u05c1\\u05c2\\u05c4\\u05c5\\u0640\\u064b-\\u0652\\u0670]+"
+)
+"""Accents, and the vowel points of Hebrew and Arabic; but the Cyrillic letter of a short i is none."""
+_BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0x3099, 0x309B), range(0xA800, 0xAC00))
 
 
 def terms(text: str) -> list[str]:
     """The terms of ``text`` in their order: ``parse_HTTPRequests`` gives pars, http, request."""
-    return [term for part in NAME_PART.findall(text) for term in terms_of(part)]
+    return [term for part in name_parts(text) for term in terms_of(part)]
+
+
+def name_parts(text: str) -> list[str]:
+    """The runs of letters, digits and the marks on them in ``text``."""
+    return (NAME_PART if text.isascii() else _marked_part()).findall(text)
 
 
 @lru_cache(_PARTS_KEPT)
 def terms_of(part: str) -> tuple[str, ...]:
-    """The terms of one NAME_PART."""
-    return tuple(tokens(part))
+    """The terms of one of ``name_parts``; of paired characters, each alone and each with the next."""
+    if part.isascii() or _PLAIN.fullmatch(part):
+        return tuple(tokens(part))
+    return tuple(term for word in _words_of(part) for term in ((word,) if _IS_PAIRED.match(word) else tokens(word)))
+
+
+def terms_asked(words: Sequence[str]) -> list[str]:
+    """The distinct terms of ``telling_words``, sorted."""
+    paired = {word for word in words if _IS_PAIRED.match(word)}
+    return sorted(paired.union(terms(" ".join(word for word in words if word not in paired))))
 
 
 def telling_words(query: str) -> list[str]:
-    """The distinct words of ``query``, identifiers split, without STOP_WORDS unless it has no others."""
-    words = list(dict.fromkeys(tokens(" ".join(NAME_PART.findall(query)), whole=True)))
-    return [word for word in words if word not in STOP_WORDS] or words
+    """The distinct words of ``query``, identifiers split, without STOP_WORDS unless it has no others.
+
+    Paired characters give the pairs, and one by itself that has no neighbour.
+    """
+    if query.isascii():
+        words = list(dict.fromkeys(tokens(" ".join(NAME_PART.findall(query)), whole=True)))
+    else:
+        words = list(dict.fromkeys(word for part in name_parts(query) for word in _asked(part)))
+    fillers = _fillers(words)
+    telling = [word for word in words if word not in fillers] or words
+    # What Japanese writes in Hiragana are mostly endings and particles.
+    return [word for word in telling if not _HIRAGANA.fullmatch(word)] or telling
 
 
 def as_indexed(words: Sequence[str]) -> str:
@@ -46,3 +131,65 @@ def as_indexed(words: Sequence[str]) -> str:
     if len(words) > WORDS_OF_A_NAME:
         return " ".join(words)
     return " ".join(f"{word} _{word} __{word}__ {word}_" for word in words)
+
+
+def spelled_for_index(text: str) -> list[str]:
+    """The words of ``text`` that the tokenizer of the index would not find as they stand."""
+    if text.isascii():
+        return []
+    return [word for part in name_parts(text) if not part.isascii() for word in _spelled(part)]
+
+
+@lru_cache(_PARTS_KEPT)
+def _spelled(part: str) -> tuple[str, ...]:
+    if _PLAIN.fullmatch(part):
+        return ()
+    words = tuple(_words_of(part))
+    return () if words == (part,) and not _IS_PAIRED.match(part) else words
+
+
+def _words_of(part: str, *, alone: bool = True) -> Iterator[str]:
+    """The words of one of ``name_parts``, folded: scripts apart, and the pairs of paired characters.
+
+    Those also stand ``alone``, if only where they have no neighbour.
+    """
+    for run in _RUN.findall(_folded(part)):
+        if not _IS_PAIRED.match(run):
+            yield run
+            continue
+        letters = "".join(character for character in run if unicodedata.category(character)[0] != "M")
+        if alone or len(letters) == 1:
+            yield from letters
+        yield from map("".join, pairwise(letters))
+
+
+def _asked(part: str) -> Iterator[str]:
+    """The words of one part of a query."""
+    if part.isascii() or _PLAIN.fullmatch(part):
+        yield from tokens(part, whole=True)
+        return
+    for word in _words_of(part, alone=False):
+        if _IS_PAIRED.match(word):
+            yield word
+        else:
+            yield from tokens(word, whole=True)
+
+
+def _folded(text: str) -> str:
+    """``text`` with ordinary forms of characters for wide and narrow ones, and without accents."""
+    text = _FORMS.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+    return unicodedata.normalize("NFC", _MARKS.sub("", unicodedata.normalize("NFD", text)))
+
+
+def _fillers(words: Sequence[str]) -> frozenset[str]:
+    """The stop words of the language that ``words`` are most likely of."""
+    found = {language: len(fillers.intersection(words)) for language, fillers in _STOP_WORDS.items()}
+    best = max(found, key=found.__getitem__)  # the first of equals, so that English comes first
+    return _STOP_WORDS[best] if found[best] >= _MIN_FILLERS else STOP_WORDS
+
+
+@cache
+def _marked_part() -> re.Pattern[str]:
+    """As NAME_PART, with the marks that stand on letters, which ``\\w`` leaves out."""
+    marks = (chr(code) for block in _BLOCKS_WITH_MARKS for code in block if unicodedata.category(chr(code))[0] == "M")
+    return re.compile(rf"[^\W_](?:[^\W_]|[{''.join(marks)}])*")

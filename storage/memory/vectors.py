@@ -34,7 +34,7 @@ from driftline.storage.lance.vector_index import (
 )
 from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.lines.indexes import TOKENIZER
-from driftline.storage.lines.words import as_indexed, terms
+from driftline.storage.lines.words import as_indexed, spelled_for_index, terms, terms_asked
 from driftline.storage.memory.explanation import MemoryExplanation
 from driftline.storage.objects.store import ObjectStore
 
@@ -358,7 +358,7 @@ def _distances(vectors: pa.FixedSizeListArray, query: NDArray[np.float32]) -> ND
 
 def _matches(words: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
     """``(n,)``: the ``match`` of each of ``n`` entries."""
-    wanted = sorted(set(terms(" ".join(words))))
+    wanted = terms_asked(words)
     held = [set(terms(text)) for text in texts]
     holds = np.array([[term in some for term in wanted] for some in held], np.float64).reshape(len(texts), len(wanted))
     weights = np.log1p(len(texts) / np.maximum(1.0, holds.sum(axis=0)))
@@ -381,10 +381,14 @@ def _to_table(rows: Sequence[VectorRow], columns: pa.Schema) -> pa.Table:
         "places": [directories(row.path) if row.path else [] for row in rows],
         "fields": [[field_tag(name, value) for name, value in row.metadata.items()] for row in rows],
         "vector": [row.vector.astype(np.float16) if len(row.vector) else None for row in rows],
-        _WORDS.name: [row.words[:MAX_WORD_CHARACTERS] or None for row in rows],
+        _WORDS.name: [_words_for_index(row.words[:MAX_WORD_CHARACTERS]) for row in rows],
     }
     arrays = [pa.array(values[field.name], field.type) for field in columns]
     return pa.table(arrays, schema=columns)
+
+
+def _words_for_index(text: str) -> str | None:
+    return " ".join([text, *spelled_for_index(text)]) or None
 
 
 def _has_any(column: str, values: Sequence[str]) -> str:

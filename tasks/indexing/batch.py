@@ -19,6 +19,7 @@ from driftline.tasks.indexing.reading import ReadFile, read_all
 from driftline.tasks.indexing.reuse import Donated, Donations, copy_rows
 from driftline.tasks.indexing.rows import line_rows
 from driftline.tasks.scanning.diff import classify
+from driftline.tasks.scanning.ignore import holds_key
 from driftline.tasks.stopwatch import Stopwatch
 from driftline.tasks.text import decode, has_replaced_bytes, split_documents
 
@@ -45,7 +46,8 @@ class BatchResult:
 
     ``rows`` (manifest.SCHEMA) are the new rows of the manifest; ``replaced`` are the paths whose old lines must be
     removed; ``fragments`` are references to the written fragments; ``new_hashes`` are those of new documents;
-    ``skipped`` are ``(path, reason)``; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are by phase:
+    ``skipped`` are ``(path, reason)``; ``shortened`` are ``(path, characters left out)`` of documents with lines that
+    are too long; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are by phase:
     ``read`` (with hashing), ``split`` (with decoding), ``embed`` and ``write`` (with forming the rows).
     """
 
@@ -55,6 +57,7 @@ class BatchResult:
     new_hashes: tuple[str, ...]
     states: dict[DocumentState, int]
     skipped: tuple[tuple[str, str], ...]
+    shortened: tuple[tuple[str, int], ...]
     documents: int
     lines: int
     lines_reused: int
@@ -65,7 +68,7 @@ class BatchResult:
 def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     """Read the documents of ``spec``, embed those with new content, and write their lines as fragments."""
     watch = Stopwatch()
-    drafts = _Drafts(context.model.fingerprint, {} if spec.dry_run else spec.donations)
+    drafts = _Drafts(context.model.fingerprint, {} if spec.dry_run else spec.donations, unpack=not spec.source.is_local)
     for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist())):
         drafts.add(change, read, watch)
     copied = _copied(spec, context, drafts, watch) if drafts.reusable else []
@@ -89,7 +92,8 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
             with watch.phase("outline"):
                 found = outlined()
             with watch.phase("write"):
-                table = line_rows(spec.entity, embedded, lines.doc_index, lines.line_number, lines.text, vectors, found)
+                places = lines.doc_index, lines.line_number
+                table = line_rows(spec.entity, embedded, *places, lines.text, vectors, found, lines.column_number)
                 fragments += context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(table)
     return BatchResult(
         rows=manifest.to_table([*drafts.kept, *drafts.copied, *embedded]),
@@ -98,6 +102,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
         new_hashes=tuple(drafts.new_hashes),
         states=drafts.states,
         skipped=tuple(drafts.skipped),
+        shortened=tuple((embedded[at].path, count) for at, count in lines.left_out.items()) if lines else (),
         documents=len(spec.changes),
         lines=len(lines) if lines is not None else 0,
         lines_reused=sum(map(len, copied)),
@@ -125,7 +130,7 @@ def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopw
 class _Drafts:
     """The documents of a batch: those whose rows are ``kept``, and those ``embedded`` with their ``texts``.
 
-    Those ``reusable`` become either ``copied`` or embedded.
+    Those ``reusable`` become either ``copied`` or embedded. ``unpack`` is for ``decode``.
     """
 
     fingerprint: str
@@ -140,6 +145,7 @@ class _Drafts:
     skipped: list[tuple[str, str]] = field(default_factory=list)
     states: dict[DocumentState, int] = field(default_factory=lambda: dict.fromkeys(DocumentState, 0))
     bytes_read: int = 0
+    unpack: bool = False
 
     def add(self, change: dict[str, Any], read: ReadFile | SkipReason, watch: Stopwatch) -> None:
         """Add a document, a row of ``diff.CHANGE_SCHEMA``, by the outcome of its read."""
@@ -167,8 +173,10 @@ class _Drafts:
             self.reusable.append((meta, read.data, donated))
             return
         with watch.phase("split"):
-            text, reason = decode(read.data)
-        if has_replaced_bytes(read.data, text):
+            text, reason = decode(read.data, unpack=self.unpack)
+        if reason is None and holds_key(path, text):
+            reason = SkipReason.SECRET
+        elif has_replaced_bytes(read.data, text):
             log.warning("%s: bytes that are not text in the encoding of the file were replaced", path)
         if reason is not None:
             self.kept.append(replace(meta, lines=0, reason=reason))

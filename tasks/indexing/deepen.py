@@ -93,13 +93,14 @@ def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
     StorageError.
     """
     workspace, hashes = context.workspace, dict(spec.documents)
-    rows = workspace.lines(spec.entity).of_documents(spec.entity, sorted(hashes)).sort_by("line_number")
+    rows = workspace.lines(spec.entity).of_documents(spec.entity, sorted(hashes))
+    rows = rows.sort_by([("line_number", "ascending"), ("column_number", "ascending")])
     texts: dict[str, dict[int, str]] = defaultdict(dict)
     outlines: dict[str, list[str]] = defaultdict(list)
     names = ("path", "hash", "line_number", "text", OUTLINE_COLUMN)
     for path, content, number, text, outline in zip(*(rows[name].to_pylist() for name in names), strict=True):
         if content == hashes[path]:
-            texts[path][number] = text
+            texts[path].setdefault(number, text)  # the beginning of a long line
             if outline:
                 outlines[path].append(outline)
     found: list[tuple[str, Definition | None]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.lines.outline import Definition, encode
-from driftline.storage.lines.table import LINES_PER_BLOCK, schema
+from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, schema
+from driftline.storage.lines.words import spelled_for_index
 from driftline.storage.model import ManifestRow
 
 
@@ -25,14 +27,17 @@ def line_rows(
     text: pa.StringArray,
     vectors: NDArray[np.float16],
     definitions: Sequence[Sequence[Definition]] | None = None,
+    column_number: pa.Int32Array | None = None,
 ) -> pa.Table:
-    """Lines as a table of ``storage.lines.table.schema``; arrays have one length, ``vectors`` is ``(n, dim) float16``.
+    """Rows as a table of ``storage.lines.table.schema``; arrays have one length, ``vectors`` is ``(n, dim) float16``.
 
     ``doc_index`` points into ``documents``, as ``definitions`` does, which are None if nobody looked for them;
-    documents and the lines of each are in order. A zero vector, which has no direction, becomes null, so that no
-    search returns it.
+    documents and the rows of each are in order. ``column_number`` is 0 by default. A zero vector, which has no
+    direction, becomes null, so that no search returns it.
     """
     dim = vectors.shape[1]
+    columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
+    numbers = Numbers.of(doc_index, line_number, columns_of_lines)
     meaningless = pa.array(~vectors.any(axis=1))
     paths = [document.path for document in documents]
 
@@ -40,68 +45,103 @@ def line_rows(
         return pa.array(values, kind).take(doc_index)
 
     columns = {
-        "id": pa.array(row_ids(entity, paths, doc_index.to_numpy(), line_number.to_numpy())),
+        "id": pa.array(row_ids(entity, paths, numbers)),
         "entity": pa.repeat(pa.scalar(str(entity)), len(text)),
         "path": of_document(paths, pa.string()),
         "line_number": line_number,
+        "column_number": columns_of_lines,
         "text": text,
         "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), dim, mask=meaningless),
         "parent_dirs": of_document([parent_dirs(path) for path in paths], pa.list_(pa.string())),
         "ext": of_document([extension(path) for path in paths], pa.string()),
         "hash": of_document([document.hash for document in documents], pa.string()),
-        "block": blocks(paths, doc_index, line_number, text, definitions),
-        "outline": outlines(doc_index, line_number, definitions),
+        "block": blocks(paths, numbers, text, definitions),
+        "outline": outlines(numbers, definitions),
     }
     return pa.table(columns, schema=schema(dim))
 
 
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Where ``n`` rows stand, in order: ``(n,) int32`` each. ``starts`` are the rows that begin a block."""
+
+    document: NDArray[np.int32]
+    line: NDArray[np.int32]
+    column: NDArray[np.int32]
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, doc_index: pa.Int32Array, line_number: pa.Int32Array, column_number: pa.Int32Array) -> Numbers:
+        """A block has at most LINES_PER_BLOCK rows of a group of LINES_PER_BLOCK lines."""
+        document, line, column = (each.to_numpy() for each in (doc_index, line_number, column_number))
+        group = line // LINES_PER_BLOCK
+        first = np.ones(len(line), np.bool_)
+        first[1:] = (document[1:] != document[:-1]) | (group[1:] != group[:-1])
+        starts = np.flatnonzero(first)
+        if column.any():
+            sizes = np.diff(starts, append=len(line))
+            ordinal = np.arange(len(line)) - np.repeat(starts, sizes)
+            starts = np.flatnonzero(ordinal % LINES_PER_BLOCK == 0)
+        return cls(document, line, column, starts)
+
+    def of_starts(self, values: pa.Array) -> pa.Array:
+        """``values`` of blocks as a column: null except in the first row of each block."""
+        first = np.zeros(len(self.line), np.bool_)
+        first[self.starts] = True
+        return values.take(pa.array(np.cumsum(first) - 1, mask=~first))
+
+
 def blocks(
     paths: Sequence[str],
-    doc_index: pa.Int32Array,
-    line_number: pa.Int32Array,
+    numbers: Numbers,
     text: pa.StringArray,
     definitions: Sequence[Sequence[Definition]] | None = None,
 ) -> pa.StringArray:
     """``(n,)``: the column ``block`` of ``storage.lines.table.schema``, null except in the first row of each block."""
-    documents, numbers = doc_index.to_numpy(), line_number.to_numpy()
-    first = _begins_block(documents, numbers)
-    starts = np.flatnonzero(first)
+    starts = numbers.starts
     # Lines without a row are empty lines in the block.
-    breaks = np.diff(numbers, prepend=0)
-    breaks[starts] = numbers[starts] % LINES_PER_BLOCK + 1
-    lines = pc.binary_join_element_wise(pc.binary_repeat("\n", pa.array(breaks)), text, "")
-    offsets = pa.array(np.append(starts, len(numbers)), pa.int32())
+    breaks = np.diff(numbers.line, prepend=0)
+    breaks[starts] = numbers.line[starts] % LINES_PER_BLOCK + 1
+    before = pc.binary_repeat("\n", pa.array(breaks))
+    if numbers.column.any():
+        before = pc.if_else(pa.array(breaks == 0), CONTINUED, before)
+    lines = pc.binary_join_element_wise(before, text, "")
+    offsets = pa.array(np.append(starts, len(numbers.line)), pa.int32())
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, lines), "")
-    heads = pa.array(paths, pa.string()).take(doc_index.take(pa.array(starts)))
+    heads = pa.array(paths, pa.string()).take(pa.array(numbers.document[starts]))
     if definitions is not None:
-        places = zip(documents[starts].tolist(), numbers[starts].tolist(), strict=True)
+        places = zip(numbers.document[starts].tolist(), numbers.line[starts].tolist(), strict=True)
         names = _names_around(places, definitions)
         heads = pc.binary_join_element_wise(heads, pa.array(names, pa.string()), "")
     named = pc.binary_join_element_wise(heads, joined, "")
-    return named.take(pa.array(np.cumsum(first) - 1, mask=~first))
+    others = np.flatnonzero(~pc.string_is_ascii(named).to_numpy(zero_copy_only=False))
+    if len(others):
+        spelled = pa.nulls(len(named), pa.string()).to_pylist()
+        for at, whole in zip(others.tolist(), named.take(pa.array(others)).to_pylist(), strict=True):
+            words = spelled_for_index(whole)
+            spelled[at] = f"{SPELLED}{' '.join(words)}" if words else None
+        more = pc.fill_null(pa.array(spelled, pa.string()), "")
+        named = pc.binary_join_element_wise(heads, more, joined, "")
+    return numbers.of_starts(named)
 
 
-def outlines(
-    doc_index: pa.Int32Array, line_number: pa.Int32Array, definitions: Sequence[Sequence[Definition]] | None
-) -> pa.StringArray:
-    """``(n,)``: the column ``outline`` of ``storage.lines.table.schema``, null but in the first row of each block."""
+def outlines(numbers: Numbers, definitions: Sequence[Sequence[Definition]] | None) -> pa.StringArray:
+    """``(n,)``: the column ``outline`` of ``storage.lines.table.schema``, null but in the first row of each block.
+
+    A block that begins within a line has only the definitions that reach beyond that line.
+    """
     if definitions is None:
-        return pa.nulls(len(doc_index), pa.string())
-    documents, numbers = doc_index.to_numpy(), line_number.to_numpy()
-    first = _begins_block(documents, numbers)
-    starts = np.flatnonzero(first)
+        return pa.nulls(len(numbers.line), pa.string())
+    starts = numbers.starts
     of_blocks = [_by_block(found) for found in definitions]
-    places = zip(documents[starts].tolist(), (numbers[starts] // LINES_PER_BLOCK).tolist(), strict=True)
-    known = pa.array([encode(of_blocks[document].get(block, ())) for document, block in places], pa.string())
-    return known.take(pa.array(np.cumsum(first) - 1, mask=~first))
-
-
-def _begins_block(documents: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """``(n,)``: whether each line is the first of its block that has a row."""
-    block = numbers // LINES_PER_BLOCK
-    first = np.ones(len(numbers), np.bool_)
-    first[1:] = (documents[1:] != documents[:-1]) | (block[1:] != block[:-1])
-    return first
+    places = (each[starts].tolist() for each in (numbers.document, numbers.line, numbers.column))
+    known = []
+    for document, line, column in zip(*places, strict=True):
+        inside: Sequence[Definition] = of_blocks[document].get(line // LINES_PER_BLOCK, ())
+        if column:
+            inside = [each for each in inside if not each.first == each.last == line]
+        known.append(encode(inside))
+    return numbers.of_starts(pa.array(known, pa.string()))
 
 
 def _by_block(definitions: Sequence[Definition]) -> dict[int, list[Definition]]:
@@ -135,16 +175,15 @@ def extension(path: str) -> str:
     return posixpath.splitext(path)[1][1:].lower()
 
 
-def row_ids(
-    entity: Entity, paths: Sequence[str], doc_index: NDArray[np.int32], line_number: NDArray[np.int32]
-) -> NDArray[np.int64]:
-    """``(n,) int64`` ids from entity, path and line number, the same at every attempt and on every worker.
+def row_ids(entity: Entity, paths: Sequence[str], numbers: Numbers) -> NDArray[np.int64]:
+    """``(n,) int64`` ids from entity, path, line and column, the same at every attempt and on every worker.
 
-    Document hash and line number are mixed as by splitmix64 (Steele et al., 2014).
+    Document hash and place are mixed as by splitmix64 (Steele et al., 2014).
     """
     seeds = b"".join(hashlib.blake2b(f"{entity}\0{path}".encode(), digest_size=8).digest() for path in paths)
-    mixed = np.frombuffer(seeds, np.uint64)[doc_index]
-    mixed = mixed + line_number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = np.frombuffer(seeds, np.uint64)[numbers.document]
+    mixed = mixed + numbers.line.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = mixed + numbers.column.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)

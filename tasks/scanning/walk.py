@@ -25,12 +25,18 @@ from driftline.tasks.git.isolation import excludes_file
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, find_nested, tracked_in
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
 from driftline.tasks.scanning.ignore import (
+<<<<<<< HEAD
     BY_GIT,
     BY_US,
     GIT,
     IGNORE_FILES,
     NEVER_ENTERED,
     OUR_IGNORE_FILE,
+=======
+    IGNORE_FILES,
+    NEVER_ENTERED,
+    OWN_IGNORE_FILE,
+>>>>>>> text
     Matcher,
     PatternList,
     Rules,
@@ -297,6 +303,8 @@ class Walk:
         keep = self._good_names(level.file_paths)
         paths = self._array(level.file_paths, keep)
         secret = self._matcher.secret(paths)
+        if secret.any():
+            self._admit(secret, paths, level)
         ignored = self._ignored(paths, level, folders=False) | self._matcher.excluded(paths)
         names = level.file_paths
         self.listing.skip(SkipReason.SECRET, *(names[i] for i in np.flatnonzero(keep & secret)))
@@ -352,6 +360,14 @@ class Walk:
                 inside = verdict[starts[i] : starts[i + 1]]
                 inside[inside == 0] = BY_GIT
         return verdict
+
+    def _admit(self, secret: NDArray[np.bool_], paths: pa.Array, level: _Level) -> None:
+        """Take from ``secret`` the files that a negated pattern of an ignore file of ours names."""
+        admitted = secret.copy()
+        for patterns, (files, _) in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
+            if patterns.admits and files.stop > files.start:
+                patterns.apply(paths[files], admitted[files])
+        secret &= admitted
 
     def _good_names(self, paths: Sequence[str]) -> NDArray[np.bool_]:
         """False for names that are not UTF-8, which are reported as skipped."""
@@ -414,8 +430,12 @@ def _patterns(read: Callable[[], bytes | None], path: str, base: str) -> Pattern
         return PatternList((), base)
     if data is None:
         log.warning("the ignore file %s is not a regular file, and is skipped", path)
+<<<<<<< HEAD
     mark = BY_US if path.endswith(f"/{OUR_IGNORE_FILE}") else BY_GIT
     return PatternList(read_ignore_file(data or b""), base, mark=mark)
+=======
+    return PatternList(read_ignore_file(data or b""), base, admits=os.path.basename(path) == OWN_IGNORE_FILE)
+>>>>>>> text
 
 
 def above_and_self(paths: Iterable[str]) -> set[str]:

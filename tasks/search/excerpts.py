@@ -8,8 +8,12 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, NotIndexed, UsageError
 from driftline.storage.hierarchy import is_within
 from driftline.storage.ids import content_hash
+<<<<<<< HEAD
 from driftline.storage.lance.damage import without_panic
 from driftline.storage.lance.table import quote
+=======
+from driftline.storage.lines.queries import LineQuery, Passage
+>>>>>>> text
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.text import decode, split_lines
@@ -93,9 +97,8 @@ def _read(workspace: Workspace, entity: Entity, path: str, digest: str) -> list[
 
 
 def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
-    where = (
-        f"entity = {quote(str(entity))} AND path = {quote(path)} AND line_number >= {first} AND line_number <= {last}"
-    )
-    batches = workspace.lines(entity).rows(["line_number", "text"], where)
-    known = {row["line_number"]: row["text"] for batch in batches for row in batch.to_pylist()}
+    rows = LineQuery(workspace.lines(entity)).passages([Passage(str(entity), path, first, last)])
+    known: dict[int, str] = {}
+    for row in rows.sort_by("column_number").to_pylist():
+        known[row["line_number"]] = known.get(row["line_number"], "") + row["text"]
     return [known.get(number, "") for number in range(first, max(known, default=first - 1) + 1)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.ids import content_hash
-from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, split_lines
+from driftline.tasks.text import decode, rows_of_line, split_lines
 
 Read = bytes | DriftlineError
 """What reading a document came to."""
@@ -31,14 +31,16 @@ class Freshness:
     line: int | None = None
 
 
-def judge(text: str, line: int, current: Sequence[str]) -> Freshness:
+def judge(text: str, line: int, current: Sequence[str], column: int = 0) -> Freshness:
     """What has become of ``text``, indexed as ``line`` (1-based), in a file whose lines are ``current`` now.
+
+    It is the part of the line that begins at ``column`` (0-based), as ``tasks.text.rows_of_line`` cuts lines.
 
     A line that stands elsewhere has moved to the nearest place, the later of two that are as near.
     """
 
     def matches(number: int) -> bool:
-        return 1 <= number <= len(current) and current[number - 1][:MAX_LINE_CHARACTERS] == text
+        return 1 <= number <= len(current) and (column, text) in rows_of_line(current[number - 1])
 
     if matches(line):
         return Freshness(State.FRESH, line)
@@ -54,7 +56,7 @@ def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
     return isinstance(read, bytes) and content_hash(read) == indexed_hash
 
 
-def judge_read(text: str, line: int, read: Read | None, *, unchanged: bool) -> Freshness | None:
+def judge_read(text: str, line: int, read: Read | None, *, unchanged: bool, column: int = 0) -> Freshness | None:
     """As ``judge``, from what reading the document came to; None where that does not tell.
 
     A document that is ``unchanged``, as ``is_unchanged`` says, needs no look at its lines.
@@ -66,4 +68,4 @@ def judge_read(text: str, line: int, read: Read | None, *, unchanged: bool) -> F
     if unchanged:
         return Freshness(State.FRESH, line)
     content, reason = decode(read)
-    return Freshness(State.STALE) if reason is not None else judge(text, line, split_lines(content))
+    return Freshness(State.STALE) if reason is not None else judge(text, line, split_lines(content), column)

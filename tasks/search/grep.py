@@ -22,7 +22,7 @@ from driftline.tasks.search.hits import Hit, symbol_of
 from driftline.tasks.search.query import SearchReport
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.windows import merge_windows
-from driftline.tasks.text import MAX_LINE_CHARACTERS, decode, split_documents, split_lines
+from driftline.tasks.text import decode, rows_of_line, split_documents, split_lines
 
 _BATCH_CHARACTERS = 4 * 2**20
 """Text embedded at once: some 100,000 lines, whose vectors take 100 MB."""
@@ -48,7 +48,7 @@ def read_texts(
     """
     for path in files_named(names, stdin=read_stdin is not None, on_skip=on_skip):
         data = read_stdin() if path == STDIN and read_stdin is not None else _read(path)
-        text, reason = decode(data)
+        text, reason = decode(data, unpack=False)
         if reason is None:
             yield NamedText(path, text)
         else:
@@ -99,12 +99,13 @@ def grep(
 
 
 class _Lines:
-    """The lines near enough so far: arrays of distance, document and 0-based line number, one of each per batch."""
+    """The rows near enough so far: arrays of distance, document, 0-based line and column, one of each per batch."""
 
     def __init__(self) -> None:
         self.distance: list[NDArray[np.float32]] = []
         self.document: list[NDArray[np.int32]] = []
         self.number: list[NDArray[np.int32]] = []
+        self.column: list[NDArray[np.int32]] = []
 
     def add(
         self,
@@ -125,19 +126,21 @@ class _Lines:
         self.distance.append(of_line[near])
         self.document.append(lines.doc_index.to_numpy()[near] + np.int32(first))
         self.number.append(lines.line_number.to_numpy()[near])
+        self.column.append(lines.column_number.to_numpy()[near])
 
-    def sorted(self, texts: Sequence[NamedText]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    def sorted(self, texts: Sequence[NamedText]) -> tuple[NDArray[Any], ...]:
         """All of them, nearest first; ties in the order of the texts."""
         if not texts:
-            return np.empty(0), np.empty(0), np.empty(0)
-        distance = np.concatenate(self.distance)
+            return (np.empty(0),) * 4
+        columns = (np.concatenate(each) for each in (self.distance, self.document, self.number, self.column))
+        distance, *others = columns
         order = np.argsort(distance, kind="stable")
-        return distance[order], np.concatenate(self.document)[order], np.concatenate(self.number)[order]
+        return distance[order], *(each[order] for each in others)
 
 
 def _hits(
     texts: Sequence[NamedText],
-    lines: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
+    lines: tuple[NDArray[Any], ...],
     top_k: int,
     n_lines: int,
     calibration: Calibration,
@@ -160,10 +163,11 @@ def _hits(
             "path": str(document),  # two texts may have one path
             "hash": "",
             "line_number": number,
+            "column_number": column,
             "distance": distance,
-            "text": lines_of(document)[number][:MAX_LINE_CHARACTERS],
+            "text": dict(rows_of_line(lines_of(document)[number]))[column],
         }
-        for distance, document, number in nearest
+        for distance, document, number, column in nearest
     )
     windows = merge_windows(rows, 2 * n_lines + 1 if n_lines else 0, top_k)
     for rank, window in enumerate(windows, start=1):
@@ -183,6 +187,7 @@ def _hits(
             rank=rank,
             text=window.text,
             context=tuple(context),
+            column=window.column + 1,
             **symbol_of(innermost(outline(document), window.best)),
         )
 

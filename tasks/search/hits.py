@@ -27,7 +27,8 @@ class Hit:
 
     ``path`` is that of the document in its source, and ``file`` where it can be opened: an absolute path or a URI,
     or None of standard input and of forgotten sources.
-    ``line`` and ``text`` are its best line; ``score`` is that line's cosine, ``distance`` 1 - ``score``;
+    ``line`` and ``text`` are its best line, or the part of a long one that begins at ``column``; ``score`` is its
+    cosine, ``distance`` 1 - ``score``;
     ``relevance`` is the share of random pairs of lines that are farther;
     ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed. ``freshness`` says what has
     become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
@@ -50,6 +51,7 @@ class Hit:
     context: tuple[str, ...]
     freshness: str | None = None
     line_now: int | None = None
+    column: int = 1
     symbol: str | None = None
     kind: str | None = None
     symbol_start: int | None = None
@@ -93,7 +95,7 @@ def hits(
             known = indexed[window.entity, window.path]  # without lines that have no letter or digit: those are empty
             end = min(end, max((number for number in known if number <= end), default=window.last))
             context = [known.get(number, "") for number in range(start, end + 1)]
-        judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged)
+        judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged, column=window.column)
         yield Hit(
             path=window.path,
             file=_file(records, window),
@@ -109,6 +111,7 @@ def hits(
             context=tuple(context),
             freshness=judged.state.value if judged else None,
             line_now=judged.line if judged else None,
+            column=window.column + 1,
             **symbol_of(window.definition),
         )
 
@@ -186,6 +189,7 @@ def _indexed(
     ]
     found: dict[tuple[str, str], dict[int, str]] = {(window.entity, window.path): {} for window in windows}
     for table in tables if passages else ():
-        for row in table.passages(passages).to_pylist():
-            found[row["entity"], row["path"]][row["line_number"]] = row["text"]
+        for row in table.passages(passages).sort_by("column_number").to_pylist():
+            lines = found[row["entity"], row["path"]]
+            lines[row["line_number"]] = lines.get(row["line_number"], "") + row["text"]
     return found

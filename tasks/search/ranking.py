@@ -20,12 +20,12 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.lines.words import NAME_PART, terms_of
+from driftline.storage.lines.words import name_parts, terms_of
 from driftline.tasks.search.weights import WEIGHTS, Reach, Weights
 
 BM25_K1, BM25_B = 1.2, 0.75
 _ASCII_PARTS = "".join(chr(code) if chr(code).isalnum() or chr(code) == "\n" else " " for code in range(128))
-"""For ``str.translate``: what lies between the NAME_PARTs of ASCII lines becomes blank. Faster than to find them."""
+"""For ``str.translate``: what lies between ``name_parts`` of ASCII lines becomes blank. Faster than to find them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +121,13 @@ def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.
 
 
 def _parts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
-    """The NAME_PARTs of all texts, and which text each is of; of those that are ASCII at once, which is faster."""
+    """The ``name_parts`` of all texts, and which text each is of; of those that are ASCII at once, which is faster."""
     plain = "\n".join([text.replace("\n", " ") if text.isascii() else "" for text in texts]).translate(_ASCII_PARTS)
     parts = plain.split()
     characters = np.frombuffer(f" {plain}".encode(), np.uint8)
     blank = (characters == ord(" ")) | (characters == ord("\n"))
     of = np.cumsum(characters[1:] == ord("\n"))[blank[:-1] & ~blank[1:]]
-    others = [(part, at) for at, text in enumerate(texts) if not text.isascii() for part in NAME_PART.findall(text)]
+    others = [(part, at) for at, text in enumerate(texts) if not text.isascii() for part in name_parts(text)]
     parts += [part for part, _ in others]
     return parts, np.concatenate([of, np.array([at for _, at in others], np.int64)])
 
@@ -168,6 +168,7 @@ def _around(lines: CandidateLines, values: NDArray[np.float32], reach: int, deca
     shares = decay ** np.arange(reach + 1, dtype=np.float32)
     for step in range(1, min(reach, len(values) - 1) + 1):
         distance = lines.number[step:] - lines.number[:-step]
+        distance = np.maximum(distance, step)  # the rows of one line are neighbours, too
         near = (lines.document[step:] == lines.document[:-step]) & (distance <= reach)
         share = np.where(near, shares[distance.clip(0, reach)], 0)[:, None]
         total[step:] += share * values[:-step]

@@ -100,6 +100,7 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "context": ["---", "subcommand", "three"],
         "freshness": "fresh",
         "line_now": 6,
+        "column": 1,
         "symbol": None,
         "kind": None,
         "symbol_start": None,

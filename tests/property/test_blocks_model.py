@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,13 @@ from hypothesis import strategies as st
 
 from driftline.storage.entities import Entity
 from driftline.storage.lines.outline import Definition
-from driftline.storage.lines.table import LINES_PER_BLOCK
+from driftline.storage.lines.table import LINES_PER_BLOCK, SPELLED
 from driftline.storage.model import ManifestRow
-from driftline.tasks.indexing.rows import blocks, line_rows
+from driftline.tasks.indexing.rows import Numbers, blocks, line_rows
 from driftline.tasks.search.candidates import gather, lines_of
 from driftline.tasks.search.windows import MAX_WINDOW_LINES, merge_windows
 
-texts = st.text(st.characters(exclude_characters="\n", codec="utf-8"), min_size=1, max_size=6)
+texts = st.text(st.characters(exclude_characters=f"\r\n{SPELLED}", codec="utf-8"), min_size=1, max_size=6)
 documents = st.dictionaries(
     st.text(st.sampled_from("ab/\n 🚀'"), min_size=1, max_size=6),
     st.dictionaries(st.integers(0, 5 * LINES_PER_BLOCK), texts, max_size=24),
@@ -46,6 +48,16 @@ def as_rows(given_documents: Documents) -> tuple[list[str], list[tuple[int, int,
     ]
 
 
+def numbers_of(rows: list[tuple[int, int, str]]) -> Numbers:
+    documents, numbers, columns = ([row[0] for row in rows], [row[1] for row in rows], [0] * len(rows))
+    return Numbers.of(*(pa.array(each, pa.int32()) for each in (documents, numbers, columns)))
+
+
+def head_of(block: str) -> str:
+    """A block without the words that are spelled out for the index."""
+    return re.sub(f"{SPELLED}[^\n]*", "", block, count=1)
+
+
 def blocks_by_hand(given_documents: Documents) -> dict[tuple[str, int], str]:
     """The expected text of each block, by its path and the first of its lines that has a row."""
     found: dict[tuple[str, int], str] = {}
@@ -64,12 +76,12 @@ def test_blocks_hold_their_path_and_lines(given_documents: Documents) -> None:
     paths, rows = as_rows(given_documents)
     found = blocks(
         paths,
-        pa.array([at for at, _, _ in rows], pa.int32()),
-        pa.array([number for _, number, _ in rows], pa.int32()),
+        numbers_of(rows),
         pa.array([text for _, _, text in rows], pa.string()),
     ).to_pylist()
     assert len(found) == len(rows)
-    held = {(paths[at], number): block for (at, number, _), block in zip(rows, found, strict=True) if block is not None}
+    whole = [None if block is None else head_of(block) for block in found]
+    held = {(paths[at], number): block for (at, number, _), block in zip(rows, whole, strict=True) if block is not None}
     assert held == blocks_by_hand(given_documents)
 
 
@@ -82,8 +94,7 @@ def test_the_head_of_a_block_names_the_definition_that_it_begins_in(
     outlines = [data.draw(definitions) for _ in paths]
     found = blocks(
         paths,
-        pa.array([at for at, _, _ in rows], pa.int32()),
-        pa.array([number for _, number, _ in rows], pa.int32()),
+        numbers_of(rows),
         pa.array([text for _, _, text in rows], pa.string()),
         outlines,
     ).to_pylist()
@@ -92,7 +103,7 @@ def test_the_head_of_a_block_names_the_definition_that_it_begins_in(
         if block is not None:
             around = [each.name for each in outlines[at] if each.line < number <= each.last]
             head = f"{paths[at]}\t{around[-1]}" if around else paths[at]
-            assert block == head + plain[paths[at], number][len(paths[at]) :]
+            assert head_of(block) == head + plain[paths[at], number][len(paths[at]) :]
 
 
 @settings(max_examples=75, deadline=None)
@@ -124,13 +135,47 @@ def test_candidates_are_the_lines_of_blocks_and_the_nearest_once_and_in_order(
         if inside or position in near:
             around = [each for each in outlines[at] if inside and each.first <= number <= each.last]
             definition = around[-1] if around else None
-            expected.append((str(entity), paths[at], number, text, f"hash of {paths[at]}", definition, inside))
+            expected.append((str(entity), paths[at], number, 0, text, f"hash of {paths[at]}", definition, inside))
     found = [candidates.row(at) for at in range(len(candidates))]
     assert [tuple(row.values()) for row in found] == sorted(expected, key=lambda row: row[:3])
     for row, block in zip(found, candidates.block.tolist(), strict=True):
         if block >= 0:
             at, number, _ = rows[chosen[block]]
             assert (paths[at], number // LINES_PER_BLOCK) == (row["path"], row["line_number"] // LINES_PER_BLOCK)
+
+
+parts_of_lines = st.dictionaries(
+    st.integers(0, 3 * LINES_PER_BLOCK), st.lists(texts, min_size=1, max_size=2 * LINES_PER_BLOCK + 2), max_size=6
+)
+
+
+@settings(max_examples=75, deadline=None)
+@given(lines=parts_of_lines)
+def test_the_rows_of_long_lines_come_back_from_their_blocks(lines: dict[int, list[str]]) -> None:
+    rows = [
+        (number, sum(map(len, parts[:at])), part)
+        for number, parts in sorted(lines.items())
+        for at, part in enumerate(parts)
+    ]
+    numbers, columns, parts = ([row[at] for row in rows] for at in range(3))
+    table = line_rows(
+        Entity.parse("source:x"),
+        [ManifestRow("a.txt", 0, 0, hash="hash")],
+        pa.array([0] * len(rows), pa.int32()),
+        pa.array(numbers, pa.int32()),
+        pa.array(parts, pa.string()),
+        np.ones((len(rows), 4), np.float16),
+        [[defined("section", "A", 0, 0, 99)]],
+        pa.array(columns, pa.int32()),
+    )
+    assert len(set(table["id"].to_pylist())) == len(rows)
+    begin = [at for at, block in enumerate(table["block"].to_pylist()) if block is not None]
+    assert all(end - start <= LINES_PER_BLOCK for start, end in pairwise([*begin, len(rows)]))
+    none = table.take(pa.array([], pa.int64()))
+    candidates = gather(lines_of(table.take(pa.array(begin[::-1], pa.int64())), "x"), none)
+    found = [candidates.row(at) for at in range(len(candidates))]
+    assert [(row["line_number"], row["column_number"], row["text"]) for row in found] == rows
+    assert all(row["definition"] is not None for row in found)
 
 
 hits = st.lists(st.tuples(st.sampled_from(("a", "b")), st.integers(0, 90)), unique=True, max_size=40).map(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from driftline.storage.errors import AccessDenied, ObjectNotFound
 from driftline.tasks.search.freshness import Freshness, Read, State, is_unchanged, judge, judge_read
-from driftline.tasks.text import MAX_LINE_CHARACTERS
+from driftline.tasks.text import MAX_ROW_CHARACTERS, rows_of_line
 
 
 def digest(data: bytes) -> str:
@@ -45,9 +45,12 @@ def test_the_reported_place_is_the_nearest_that_holds_the_line(current: Sequence
         assert (found.state is State.FRESH) == (found.line == line)
 
 
-def test_a_truncated_line_is_compared_by_its_indexed_part() -> None:
-    long = "x" * (MAX_LINE_CHARACTERS + 9)
-    assert judge(long[:MAX_LINE_CHARACTERS], 1, [long]) == Freshness(State.FRESH, 1)
+def test_each_part_of_a_long_line_is_compared_with_the_same_part() -> None:
+    long = "word " * MAX_ROW_CHARACTERS
+    for column, part in rows_of_line(long):
+        assert judge(part, 1, [long], column) == Freshness(State.FRESH, 1)
+        assert judge(part, 1, ["new", long], column) == Freshness(State.MOVED, 2)
+        assert judge(part, 1, [long.replace("w", "W")], column) == Freshness(State.STALE)
 
 
 def test_the_outcome_of_the_read_decides() -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from driftline.storage.errors import UsageError
-from driftline.tasks.scanning.ignore import Matcher, PatternList, Rules, read_ignore_file
+from driftline.tasks.scanning.ignore import Matcher, PatternList, Rules, holds_key, read_ignore_file
 from driftline.tasks.scanning.walk import Subtree, Walk
 
 NAMES = ("a", "b", "foo", "bar.py", "x.log", "build", "données", "two words")
@@ -132,12 +132,88 @@ def test_keys_of_an_object_store_match_by_the_folders_above_them() -> None:
     assert matcher.excluded(pa.array(keys)).tolist() == [False, True, False, True, True, False]
 
 
-def test_files_named_like_secrets_are_recognized() -> None:
-    secret = [".env", "a/.env.local", "x/server.PEM", "id_rsa", "home/.aws/credentials", "svc/service-account-1.json"]
-    plain = [".env.example", "a/.env.template", "id_rsa.pub", "environment.py", "credentials/readme.md", "monkey"]
-    assert Matcher(Rules()).secret(pa.array(secret)).all()
-    assert not Matcher(Rules()).secret(pa.array(plain)).any()
-    assert not Matcher(Rules(skip_secrets=False)).secret(pa.array(secret)).any()
+NAMED_LIKE_SECRETS = """
+.env a/.env.local prod.env config/production.env .envrc .flaskenv x/server.PEM id_rsa id_rsa.bak id_ed25519_sk
+id_rsa-work deploy_key ci-deploy-key github_rsa .ssh/work ssh_host_rsa_key master.key tls.key my-private.key
+private.asc secring.gpg wg0.conf office.ovpn home/.aws/credentials .azure/accessTokens.json
+application_default_credentials.json svc/service-account-1.json my-project-1234-0a1b2c3d4e5f.json
+x-firebase-adminsdk-y.json credentials.csv bob_accessKeys.csv .boto .s3cfg terraform.tfstate
+terraform.tfstate.backup prod.auto.tfvars .terraformrc .terraform.d/credentials.tfrc.json kubeconfig
+kubeconfig.yaml admin.kubeconfig home/.kube/config .docker/config.json .dockercfg .vault-token .vault_pass.txt
+.netrc .npmrc .pypirc .pgpass .my.cnf .htpasswd .git-credentials .composer/auth.json .m2/settings.xml
+sftp-config.json credentials credentials.xml secret.yaml secrets.properties .bash_history .zsh_history
+.psql_history .python_history ConsoleHost_history.txt
+"""
+NOT_NAMED_LIKE_SECRETS = """
+.env.example a/.env.template sample.env id_rsa.pub deploy_key.pub .ssh/config environment.py env.py
+credentials/readme.md monkey i18n/en.key locales/de.key secrets.md secret_santa.py kubeconfig.go main.tf
+variables.tf terraform.tfvars.example keys.py public.asc history.md browser_history.py auth.json wg.conf
+data-0a1b2c.json tokens.css passwords.py
+"""
+
+
+@pytest.mark.parametrize("path", NAMED_LIKE_SECRETS.split())
+def test_files_named_like_secrets_are_recognized(path: str) -> None:
+    either = pa.array([path, f"deep/er/{path}", path.upper()])
+    assert Matcher(Rules()).secret(either).all()
+    assert not Matcher(Rules(skip_secrets=False)).secret(either).any()
+
+
+@pytest.mark.parametrize("path", NOT_NAMED_LIKE_SECRETS.split())
+def test_files_named_otherwise_are_no_secrets(path: str) -> None:
+    assert not Matcher(Rules()).secret(pa.array([path, f"deep/er/{path}"])).any()
+
+
+def test_our_own_ignore_file_admits_what_is_named_like_a_secret_and_git_does_not(tmp_path: Path) -> None:
+    names = dict.fromkeys(("a/prod.env", "a/b/prod.env", "c/prod.env", "d/prod.env", "d/x.env"), "")
+    rules = {"a/.driftlineignore": "*.log\n!prod.env\n", "a/b/.driftlineignore": "prod.env\n"}
+    write(tmp_path, names | rules | {"c/.gitignore": "!prod.env\n", "d/.driftlineignore": "!prod.env\n!*.md\n"})
+    assert [path for path in files_kept(tmp_path, Rules()) if path.endswith(".env")] == ["a/prod.env", "d/prod.env"]
+
+
+BODY = "b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQ"
+KEYS = {
+    "PEM": f"-----BEGIN PRIVATE KEY-----\n{BODY}\n-----END PRIVATE KEY-----\n",
+    "RSA, encrypted": "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,0F\n\n" + BODY,
+    "OpenSSH, a short one": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNz\n-----END OPENSSH PRIVATE KEY-----\n",
+    "PGP": f"-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v2\n\n{BODY}\n",
+    "behind a remark": f"# the key of the office\n\n-----BEGIN EC PRIVATE KEY-----\n{BODY}\n",
+    "in YAML": f"tls:\n  key: |\n    -----BEGIN PRIVATE KEY-----\n    {BODY}\n",
+    "in JSON": f'{{"private_key": "-----BEGIN PRIVATE KEY-----\\n{BODY}\\n-----END"}}',
+    "in a program": f"KEY = (\n    '-----BEGIN PRIVATE KEY-----\\n'\n    '{BODY}\\n'\n)\n",
+    "SSH2": "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nComment: x\n",
+    "PuTTY": "PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\n",
+    "age": f"# created today\nAGE-SECRET-KEY-1{'QPZRY9X8GF' * 6}\n",
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("path", ["notes.txt", "a/b", "README.md"])
+def test_a_private_key_is_recognized_under_any_name_unless_the_author_allows_it(kind: str, path: str) -> None:
+    assert holds_key(path, KEYS[kind])
+    assert holds_key(path, f"\n{KEYS[kind].replace(chr(10), chr(10) + ' ')}".lstrip(" "))
+    assert not holds_key(path, f"{KEYS[kind]}\n# gitleaks:allow\n")
+    assert not holds_key(path, f"{KEYS[kind]}\n# pragma: allowlist secret\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A PEM file begins with `-----BEGIN PRIVATE KEY-----` and ends likewise.",
+        'if line.startswith("-----BEGIN RSA PRIVATE KEY-----"): thisIsTheKeyThatWeLookFor()',
+        "-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8AMIIBCgKC\n",
+        "x = '-----BEGIN PRIVATE KEY-----\\n...\\n-----END PRIVATE KEY-----'",
+        "-----BEGIN CERTIFICATE-----\nMIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8AMIIBCgKC\n",
+    ],
+)
+def test_what_speaks_of_keys_holds_none(text: str) -> None:
+    assert not holds_key("about.md", f"See below.\n{text}")
+
+
+def test_a_file_called_key_is_one_if_it_holds_a_long_word_only() -> None:
+    assert holds_key("config/credentials.KEY", "3f0c9a7be1d24f5880aa7b1c2d3e4f50\n")
+    assert not holds_key("i18n/en.key", "greeting = Hello\nfarewell = Goodbye\n")
+    assert not holds_key("checksum.txt", "3f0c9a7be1d24f5880aa7b1c2d3e4f50\n")
 
 
 def test_many_patterns_are_split_without_losing_their_order() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import lance
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from driftline.storage.lines.indexes import TEXT, TOKENIZER
 from driftline.storage.lines.table import TEXT_COLUMN
-from driftline.storage.lines.words import telling_words, terms
+from driftline.storage.lines.words import spelled_for_index, telling_words, terms, terms_asked
 
 TEXTS = (
     "getHTTPResponse",
@@ -25,6 +29,11 @@ TEXTS = (
     "λambda",
     "Привет",
     "日本語",
+    "配置redis缓存和timeout参数",
+    "사용자인증에 실패하면",
+    "ｷｬｯｼｭ ＡＢＣ",
+    "สวัสดีครับ हिन्दी भाषा",
+    "ისტორიულგეოგრაფიული",
     "don't",
     "iPhone aB AB ABc",
     "hTTP fooBARBaz HTMLtoXML",
@@ -54,25 +63,98 @@ def test_identifiers_are_split_and_words_stemmed(text: str, expected: list[str])
     assert terms(text) == expected
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", [text for text in TEXTS if not spelled_for_index(text)])
 def test_terms_are_the_tokens_of_the_index(text: str) -> None:
     assert terms(text) == [token.text for token in lance.tokenize(text, **TOKENIZER)]
 
 
+@pytest.mark.parametrize("text", TEXTS)
+def test_terms_are_among_the_tokens_of_what_is_indexed(text: str) -> None:
+    indexed = " ".join([text, *spelled_for_index(text)])
+    assert {*terms(text)} <= {token.text for token in lance.tokenize(indexed, **TOKENIZER)}
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("缓存", ["缓存"]),
+        ("清理缓存文件", ["清理", "理缓", "缓存", "存文", "文件"]),
+        ("税", ["税"]),
+        ("キャッシュを削除する方法", ["キャ", "ャッ", "ッシ", "シュ", "ュを", "を削", "削除", "除す", "る方", "方法"]),
+        ("する", ["する"]),
+        ("ｷｬｯｼｭ", ["キャ", "ャッ", "ッシ", "シュ"]),
+        ("사용자 실패", ["사용", "용자", "실패"]),
+        (unicodedata.normalize("NFD", "사용자"), ["사용", "용자"]),
+        ("redis缓存timeout", ["redis", "缓存", "timeout"]),
+        ("ＡＢＣ１２", ["abc", "12"]),
+        ("re\u0301sume\u0301", ["resume"]),
+        ("ёлка άλογο", ["елка", "αλογο"]),
+        ("שָׁלוֹם مُحَمَّد", ["שלום", "محمد"]),
+        ("дляDocker", ["для", "docker"]),
+        ("wie werden die Dateien gelöscht", ["dateien", "gelöscht"]),
+        ("comment supprimer les fichiers du cache", ["supprimer", "fichiers", "cache"]),
+        ("как удалить файлы из кэша", ["удалить", "файлы", "кэша"]),
+    ],
+)
+def test_the_words_of_a_query_in_any_script(query: str, words: list[str]) -> None:
+    assert telling_words(query) == words
+    indexed = {*terms(query)}
+    assert {*terms_asked(words)} <= indexed
+
+
+@pytest.mark.parametrize("text", ["plain ASCII", "naïve CAFÉ Việt", "Привет мой мир", "हिन्दी"])
+def test_nothing_is_spelled_out_that_the_index_finds_as_it_is(text: str) -> None:
+    assert spelled_for_index(text) == []
+
+
+SCRIPTS = st.sampled_from(
+    [
+        "a-zA-Z0-9_",
+        "à-öø-ÿ",
+        "а-яё",
+        "ά-ώ",
+        "א-ת",
+        "ا-ي",
+        "क-ह",
+        "ก-ฮ",
+        "ა-ჰ",
+        "ぁ-ん",
+        "ァ-ン",
+        "一-乿",
+        "가-깋",
+        "Ａ-Ｚ",
+        "ｱ-ﾝ",
+    ]
+)
+WORDS = st.lists(
+    SCRIPTS.flatmap(lambda script: st.from_regex(f"[{script}]{{1,20}}", fullmatch=True)), min_size=1, max_size=3
+).map("".join)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(WORDS, min_size=1, max_size=8), st.data())
+def test_a_text_is_found_by_each_of_its_words_in_any_mixture_of_scripts(words: list[str], data: st.DataObject) -> None:
+    text = " ".join(words)
+    indexed = " ".join([text, *spelled_for_index(text)])
+    tokens = {token.text for token in lance.tokenize(indexed, **TOKENIZER)}
+    word = data.draw(st.sampled_from(words))
+    asked = telling_words(word)
+    found = {token.text for token in lance.tokenize(" ".join(asked), **TOKENIZER)}
+    assert found <= tokens
+    assert {*terms_asked(asked)} <= {*terms(text)}
+    assert bool(asked) == any(character.isalnum() for character in word)
+
+
 def test_the_index_finds_every_text_by_each_of_its_words(tmp_path_factory: pytest.TempPathFactory) -> None:
     uri = str(tmp_path_factory.mktemp("index") / "texts.lance")
-    dataset = lance.write_dataset(pa.table({TEXT_COLUMN: TEXTS, "row": range(len(TEXTS))}), uri)
+    indexed = [" ".join([text, *spelled_for_index(text)]) for text in TEXTS]
+    dataset = lance.write_dataset(pa.table({TEXT_COLUMN: indexed, "row": range(len(TEXTS))}), uri)
     dataset.create_scalar_index(TEXT_COLUMN, "INVERTED", name=TEXT, with_position=False, **TOKENIZER)
-    rows_of: dict[str, set[int]] = {}
-    for row, text in enumerate(TEXTS):
-        for word in telling_words(text):
-            rows_of.setdefault(terms(word)[0], set()).add(row)
     for row, text in enumerate(TEXTS):
         for word in telling_words(text):
             query = lance.query.MatchQuery(word, TEXT_COLUMN)
             found = dataset.scanner(columns=["row", "_score"], full_text_query=query).to_table()
             assert row in found["row"].to_pylist(), (text, word)
-            assert set(found["row"].to_pylist()) >= rows_of[terms(word)[0]], word
 
 
 def test_stop_words_are_dropped_from_a_query() -> None:

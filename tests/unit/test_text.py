@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
+import math
+import random
 import re
+import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftline.storage.model import SkipReason
 from driftline.tasks.text import (
-    MAX_LINE_CHARACTERS,
+    MAX_ROW_CHARACTERS,
+    MAX_ROWS_OF_LINE,
+    MAX_UNPACKED_BYTES,
     REPLACEMENT,
     decode,
     has_replaced_bytes,
     lines_between,
+    rows_of_line,
     split_documents,
     split_lines,
 )
@@ -73,8 +80,61 @@ def test_a_nul_byte_means_binary() -> None:
     assert decode(b"text\0text") == ("", SkipReason.BINARY)
 
 
-def test_utf16_without_a_mark_counts_as_binary() -> None:
-    assert decode("some text".encode("utf-16-le")) == ("", SkipReason.BINARY)
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "some text",
+        "key=value\n" * 3_000,
+        "Grüße aus Köln, naïve 👍\n",
+        RUSSIAN,
+        "Καλημέρα κόσμε, τι κάνεις;\n" * 9,
+        "系统会在每天凌晨清理缓存文件。\n一天之后会再清理一次。\n",
+        "毎日深夜にキャッシュを削除します。\n" * 400,
+        "사용자인증에 실패하면 다시 시도합니다\n",
+    ],
+)
+def test_wide_encodings_without_a_mark_are_read(encoding: str, text: str) -> None:
+    assert decode(text.encode(encoding)) == (text, None)
+
+
+BINARIES = {
+    "numbers of 16 bits": struct.pack("<600h", *range(-300, 300)),
+    "samples of sound": struct.pack("<4000h", *(int(9_000 * math.sin(at / 9)) for at in range(4_000))),
+    "numbers of 32 bits": struct.pack("<600i", *range(600)),
+    "floating point": struct.pack("<600f", *(at / 7 for at in range(600))),
+    "ASCII with a NUL byte in each line": b"a line of a log, and more\0\n" * 40,
+    "strings that end with NUL": b"usr\0lib\0share\0python3\0site-packages\0" * 40,
+    "random bytes": random.Random(7).randbytes(9_000) + b"\0",
+    "a table of pairs": bytes(range(256)) * 40,
+}
+
+
+@pytest.mark.parametrize("kind", BINARIES)
+def test_bytes_that_make_no_sense_as_wide_text_are_binary(kind: str) -> None:
+    assert decode(BINARIES[kind]) == ("", SkipReason.BINARY)
+
+
+def test_what_gzip_has_compressed_is_read_if_that_is_asked_for() -> None:
+    text = RUSSIAN + "naïve\n"
+    data = gzip.compress(text.encode())
+    assert decode(data) == (text, None)
+    assert decode(data + gzip.compress(b"more")) == (text + "more", None)
+    assert decode(gzip.compress(text.encode("utf-16"))) == (text, None)
+    assert decode(data, unpack=False) == ("", SkipReason.BINARY)
+
+
+def test_decompression_is_bounded() -> None:
+    assert decode(gzip.compress(b" " * (MAX_UNPACKED_BYTES + 1))) == ("", SkipReason.TOO_LARGE)
+    assert decode(gzip.compress(b"a" * MAX_UNPACKED_BYTES))[1] is None
+
+
+@pytest.mark.parametrize("cut", [1, 4, 12, 30])
+def test_a_damaged_gzip_file_is_binary(cut: int) -> None:
+    data = gzip.compress(RUSSIAN.encode())
+    assert decode(data[:-cut]) == ("", SkipReason.BINARY)
+    assert decode(gzip.compress(data)) == ("", SkipReason.BINARY)
+    assert decode(gzip.compress(b"\0\1" * 40)) == ("", SkipReason.BINARY)
 
 
 def test_many_control_characters_mean_binary() -> None:
@@ -109,12 +169,13 @@ def test_the_last_line_counts_with_or_without_a_newline() -> None:
     assert rows("a\nb", "c\n", "", "\n\nd") == [(0, 0, "a"), (0, 1, "b"), (1, 0, "c"), (3, 2, "d")]
 
 
-def test_a_carriage_return_before_a_newline_is_dropped_once() -> None:
-    assert rows("a\r\nb\r\r\nc\r") == [(0, 0, "a"), (0, 1, "b\r"), (0, 2, "c")]
+def test_carriage_returns_end_lines_as_newlines_do_and_both_together_end_one() -> None:
+    assert rows("a\r\nb\r\r\nc\r") == [(0, 0, "a"), (0, 1, "b"), (0, 3, "c")]
+    assert rows("a\rb\r", "a\rb\n") == [(0, 0, "a"), (0, 1, "b"), (1, 0, "a"), (1, 1, "b")]
 
 
-def test_a_lone_carriage_return_ends_a_line_only_where_there_is_no_newline() -> None:
-    assert rows("a\rb\r", "a\rb\n") == [(0, 0, "a"), (0, 1, "b"), (1, 0, "a\rb")]
+def test_the_lines_of_a_decoded_text_end_with_newlines() -> None:
+    assert decode(b"a\r\nb\rc\n\rd") == ("a\nb\nc\n\nd", None)
 
 
 @pytest.mark.parametrize("separator", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
@@ -132,15 +193,44 @@ def test_white_space_of_a_line_is_kept() -> None:
     assert rows("\t a  b \n") == [(0, 0, "\t a  b ")]
 
 
-def test_a_long_line_is_cut_in_characters_and_the_next_one_keeps_its_number() -> None:
-    (_, _, text), second = rows("é" * (MAX_LINE_CHARACTERS + 5) + "\n" + "b")
-    assert text == "é" * MAX_LINE_CHARACTERS
-    assert second == (0, 1, "b")
+def test_a_long_line_has_several_rows_with_their_columns_and_the_next_one_keeps_its_number() -> None:
+    lines = split_documents(["short", "é" * (2 * MAX_ROW_CHARACTERS + 5) + "\n" + "b"])
+    assert lines.doc_index.to_pylist() == [0, 1, 1, 1, 1]
+    assert lines.line_number.to_pylist() == [0, 0, 0, 0, 1]
+    assert lines.column_number.to_pylist() == [0, 0, MAX_ROW_CHARACTERS, 2 * MAX_ROW_CHARACTERS, 0]
+    assert lines.text.to_pylist()[3:] == ["é" * 5, "b"]
+    assert lines.left_out == {}
 
 
-def test_a_line_of_many_bytes_but_few_characters_is_not_cut() -> None:
-    text = "漢" * MAX_LINE_CHARACTERS
+def test_a_line_of_many_bytes_but_few_characters_is_one_row() -> None:
+    text = "漢" * MAX_ROW_CHARACTERS
     assert rows(text) == [(0, 0, text)]
+
+
+def test_what_is_too_far_behind_in_a_line_is_counted_by_document() -> None:
+    most = MAX_ROWS_OF_LINE * MAX_ROW_CHARACTERS
+    lines = split_documents(["a" * most, "b" * (most + 7) + "\n" + "c" * (most + 2) + " \t\n", "d\n" + " " * most])
+    assert lines.left_out == {1: 9}
+    assert len(lines) == 3 * MAX_ROWS_OF_LINE + 1
+
+
+LONG = st.lists(
+    st.tuples(
+        st.sampled_from(["word ", "longer-word, ", "x", "漢字。", "\t", "naïve", "9;", "  "]), st.integers(1, 900)
+    ),
+    max_size=6,
+).map(lambda drawn: "".join(part * count for part, count in drawn))
+
+
+@settings(max_examples=60, deadline=None)
+@given(LONG)
+def test_the_rows_of_a_line_follow_one_another_and_hold_all_its_words(line: str) -> None:
+    found = rows_of_line(line)
+    assert "".join(part for _, part in found) == (line if len(line) <= MAX_ROW_CHARACTERS else line.rstrip())
+    assert [column for column, _ in found] == [sum(len(part) for _, part in found[:at]) for at in range(len(found))]
+    assert all(len(part) <= MAX_ROW_CHARACTERS for _, part in found)
+    spaced = [word for word in line.split() if len(word) < MAX_ROW_CHARACTERS // 2]
+    assert {*spaced} <= {word for _, part in found for word in part.split()}
 
 
 def test_no_documents_have_no_lines() -> None:
@@ -152,10 +242,9 @@ def test_no_documents_have_no_lines() -> None:
 def expected_rows(texts: list[str]) -> list[tuple[int, int, str]]:
     found = []
     for doc, text in enumerate(texts):
-        separator = "\n" if "\n" in text else "\r"
-        for number, line in enumerate(text.split(separator)):
+        for number, line in enumerate(re.split("\r\n|\r|\n", text)):
             if re.search(r"[^\W_]", line):
-                found.append((doc, number, line.removesuffix("\r")))
+                found.append((doc, number, line))
     return found
 
 
