@@ -114,7 +114,7 @@ class HierarchicalLTMBackend:
         expires_at: datetime | str | None = None,
     ) -> Result:
         """``{key, entity}``; without an entity the root owns it."""
-        owner = self.core.names.root if entity is None else self.core.names.find(entity)
+        owner = self.core.names.root if entity is None else self.core.names.owner(entity)
         self.core.store(key, value, owner, metadata, _time(expires_at))
         return {"key": key, "entity": owner.directory}
 

@@ -331,9 +331,14 @@ def test_the_time_to_live_of_the_cache_is_configurable(
 
 
 @criterion("003", "AC 11", "each organisation has a tree and answers of its own")
-def test_organisations_are_isolated(backend: HierarchicalLTMBackend, place: Path) -> None:
+def test_organisations_are_isolated(
+    backend: HierarchicalLTMBackend, place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LTM_ROOT_ENTITY_ID")
     ok(backend.store("plan", "ours " + LARGE, S123))
-    ok(backend.store("plan", "theirs " + LARGE, GLOBEX))
+    with open_backend(place, sqlite_catalog, hierarchy={"root_entity": {"type": "org", "id": "globex"}}) as theirs:
+        ok(theirs.store("plan", "theirs " + LARGE, GLOBEX))
+    assert backend.store("plan", 1, GLOBEX)["error_type"] == "bad_entity"
     assert {path.partition("/")[0] for path in blobs(place)} == {ACME, "org:globex"}
     assert ok(backend.retrieve("plan"))["value"].startswith("ours")
     assert ok(backend.retrieve("plan", "org:globex"))["value"].startswith("theirs")
@@ -369,8 +374,8 @@ def test_an_entity_outside_the_allowed_ancestors_gives_nothing(registered: Hiera
     refusing: list[Any] = [[], ["project:beta"], ["org:globex"]]
     for allowed in refusing:
         page = registered.retrieve_by_entity("session", "s123", allowed_ancestors=allowed)
-        assert page.get("entries", []) == []
-        assert page.get("total_count", 0) == 0
+        assert (page["success"], page["error_type"]) == (False, "access_denied")
+        assert "entries" not in page
 
 
 # -- failures --------------------------------------------------------------------------------

@@ -237,9 +237,13 @@ def test_only_an_unknown_entity_gets_defaults(acme: HierarchicalLTMBackend) -> N
 
 
 @criterion("memory", "3", "an entity of another organisation is not what a name means")
-def test_a_name_does_not_lead_to_another_organisation(acme: HierarchicalLTMBackend) -> None:
-    for path in (S123, GLOBEX):
-        ok(acme.register_entity(path))
+def test_a_name_does_not_lead_to_another_organisation(
+    acme: HierarchicalLTMBackend, place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ok(acme.register_entity(S123))
+    monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "globex")
+    with open_backend(place, sqlite_catalog) as globex:
+        ok(globex.register_entity(GLOBEX))
     assert ok(acme.store("key", 1, "session:s123"))["entity"] == S123
 
 

@@ -57,7 +57,9 @@ def test_a_value_goes_in_and_out_by_the_command_line(
     got = run("get", "plan", "--in", "org:acme")
     assert (got.json["value"], got.json["metadata"]) == ({"step": 1}, {"phase": "plan", "n": 1})
     assert driftline("memory", "get", "note", "--in", "org:acme").out == '"the cat sleeps on the sofa"\n'
-    assert run("get", "plan").code == 1
+    assert run("get", "plan").json["value"] == {"step": 1}
+    assert run("get", "plan", "--in", "org:default").code == 1
+    assert [entry["key"] for entry in run("list").json["entries"]] == ["note", "plan"]
     listed = run("list", "org:acme", "--limit", "1").json
     assert ([entry["key"] for entry in listed["entries"]], listed["total_count"]) == (["note"], 2)
     assert [e["key"] for e in run("list", "org:acme", "--after", "note").json["entries"]] == ["plan"]
@@ -94,13 +96,15 @@ def test_the_adapter_answers_with_dictionaries(backend: HierarchicalLTMBackend) 
     got = backend.retrieve("key", "org:acme")
     assert (got["success"], got["found"], got["value"]) == (True, True, {"a": LARGE})
     assert datetime.fromisoformat(got["entry"]["expires"]) == later
-    assert backend.retrieve("key") == {"success": True, "found": False, "entry": None, "value": None}
+    assert backend.retrieve("key")["entry"] == got["entry"]
+    assert backend.retrieve("none") == {"success": True, "found": False, "entry": None, "value": None}
     assert backend.retrieve("k0")["value"] == 0
     batch = backend.retrieve_batch(["k1", "none"])
     assert (list(batch["entries"]), batch["missing"]) == (["k1"], ["none"])
     page = backend.retrieve_by_entity("user", "alice", within="org:acme")
     assert (page["total_count"], page["has_more"], page["cursor"]) == (1, False, None)
-    assert backend.retrieve_by_entity("user", "alice", within="org:acme", allowed_ancestors=[])["entries"] == []
+    denied = backend.retrieve_by_entity("user", "alice", within="org:acme", allowed_ancestors=[])
+    assert (denied["success"], denied["error_type"]) == (False, "access_denied")
     assert len(backend.search("", {"phase": "plan"}, "org:acme")["entries"]) == 1
     results = backend.search_memory("inlined value", 5, {"entity": OWNER}, "org:acme")["results"]
     assert [(hit["record"]["key"], hit["rank"]) for hit in results] == [("key", 1)]
