@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -20,6 +21,9 @@ from driftline.storage.errors import UsageError
 if TYPE_CHECKING:
     from driftline.storage.memory.store import MemoryStore
     from driftline.storage.workspace.workspace import Workspace
+
+MAX_SECONDS = 1e10
+"""About 300 years."""
 
 memory = typer.Typer(help="Store JSON values under keys, owned by entities; look them up by key, entity or meaning.")
 app.add_typer(memory, name="memory")
@@ -58,7 +62,7 @@ def put(
         list[str] | None, typer.Option("--metadata", metavar="FIELD=VALUE", help="Add a field to the metadata.")
     ] = None,
     expires_in: Annotated[
-        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Let the entry expire after this time.")
+        float | None, typer.Option(min=0.0, max=MAX_SECONDS, metavar="SECONDS", help="Let the entry expire after this.")
     ] = None,
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
@@ -68,6 +72,8 @@ def put(
     """Store a value, or replace the value of a key."""
     with _opened(workspace, config, within, create=True) as store:
         owner = store.names.root if entity is None else store.names.owner(entity)
+        if expires_in is not None and math.isnan(expires_in):
+            raise UsageError("--expires-in must be a number of seconds", "nan")
         expires = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)
         store.store(key, _value(sys.stdin.read() if value == "-" else value), owner, _fields(fields), expires)
     return _show({"key": key, "entity": owner.directory}, as_json, f"{key}  {owner.directory}")

@@ -52,6 +52,8 @@ __all__ = ["MemoryItem", "MemoryStore"]
 DEFAULT_INLINE_BYTES = 1_024
 DEFAULT_COMPACTION_THRESHOLD = 100
 MAX_DISTANCE = 2.0
+MAX_TOP_K = 2**24
+"""More hits than that are not asked for."""
 SHOWN_PLACES = 5
 DEFAULT_THREADS = 8
 """Blobs read or written at once; in a bucket, each waits for a round trip."""
@@ -405,6 +407,7 @@ class MemoryStore:
         if self._search is None:
             raise UsageError("The memory store was opened without an embedding model", self.workspace.objects.uri)
         _check_search(top_k, max_distance, mode)
+        top_k = min(top_k, MAX_TOP_K)
         fields, named = split_filter(check_fields(filter), self.hierarchy)
         visible = self.names.visible(scope, allowed_ancestors)
         self._check_generation(visible)

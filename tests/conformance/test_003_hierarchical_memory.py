@@ -100,7 +100,7 @@ def backend(place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def registered(backend: HierarchicalLTMBackend) -> HierarchicalLTMBackend:
     """The same, which knows the session s123 of alice in project alpha."""
-    ok(backend.register_entity_with_defaults("session", "s123", parents=PARENTS))
+    assert backend.register_entity_with_defaults("session", "s123", parents=PARENTS) == S123
     return backend
 
 
@@ -175,6 +175,26 @@ def test_the_factory_makes_a_hierarchical_backend(place: Path, postgres_catalog:
         assert type(backend).__name__ == "HierarchicalLTMBackend"
         assert ok(backend.store("key", 1, "member:alice"))["entity"] == "org:default/team:_none/member:alice"
         assert ok(backend.retrieve("key"))["value"] == 1
+
+
+@criterion("003", "design", "the class opens a store by itself, with the documented arguments in their order")
+def test_the_class_opens_a_store(place: Path, sqlite_catalog: str) -> None:
+    given: list[Any] = [sqlite_catalog, f"file://{place}", LEVELS, {"org": "acme"}]
+    settings = {"row_group_size": 122880, "compression": "zstd"}, {"metadata_cache_ttl": 60, "threads": 2}
+    with HierarchicalLTMBackend(*given, *settings) as backend:
+        assert ok(backend.store("key", 1))["entity"] == ACME
+        assert ok(backend.register_entity("org", "acme"))["entity"] == ACME
+        assert ok(backend.register_entity("project", "alpha", parent=("org", "acme")))["entity"] == ALPHA
+        assert ok(backend.register_entity(("user", "bob")))["entity"] == f"{ACME}/project:_unassigned/user:bob"
+    with HierarchicalLTMBackend(catalog_url=sqlite_catalog, storage_uri=str(place), hierarchy_levels=LEVELS) as again:
+        assert ok(again.retrieve("key"))["value"] == 1
+
+
+@criterion("003", "AC 6", "_generate_hierarchical_path gives the URI of an entity's folder")
+def test_the_path_of_an_entity_is_a_uri(registered: HierarchicalLTMBackend, place: Path) -> None:
+    assert registered._generate_hierarchical_path(SESSION) == f"{place}/{S123}/"
+    ok(registered.store("key", LARGE, SESSION))
+    assert list(Path(registered._generate_hierarchical_path(SESSION)).glob("*.json"))
 
 
 # -- entries ---------------------------------------------------------------------------------
@@ -355,11 +375,11 @@ def test_registering_fills_missing_levels(place: Path, sqlite_catalog: str) -> N
         place, sqlite_catalog, hierarchy_defaults={"org": "default", "project": "_unassigned"}
     ) as backend:
         full = backend.register_entity_with_defaults("session", "s123", parents=PARENTS)
-        assert ok(full)["entity"] == S123
+        assert full == S123
         filled = "org:default/project:_unassigned/user:alice/session:s123"
         for _ in range(2):
             again = backend.register_entity_with_defaults("session", "s123", parents={"user": "alice"})
-            assert ok(again)["entity"] == filled
+            assert again == filled
         known = ok(backend.list_entities("org:default"))["entities"]
         assert known == ["org:default/project:_unassigned", filled.rpartition("/")[0], filled]
 

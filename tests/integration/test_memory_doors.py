@@ -109,7 +109,7 @@ def test_the_adapter_answers_with_dictionaries(backend: HierarchicalLTMBackend) 
     results = backend.search_memory("inlined value", 5, {"entity": OWNER}, "org:acme")["results"]
     assert [(hit["record"]["key"], hit["rank"]) for hit in results] == [("key", 1)]
     registered = backend.register_entity_with_defaults("session", "s123", parents={"user": "alice"})
-    assert registered["entity"] == "org:default/project:_unassigned/user:alice/session:s123"
+    assert registered == "org:default/project:_unassigned/user:alice/session:s123"
     compacted = backend.compact_indexes(OWNER, max_deltas=100)
     assert (compacted["compacted_paths"], compacted["entries_processed"]) == ([OWNER], 1)
     compacted = backend.compact_indexes(None, max_deltas=0)
