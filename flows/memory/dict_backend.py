@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
 from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.flows.config.memory_settings import (
     MemoryConfiguration,
+    encoding_of,
     load_memory_configuration,
     merged,
     nested_performance,
@@ -492,13 +493,13 @@ class HierarchicalLTMBackend:
         self.core.flush()
         workspace = self.core.workspace
         threshold = self.configuration.index.compaction_threshold if max_deltas is None else max_deltas
-        folded: dict[str, Folded] = {}
+        encoding, folded = encoding_of(self.configuration), dict[str, Folded]()
         if entity_path is not None:
-            folded = compact_index(workspace, self.core.names.find(entity_path))
+            folded = compact_index(workspace, self.core.names.find(entity_path), encoding)
         else:
             boundary = self.core.names.boundary
             for top in workspace.tenants() if boundary is None else [boundary]:
-                folded |= compact_indexes(workspace, top, threshold)
+                folded |= compact_indexes(workspace, top, threshold, encoding)
         return {"compacted_paths": sorted(folded), "entries_processed": entries_of(folded)}
 
     @_told

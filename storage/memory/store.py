@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from sqlalchemy.engine import Connection
 
+from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntry, UsageError
 from driftline.storage.hierarchy import EntityName, Hierarchy
@@ -90,6 +91,7 @@ class MemoryStore:
         compaction_threshold: int = DEFAULT_COMPACTION_THRESHOLD,
         on_threshold: Callable[[Entity, int], None] | None = None,
         within: EntityName | None = None,
+        encoding: Encoding = DEFAULT_ENCODING,
     ) -> None:
         """Open the workspace and the catalog, and create them if they do not exist.
 
@@ -98,7 +100,7 @@ class MemoryStore:
         store with an embedder is open or, in a tenant without vectors, after ``rebuild``. ``on_threshold`` is called
         with a tenant and the number of deltas in its index when there are more than ``compaction_threshold``.
         ``within`` binds the store to an entity, which is its root: no call reads, writes, lists, counts or reveals
-        anything outside of it.
+        anything outside of it. ``encoding`` is that of the Parquet files of the indexes.
         Raises BadEntity, CatalogMissing, CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew,
         CorruptFile, AccessDenied, StorageError.
         """
@@ -112,7 +114,10 @@ class MemoryStore:
         self._reader = EntryReader(self.catalog, self._blobs, self._pool, now)
         self._search = MemorySearch(self.workspace.objects, embedder, self._reader.values) if embedder else None
         watch = DeltaWatch(self.workspace.objects, compaction_threshold, on_threshold) if on_threshold else None
-        self._flusher = Flusher(self.catalog, self.workspace.objects, self._search, now, watch, self.names.boundary)
+        self._encoding = encoding
+        self._flusher = Flusher(
+            self.catalog, self.workspace.objects, self._search, now, watch, self.names.boundary, encoding
+        )
         self._entities = EntityRegistry(self.catalog, self.names, now, self._flusher.notify)
         self._generations = Generations(self.workspace.objects, self.catalog)
         self._writer = EntryWriter(
@@ -242,7 +247,7 @@ class MemoryStore:
         self.flush()
         counts: dict[str, int] = {}
         for top in self.names.tops(within):
-            counts |= upkeep.rebuild(self.catalog, self.workspace, self._search, top, self._now)
+            counts |= upkeep.rebuild(self.catalog, self.workspace, self._search, top, self._now, self._encoding)
         return counts
 
     def query_index(
