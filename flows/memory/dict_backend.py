@@ -78,7 +78,8 @@ def _told(
     def call(self: HierarchicalLTMBackend, *args: _P.args, **kwargs: _P.kwargs) -> Any:
         try:
             self.core.catalog.check_open()
-            answer = method(self, **_checked(signature, args, kwargs))
+            checked: Callable[..., Any] = method
+            answer = checked(self, **_checked(signature, args, kwargs))
             return {"success": True, **answer} if isinstance(answer, Mapping) else answer
         except DriftlineError as error:
             if self.errors == "raise":
@@ -267,7 +268,7 @@ class HierarchicalLTMBackend:
         """Open a store; the arguments are those of ``create_ltm_backend``."""
         if errors not in get_args(Errors):
             raise UsageError("There is no such way to report errors", _shown(errors), "It is 'return' or 'raise'.")
-        sections = {
+        sections: dict[str, tuple[Any, Any]] = {
             "catalog": (catalog, {"url": catalog_url}),
             "storage": (storage, {"uri": storage_uri}),
             "hierarchy": (hierarchy, {"levels": hierarchy_levels, "defaults": hierarchy_defaults}),
@@ -321,7 +322,7 @@ class HierarchicalLTMBackend:
     def store_many(self, items: Sequence[Mapping[str, Any]]) -> Result:
         """``{stored}``; items have the arguments of ``store`` as keys."""
         drafts = []
-        for item in items:
+        for item in list[Any](items):
             if not isinstance(item, Mapping) or not {"key", "value"} <= set(item) <= _ITEM:
                 shown = _shown(list(item) if isinstance(item, Mapping) else item)
                 raise BadEntry("An item has key, value and perhaps entity, metadata, expires_at", shown)

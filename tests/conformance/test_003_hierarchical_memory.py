@@ -180,8 +180,8 @@ def test_the_factory_makes_a_hierarchical_backend(place: Path, postgres_catalog:
 @criterion("003", "design", "the class opens a store by itself, with the documented arguments in their order")
 def test_the_class_opens_a_store(place: Path, sqlite_catalog: str) -> None:
     given: list[Any] = [sqlite_catalog, f"file://{place}", LEVELS, {"org": "acme"}]
-    settings = {"row_group_size": 122880, "compression": "zstd"}, {"metadata_cache_ttl": 60, "threads": 2}
-    with HierarchicalLTMBackend(*given, *settings) as backend:
+    given += [{"row_group_size": 122880, "compression": "zstd"}, {"metadata_cache_ttl": 60, "threads": 2}]
+    with HierarchicalLTMBackend(*given) as backend:
         assert ok(backend.store("key", 1))["entity"] == ACME
         assert ok(backend.register_entity("org", "acme"))["entity"] == ACME
         assert ok(backend.register_entity("project", "alpha", parent=("org", "acme")))["entity"] == ALPHA
@@ -735,13 +735,14 @@ def test_store_updates_the_catalog(backend: HierarchicalLTMBackend, sqlite_catal
 @criterion("003", "UNIT-002", "an unknown entity type is refused")
 def test_an_unknown_entity_type_is_refused(backend: HierarchicalLTMBackend) -> None:
     unknown: Any = ("galaxy", "m31")
-    for answer in (
+    answers: tuple[Any, ...] = (
         backend.store("key", 1, "galaxy:m31"),
         backend.store("key", 1, unknown),
         backend.register_entity_with_defaults("galaxy", "m31"),
         backend.register_entity_with_defaults("session", "s1", parents={"galaxy": "m31"}),
         backend.retrieve_by_entity("galaxy", "m31"),
-    ):
+    )
+    for answer in answers:
         assert (answer["success"], answer.get("error_type")) == (False, "bad_entity")
         assert "galaxy" in answer["error"]
         assert all(level in answer["error"] for level in LEVELS)
