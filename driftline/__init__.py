@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     )
     from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
     from driftline.storage.workspace.workspace import Workspace
-    from driftline.tasks.indexing.line_store import LineStore
+    from driftline.tasks.indexing.line_store import LineStore, Store
     from driftline.tasks.search.documents import Document
     from driftline.tasks.search.excerpts import Excerpt
     from driftline.tasks.search.explanation import Explanation
@@ -109,7 +109,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     ),
     "storage.workspace.records": ("SourceRecord", "WorkspaceConfig"),
     "storage.workspace.workspace": ("Workspace",),
-    "tasks.indexing.line_store": ("LineStore",),
+    "tasks.indexing.line_store": ("LineStore", "Store"),
     "tasks.search.documents": ("Document",),
     "tasks.search.excerpts": ("Excerpt",),
     "tasks.search.explanation": ("Explanation",),
@@ -178,6 +178,7 @@ __all__ = [
     "StaleBuild",
     "StaleIndex",
     "StorageError",
+    "Store",
     "StoreClosed",
     "UnknownScheme",
     "UnsafeStore",

@@ -23,6 +23,8 @@ class DocumentState(enum.StrEnum):
     TOUCHED = "touched"
     UNCHANGED = "unchanged"
     DELETED = "deleted"
+    MISSING = "missing"
+    """Of a path that is not there and was never indexed; no scan gives it."""
 
 
 class SkipReason(enum.StrEnum):
@@ -100,12 +102,12 @@ class LineEmbedding:
 class WorkspaceStats:
     """The statistics of a workspace; ``total_lines`` counts rows of ``line_embeddings``."""
 
-    workspace: str
     total_documents: int
     total_lines: int
     has_index: bool
     index_type: str | None
-    model: str | None
+    workspace: str = ""
+    model: str | None = None
     sources: tuple[dict[str, Any], ...] = ()
     deltas: int = 0
     last_run: dict[str, Any] | None = None

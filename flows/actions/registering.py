@@ -34,6 +34,20 @@ def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str,
     return set().union(*(known[name] for name in named))
 
 
+class UnderNamespace(str):
+    """A name in a registry that an engine hands over empty: the plain name below a namespace, else with OWN_PREFIX.
+
+    Engines put what they find there into their own registry, as ``f"{namespace}.{name}"`` or, without a namespace, as
+    the name itself, over actions of their own; which of the two they do shows only then. Formatted, this is
+    ``ltm.store``, and as a key it is ``driftline.ltm.store``.
+    """
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.removeprefix(OWN_PREFIX), spec)
+
+
 def bind(
     registry: Any, actions: Mapping[str, Action], engine: Any = None, *, replace: bool = False, **given: Any
 ) -> None:
@@ -41,7 +55,8 @@ def bind(
 
     Each is there twice: by its name, and as ``actions.`` and its name with an underscore. Names that are there already
     stay unless ``replace``. So do those that ``engine`` resolves to actions of its own, which it would overwrite with
-    what it finds in a registry that it hands over empty: it gets ours with OWN_PREFIX.
+    what it finds in a registry that it hands over empty: it gets ours with OWN_PREFIX, and below every namespace by
+    their plain names.
     """
     own = _registry_of(engine)
     for name, function in actions.items():
@@ -52,6 +67,8 @@ def bind(
             elif own is not None and known_as in own and not _is_ours(own[known_as]):
                 target = own if isinstance(own, MutableMapping) else registry
                 _put(target, OWN_PREFIX + known_as, bound)
+                if registry is not own:
+                    _put(registry, UnderNamespace(OWN_PREFIX + known_as), bound)
             elif not _holds(registry, known_as):
                 _put(registry, known_as, bound)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from driftline.storage.memory.store import MemoryStore
     from driftline.storage.workspace.workspace import Workspace
 
+MAX_SECONDS = 1e10
+"""About 300 years."""
+
 memory = typer.Typer(help="Store JSON values under keys, owned by entities; look them up by key, entity or meaning.")
 app.add_typer(memory, name="memory")
 
@@ -29,7 +33,11 @@ ConfigOption = Annotated[
 ]
 ScopeOption = Annotated[
     str | None,
-    typer.Option("--in", metavar="ENTITY", help="Look at or below this entity, such as org:acme. Default: the root."),
+    typer.Option(
+        "--in",
+        metavar="ENTITY",
+        help="Look at or below this entity, such as org:acme. Default: the root, else everywhere.",
+    ),
 ]
 FieldsOption = Annotated[
     list[str] | None, typer.Option("--where", metavar="FIELD=VALUE", help="Only entries with this metadata field.")
@@ -54,7 +62,7 @@ def put(
         list[str] | None, typer.Option("--metadata", metavar="FIELD=VALUE", help="Add a field to the metadata.")
     ] = None,
     expires_in: Annotated[
-        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Let the entry expire after this time.")
+        float | None, typer.Option(min=0.0, max=MAX_SECONDS, metavar="SECONDS", help="Let the entry expire after this.")
     ] = None,
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
@@ -63,7 +71,9 @@ def put(
 ) -> int:
     """Store a value, or replace the value of a key."""
     with _opened(workspace, config, within, create=True) as store:
-        owner = store.names.root if entity is None else store.names.find(entity)
+        owner = store.names.root if entity is None else store.names.owner(entity)
+        if expires_in is not None and math.isnan(expires_in):
+            raise UsageError("--expires-in must be a number of seconds", "nan")
         expires = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)
         store.store(key, _value(sys.stdin.read() if value == "-" else value), owner, _fields(fields), expires)
     return _show({"key": key, "entity": owner.directory}, as_json, f"{key}  {owner.directory}")
@@ -90,7 +100,7 @@ def get(
 
 @memory.command(name="list")
 def list_entries(
-    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root.")] = None,
+    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root, else everything.")] = None,
     prefix: Annotated[str, typer.Option(help="Only keys that start with this.")] = "",
     after: Annotated[str, typer.Option(help="Continue after this key.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="Maximum number of entries.")] = 100,
@@ -105,15 +115,18 @@ def list_entries(
 
     with _opened(workspace, config, within) as store:
         store.flush()
-        directory = (store.names.root if scope is None else store.names.find(scope)).directory
+        places = [entity.directory for entity in store.names.tops(scope)] or [store.names.root.directory]
         listing = MemoryListing(store.workspace.objects)
         behind = f"{after}{BEHIND_PRIVATE}" if after else ""
-        found = listing.list(directory, prefix=prefix, after=behind, limit=limit).to_pylist()
-        rows = [{**row, "key": shown(row["key"])} for row in found]
-        total = listing.totals(directory, prefix=prefix).entries
+        found = [listing.list(place, prefix=prefix, after=behind, limit=limit).to_pylist() for place in places]
+        every = sorted((row for rows in found for row in rows), key=lambda row: row["key"])
+        # Tenants may share a key, and --after continues behind it: a page ends with all of them.
+        last = every[limit - 1]["key"] if 0 < limit <= len(every) else None
+        rows = [{**row, "key": shown(row["key"])} for n, row in enumerate(every) if n < limit or row["key"] == last]
+        total = sum(listing.totals(place, prefix=prefix).entries for place in places)
     entries = [{**row, "metadata": json.loads(row["metadata"]), **_times(row)} for row in rows]
     lines = [f"{row['key']}  {row['entity']}  {row['size_bytes']:,} bytes" for row in rows]
-    result = {"entity": directory, "entries": entries, "total_count": total}
+    result = {"entity": places[0] if len(places) == 1 else None, "entries": entries, "total_count": total}
     return _show(result, as_json, *lines) or (DONE if rows else NOTHING_FOUND)
 
 
@@ -178,7 +191,7 @@ def move(
 
 @memory.command()
 def rebuild(
-    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root.")] = None,
+    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root, else everything.")] = None,
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,

@@ -21,6 +21,7 @@ from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.hierarchy import ROOT_ID, EntityName, Hierarchy
 
 if TYPE_CHECKING:
+    from driftline.storage.deltas.files import Encoding
     from driftline.storage.memory.store import MemoryStore
     from driftline.storage.workspace.workspace import Workspace
 
@@ -107,11 +108,11 @@ class PerformanceSection(_Section):
 
 
 class IndexSection(_Section):
-    """The format is fixed: it is written here for those who read the file. Above the threshold, deltas are folded."""
+    """How indexes are written; above the threshold, deltas are folded. The format is fixed."""
 
     format: Literal["parquet"] = "parquet"
-    row_group_size: Literal[122_880] = 122_880
-    compression: Literal["zstd"] = "zstd"
+    row_group_size: Annotated[int, Field(ge=1_000, le=10_000_000)] = 122_880
+    compression: Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"] = "zstd"
     compaction_threshold: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS
 
 
@@ -201,7 +202,15 @@ def open_memory(
         compaction_threshold=configuration.index.compaction_threshold,
         on_threshold=(lambda tenant, deltas: ask(uri, str(tenant), deltas)) if ask is not None else None,
         within=within,
+        encoding=encoding_of(configuration),
     )
+
+
+def encoding_of(configuration: MemoryConfiguration) -> Encoding:
+    """How the indexes of memory are written."""
+    from driftline.storage.deltas.files import Encoding
+
+    return Encoding(configuration.index.compression, configuration.index.row_group_size)
 
 
 def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entity:

@@ -6,9 +6,10 @@ Both come from the settings of the memory store (memory_settings.py), but only w
 
 from __future__ import annotations
 
-from driftline.flows.config.memory_settings import MemoryConfiguration, load_memory_configuration
+from driftline.flows.config.memory_settings import MemoryConfiguration, encoding_of, load_memory_configuration
 from driftline.flows.config.surroundings import DATABASE_VARIABLE, Surroundings
 from driftline.flows.config.toml_file import memory_table_for
+from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.errors import CatalogError, UsageError
 from driftline.storage.memory.presence import belongs, has_embedded_catalog, holds_memory
 from driftline.storage.workspace.workspace import Workspace
@@ -44,6 +45,13 @@ def compaction_threshold(workspace: Workspace, surroundings: Surroundings | None
     if not holds_memory(workspace):
         return None
     return memory_of(workspace.objects.uri, None, surroundings).index.compaction_threshold
+
+
+def memory_encoding(workspace: Workspace, surroundings: Surroundings | None = None) -> Encoding:
+    """How the indexes of the memory in ``workspace`` are written."""
+    if not holds_memory(workspace):
+        return DEFAULT_ENCODING
+    return encoding_of(memory_of(workspace.objects.uri, None, surroundings))
 
 
 def _of_application(workspace: Workspace, url: str | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cronsim import CronSim, CronSimError
 from pydantic import (
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -26,6 +27,8 @@ from driftline.tasks.search.defaults import MAX_RERANKED
 
 SHORTEST_INTERVAL_SECONDS = 1.0
 _CRON_FIELDS = 5
+_STRATEGIES = {"qdrant": "prefilter", "post": "postfilter"}
+"""What the values of ``workspaceFiltering`` are called here."""
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -83,8 +86,10 @@ class PriceTable(Table):
 class SearchTable(Table):
     """``[search]``: what a search does that is not told otherwise."""
 
-    strategy: Strategy | None = None
-    fallback_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    strategy: Annotated[Strategy | None, Field(validation_alias=AliasChoices("strategy", "workspaceFiltering"))] = None
+    fallback_threshold: Annotated[
+        float | None, Field(ge=0, le=1, validation_alias=AliasChoices("fallback_threshold", "fallbackThreshold"))
+    ] = None
     top_k: NonNegativeInt | None = None
     n_lines: NonNegativeInt | None = None
     mode: Literal["hybrid", "vector", "text"] | None = None
@@ -93,6 +98,11 @@ class SearchTable(Table):
     deep: bool | None = None
     cache: bool | None = None
     cache_bytes: PositiveInt | None = None
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _read_strategy(cls, value: object) -> object:
+        return _STRATEGIES.get(value, value) if isinstance(value, str) else value
 
 
 class File(Table):

@@ -7,14 +7,17 @@ foresaw is raised, as a defect.
 from __future__ import annotations
 
 import functools
+import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, Self, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
 
 from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.flows.config.memory_settings import (
     MemoryConfiguration,
+    encoding_of,
     load_memory_configuration,
     merged,
     nested_performance,
@@ -22,6 +25,7 @@ from driftline.flows.config.memory_settings import (
 )
 from driftline.flows.output.compaction_events import ask_for_memory
 from driftline.storage.deltas.delta_index import Folded
+from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.hierarchy import EntityName
 from driftline.storage.memory.index_query import KeyRange
@@ -34,6 +38,13 @@ from driftline.storage.memory.upkeep import compact_index, compact_indexes, entr
 Result = dict[str, Any]
 Errors = Literal["return", "raise"]
 _P = ParamSpec("_P")
+_Answer = TypeVar("_Answer")
+
+MAX_AGE_SECONDS = 10**9
+_SHOWN_CHARACTERS = 80
+_ITEM = frozenset({"key", "value", "entity", "metadata", "expires_at"})
+_OF_ENTRIES = frozenset({"key", "metadata", "expires_at", "items"})
+"""Arguments whose errors are of the kind ``bad_entry``."""
 
 
 def entry_to_dict(entry: MemoryEntry) -> Result:
@@ -58,19 +69,163 @@ def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
 
 
 def _told(
-    method: Callable[Concatenate[HierarchicalLTMBackend, _P], Result],
-) -> Callable[Concatenate[HierarchicalLTMBackend, _P], Result]:
+    method: Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer],
+) -> Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer]:
+    """``method`` with its arguments checked by their names; what it returns and what it raises become dictionaries."""
+    signature = inspect.signature(method)
+
     @functools.wraps(method)
-    def call(self: HierarchicalLTMBackend, *args: _P.args, **kwargs: _P.kwargs) -> Result:
+    def call(self: HierarchicalLTMBackend, *args: _P.args, **kwargs: _P.kwargs) -> Any:
         try:
             self.core.catalog.check_open()
-            return {"success": True, **method(self, *args, **kwargs)}
+            checked: Callable[..., Any] = method
+            answer = checked(self, **_checked(signature, args, kwargs))
+            return {"success": True, **answer} if isinstance(answer, Mapping) else answer
         except DriftlineError as error:
             if self.errors == "raise":
                 raise
             return failure(error)
 
     return call  # type: ignore[return-value]  # wraps() hides that it is a function, which binds to its object
+
+
+def _checked(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments of a call by name, each as ARGUMENTS has it. Raises UsageError, which names the wrong one."""
+    try:
+        given = signature.bind(None, *args, **kwargs).arguments
+    except TypeError as error:
+        raise UsageError(f"The arguments do not fit ({str(error)[:200]})", "", "See the reference of Python.") from None
+    given.pop("self")
+    for name, value in given.items():
+        optional = signature.parameters[name].default is None
+        if not (value is None and optional):
+            given[name] = _read(name, value)
+    return given
+
+
+def _read(name: str, value: Any) -> Any:
+    read, wanted = ARGUMENTS[name]
+    try:
+        return read(value)
+    except (TypeError, ValueError, OverflowError):
+        kind = BadEntry if name in _OF_ENTRIES else UsageError
+        raise kind(f"{name} must be {wanted}, not {_shown(value)}") from None
+
+
+def _shown(value: object) -> str:
+    """``value`` as an error shows it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a foreign object's repr() may raise anything
+        return f"{type(value).__name__} whose repr() raises {type(error).__name__}"
+    return text.encode(errors="backslashreplace").decode()[:_SHOWN_CHARACTERS]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    if "\0" in value:
+        raise ValueError
+    value.encode()  # refuses unpaired surrogates
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _range(value: Any) -> KeyRange:
+    low, high = _list(value)
+    return None if low is None else _text(low), None if high is None else _text(high)
+
+
+def _revision(value: Any) -> int:
+    if not 0 <= _count(value) < 2**63:
+        raise ValueError
+    return int(value)
+
+
+def _number(low: float, high: float) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        if isinstance(value, bool | str | bytes) or not low <= float(value) <= high:  # false for NaN
+            raise ValueError
+        return float(value)
+
+    return read
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping):
+        raise TypeError
+    return list(value)
+
+
+def _texts(value: Any) -> list[str]:
+    return [_text(each) for each in _list(value)]
+
+
+def _ids(value: Any) -> dict[str, str]:
+    return {_text(level): _text(name) for level, name in _mapping(value).items()}
+
+
+def _entity(value: Any) -> EntityName:
+    if isinstance(value, Entity):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    kind, name = _texts(value)
+    return kind, name
+
+
+def _entities(value: Any) -> list[EntityName]:
+    return [_entity(each) for each in _list(value)]
+
+
+def _moment(value: Any) -> datetime:
+    found = value if isinstance(value, datetime) else datetime.fromisoformat(_text(value).strip())
+    found = found if found.utcoffset() is not None else found.replace(tzinfo=UTC)
+    found.astimezone(UTC)  # overflows where a time is too early or late to be stored
+    return found
+
+
+_AN_ENTITY = "an entity: its path type:id/type:id, or the pair of its type and id"
+_FIELDS = (_mapping, "a mapping")
+_TEXT = (_text, "text without NUL and unpaired surrogates")
+_FLAG = (_flag, "True or False")
+_COUNT = (_count, "a whole number")
+ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "key": (_text, "text without control characters"),
+    "value": (lambda value: value, ""),  # the store checks that it is JSON
+    **dict.fromkeys(("entity", "within", "parent", "entity_path"), (_entity, _AN_ENTITY)),
+    **dict.fromkeys(("metadata", "metadata_filter", "filter"), _FIELDS),
+    **dict.fromkeys(("entity_type", "entity_id", "query", "mode", "cursor", "group_by"), _TEXT),
+    **dict.fromkeys(("include_descendants", "explain", "cascade", "dry_run"), _FLAG),
+    **dict.fromkeys(("limit", "offset", "top_k", "max_deltas"), _COUNT),
+    "allowed_ancestors": (_entities, "a list of entities"),
+    "expires_at": (_moment, "a datetime, or a date or time in ISO 8601; without a zone it is UTC"),
+    "items": (_list, "a list of mappings"),
+    "keys": (_texts, "a list of keys"),
+    "max_age_seconds": (_number(0, MAX_AGE_SECONDS), f"a number from 0 to {MAX_AGE_SECONDS:,}"),
+    "max_distance": (_number(0, 2), "a number from 0 to 2"),
+    "parents": (_ids, "a mapping of levels to ids"),
+    "range": (_range, "the first key and the one behind the last: [low, high]"),
+    "rev": (_revision, "a revision: the rev of an entry"),
+}
+"""How each argument is read, by its name, and what an error says that it must be."""
 
 
 def failure(error: DriftlineError) -> Result:
@@ -85,9 +240,54 @@ class HierarchicalLTMBackend:
     With ``errors="raise"`` failures are raised as the typed exceptions of ``core``.
     """
 
-    def __init__(self, store: MemoryStore, configuration: MemoryConfiguration, errors: Errors = "return") -> None:
-        self.core = store
-        self.configuration = configuration
+    core: MemoryStore
+    configuration: MemoryConfiguration
+    errors: Errors
+
+    def __init__(
+        self,
+        catalog_url: str | None = None,
+        storage_uri: str | None = None,
+        hierarchy_levels: Sequence[str] | None = None,
+        hierarchy_defaults: Mapping[str, str] | None = None,
+        index_config: Mapping[str, Any] | None = None,
+        performance_config: Mapping[str, Any] | None = None,
+        *,
+        catalog: Mapping[str, Any] | None = None,
+        storage: Mapping[str, Any] | None = None,
+        hierarchy: Mapping[str, Any] | None = None,
+        index: Mapping[str, Any] | None = None,
+        performance: Mapping[str, Any] | None = None,
+        embedding: Mapping[str, Any] | None = None,
+        inline_threshold: int | None = None,
+        config: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        within: EntityName | None = None,
+        errors: Errors = "return",
+    ) -> None:
+        """Open a store; the arguments are those of ``create_ltm_backend``."""
+        if errors not in get_args(Errors):
+            raise UsageError("There is no such way to report errors", _shown(errors), "It is 'return' or 'raise'.")
+        sections: dict[str, tuple[Any, Any]] = {
+            "catalog": (catalog, {"url": catalog_url}),
+            "storage": (storage, {"uri": storage_uri}),
+            "hierarchy": (hierarchy, {"levels": hierarchy_levels, "defaults": hierarchy_defaults}),
+            "index": (index, index_config),
+            "performance": (performance, performance_config),
+            "embedding": (embedding, None),
+            "settings": (settings, None),
+        }
+        for name, parts in sections.items():
+            for part in parts:
+                if part is not None and not isinstance(part, Mapping):
+                    raise UsageError(f"{name} must be a mapping, not {_shown(part)}")
+        whole = {name: merged(below or {}, above or {}) for name, (below, above) in sections.items()}
+        nested = [nested_performance(each or {}) for each in (performance, performance_config)]
+        whole["performance"] = merged(*nested)
+        del whole["settings"]
+        found = load_memory_configuration(config, settings=settings, **whole, inline_threshold=inline_threshold)
+        self.core = open_memory(found, ask_for_compaction=ask_for_memory, within=within)
+        self.configuration = found
         self.errors = errors
 
     def close(self) -> None:
@@ -114,21 +314,22 @@ class HierarchicalLTMBackend:
         expires_at: datetime | str | None = None,
     ) -> Result:
         """``{key, entity}``; without an entity the root owns it."""
-        owner = self.core.names.root if entity is None else self.core.names.find(entity)
-        self.core.store(key, value, owner, metadata, _time(expires_at))
+        owner = self.core.names.root if entity is None else self.core.names.owner(entity)
+        self.core.store(key, value, owner, metadata, _given(expires_at))
         return {"key": key, "entity": owner.directory}
 
     @_told
     def store_many(self, items: Sequence[Mapping[str, Any]]) -> Result:
         """``{stored}``; items have the arguments of ``store`` as keys."""
         drafts = []
-        for item in items:
-            unknown = set(item) - {"key", "value", "entity", "metadata", "expires_at"}
-            if unknown or "key" not in item or "value" not in item:
-                raise BadEntry("An item has key, value and perhaps entity, metadata, expires_at", str(sorted(item)))
-            owner, expires = item.get("entity") or self.core.names.root, _time(item.get("expires_at"))
-            owner = tuple(owner) if isinstance(owner, list) else owner  # a pair that comes from JSON
-            drafts.append(MemoryItem(item["key"], item["value"], owner, item.get("metadata"), expires))
+        for item in list[Any](items):
+            if not isinstance(item, Mapping) or not {"key", "value"} <= set(item) <= _ITEM:
+                shown = _shown(list(item) if isinstance(item, Mapping) else item)
+                raise BadEntry("An item has key, value and perhaps entity, metadata, expires_at", shown)
+            given = {name: _read(name, value) for name, value in item.items() if value is not None or name == "key"}
+            owner = given.get("entity", self.core.names.root)
+            draft = MemoryItem(given["key"], item["value"], owner, given.get("metadata"), given.get("expires_at"))
+            drafts.append(draft)
         return {"stored": self.core.store_many(drafts)}
 
     @_told
@@ -241,17 +442,28 @@ class HierarchicalLTMBackend:
     # -- entities ----------------------------------------------------------------------------
 
     @_told
-    def register_entity(self, entity: EntityName) -> Result:
-        """``{entity}``."""
-        return {"entity": self.core.register_entity(entity).entity.directory}
+    def register_entity(
+        self, entity: EntityName, entity_id: str | None = None, parent: EntityName | None = None
+    ) -> Result:
+        """``{entity}``: its path. ``register_entity("user", "alice", parent="project:alpha")`` is another spelling."""
+        if entity_id is None and parent is not None:
+            raise UsageError("A parent needs the type and the id of the entity", "", 'Write ("user", "alice", parent).')
+        name = entity if entity_id is None else (str(entity), entity_id)
+        if parent is not None:
+            above = self.core.names.find(parent)
+            name = Entity((*above.parts, (str(entity), entity_id or "")))
+        return {"entity": self.core.register_entity(name).entity.directory}
 
     @_told
     def register_entity_with_defaults(
         self, entity_type: str, entity_id: str, parents: Mapping[str, str] | None = None
-    ) -> Result:
-        """``{entity}``, with the defaults of the levels that were not named."""
-        record = self.core.register_entity_with_defaults(entity_type, entity_id, parents)
-        return {"entity": record.entity.directory}
+    ) -> str | Result:
+        """The path of the entity, with the defaults of the levels that were not named; a dictionary of a failure."""
+        return self.core.register_entity_with_defaults(entity_type, entity_id, parents).entity.directory
+
+    def _generate_hierarchical_path(self, entity: EntityName) -> str:
+        """The URI of the folder that holds what ``entity`` owns. Raises BadEntity."""
+        return f"{self.core.workspace.objects.uri}/{self.core.names.find(entity).directory}/"
 
     @_told
     def list_entities(
@@ -282,13 +494,13 @@ class HierarchicalLTMBackend:
         self.core.flush()
         workspace = self.core.workspace
         threshold = self.configuration.index.compaction_threshold if max_deltas is None else max_deltas
-        folded: dict[str, Folded] = {}
+        encoding, folded = encoding_of(self.configuration), dict[str, Folded]()
         if entity_path is not None:
-            folded = compact_index(workspace, self.core.names.find(entity_path))
+            folded = compact_index(workspace, self.core.names.find(entity_path), encoding)
         else:
             boundary = self.core.names.boundary
             for top in workspace.tenants() if boundary is None else [boundary]:
-                folded |= compact_indexes(workspace, top, threshold)
+                folded |= compact_indexes(workspace, top, threshold, encoding)
         return {"compacted_paths": sorted(folded), "entries_processed": entries_of(folded)}
 
     @_told
@@ -346,28 +558,28 @@ def create_ltm_backend(
     AccessDenied, CatalogError, StorageError.
     """
     if backend != "hierarchical":
-        raise UsageError("There is no such memory backend", repr(backend), "It is 'hierarchical'.")
-    if errors not in get_args(Errors):
-        raise UsageError("There is no such way to report errors", repr(errors), "It is 'return' or 'raise'.")
-    configuration = load_memory_configuration(
-        config,
-        settings=settings,
-        catalog=merged(catalog or {}, {"url": catalog_url}),
-        storage=merged(storage or {}, {"uri": storage_uri}),
-        hierarchy=merged(hierarchy or {}, {"levels": hierarchy_levels, "defaults": hierarchy_defaults}),
-        index=merged(index or {}, index_config or {}),
-        performance=merged(nested_performance(performance or {}), nested_performance(performance_config or {})),
+        raise UsageError("There is no such memory backend", _shown(backend), "It is 'hierarchical'.")
+    return HierarchicalLTMBackend(
+        catalog_url,
+        storage_uri,
+        hierarchy_levels,
+        hierarchy_defaults,
+        index_config,
+        performance_config,
+        catalog=catalog,
+        storage=storage,
+        hierarchy=hierarchy,
+        index=index,
+        performance=performance,
         embedding=embedding,
         inline_threshold=inline_threshold,
+        config=config,
+        settings=settings,
+        within=within,
+        errors=errors,
     )
-    store = open_memory(configuration, ask_for_compaction=ask_for_memory, within=within)
-    return HierarchicalLTMBackend(store, configuration, errors)
 
 
-def _time(given: datetime | str | None) -> datetime | None:
-    if not isinstance(given, str):
-        return given
-    try:
-        return datetime.fromisoformat(given)
-    except ValueError:
-        raise BadEntry("A time of expiry is written in ISO 8601, with its zone", repr(given[:40])) from None
+def _given(expires_at: datetime | str | None) -> datetime | None:
+    """The time that ``ARGUMENTS`` has read."""
+    return expires_at if isinstance(expires_at, datetime) else None

@@ -16,7 +16,7 @@ from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.flows.config.memory_upkeep import WHERE_CATALOGS_ARE_NAMED, catalog_to_keep
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CleanupAborted, CorruptFile, DriftlineError, UsageError
+from driftline.storage.errors import CatalogError, CleanupAborted, CorruptFile, DriftlineError, StorageError, UsageError
 from driftline.storage.garbage.orphans import RUN_RETENTION, Orphan, Reason, Verdict, find_orphans
 from driftline.storage.garbage.survey import Survey, survey
 from driftline.storage.ids import new_ulid
@@ -120,13 +120,17 @@ class _Cleanup:
             self._skip(f"All of the memory is kept, because {problem}. Run: driftline verify")
             self._catalog = None
         elif self._catalog is not None and not self._request.dry_run:
-            drop_expired(self._workspace, self._catalog)
+            try:
+                drop_expired(self._workspace, self._catalog)
+            except (CatalogError, StorageError) as error:  # such as a full disk: space is freed below
+                self._skip(f"Expired entries are kept: {error}")
         with Fence(self._workspace, self._report.run_id, self._skip) as fence:
             deletion.check = fence.check
             try:
-                orphans = self._judge(fence)
+                orphans = self._judge(fence, deletion)
             except DriftlineError as error:
-                raise _aborted(error) from error
+                self._report.deleted = deletion.deleted
+                raise _aborted(error, len(deletion.deleted)) from error
             finally:
                 self._report.published = fence.published
             self._report.orphans = orphans
@@ -135,8 +139,11 @@ class _Cleanup:
         self._report.seconds = time.monotonic() - self._clock
         return self._report
 
-    def _judge(self, fence: Fence) -> tuple[Orphan, ...]:
-        """The orphans to delete, judged again behind ``fence``; a dry run takes no lease."""
+    def _judge(self, fence: Fence, deletion: Deletion) -> tuple[Orphan, ...]:
+        """The orphans to delete, judged again behind ``fence``; a dry run takes no lease.
+
+        Where no lease can be written, as on a full disk, those that need none are deleted first, and make room.
+        """
         objects = self._workspace.objects
         self._progress.phase(f"surveying {objects.uri}")
         surveyed = survey(self._workspace, self._catalog)
@@ -156,13 +163,19 @@ class _Cleanup:
         if self._request.dry_run:
             idle = unleased(surveyed, tenants | {source.tenant for source in sources}, self._skip)
             return within(first.orphans, *idle)
-        for tenant in sorted(tenants):
-            fence.take_tenant(tenant, surveyed.sources_of(tenant.directory))
-        for source in sorted(sources):
-            fence.take_source(source)
+        try:
+            _take(fence, surveyed, tenants, sources)
+        except StorageError as error:
+            free = within(first.orphans, (), ())
+            if not free:
+                raise
+            self._skip(f"Deleted {len(free)} objects before taking leases, because none could be written: {error}")
+            deletion.run(free)
+            _take(fence, surveyed, tenants, sources)
         surveyed = survey(self._workspace, self._catalog)
         second = self._verdict(surveyed, now)
-        return within(seen_twice(first.orphans, second.orphans), fence.tenants, fence.sources)
+        rest = within(seen_twice(first.orphans, second.orphans), fence.tenants, fence.sources)
+        return (*deletion.deleted, *rest)
 
     def _verdict(self, surveyed: Survey, now: datetime) -> Verdict:
         return find_orphans(
@@ -179,7 +192,8 @@ class _Cleanup:
         tenants = self._workspace.tenants()
         outcome = "failed"
         try:
-            deletion.run(orphans)
+            done = set(deletion.deleted)
+            deletion.run([orphan for orphan in orphans if orphan not in done])
             if self._catalog is not None:
                 forget_deleted(self._workspace, self._catalog, deletion.deleted)
             outcome = "done"
@@ -220,6 +234,13 @@ class _Cleanup:
         return timedelta(seconds=self._request.max_age_seconds)
 
 
+def _take(fence: Fence, surveyed: Survey, tenants: Iterable[Entity], sources: Iterable[Entity]) -> None:
+    for tenant in sorted(tenants):
+        fence.take_tenant(tenant, surveyed.sources_of(tenant.directory))
+    for source in sorted(sources):
+        fence.take_source(source)
+
+
 def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
     """The orphans of ``second`` that are in ``first`` too; a superseded table is kept unless all its files are."""
     first_paths = {orphan.path for orphan in first}
@@ -245,8 +266,9 @@ def within(orphans: Iterable[Orphan], tenants: Container[str], sources: Containe
     return tuple(filter(is_safe, orphans))
 
 
-def _aborted(error: DriftlineError) -> CleanupAborted:
-    return CleanupAborted(f"Nothing was deleted: {error.what}", error.where, error.fix)
+def _aborted(error: DriftlineError, deleted: int = 0) -> CleanupAborted:
+    done = f"Only {deleted} objects were deleted" if deleted else "Nothing was deleted"
+    return CleanupAborted(f"{done}: {error.what}", error.where, error.fix)
 
 
 def _entities(directories: Iterable[str]) -> set[Entity]:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
-from driftline.flows.config.memory_upkeep import compaction_threshold
+from driftline.flows.config.memory_upkeep import compaction_threshold, memory_encoding
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.output.reports import CompactReport, TenantCompaction
 from driftline.flows.runs.executors import Executor, open_executor
@@ -154,7 +154,9 @@ class _Compaction:
             return
         self.progress.phase(f"folding the memory of {self.tenant}")
         try:
-            folded = compact_indexes(self.workspace, self.tenant, self._max_memory_deltas)
+            folded = compact_indexes(
+                self.workspace, self.tenant, self._max_memory_deltas, memory_encoding(self.workspace)
+            )
         except LeaseHeld as error:
             self._skip(f"Skipped the memory of {self.tenant}: {error.what}")
             return

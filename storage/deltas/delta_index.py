@@ -17,7 +17,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.deltas.files import FileReader, FileWriter, Footer, Layout
+from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding, FileReader, FileWriter, Footer, Layout
 from driftline.storage.deltas.folding import fold, newest
 from driftline.storage.deltas.key_ranges import Keys
 from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, StorageError, UsageError
@@ -82,8 +82,10 @@ class DeltaIndex:
         kind: str,
         fields: Sequence[pa.Field],
         optional: Iterable[str] = (),
+        encoding: Encoding = DEFAULT_ENCODING,
     ) -> None:
         self.objects = objects
+        self.encoding = encoding
         self.directory = directory
         self.layout = Layout(kind, pa.schema(fields), frozenset(optional))
         self.key = self.layout.key
@@ -94,7 +96,7 @@ class DeltaIndex:
 
     def encode(self, rows: pa.Table) -> bytes:
         """The bytes of a delta of ``rows``, sorted by key, then by descending ``rev``."""
-        writer = FileWriter(self.layout)
+        writer = FileWriter(self.layout, self.encoding)
         table = rows.select(self.file_schema.names).cast(self.file_schema)
         writer.write(table.sort_by([(self.key, "ascending"), ("rev", "descending")]))
         return writer.finish(Footer(format_version=self.layout.format_version, kind=self.layout.kind))
@@ -214,7 +216,7 @@ class DeltaIndex:
 
         Raises ObjectNotFound if files vanish meanwhile.
         """
-        log, writer = self.log(), FileWriter(self.layout)
+        log, writer = self.log(), FileWriter(self.layout, self.encoding)
         with self._open_base() as base:
             max_rev = base.footer.max_rev if base is not None else 0
             for piece in self._folded(base, [*log.deltas, *also], Keys.all(), self.file_schema.names):
@@ -336,7 +338,7 @@ class DeltaIndex:
         """The numbers of rows in the new base, with and without removals."""
         path = self._path(BASE)
         head = self.objects.head(path)
-        writer = FileWriter(self.layout)
+        writer = FileWriter(self.layout, self.encoding)
         with self._open_base() as base:
             # Includes deltas that an earlier compaction folded but did not delete: they must not be folded again.
             before = [name for name in base.footer.folded if name in log.deltas] if base is not None else []

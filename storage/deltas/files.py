@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +24,7 @@ GROUPS_PER_READ = 4
 """Row groups decoded at once: enough to use all cores, few enough to bound memory."""
 MIN_ROWS_FOR_THREADS = 10_000
 """Columns of fewer rows are decoded one after the other: handing them to threads takes longer."""
-COMPRESSION = "zstd"
+Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
 
 _FOOTER = b"driftline"
 
@@ -72,14 +72,28 @@ class Layout:
         return missing if self.optional.issuperset(missing) and expected == list(names) else None
 
 
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How files are written; every reader reads all of them."""
+
+    compression: Compression = "zstd"
+    row_group_rows: int = ROW_GROUP_ROWS
+
+
+DEFAULT_ENCODING = Encoding()
+
+
 class FileWriter:
     """Writes rows of ``file_schema``, sorted by key, into a buffer, in full row groups."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, encoding: Encoding) -> None:
+        self._group = encoding.row_group_rows
         self.rows = 0
         self._sink = pa.BufferOutputStream()
         self._schema = layout.file_schema
-        self._writer = pq.ParquetWriter(self._sink, self._schema, compression=COMPRESSION, write_page_checksum=True)
+        self._writer = pq.ParquetWriter(
+            self._sink, self._schema, compression=encoding.compression, write_page_checksum=True
+        )
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
 
@@ -88,8 +102,8 @@ class FileWriter:
         self.rows += len(rows)
         self._pending.append(rows)
         self._pending_rows += len(rows)
-        if self._pending_rows >= ROW_GROUP_ROWS:
-            self._flush(self._pending_rows - self._pending_rows % ROW_GROUP_ROWS)
+        if self._pending_rows >= self._group:
+            self._flush(self._pending_rows - self._pending_rows % self._group)
 
     def finish(self, footer: Footer) -> bytes:
         """The bytes of the file."""
@@ -103,7 +117,7 @@ class FileWriter:
         if not count:
             return
         table = pa.concat_tables(self._pending).cast(self._schema)
-        self._writer.write_table(table[:count], row_group_size=ROW_GROUP_ROWS)
+        self._writer.write_table(table[:count], row_group_size=self._group)
         self._pending, self._pending_rows = [table[count:]], len(table) - count
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from pydantic import BaseModel, ConfigDict
@@ -169,27 +170,35 @@ def older_tenants(workspace: Workspace, catalog: Catalog) -> list[str]:
 
 
 class Generations:
-    """Compares the catalog with the index of each tenant once, before a process writes to it."""
+    """Compares the catalog with the index of each tenant once, before a process writes to it or misses an entry."""
 
     def __init__(self, objects: ObjectStore, catalog: Catalog) -> None:
         self._objects, self._catalog = objects, catalog
         self._checked = set[Entity]()
+        self._is_done = False
 
     def check(self, tenant: Entity) -> None:
         """Raises CatalogMismatch if the index has changes that the catalog has not: it would hide the new ones."""
         if tenant in self._checked:
             return
-        rev = self._catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0
         recent = 0
         with contextlib.suppress(CorruptFile):  # a damaged index is rebuilt from the catalog
             recent = MemoryIndex(self._objects, tenant.directory).recent_rev()
-        if recent > rev:
+        # The catalog is read last: another process may commit and flush in between, always in this order.
+        if recent > (self._catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0):
             raise CatalogMismatch(
                 f"The catalog is older than the index of {tenant}, as after a return to a backup",
                 self._catalog.where,
                 "Return to the newer catalog, or go on with this one: driftline memory adopt.",
             )
         self._checked.add(tenant)
+
+    def check_all(self, tenants: Callable[[], Sequence[Entity]]) -> None:
+        """``check`` all ``tenants`` of the workspace, once. Raises CatalogMismatch."""
+        if not self._is_done:
+            for tenant in tenants():
+                self.check(tenant)
+            self._is_done = True
 
 
 def adopt(workspace: Workspace, catalog: Catalog, *, discard: bool = False) -> CatalogRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -48,3 +48,17 @@ class MemoryExplanation:
             yield
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
+
+
+def added_up(explanations: Sequence[MemoryExplanation]) -> MemoryExplanation | None:
+    """One explanation of searches of several tenants for the same words; None of none."""
+    if not explanations:
+        return None
+    total = MemoryExplanation(explanations[0].mode, explanations[0].words)
+    for each in explanations:
+        for name in ("entries", "matches", "unindexed_words", "by_words", "by_meaning", "candidates", "dropped"):
+            setattr(total, name, getattr(total, name) + getattr(each, name))
+        total.index = total.index or each.index
+        for phase, seconds in each.seconds.items():
+            total.seconds[phase] = total.seconds.get(phase, 0.0) + seconds
+    return total

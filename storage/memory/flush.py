@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 
+from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.memory.catalog import outbox
@@ -51,6 +52,7 @@ class Flusher:
         now: Callable[[], datetime],
         watch: DeltaWatch | None = None,
         within: Entity | None = None,
+        encoding: Encoding = DEFAULT_ENCODING,
     ) -> None:
         """``within`` limits the flushes to its tenant, and what they count to what lies at or below it."""
         self._catalog = catalog
@@ -59,6 +61,7 @@ class Flusher:
         self._now = now
         self._watch = watch
         self._within = within
+        self._encoding = encoding
         self._name = new_claimant()
         self._one_at_a_time = threading.Lock()
         self._state = threading.Condition()
@@ -178,7 +181,8 @@ class Flusher:
         return any(f"{path}/".startswith(top) for path in (change.path, change.left_path) if path)
 
     def _publish(self, tenant: Entity, batch: list[Change]) -> None:
-        publish(self._objects, [change for change in batch if not change.is_indexed], self._now())
+        changes = [change for change in batch if not change.is_indexed]
+        publish(self._objects, changes, self._now(), self._encoding)
         ids = [change.id for change in batch]
         if self._search is not None:
             self._search.apply(tenant, batch)

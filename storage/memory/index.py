@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import ADD, REMOVE, DeltaIndex
+from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile
 from driftline.storage.hierarchy import directories
@@ -45,11 +46,13 @@ WRITE_THREADS = 8
 class MemoryIndex(DeltaIndex):
     """The index of one entity."""
 
-    def __init__(self, objects: ObjectStore, directory: str) -> None:
-        super().__init__(objects, directory, KIND, (*FIELDS, *VALUE_FIELDS), _VALUES)
+    def __init__(self, objects: ObjectStore, directory: str, encoding: Encoding = DEFAULT_ENCODING) -> None:
+        super().__init__(objects, directory, KIND, (*FIELDS, *VALUE_FIELDS), _VALUES, encoding)
 
 
-def publish(objects: ObjectStore, changes: Sequence[Change], now: datetime) -> int:
+def publish(
+    objects: ObjectStore, changes: Sequence[Change], now: datetime, encoding: Encoding = DEFAULT_ENCODING
+) -> int:
     """Write one delta to each index that ``changes`` affect; returns the number of deltas.
 
     Idempotent, also if repeated in part: the highest ``rev`` of each key wins.
@@ -65,7 +68,7 @@ def publish(objects: ObjectStore, changes: Sequence[Change], now: datetime) -> i
         rows = touched[directory]
         added = [position[key, rev] for key, (rev, op) in rows.items() if op == ADD]
         removed = [(key, rev) for key, (rev, op) in rows.items() if op == REMOVE]
-        index = MemoryIndex(objects, directory)
+        index = MemoryIndex(objects, directory, encoding)
         taken = _own_values(values.take(pa.array(added, pa.int64())), directory)
         additions = _with_heads(index, ADD, [current[n].rev for n in added], taken, now)
         keys = pa.table({"key": pa.array([key for key, _ in removed], pa.string())})
@@ -117,13 +120,20 @@ def _own_values(rows: pa.Table, directory: str) -> pa.Table:
     return rows
 
 
-def rewrite(objects: ObjectStore, entity: Entity, pages: Iterable[Sequence[EntryRow]], rev: int, now: datetime) -> int:
+def rewrite(
+    objects: ObjectStore,
+    entity: Entity,
+    pages: Iterable[Sequence[EntryRow]],
+    rev: int,
+    now: datetime,
+    encoding: Encoding = DEFAULT_ENCODING,
+) -> int:
     """Rebuild the index of ``entity`` from all its entries and compact it; returns the number of entries.
 
     The tenant has reached ``rev`` before the first page was read. The caller holds a lease. Keys without an entry are
     removed; unreadable files are deleted.
     """
-    index = MemoryIndex(objects, entity.directory)
+    index = MemoryIndex(objects, entity.directory, encoding)
     stale = _readable_keys(index)
     total = 0
     for rows in pages:

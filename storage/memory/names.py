@@ -9,11 +9,11 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import BadEntity
+from driftline.storage.errors import AccessDenied, BadEntity
 from driftline.storage.hierarchy import EntityName, Hierarchy, Parts, is_within
 from driftline.storage.memory.catalog import entities as entity_tree
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.queries import Scope
+from driftline.storage.memory.catalog.queries import Everywhere, Scope
 
 _SHOWN = 5
 
@@ -23,8 +23,9 @@ class EntityNames:
 
     A path that names every level from the first one on means itself. Of any other name, the longest part that is
     registered counts: ``user:alice/session:new`` lies below the registered ``user:alice``. What is not registered gets
-    the levels of the root, and defaults. With a configured root, names are looked up in its tenant, else in all of
-    them. Methods raise BadEntity, CatalogError, CatalogConnectionError.
+    the levels of the root, and defaults. With a configured root, names are looked up in its tenant, and calls without a
+    scope see what lies at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError,
+    CatalogConnectionError.
     """
 
     def __init__(self, catalog: Catalog, hierarchy: Hierarchy, boundary: Entity | None = None) -> None:
@@ -35,8 +36,30 @@ class EntityNames:
 
     @property
     def root(self) -> Entity:
-        """The entity that is meant where none is named."""
+        """The owner of entries that are stored without one."""
         return self.hierarchy.root_entity
+
+    def tops(self, within: EntityName | None) -> list[Entity]:
+        """What a call covers: the entity ``within``, else the configured root, else all tenants in the catalog."""
+        if within is not None:
+            return [self.find(within)]
+        return [self.root] if self.hierarchy.root else self._catalog.read(entity_tree.all_tenants)
+
+    def owner(self, name: EntityName) -> Entity:
+        """The entity that ``name`` means, to be written to. Raises BadEntity also if it is outside of the root."""
+        return self.owners([name])[0]
+
+    def owners(self, names: Iterable[EntityName]) -> list[Entity]:
+        """The entities that ``names`` mean, to be written to, in their order."""
+        found = self.find_all(names)
+        for entity in found:
+            if self.hierarchy.root and not is_within(entity, self.root):
+                raise BadEntity(
+                    f"The entity is outside of the root of this store ({self.root.directory})",
+                    entity.directory,
+                    "Name an entity at or below the root, or open a store with another root.",
+                )
+        return found
 
     def find(self, name: EntityName) -> Entity:
         """The entity that ``name`` means. Raises BadEntity if several registered ones have that name."""
@@ -66,15 +89,38 @@ class EntityNames:
             found = self._catalog.read(lambda connection: {parts: self._look_up(connection, parts) for parts in short})
         return [found.get(parts) or self.hierarchy.complete(parts) for parts in parsed]
 
-    def home_of(self, type: str, id: str) -> Entity:
-        """Where the entity ``type:id`` is to be read: the root if one is configured, else the tenant of the entity."""
-        found = self.find((type, id))
-        return self.root if self.hierarchy.root else found.tenant
+    def scope(self, within: EntityName, allowed: Sequence[EntityName] | None = None) -> Scope:
+        """What a call may see: what lies at or below ``within`` and one of ``allowed``."""
+        return Scope(self.find(within), None if allowed is None else tuple(self.places(allowed)))
 
-    def scope(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope:
-        """What a call may see: what lies at or below ``within``, the root by default, and one of ``allowed``."""
-        top = self.root if within is None else self.find(within)
-        return Scope(top, None if allowed is None else tuple(self.places(allowed)))
+    def visible(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope | Everywhere:
+        """As ``scope``; without ``within``, the root limits what is seen if one is configured.
+
+        Raises AccessDenied if no entity of ``allowed`` has anything in common with ``within``.
+        """
+        if within is None and self.hierarchy.root is None:
+            places = None if allowed is None else tuple(self.places(allowed))
+            if places == ():
+                raise denied("anything")
+            return Everywhere(places)
+        scope = self.scope(self.root if within is None else within, allowed)
+        if scope.allowed is not None and not any(_overlap(scope.within, each) for each in scope.allowed):
+            raise denied("anything" if within is None else str(within)[:200])
+        return scope
+
+    def check_allowed(self, connection: Connection, type: str, id: str, scope: Scope, own: Entity | None) -> None:
+        """Raises AccessDenied unless an entity ``type:id`` in ``scope`` has something in common with ``scope.allowed``.
+
+        One that is not registered counts as ``own``, or else as lying anywhere in the scope: whether it exists, and
+        where, must not show.
+        """
+        if scope.allowed is None:
+            return
+        named = entity_tree.named(connection, type, id, scope.within.tenant)
+        found = [entity for entity in named if is_within(entity, scope.within)]
+        top = own or scope.within
+        if not any(is_within(top, each) or any(_overlap(entity, each) for entity in found) for each in scope.allowed):
+            raise denied(f"{type}:{id}"[:200])
 
     def _look_up(self, connection: Connection, parts: Parts) -> Entity:
         """The entity of the longest part of ``parts`` that is registered, completed, or else one with defaults."""
@@ -107,6 +153,15 @@ class EntityNames:
         ]
         below = [entity for entity in found if is_within(entity, self.root)] if self.hierarchy.root else []
         return below or found
+
+
+def _overlap(one: Entity, other: Entity) -> bool:
+    return is_within(one, other) or is_within(other, one)
+
+
+def denied(what: str) -> AccessDenied:
+    """The error of a read that ``allowed_ancestors`` does not permit; it names only what the caller has named."""
+    return AccessDenied("The allowed ancestors do not permit to read this", what, "Name one of its ancestors.")
 
 
 def bound_names(catalog: Catalog, hierarchy: Hierarchy, within: EntityName | None) -> EntityNames:

@@ -13,7 +13,7 @@ from driftline.storage.errors import ObjectNotFound, StorageError
 from driftline.storage.memory.catalog import queries as entry_queries
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.private_keys import MARK, shown
-from driftline.storage.memory.catalog.queries import EntryRow, Scope
+from driftline.storage.memory.catalog.queries import EntryRow, Everywhere, Scope
 from driftline.storage.memory.catalog.values import Blobs, decode
 from driftline.storage.memory.threads import in_threads
 
@@ -45,11 +45,11 @@ class EntryReader:
     pool: ThreadPoolExecutor
     now: Callable[[], datetime]
 
-    def entries(self, rows: Sequence[EntryRow], scope: Scope) -> list[MemoryEntry]:
+    def entries(self, rows: Sequence[EntryRow], scope: Scope | Everywhere) -> list[MemoryEntry]:
         """``rows`` with their values, without entries that were deleted in the meantime."""
         if all(row.inline is not None for row in rows):
             return [_entry(row, row.inline or b"") for row in rows]
-        entries = in_threads(self.pool, lambda row: self._entry(row, scope), rows)
+        entries = in_threads(self.pool, lambda row: self._entry(row, scope.of(row.path)), rows)
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 from sqlalchemy.engine import Connection
 
@@ -48,7 +49,7 @@ class EntityRegistry:
 
     def register_entity(self, entity: EntityName) -> EntityRecord:
         """Register an entity and its ancestors; existing entities stay unchanged."""
-        node = self.names.find(entity)
+        node = self.names.owner(entity)
 
         def work(connection: Connection) -> EntityRecord | None:
             tenant = entity_tree.lock_tenant(connection, node, create=True)
@@ -80,15 +81,19 @@ class EntityRegistry:
         limit: int = DEFAULT_LIMIT,
         after: EntityName | None = None,
     ) -> list[EntityRecord]:
-        """Up to ``limit`` entities below ``within``, by default the root, ordered by path, starting after ``after``."""
+        """Up to ``limit`` entities below ``within``, ordered by path, starting after ``after``.
+
+        Without ``within``, they are those below the configured root, or else all, tenants included.
+        """
         if type is not None:
             self.names.hierarchy.check_type(type)
-        top = self.names.root if within is None else self.names.find(within)
         limit = check_count(limit, "limit")
         last = "" if after is None else self.names.find(after).directory
-        return self.catalog.read(
-            lambda connection: entity_tree.descendants(connection, top, type=type, after=last, limit=limit)
-        )
+        page = partial(entity_tree.page, type=type, after=last, limit=limit)
+        if within is None and self.names.hierarchy.root is None:
+            return self.catalog.read(page)
+        top = self.names.root if within is None else self.names.find(within)
+        return self.catalog.read(partial(page, entity=top))
 
     def ancestors(self, entity: EntityName) -> list[EntityRecord]:
         """The ancestors of an entity, its parent first."""
@@ -113,7 +118,7 @@ class EntityRegistry:
         The parent must be of the next higher level and of the same tenant; it is registered if necessary. Blobs are not
         moved. Raises BadEntity, also if the new path already exists.
         """
-        source, above = self.names.find_all([entity, parent])
+        source, above = self.names.owners([entity, parent])
         if above.tenant != source.tenant:
             raise BadEntity("An entity cannot move to another tenant", above.directory)
         if len(above.parts) != len(source.parts) - 1:
@@ -138,7 +143,7 @@ class EntityRegistry:
 
         Raises BadEntity if it does not exist, or if it has descendants or entries and ``cascade`` is not set.
         """
-        node = self.names.find(entity)
+        node = self.names.owner(entity)
 
         def work(connection: Connection) -> int:
             tenant = entity_tree.lock_tenant(connection, node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -11,8 +12,9 @@ from typing import Any, Self
 
 from sqlalchemy.engine import Connection
 
+from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import BadEntry, UsageError
 from driftline.storage.hierarchy import EntityName, Hierarchy
 from driftline.storage.memory import index_query, upkeep
 from driftline.storage.memory.binding import Generations, open_own_catalog
@@ -22,7 +24,7 @@ from driftline.storage.memory.catalog import queries as entry_queries
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
 from driftline.storage.memory.catalog.entities import EntityRecord
-from driftline.storage.memory.catalog.queries import EntryRow
+from driftline.storage.memory.catalog.queries import EntryRow, Everywhere, Scope
 from driftline.storage.memory.catalog.values import (
     DEFAULT_CACHE_SECONDS,
     Blobs,
@@ -31,6 +33,7 @@ from driftline.storage.memory.catalog.values import (
 )
 from driftline.storage.memory.closing import Closing
 from driftline.storage.memory.delta_watch import DeltaWatch
+from driftline.storage.memory.explanation import added_up
 from driftline.storage.memory.flush import Flusher
 from driftline.storage.memory.index_query import KeyRange
 from driftline.storage.memory.listing import MemoryListing
@@ -50,6 +53,9 @@ __all__ = ["MemoryItem", "MemoryStore"]
 DEFAULT_INLINE_BYTES = 1_024
 DEFAULT_COMPACTION_THRESHOLD = 100
 MAX_DISTANCE = 2.0
+MAX_TOP_K = 2**24
+"""More hits than that are not asked for."""
+SHOWN_PLACES = 5
 DEFAULT_THREADS = 8
 """Blobs read or written at once; in a bucket, each waits for a round trip."""
 
@@ -57,8 +63,10 @@ DEFAULT_THREADS = 8
 class MemoryStore:
     """The memory of all tenants of a workspace.
 
-    Every call is confined to one tenant: that of its entity or ``scope``, by default that of the hierarchy's root. A
-    scope below the tenant shows only entries at or below it. Threads may share a store. Processes open a store each,
+    Every call is confined to one tenant: that of its entity or ``scope``, by default that of the configured root; a
+    store writes nothing outside of its root. Without a root, a call without a scope sees the entries of all tenants;
+    if two of them have the key that it names, it raises BadEntry, which lists both. A scope below the tenant shows only
+    entries at or below it. Threads may share a store. Processes open a store each,
     and share one PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context
     manager, so that the last writes reach the indexes at once; a closed store raises StoreClosed.
 
@@ -83,6 +91,7 @@ class MemoryStore:
         compaction_threshold: int = DEFAULT_COMPACTION_THRESHOLD,
         on_threshold: Callable[[Entity, int], None] | None = None,
         within: EntityName | None = None,
+        encoding: Encoding = DEFAULT_ENCODING,
     ) -> None:
         """Open the workspace and the catalog, and create them if they do not exist.
 
@@ -91,7 +100,7 @@ class MemoryStore:
         store with an embedder is open or, in a tenant without vectors, after ``rebuild``. ``on_threshold`` is called
         with a tenant and the number of deltas in its index when there are more than ``compaction_threshold``.
         ``within`` binds the store to an entity, which is its root: no call reads, writes, lists, counts or reveals
-        anything outside of it.
+        anything outside of it. ``encoding`` is that of the Parquet files of the indexes.
         Raises BadEntity, CatalogMissing, CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew,
         CorruptFile, AccessDenied, StorageError.
         """
@@ -105,7 +114,10 @@ class MemoryStore:
         self._reader = EntryReader(self.catalog, self._blobs, self._pool, now)
         self._search = MemorySearch(self.workspace.objects, embedder, self._reader.values) if embedder else None
         watch = DeltaWatch(self.workspace.objects, compaction_threshold, on_threshold) if on_threshold else None
-        self._flusher = Flusher(self.catalog, self.workspace.objects, self._search, now, watch, self.names.boundary)
+        self._encoding = encoding
+        self._flusher = Flusher(
+            self.catalog, self.workspace.objects, self._search, now, watch, self.names.boundary, encoding
+        )
         self._entities = EntityRegistry(self.catalog, self.names, now, self._flusher.notify)
         self._generations = Generations(self.workspace.objects, self.catalog)
         self._writer = EntryWriter(
@@ -152,7 +164,7 @@ class MemoryStore:
 
     def delete(self, key: str, scope: EntityName | None = None) -> bool:
         """Delete the entry of ``key``; returns whether ``scope`` had one."""
-        checked, visible = check_key(key), self.names.scope(scope)
+        checked, visible = check_key(key), self._home_of(check_key(key), scope)
 
         def work(connection: Connection) -> int:
             tenant, now = entity_tree.lock_tenant(connection, visible.within), self._now()
@@ -233,8 +245,10 @@ class MemoryStore:
         compacts or rebuilds the indexes.
         """
         self.flush()
-        top = self.names.root if within is None else self.names.find(within)
-        return upkeep.rebuild(self.catalog, self.workspace, self._search, top, self._now)
+        counts: dict[str, int] = {}
+        for top in self.names.tops(within):
+            counts |= upkeep.rebuild(self.catalog, self.workspace, self._search, top, self._now, self._encoding)
+        return counts
 
     def query_index(
         self,
@@ -248,16 +262,23 @@ class MemoryStore:
         """The entries at or below ``scope`` from its index, without their values; or totals by level ``group_by``.
 
         ``range`` is the first key and the one behind the last. ``rev`` asks for the index as of that revision of the
-        tenant, which must not precede the last compaction. The rows are those of ``index_query``.
+        tenant, which must not precede the last compaction; it needs a scope if no root is configured. The rows are
+        those of ``index_query``, of one tenant after the other.
         """
         keys = index_query.check_range(range)
         level = group_by and self.hierarchy.check_type(group_by)
-        entity = self.names.root if scope is None else self.names.find(scope)
+        if rev is not None and scope is None and self.hierarchy.root is None:
+            raise UsageError("A revision is one of a tenant", str(rev), "Name the tenant, such as org:acme.")
+        room, rows = check_count(limit, "limit"), list[dict[str, Any]]()
         self._flusher.settle()
         listing, now = MemoryListing(self.workspace.objects), self._now()
-        if level:
-            return index_query.totals_by_level(listing, entity, level, keys, now, as_of=rev)
-        return index_query.entries_between(listing, entity, keys, now, limit=check_count(limit, "limit"), as_of=rev)
+        for entity in self.names.tops(scope):
+            if level:
+                rows += index_query.totals_by_level(listing, entity, level, keys, now, as_of=rev)
+            else:
+                left = room - len(rows)
+                rows += index_query.entries_between(listing, entity, keys, now, limit=left, as_of=rev)
+        return rows
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -267,9 +288,41 @@ class MemoryStore:
 
     def retrieve_batch(self, keys: Iterable[str], scope: EntityName | None = None) -> dict[str, MemoryEntry]:
         """The entries of ``keys`` within ``scope``, by key; blobs are read concurrently."""
-        checked, visible = [check_key(key) for key in keys], self.names.scope(scope)
-        rows = self.catalog.read(lambda connection: private_keys.get(connection, checked, visible, self._now()))
+        checked, visible = [check_key(key) for key in keys], self.names.visible(scope)
+        rows = self._rows_of(checked, visible)
         return {entry.key: entry for entry in as_shown(self._reader.entries(rows, visible))}
+
+    def _rows_of(self, keys: Sequence[str], visible: Scope | Everywhere) -> list[EntryRow]:
+        """The entries of ``keys``. Raises BadEntry if two tenants have one of them, CatalogMismatch."""
+        rows = self.catalog.read(lambda connection: private_keys.get(connection, keys, visible, self._now()))
+        places: dict[str, list[str]] = {}
+        for row in rows:
+            places.setdefault(private_keys.shown(row.key), []).append(row.path)
+        for key, paths in places.items():
+            if len(paths) > 1:
+                raise BadEntry(
+                    "Several tenants have an entry of this key",
+                    repr(key)[:80],
+                    f"Name the entity of one of them: {', '.join(sorted(paths)[:SHOWN_PLACES])}.",
+                )
+        if not places.keys() >= set(keys):
+            self._check_generation(visible)
+        return rows
+
+    def _home_of(self, key: str, scope: EntityName | None) -> Scope:
+        """``scope``, or without one and without a root that of the tenant that has the entry of ``key``."""
+        visible = self.names.visible(scope)
+        if isinstance(visible, Scope):
+            return visible
+        rows = self._rows_of([key], visible)
+        return visible.of(rows[0].path) if rows else Scope(self.names.root)
+
+    def _check_generation(self, visible: Scope | Everywhere) -> None:
+        """Raises CatalogMismatch if the catalog is older than the index of a tenant in ``visible``."""
+        if isinstance(visible, Scope):
+            self._generations.check(visible.within.tenant)
+        else:
+            self._generations.check_all(self.workspace.tenants)
 
     def retrieve_by_entity(
         self,
@@ -286,16 +339,20 @@ class MemoryStore:
         """A page of the entries of the entity ``type:id``, by owner and key.
 
         With ``within``, these are all entities of that name at or below it, for example in two projects.
-        ``allowed_ancestors`` limits the entries to those at or below one of these entities; an empty list allows
-        nothing. ``cursor`` comes from the previous page; unlike ``offset``, its cost does not grow with the position.
+        ``allowed_ancestors`` limits the entries to those at or below one of these entities. If that leaves nothing of
+        the entity, which an empty list does, AccessDenied is raised, whether the entity exists or not. ``cursor`` comes
+        from the previous page; unlike ``offset``, its cost does not grow with the position.
         """
         limit, offset = check_count(limit, "limit"), check_count(offset, "offset")
-        top = self.names.home_of(type, id) if within is None else within
         self.hierarchy.named(type, id)
-        visible, after = self.names.scope(top, allowed_ancestors), Cursor.parse(cursor)
+        own = self.names.find((type, id)) if within is None else None
+        top = within if own is None else self.names.root if self.hierarchy.root else own.tenant
+        visible, after = self.names.scope(top or self.names.root, allowed_ancestors), Cursor.parse(cursor)
+        self._check_generation(visible)
         page = partial(entry_queries.page, include_descendants=include_descendants, after=after, offset=offset)
 
         def work(connection: Connection) -> tuple[list[EntryRow], int]:
+            self.names.check_allowed(connection, type, id, visible, own)
             tops, now = entry_queries.tops_of(connection, type, id, visible.within), self._now()
             if not tops:
                 return [], 0
@@ -322,8 +379,9 @@ class MemoryStore:
         All fields of the filter must match; a list matches any of its values; fields that are None are ignored. To
         search by meaning, use ``search_memory``.
         """
-        visible, fields = self.names.scope(scope, allowed_ancestors), check_fields(metadata_filter)
+        visible, fields = self.names.visible(scope, allowed_ancestors), check_fields(metadata_filter)
         limit = check_count(limit, "limit")
+        self._check_generation(visible)
         rows = self.catalog.read(
             lambda connection: entry_queries.search(connection, query.split(), fields, visible, self._now(), limit)
         )
@@ -354,20 +412,45 @@ class MemoryStore:
         if self._search is None:
             raise UsageError("The memory store was opened without an embedding model", self.workspace.objects.uri)
         _check_search(top_k, max_distance, mode)
+        top_k = min(top_k, MAX_TOP_K)
         fields, named = split_filter(check_fields(filter), self.hierarchy)
-        visible = self.names.scope(scope, allowed_ancestors)
-        places: list[tuple[Entity, ...]] = [(visible.within,)]
-        places += [visible.allowed] if visible.allowed is not None else []
-        places += [tuple(self.names.places(named))] if named is not None else []
+        visible = self.names.visible(scope, allowed_ancestors)
+        self._check_generation(visible)
+        limits: list[tuple[Entity, ...]] = [visible.allowed] if visible.allowed is not None else []
+        limits += [tuple(self.names.places(named))] if named is not None else []
         if top_k and query.strip():
             self._flusher.settle()
+        ask = partial(self._search_one, query=query, top_k=top_k, limits=limits, fields=fields)
+        scopes = [visible] if isinstance(visible, Scope) else self._scopes(limits, visible)
+        found = [ask(self._search, each, mode=mode, max_distance=max_distance, explain=explain) for each in scopes]
+        return merged_hits(found, top_k) if len(found) != 1 else found[0]
+
+    def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Everywhere) -> list[Scope]:
+        """The scopes of all tenants in which something may meet the ``limits``."""
+        tenants = set(self.names.tops(None)).intersection(*({each.tenant for each in some} for some in limits))
+        return [Scope(tenant, visible.allowed) for tenant in sorted(tenants) or [self.names.root]]
+
+    def _search_one(
+        self,
+        search: MemorySearch,
+        visible: Scope,
+        *,
+        query: str,
+        top_k: int,
+        limits: Sequence[tuple[Entity, ...]],
+        fields: Mapping[str, Any],
+        mode: Mode,
+        max_distance: float | None,
+        explain: bool,
+    ) -> MemoryHits[MemoryEntry]:
+        """The hits of one tenant."""
 
         def check(keys: Sequence[str]) -> dict[str, EntryRow]:
             rows = self.catalog.read(lambda connection: entry_queries.get(connection, keys, visible, self._now()))
             return {row.key: row for row in rows}
 
-        where = VectorFilter(tuple(places), fields)
-        answer = self._search.find(Question(query, top_k, visible.within, where, mode, max_distance, explain), check)
+        where = VectorFilter(((visible.within,), *limits), fields)
+        answer = search.find(Question(query, top_k, visible.within, where, mode, max_distance, explain), check)
         entries = {each.key: each for each in self._reader.entries([row for row, _ in answer.found], visible)}
         found = [(as_shown([entries[row.key]])[0], hit) for row, hit in answer.found if row.key in entries]
         hits = MemoryHits(MemoryHit(each, 1.0 - hit.distance, rank) for rank, (each, hit) in enumerate(found, start=1))
@@ -375,6 +458,14 @@ class MemoryStore:
             answer.explanation.hide_tenant()
         hits.explanation = answer.explanation if explain else None
         return hits
+
+
+def merged_hits(found: Sequence[MemoryHits[MemoryEntry]], top_k: int) -> MemoryHits[MemoryEntry]:
+    """The best hits of several tenants, by score; their explanations are added up."""
+    every = sorted((hit for hits in found for hit in hits), key=lambda hit: (-hit.score, str(hit.record.entity)))
+    merged = MemoryHits(replace(hit, rank=rank) for rank, hit in enumerate(every[:top_k], start=1))
+    merged.explanation = added_up([hits.explanation for hits in found if hits.explanation is not None])
+    return merged
 
 
 def _check_search(top_k: int, max_distance: float | None, mode: str) -> None:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.engine import Connection
 
 from driftline.storage.deltas.delta_index import Folded
+from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, CommitConflict
 from driftline.storage.hierarchy import directories
@@ -60,7 +61,9 @@ def _remove_expired(catalog: Catalog, tenant: Entity, keys: list[str], now: date
     return catalog.write(work)
 
 
-def compact_indexes(workspace: Workspace, top: Entity, max_deltas: int) -> dict[str, Folded]:
+def compact_indexes(
+    workspace: Workspace, top: Entity, max_deltas: int, encoding: Encoding = DEFAULT_ENCODING
+) -> dict[str, Folded]:
     """Fold the memory indexes at and below ``top`` that have more than ``max_deltas``; returns them by directory.
 
     Raises LeaseHeld during another compaction or a rebuild of this tenant.
@@ -70,13 +73,13 @@ def compact_indexes(workspace: Workspace, top: Entity, max_deltas: int) -> dict[
         name = parse_name(info.path)
         if name.kind is Kind.DELTA and Entity.of_directory(name.place).type != workspace.config.hierarchy[-1]:
             deltas[name.place] += 1
-    return _fold(workspace, top.tenant, sorted(name for name, number in deltas.items() if number > max_deltas))
+    return _fold(workspace, top.tenant, sorted(n for n, number in deltas.items() if number > max_deltas), encoding)
 
 
-def compact_index(workspace: Workspace, entity: Entity) -> dict[str, Folded]:
+def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEFAULT_ENCODING) -> dict[str, Folded]:
     """Fold the memory index of ``entity`` alone, however few deltas it has; returns it as ``compact_indexes`` does."""
     has_deltas = memory_index.MemoryIndex(workspace.objects, entity.directory).log().deltas
-    return _fold(workspace, entity.tenant, [entity.directory] if has_deltas else [])
+    return _fold(workspace, entity.tenant, [entity.directory] if has_deltas else [], encoding)
 
 
 def entries_of(folded: Mapping[str, Folded]) -> int:
@@ -84,14 +87,14 @@ def entries_of(folded: Mapping[str, Folded]) -> int:
     return sum(each.live for name, each in folded.items() if folded.keys().isdisjoint(directories(name)[:-1]))
 
 
-def _fold(workspace: Workspace, tenant: Entity, due: Sequence[str]) -> dict[str, Folded]:
+def _fold(workspace: Workspace, tenant: Entity, due: Sequence[str], encoding: Encoding) -> dict[str, Folded]:
     folded: dict[str, Folded] = {}
     if not due:
         return folded
     with acquire(workspace.objects, lease_path(tenant, LEASE), new_ulid()) as lease:
         for directory in due:
             lease.check()
-            folded[directory] = memory_index.MemoryIndex(workspace.objects, directory).compact()
+            folded[directory] = memory_index.MemoryIndex(workspace.objects, directory, encoding).compact()
     return folded
 
 
@@ -113,7 +116,12 @@ def compact_vectors(workspace: Workspace, tenant: Entity, older_than: timedelta)
 
 
 def rebuild(
-    catalog: Catalog, workspace: Workspace, search: MemorySearch | None, top: Entity, now: Callable[[], datetime]
+    catalog: Catalog,
+    workspace: Workspace,
+    search: MemorySearch | None,
+    top: Entity,
+    now: Callable[[], datetime],
+    encoding: Encoding = DEFAULT_ENCODING,
 ) -> dict[str, int]:
     """Rebuild the indexes of ``top`` and of every entity below it and, if it is a tenant, its vectors.
 
@@ -123,7 +131,7 @@ def rebuild(
     if record is None:
         raise BadEntity("The entity does not exist", top.directory)
     below = catalog.read(lambda connection: entity_tree.descendants(connection, top))
-    counts = rebuild_indexes(catalog, workspace, top.tenant, [top, *(each.entity for each in below)], now)
+    counts = rebuild_indexes(catalog, workspace, top.tenant, [top, *(each.entity for each in below)], now, encoding)
     if search is not None and top == top.tenant:
         last = catalog.read(lambda connection: outbox.last_id(connection, top))
         search.rebuild(top, lambda: pages(catalog, top, now()), last)
@@ -131,7 +139,12 @@ def rebuild(
 
 
 def rebuild_indexes(
-    catalog: Catalog, workspace: Workspace, tenant: Entity, entities: Sequence[Entity], now: Callable[[], datetime]
+    catalog: Catalog,
+    workspace: Workspace,
+    tenant: Entity,
+    entities: Sequence[Entity],
+    now: Callable[[], datetime],
+    encoding: Encoding = DEFAULT_ENCODING,
 ) -> dict[str, int]:
     """Rebuild the indexes of some entities of a tenant; the indexes of deleted entities become empty.
 
@@ -145,7 +158,9 @@ def rebuild_indexes(
             if locked is None:
                 break
             rows = pages(catalog, entity, now())
-            counts[entity.directory] = memory_index.rewrite(workspace.objects, entity, rows, locked.rev, now())
+            counts[entity.directory] = memory_index.rewrite(
+                workspace.objects, entity, rows, locked.rev, now(), encoding
+            )
     return counts
 
 

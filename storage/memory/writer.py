@@ -93,7 +93,7 @@ class EntryWriter:
 
         @cache
         def place(owner: EntityName) -> tuple[Drafts, str]:
-            entity = self._names.find(owner)
+            entity = self._names.owner(owner)
             return drafts[entity.tenant], entity.directory
 
         boundary = self._names.boundary

@@ -11,23 +11,43 @@ from numpy.typing import NDArray
 
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import NotIndexed, UsageError
 from driftline.storage.ids import new_ulid
 from driftline.storage.lines.queries import LineFilter, nearest_lines
 from driftline.storage.model import CURRENT_EMBEDDING_VERSION, DocMeta, LineEmbedding, ManifestRow
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.source_lease import acquire_source
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.models import model_of
 from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
 from driftline.tasks.indexing.rows import line_rows
 
+OWN_SOURCE = "source:lines"
+_EMBED = "Embed with the model of the workspace."
+
 
 class LineStore:
-    """The lines of one source. Writes take the source's lease and are atomic; reads need read access only."""
+    """The lines of one source. Writes take the source's lease and are atomic; reads need read access only.
 
-    def __init__(self, workspace: Workspace, entity: str) -> None:
+    A store without an ``entity`` writes to the source ``OWN_SOURCE``, and searches all sources of the workspace.
+    """
+
+    def __init__(self, workspace: Workspace, entity: str | None = None) -> None:
         self.workspace = workspace
-        self.entity = Entity.parse(entity, workspace.config.hierarchy)
+        self.entity = Entity.parse(entity or OWN_SOURCE, workspace.config.hierarchy)
+        self._covers_all = entity is None
+
+    @classmethod
+    def open(cls, workspace_path: str, entity: str | None = None) -> LineStore:
+        """Open the workspace at ``workspace_path``, or create it for the default model.
+
+        Raises UsageError, ModelNotFound, UnsafeStore, AccessDenied, StorageError.
+        """
+        workspace = Workspace.open_for_writing(workspace_path)
+        if workspace.config.fingerprint is None:
+            model = model_of()
+            workspace = workspace.bind_model(model.name, model.fingerprint, model.dim)
+        return cls(workspace, entity)
 
     def upsert_line_embeddings(
         self, lines: Sequence[LineEmbedding], documents: Sequence[DocMeta] = (), *, wait_seconds: float = 0.0
@@ -48,7 +68,7 @@ class LineStore:
         vectors = np.asarray([line.embedding for line in lines], np.float32).reshape(len(lines), -1)
         if lines and vectors.shape[1] != dim:
             what = f"The vectors have {vectors.shape[1]} dimensions, not {dim}"
-            raise UsageError(what, str(self.entity), "Embed with the model of the workspace.")
+            raise UsageError(what, str(self.entity), _EMBED)
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0).reshape(len(lines), dim)
         rows = line_rows(
@@ -71,17 +91,31 @@ class LineStore:
 
     def search_line_embeddings(
         self,
-        query_vector: NDArray[np.float32],
+        query_vec: Sequence[float] | NDArray[np.float32],
         paths: Sequence[str] | None = None,
         top_k: int = 10,
         max_distance: float | None = None,
     ) -> pa.Table:
-        """The lines of this source nearest to ``query_vector``, ``(dim,) float32``, best first, with ``distance``.
+        """The lines nearest to ``query_vec``, ``(dim,) float32``, best first, with ``distance``.
 
-        ``paths`` limits the search to these documents; an empty sequence matches nothing.
+        ``paths`` limits the search to these documents; an empty sequence matches nothing. Raises UsageError.
         """
-        where = LineFilter(entities=(self.entity,), paths=None if paths is None else tuple(paths))
-        return nearest_lines(self.workspace.lines(self.entity), query_vector, top_k, where, max_distance)
+        dim, _ = self._embedding()
+        vector = np.asarray(query_vec, np.float32)
+        if vector.shape != (dim,):
+            raise UsageError(f"The query has the shape {vector.shape}, not ({dim},)", "", _EMBED)
+        where = LineFilter(
+            entities=None if self._covers_all else (self.entity,), paths=None if paths is None else tuple(paths)
+        )
+        tenants = self.workspace.tenants() if self._covers_all else [self.entity.tenant]
+        tables = [table for tenant in tenants if (table := self.workspace.lines(tenant)).exists()]
+        if len(tables) == 1 or not self._covers_all:
+            table = tables[0] if tables else self.workspace.lines(self.entity)
+            return nearest_lines(table, vector, top_k, where, max_distance)
+        if not tables:
+            raise NotIndexed("The workspace has no lines yet", self.workspace.objects.uri, "Store or index some first.")
+        found = pa.concat_tables([nearest_lines(each, vector, top_k, where, max_distance) for each in tables])
+        return found.sort_by("distance").slice(0, top_k)
 
     def _embedding(self) -> tuple[int, str]:
         config = self.workspace.config
@@ -110,3 +144,7 @@ def _row(path: str, known: DocMeta | None, fingerprint: str, lines: int) -> Mani
         return ManifestRow(path, 0, 0, fingerprint=fingerprint, lines=lines, racy=True)
     mtime_ns = round(known.mtime * 1_000_000_000)
     return ManifestRow(path, known.size_bytes, mtime_ns, fingerprint=fingerprint, lines=lines)
+
+
+Store = LineStore
+"""What the documents call it."""

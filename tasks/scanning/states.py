@@ -70,7 +70,7 @@ def states_of_files(workspace: Workspace, files: Sequence[str]) -> list[tuple[st
     """``(path, state)`` of local files, in the order of ``files``: absolute paths, or relative to the current folder.
 
     The source whose folder is nearest holds a file. A file in no source, or that its source leaves out, is NEW if it is
-    there, else DELETED. Raises UsageError before the first run, SourceNotFound.
+    there, else MISSING. Raises UsageError before the first run, SourceNotFound.
     """
     local = [
         (os.path.realpath(record.uri), entity) for entity, record in workspace.sources() if "://" not in record.uri
@@ -87,6 +87,6 @@ def states_of_files(workspace: Workspace, files: Sequence[str]) -> list[tuple[st
         known = dict(analyze_document_states(workspace, str(entity), list(dict.fromkeys(relative.values()))))
         states |= {file: known[path] for file, path in relative.items() if path in known}
     return [
-        (file, states.get(file) or (DocumentState.NEW if os.path.exists(file) else DocumentState.DELETED))
+        (file, states.get(file) or (DocumentState.NEW if os.path.exists(file) else DocumentState.MISSING))
         for file in files
     ]

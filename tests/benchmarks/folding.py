@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from driftline.storage.deltas.files import COMPRESSION, ROW_GROUP_ROWS
+from driftline.storage.deltas.files import DEFAULT_ENCODING, ROW_GROUP_ROWS
 from driftline.storage.deltas.manifest import Manifest
 from driftline.storage.entities import Entity
 from driftline.storage.objects.local_disk import LocalDisk
@@ -72,7 +72,7 @@ def main() -> int:
 
 def _plain(files: list[Path], target: Path) -> None:
     rows = pa.concat_tables([pq.read_table(file) for file in files]).sort_by("path")
-    pq.write_table(rows, target, compression=COMPRESSION, row_group_size=ROW_GROUP_ROWS)
+    pq.write_table(rows, target, compression=DEFAULT_ENCODING.compression, row_group_size=ROW_GROUP_ROWS)
     os.unlink(target)
 
 

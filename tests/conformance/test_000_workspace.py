@@ -309,6 +309,28 @@ def test_a_search_by_vector_is_limited_by_distance(own: Path, registry: Registry
     assert [hit["text"] for hit in close] == ["parser"]
 
 
+@criterion("000", "T3", "Store.open makes a workspace, takes embeddings and finds them")
+def test_a_store_is_opened_by_the_path_of_its_workspace(own: Path, registry: Registry, tiny_model: Path) -> None:
+    store = dl.Store.open(str(own / "new"))
+    dim = store.workspace.config.dim
+    assert dim
+    near, far = np.eye(dim, dtype=np.float32)[:2]
+    embeddings = [dl.LineEmbedding("a.md", 0, near.tolist()), dl.LineEmbedding("b.md", 3, far.tolist())]
+    with pytest.raises(dl.NotIndexed):
+        store.search_line_embeddings(near)
+    assert store.upsert_line_embeddings(embeddings) == 2
+    again = dl.Store.open(workspace_path=str(own / "new"))
+    found = again.search_line_embeddings(query_vec=near.tolist(), paths=None, top_k=5, max_distance=0.5).to_pylist()
+    assert [(row["path"], row["line_number"]) for row in found] == [("a.md", 0)]
+    with pytest.raises(dl.UsageError, match="shape"):
+        again.search_line_embeddings(near[:-1])
+    index(registry, own)
+    everything = dl.Store.open(str(own / "ws")).search_line_embeddings(vector("parser", tiny_model), ["a.md"])
+    assert set(everything["path"].to_pylist()) == {"a.md"}
+    stats = dl.WorkspaceStats(total_documents=42, total_lines=1234, has_index=True, index_type="IVF_PQ")
+    assert dl.WorkspaceStats(42, 1234, True, "IVF_PQ") == stats
+
+
 @criterion("000", "T9", "a document is deleted with its lines")
 def test_a_document_is_deleted_with_its_lines(own: Path, registry: Registry, tiny_model: Path) -> None:
     index(registry, own)

@@ -89,7 +89,7 @@ def hits(answer: dict[str, Any]) -> list[tuple[str, int]]:
 def test_the_strategy_is_configured(
     place: Path, tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The names are Driftline's own; 0.5 is the threshold unless another is set."""
+    """By Driftline's names or the documents'; 0.5 is the threshold unless another is set."""
 
     def explained(settings: str, *options: object) -> dict[str, Any]:
         plant(tmp_path, {"driftline.toml": f'workspace = "{place}/ws"\n[search]\n{settings}\n'})
@@ -107,6 +107,12 @@ def test_the_strategy_is_configured(
     assert explained('strategy = "hybrid"')["examined"] == lines  # 79 % match: more than half
     assert explained('strategy = "hybrid"\nfallback_threshold = 0.9')["examined"] == matches
     assert explained('strategy = "hybrid"\nfallback_threshold = 0.9', "--fallback-threshold", 0.5)["examined"] == lines
+    for written, meant in (("qdrant", "prefilter"), ("post", "postfilter"), ("hybrid", "hybrid")):
+        assert (
+            explained(f'workspaceFiltering = "{written}"')["strategy"] == explained(f'strategy = "{meant}"')["strategy"]
+        )
+    assert explained('workspaceFiltering = "hybrid"\nfallbackThreshold = 0.9')["examined"] == matches
+    assert explained('workspaceFiltering = "hybrid"\nfallbackThreshold = 0.5')["examined"] == lines
 
 
 # -- what it is good for ---------------------------------------------------------------------

@@ -100,7 +100,7 @@ def backend(place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def registered(backend: HierarchicalLTMBackend) -> HierarchicalLTMBackend:
     """The same, which knows the session s123 of alice in project alpha."""
-    ok(backend.register_entity_with_defaults("session", "s123", parents=PARENTS))
+    assert backend.register_entity_with_defaults("session", "s123", parents=PARENTS) == S123
     return backend
 
 
@@ -175,6 +175,26 @@ def test_the_factory_makes_a_hierarchical_backend(place: Path, postgres_catalog:
         assert type(backend).__name__ == "HierarchicalLTMBackend"
         assert ok(backend.store("key", 1, "member:alice"))["entity"] == "org:default/team:_none/member:alice"
         assert ok(backend.retrieve("key"))["value"] == 1
+
+
+@criterion("003", "design", "the class opens a store by itself, with the documented arguments in their order")
+def test_the_class_opens_a_store(place: Path, sqlite_catalog: str) -> None:
+    given: list[Any] = [sqlite_catalog, f"file://{place}", LEVELS, {"org": "acme"}]
+    given += [{"row_group_size": 122880, "compression": "zstd"}, {"metadata_cache_ttl": 60, "threads": 2}]
+    with HierarchicalLTMBackend(*given) as backend:
+        assert ok(backend.store("key", 1))["entity"] == ACME
+        assert ok(backend.register_entity("org", "acme"))["entity"] == ACME
+        assert ok(backend.register_entity("project", "alpha", parent=("org", "acme")))["entity"] == ALPHA
+        assert ok(backend.register_entity(("user", "bob")))["entity"] == f"{ACME}/project:_unassigned/user:bob"
+    with HierarchicalLTMBackend(catalog_url=sqlite_catalog, storage_uri=str(place), hierarchy_levels=LEVELS) as again:
+        assert ok(again.retrieve("key"))["value"] == 1
+
+
+@criterion("003", "AC 6", "_generate_hierarchical_path gives the URI of an entity's folder")
+def test_the_path_of_an_entity_is_a_uri(registered: HierarchicalLTMBackend, place: Path) -> None:
+    assert registered._generate_hierarchical_path(SESSION) == f"{place}/{S123}/"
+    ok(registered.store("key", LARGE, SESSION))
+    assert list(Path(registered._generate_hierarchical_path(SESSION)).glob("*.json"))
 
 
 # -- entries ---------------------------------------------------------------------------------
@@ -331,9 +351,14 @@ def test_the_time_to_live_of_the_cache_is_configurable(
 
 
 @criterion("003", "AC 11", "each organisation has a tree and answers of its own")
-def test_organisations_are_isolated(backend: HierarchicalLTMBackend, place: Path) -> None:
+def test_organisations_are_isolated(
+    backend: HierarchicalLTMBackend, place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LTM_ROOT_ENTITY_ID")
     ok(backend.store("plan", "ours " + LARGE, S123))
-    ok(backend.store("plan", "theirs " + LARGE, GLOBEX))
+    with open_backend(place, sqlite_catalog, hierarchy={"root_entity": {"type": "org", "id": "globex"}}) as theirs:
+        ok(theirs.store("plan", "theirs " + LARGE, GLOBEX))
+    assert backend.store("plan", 1, GLOBEX)["error_type"] == "bad_entity"
     assert {path.partition("/")[0] for path in blobs(place)} == {ACME, "org:globex"}
     assert ok(backend.retrieve("plan"))["value"].startswith("ours")
     assert ok(backend.retrieve("plan", "org:globex"))["value"].startswith("theirs")
@@ -350,11 +375,11 @@ def test_registering_fills_missing_levels(place: Path, sqlite_catalog: str) -> N
         place, sqlite_catalog, hierarchy_defaults={"org": "default", "project": "_unassigned"}
     ) as backend:
         full = backend.register_entity_with_defaults("session", "s123", parents=PARENTS)
-        assert ok(full)["entity"] == S123
+        assert full == S123
         filled = "org:default/project:_unassigned/user:alice/session:s123"
         for _ in range(2):
             again = backend.register_entity_with_defaults("session", "s123", parents={"user": "alice"})
-            assert ok(again)["entity"] == filled
+            assert again == filled
         known = ok(backend.list_entities("org:default"))["entities"]
         assert known == ["org:default/project:_unassigned", filled.rpartition("/")[0], filled]
 
@@ -369,8 +394,8 @@ def test_an_entity_outside_the_allowed_ancestors_gives_nothing(registered: Hiera
     refusing: list[Any] = [[], ["project:beta"], ["org:globex"]]
     for allowed in refusing:
         page = registered.retrieve_by_entity("session", "s123", allowed_ancestors=allowed)
-        assert page.get("entries", []) == []
-        assert page.get("total_count", 0) == 0
+        assert (page["success"], page["error_type"]) == (False, "access_denied")
+        assert "entries" not in page
 
 
 # -- failures --------------------------------------------------------------------------------
@@ -710,13 +735,14 @@ def test_store_updates_the_catalog(backend: HierarchicalLTMBackend, sqlite_catal
 @criterion("003", "UNIT-002", "an unknown entity type is refused")
 def test_an_unknown_entity_type_is_refused(backend: HierarchicalLTMBackend) -> None:
     unknown: Any = ("galaxy", "m31")
-    for answer in (
+    answers: tuple[Any, ...] = (
         backend.store("key", 1, "galaxy:m31"),
         backend.store("key", 1, unknown),
         backend.register_entity_with_defaults("galaxy", "m31"),
         backend.register_entity_with_defaults("session", "s1", parents={"galaxy": "m31"}),
         backend.retrieve_by_entity("galaxy", "m31"),
-    ):
+    )
+    for answer in answers:
         assert (answer["success"], answer.get("error_type")) == (False, "bad_entity")
         assert "galaxy" in answer["error"]
         assert all(level in answer["error"] for level in LEVELS)

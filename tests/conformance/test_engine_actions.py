@@ -162,6 +162,27 @@ def test_names_of_the_engine_are_never_replaced(namespace: str) -> None:
         assert "driftline.ltm.store" in engine.actions_registry
 
 
+@criterion("engine", "4", "below a namespace all actions have their plain names, whatever the engine has of its own")
+@pytest.mark.parametrize("group", ["", "search", "memory"])
+@pytest.mark.parametrize("namespace", ["dl", "driftline", "a.b"])
+def test_every_action_is_below_every_namespace(namespace: str, group: str) -> None:
+    """As with ``imports: [{package: driftline.flows.actions, namespace: dl}]``."""
+    module: Any = importlib.import_module(f"driftline.flows.actions.{group}" if group else "driftline.flows.actions")
+    plain: Registry = {}
+    module.register_actions(plain)
+    own = dict.fromkeys(plain, _own)
+    engine = YamlEngine(own)
+    engine.load_actions(module.register_actions, namespace)
+    for name in plain:
+        assert engine.actions_registry[name] is _own
+        assert engine.actions_registry[f"{namespace}.{name}"] is not _own
+    if group != "memory":
+        done = engine.run(
+            f"nodes: [{{name: find, uses: {namespace}.semtools.search, with: {{query: parser, files: docs}}}}]"
+        )
+        assert ok(done["find"])["matches"]
+
+
 @criterion("engine", "4", "where they are replaced on purpose, results, count and default stay")
 def test_the_keys_of_the_engine_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``replace`` is how that is asked for."""

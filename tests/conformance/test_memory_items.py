@@ -149,7 +149,7 @@ def test_the_url_may_name_the_driver_of_the_documents(place: Path, postgres_cata
 def test_an_entity_may_be_a_pair_everywhere(acme: HierarchicalLTMBackend) -> None:
     user: Any = ("user", "alice")
     beta: Any = ("project", "beta")
-    ok(acme.register_entity_with_defaults("session", "s123", PARENTS))
+    assert acme.register_entity_with_defaults("session", "s123", PARENTS) == S123
     assert ok(acme.store("key", 1, SESSION))["entity"] == S123
     assert ok(acme.store_many([{"key": "other", "value": 2, "entity": SESSION}]))["stored"] == 1
     assert ok(acme.retrieve("key", SESSION))["value"] == 1
@@ -202,7 +202,7 @@ def test_a_registered_entity_is_found_by_its_name(
     if root:
         monkeypatch.setenv("LTM_ROOT_ENTITY_ID", root)
     with open_backend(place, sqlite_catalog) as backend:
-        ok(backend.register_entity_with_defaults("session", "s123", parents=PARENTS))
+        assert backend.register_entity_with_defaults("session", "s123", parents=PARENTS) == S123
         assert ok(backend.store("key", 1, "session:s123"))["entity"] == S123
         assert ok(backend.retrieve("key", "session:s123"))["value"] == 1
         assert keys(backend.search("", None, "user:alice")) == ["key"]
@@ -229,7 +229,7 @@ def test_two_entities_of_one_name_are_an_error_that_lists_them(acme: Hierarchica
 
 @criterion("memory", "3", "only an unknown entity gets defaults")
 def test_only_an_unknown_entity_gets_defaults(acme: HierarchicalLTMBackend) -> None:
-    ok(acme.register_entity_with_defaults("session", "s123", parents=PARENTS))
+    assert acme.register_entity_with_defaults("session", "s123", parents=PARENTS) == S123
     assert ok(acme.store("known", 1, "session:s123"))["entity"] == S123
     unknown = f"{ACME}/project:_unassigned/user:_unassigned/session:s9"
     assert ok(acme.store("unknown", 1, "session:s9"))["entity"] == unknown
@@ -237,9 +237,13 @@ def test_only_an_unknown_entity_gets_defaults(acme: HierarchicalLTMBackend) -> N
 
 
 @criterion("memory", "3", "an entity of another organisation is not what a name means")
-def test_a_name_does_not_lead_to_another_organisation(acme: HierarchicalLTMBackend) -> None:
-    for path in (S123, GLOBEX):
-        ok(acme.register_entity(path))
+def test_a_name_does_not_lead_to_another_organisation(
+    acme: HierarchicalLTMBackend, place: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ok(acme.register_entity(S123))
+    monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "globex")
+    with open_backend(place, sqlite_catalog) as globex:
+        ok(globex.register_entity(GLOBEX))
     assert ok(acme.store("key", 1, "session:s123"))["entity"] == S123
 
 
@@ -269,7 +273,7 @@ def test_what_names_no_organisation_is_in_the_root(acme: HierarchicalLTMBackend)
     assert ok(acme.store("a", 1))["entity"] == ACME
     assert ok(acme.store("b", 1, "project:alpha"))["entity"] == ALPHA
     filled = f"{ACME}/project:_unassigned/user:bob"
-    assert ok(acme.register_entity_with_defaults("user", "bob"))["entity"] == filled
+    assert acme.register_entity_with_defaults("user", "bob") == filled
     assert ok(acme.register_entity("project:beta"))["entity"] == f"{ACME}/project:beta"
     assert ok(acme.list_entities("project:_unassigned"))["entities"] == [filled]
     assert ok(acme.retrieve("b", "project:alpha"))["value"] == 1

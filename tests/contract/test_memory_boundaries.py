@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from driftline.storage.errors import BadEntity, BadEntry
+from driftline.storage.errors import AccessDenied, BadEntity, BadEntry
 from driftline.storage.memory.catalog.private_keys import MAX_BOUND_CHARACTERS
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.tasks.embedding.embedder import WordTableEmbedder
@@ -124,7 +124,8 @@ def test_what_is_outside_is_refused_alike_whether_it_exists_or_not(opened: Opene
             told.add(str(refusal.value).replace(name, "it"))
         assert len(told) == 1
     assert alpha.ancestors("user:new") == []
-    assert alpha.search("", None, None, allowed_ancestors=[BETA]) == []
+    with pytest.raises(AccessDenied):
+        alpha.search("", None, None, allowed_ancestors=[BETA])
 
 
 def test_a_long_key_is_refused_whether_it_is_taken_or_not(opened: Opened) -> None:

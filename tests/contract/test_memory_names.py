@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from driftline.storage.errors import BadEntity
-from driftline.storage.hierarchy import Hierarchy
-from driftline.storage.memory.store import MemoryStore
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity, BadEntry
+from driftline.storage.hierarchy import Hierarchy, lineage
+from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 ALPHA, BETA = "org:acme/project:alpha", "org:acme/project:beta"
 Opened = Callable[..., MemoryStore]
@@ -94,3 +96,114 @@ def test_what_cannot_be_a_name_is_refused_before_the_catalog_sees_it(opened: Ope
     with pytest.raises(BadEntity) as refusal:
         opened().names.find(name)
     assert str(refusal.value).encode()
+
+
+# -- calls without a scope -------------------------------------------------------------------
+
+S123 = f"{ALPHA}/user:alice/session:s123"
+KEYED: dict[str, Callable[[MemoryStore, str], object]] = {
+    "retrieve": lambda store, key: [key] if store.retrieve(key) is not None else [],
+    "retrieve_batch": lambda store, key: list(store.retrieve_batch([key, "unknown"])),
+    "search": lambda store, key: [entry.key for entry in store.search(key)],
+    "query_index": lambda store, key: [row["key"] for row in store.query_index((key, f"{key}~"))],
+    "delete": lambda store, key: [key] if store.delete(key) else [],
+}
+
+
+@pytest.mark.parametrize("call", KEYED)
+@pytest.mark.parametrize("root", [None, "org:acme", ALPHA, f"{ALPHA}/user:alice"])
+@pytest.mark.parametrize("owner", ["org:acme", ALPHA, S123, ("session", "s123"), None])
+def test_what_was_stored_is_found_without_a_scope(call: str, root: Any, owner: Any, opened: Opened) -> None:
+    opened().register_entity(S123)
+    store = opened(root)
+    owner = store.names.root if owner is None else owner
+    try:
+        store.store("conversation:001", {"n": 1}, owner)
+    except BadEntity:
+        assert root is not None
+        assert owner in ("org:acme", ALPHA)
+        return
+    assert KEYED[call](store, "conversation:001") == ["conversation:001"]
+
+
+@pytest.mark.parametrize("root", ["org:acme", ALPHA])
+def test_nothing_is_written_outside_of_the_root(root: str, opened: Opened) -> None:
+    opened().store("theirs", 1, "org:globex/project:alpha")
+    store = opened(root)
+    writes: list[Callable[[], object]] = [
+        lambda: store.store("mine", 1, "org:globex"),
+        lambda: store.store_many([MemoryItem("one", 1, ALPHA), MemoryItem("two", 2, "org:globex/project:alpha")]),
+        lambda: store.register_entity("org:globex/project:new"),
+        lambda: store.register_entity_with_defaults("user", "u", {"org": "globex"}),
+        lambda: store.delete_entity("org:globex", cascade=True),
+    ]
+    for write in writes:
+        with pytest.raises(BadEntity, match="outside of the root"):
+            write()
+    assert store.retrieve_batch(["mine", "one", "two"]) == {}
+    assert opened().retrieve("theirs") is not None
+
+
+def test_a_key_of_two_tenants_is_an_error_that_lists_both(opened: Opened) -> None:
+    store = opened()
+    for place in (S123, "org:globex"):
+        store.store("plan", place, place)
+    store.store("other", 1, "org:globex")
+    calls: list[Callable[[], object]] = [
+        lambda: store.retrieve("plan"),
+        lambda: store.retrieve_batch(["other", "plan"]),
+        lambda: store.delete("plan"),
+    ]
+    for call in calls:
+        with pytest.raises(BadEntry, match=rf"Several tenants.*'plan'.*{S123}, org:globex"):
+            call()
+    assert {entry.value for entry in store.search("plan")} == {S123, "org:globex"}
+    assert store.delete("plan", "org:globex")
+    found = store.retrieve("plan")
+    assert found is not None
+    assert found.value == S123
+
+
+def test_entities_are_listed_and_indexes_rebuilt_without_a_scope(opened: Opened) -> None:
+    store = opened()
+    store.store("plan", 1, S123)
+    store.store("other", 2, "org:globex")
+    every = [*lineage(Entity.of_directory(S123)), Entity.of_directory("org:globex")]
+    assert [record.entity for record in store.list_entities()] == every
+    assert [record.entity for record in store.list_entities(limit=2, after="org:acme")] == every[1:3]
+    assert [record.entity.id for record in store.list_entities(type="org")] == ["acme", "globex"]
+    assert sorted(store.rebuild()) == sorted(entity.directory for entity in every)
+    assert opened("org:acme").rebuild().keys() == {entity.directory for entity in every[:-1]}
+
+
+def test_a_private_key_is_found_without_a_scope(opened: Opened) -> None:
+    """A store that is bound below its tenant keeps a key of its own beside that of another entity."""
+    store = opened()
+    store.store("plan", "of beta", BETA)
+    with MemoryStore(
+        store.workspace.objects.uri, catalog_url=str(store.catalog.url.render_as_string(False)), within=ALPHA
+    ) as bound:
+        bound.store("plan", "of alpha", ALPHA)
+        bound.store("own", "of alpha", ALPHA)
+        assert bound.retrieve("plan").value == "of alpha"  # type: ignore[union-attr]
+    assert store.retrieve("plan").value == "of beta"  # type: ignore[union-attr]
+    store.delete("plan", BETA)
+    assert store.retrieve("plan").value == "of alpha"  # type: ignore[union-attr]
+
+
+def test_search_by_meaning_covers_all_tenants_without_a_scope(opened: Opened, tmp_path: Path, tiny_model: Path) -> None:
+    uri, catalog = str(tmp_path / "workspace"), opened().catalog.url.render_as_string(False)
+    with MemoryStore(uri, catalog_url=catalog, embedder=lambda: WordTableEmbedder.open(str(tiny_model))) as store:
+        for place in (S123, "org:globex", "org:default/project:p"):
+            for n in range(3):
+                store.store(f"{n} {place}", f"the cat sat {n}", place)
+        hits = store.search_memory("the cat sat 1", 4, explain=True)
+        assert [hit.rank for hit in hits] == [1, 2, 3, 4]
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        assert {hit.record.entity.tenant.id for hit in hits[:3]} == {"acme", "globex", "default"}
+        assert hits.explanation is not None
+        assert hits.explanation.entries == 9
+        limited = store.search_memory("the cat sat", 9, allowed_ancestors=["org:globex"])
+        assert {hit.record.entity.tenant.id for hit in limited} == {"globex"}
+        filtered = store.search_memory("the cat sat", 9, {"entity": ALPHA})
+        assert {hit.record.entity.tenant.id for hit in filtered} == {"acme"}

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import BadEntity, CatalogMismatch, UsageError
+from driftline.storage.errors import AccessDenied, BadEntity, CatalogMismatch, UsageError
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 
@@ -268,16 +268,25 @@ def test_allowed_ancestors_limit_and_an_empty_list_allows_nothing(filled: Memory
         return page.total_count
 
     assert count(None) == 15
-    assert count([]) == 0
     assert count(["org:acme/project:beta"]) == 6
     assert count([S1, "org:acme/project:beta/user:alice/session:s1", "org:acme/project:none"]) == 6
     assert count([ACME]) == 15
-    assert count(["org:other"]) == 0
+    denied: list[list[str]] = [[], ["org:other"], ["org:acme/project:none"]]
+    for allowed in denied:
+        told = set()
+        for name in ("alice", "bob", "nobody"):
+            with pytest.raises(AccessDenied) as refusal:
+                filled.retrieve_by_entity("user", name, within=ACME, allowed_ancestors=allowed)
+            told.add(str(refusal.value).replace(name, "it"))
+        assert len(told) == 1, allowed  # whether it exists does not show
+    for allowed in denied[:2]:
+        with pytest.raises(AccessDenied):
+            filled.search("alice", None, ACME, allowed_ancestors=allowed)
 
 
 def test_a_scope_below_the_tenant_hides_what_lies_beside_it(filled: MemoryStore) -> None:
     key = f"{S1} 0"
-    for scope, visible in [(ACME, True), (ALICE, True), (S1, True), (S2, False), (BOB, False), (None, False)]:
+    for scope, visible in [(ACME, True), (ALICE, True), (S1, True), (S2, False), (BOB, False), (None, True)]:
         assert (filled.retrieve(key, scope) is not None) == visible, scope
     assert not filled.delete(key, S2)
     assert filled.delete(key, S1)

@@ -209,3 +209,21 @@ def test_a_pull_onto_a_full_disk_is_told_and_completed_by_the_next(
         assert driftline(*pull).code == 0
         assert_in_step(Workspace.open(place.as_uri()), ENTITY, files_below(tree))
     assert failures >= 4
+
+
+def test_a_cleanup_frees_a_full_disk(small_disk: Path, tree: Path, index: Callable[..., Any]) -> None:
+    """What needs no lease is deleted where no lease can be written, and the rest after that."""
+    workspace, ballast = small_disk / "workspace", Ballast(small_disk)
+    assert index(workspace).code == 0
+    left = workspace / "org:default" / f".tmp-{'0' * 32}"
+    left.write_bytes(bytes(512 * 1024))
+    fragment = next(workspace.rglob("*.lance/data/*.lance"))
+    uncommitted = fragment.with_name(f"{'0' * 24}.lance")
+    uncommitted.write_bytes(fragment.read_bytes())
+    ballast.leave(0)
+    report = clean_workspace(CleanupRequest(workspace.as_uri(), 0.0, False))
+    assert not left.exists()
+    assert {Path(orphan.path).name for orphan in report.deleted} >= {left.name}
+    ballast.away()
+    assert index(workspace).code == 0
+    assert_in_step(Workspace.open(str(workspace)), ENTITY, files_below(tree))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +16,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
+import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
 from driftline.flows.runs.cleanup_run import CleanupReport, CleanupRequest, clean_workspace
@@ -344,3 +348,50 @@ def test_a_catalog_from_a_backup_may_be_adopted(backup: str, driftline: Callable
         store.store("later", 2, OWNER)
     assert values(backup)["later"] == 2
     assert findings(verified(backup)) == []
+
+
+def test_memory_on_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
+    """``get``, ``search``, ``list`` and ``verify`` need no write access; ``put`` says that it has none."""
+    if shutil.which("unshare") is None:
+        pytest.skip("unshare is not installed (Debian: apt-get install util-linux)")
+    place = tmp_path / "memory"
+    with dl.create_ltm_backend(storage_uri=str(place), catalog_url=f"sqlite:///{place}/_catalog.sqlite") as backend:
+        backend.store("plan", {"step": 1}, "org:acme")
+    driftline = f"{sys.executable} -m driftline"
+    script = f"""
+        mount --bind {place} {place} && mount -o remount,ro,bind {place} || exit 77
+        for command in 'get plan' 'list' 'search plan'; do
+            {driftline} memory $command --workspace {place} --json || exit 1
+        done
+        {driftline} verify --workspace {place} --json || exit 2
+        {driftline} memory put plan 2 --entity org:acme --workspace {place}; test $? = 2 || exit 3
+    """
+    unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("LTM_", "DATABASE_"))}
+    done = subprocess.run([*unshare, "sh", "-c", script], capture_output=True, text=True, env=variables, check=False)
+    if done.returncode == 77:
+        pytest.skip("a read-only mount needs root, or user namespaces")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cannot be written to" in done.stderr
+
+
+@pytest.mark.parametrize("call", ["retrieve", "retrieve_by_entity", "search", "search_memory", "delete"])
+def test_a_catalog_from_a_backup_is_an_error_of_every_read(call: str, tmp_path: Path, tiny_model: Path) -> None:
+    """Whether the root is configured or not: an entry that the catalog has lost is not just missing."""
+    place, backup = tmp_path / "memory", tmp_path / "backup.sqlite"
+    options: dict[str, Any] = {"storage_uri": str(place), "embedding": {"model": str(tiny_model)}}
+    with dl.create_ltm_backend(**options) as backend:
+        backend.store("old", 1, "org:acme")
+    shutil.copy(place / "_catalog.sqlite", backup)
+    with dl.create_ltm_backend(**options) as backend:
+        backend.store("new", 2, "org:acme")
+        backend.store("other", 3, "org:globex")
+    shutil.copy(backup, place / "_catalog.sqlite")
+    arguments = ("org", "acme") if call == "retrieve_by_entity" else ("new",)
+    for root in (None, {"root_entity": {"type": "org", "id": "acme"}}):
+        with dl.create_ltm_backend(**options, hierarchy=root) as backend:
+            answer = getattr(backend, call)(*arguments)
+            assert (answer["success"], answer.get("error_type")) == (False, "catalog_mismatch"), answer
+    with dl.create_ltm_backend(**options) as backend:
+        assert backend.retrieve("old")["value"] == 1
+        assert backend.retrieve("other")["error_type"] == "catalog_mismatch"

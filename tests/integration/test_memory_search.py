@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from driftline.storage.errors import BadEntry, StorageError, UsageError
+from driftline.storage.errors import AccessDenied, BadEntry, StorageError, UsageError
 from driftline.storage.lance import vector_index
 from driftline.storage.lance.vector_index import is_indexed
 from driftline.storage.memory import vectors as memory_vectors
@@ -144,7 +144,8 @@ def test_filters_are_anded_and_undefined_ones_left_out(store: MemoryStore) -> No
 
 def test_scopes_and_allowed_ancestors_are_pushed_down(store: MemoryStore) -> None:
     assert set(found(store, "cat", 1, scope="org:acme/project:q")) == {"field"}
-    assert found(store, "cat", 10, allowed_ancestors=[]) == []
+    with pytest.raises(AccessDenied):
+        found(store, "cat", 10, allowed_ancestors=[])
     assert "cat" in found(store, "cat", 10, allowed_ancestors=[S1])
     assert "release" not in found(store, "release", 10, allowed_ancestors=[S1])
     assert found(store, "cat", 10, scope="org:other") == []

@@ -158,7 +158,7 @@ def test_requests_are_priced_where_runs_have_counted_them() -> None:
     assert {line.name: values(line) for line in series} == {"put": [500, 500], "get": [7, 7]}
     assert cost == pytest.approx(0.01)
     assert history.requests({})[1] is None
-    stats = WorkspaceStats("w", 1, 1, False, None, "m", (), 0, None)
+    stats = WorkspaceStats(1, 1, False, None, "w", "m", (), 0, None)
     html = render(stats, list(reversed(history.runs)), START, {"put": 0.01})
     assert "Cost per run: requests" in html
     assert "0.0100" in html

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import BadEntity
+from driftline.storage.errors import AccessDenied, BadEntity
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.listing import MemoryListing
 from driftline.storage.memory.store import MemoryItem, MemoryStore
@@ -125,8 +125,8 @@ class IsolationMachine(RuleBasedStateMachine):
             # A scope limits what a call sees, whatever else it names.
             found = [str(record.entity) for record in self.store.list_entities(place, after=foreign)]
             assert all(name.startswith(f"{tenant}/") for name in found)
-            hidden = self.store.retrieve_by_entity("project", "p", within=place, allowed_ancestors=[foreign + owner])
-            assert (hidden.entries, hidden.total_count) == ((), 0)
+            with pytest.raises(AccessDenied):
+                self.store.retrieve_by_entity("project", "p", within=place, allowed_ancestors=[foreign + owner])
 
     @rule(tenant=tenants, other=tenants)
     def move_abroad(self, tenant: str, other: str) -> None:
@@ -150,8 +150,10 @@ class IsolationMachine(RuleBasedStateMachine):
             return
         name = foreign.partition(":")[2]
         assert self.store.retrieve_by_entity("org", name, within=tenant).total_count == 0
-        assert self.store.retrieve_by_entity("user", "alice", within=tenant, allowed_ancestors=[foreign]).entries == ()
-        assert self.store.search("", None, tenant, allowed_ancestors=[foreign + owner]) == []
+        with pytest.raises(AccessDenied):
+            self.store.retrieve_by_entity("user", "alice", within=tenant, allowed_ancestors=[foreign])
+        with pytest.raises(AccessDenied):
+            self.store.search("", None, tenant, allowed_ancestors=[foreign + owner])
         # A cursor of another tenant does not leave the scope.
         cursor = self.store.retrieve_by_entity("org", name, within=foreign, limit=1).cursor
         seen = self.store.retrieve_by_entity("org", tenant.partition(":")[2], within=tenant, cursor=cursor)
@@ -164,7 +166,8 @@ class IsolationMachine(RuleBasedStateMachine):
         assert all(hit.record.value["owner"] == tenant for hit in hits)
         if foreign != tenant:
             assert self.store.search_memory("secret", 20, {"entity": foreign}, tenant) == []
-            assert self.store.search_memory("secret", 20, None, tenant, allowed_ancestors=[foreign]) == []
+            with pytest.raises(AccessDenied):
+                self.store.search_memory("secret", 20, None, tenant, allowed_ancestors=[foreign])
 
     def teardown(self) -> None:
         self.store.flush()

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from driftline.flows.config.memory_settings import MemoryConfiguration, load_memory_configuration, open_memory
+import driftline as dl
+from driftline.flows.config.memory_settings import (
+    VARIABLES,
+    MemoryConfiguration,
+    load_memory_configuration,
+    open_memory,
+)
 from driftline.storage.errors import UsageError
 
 FULL = """
@@ -83,7 +90,7 @@ def test_a_root_given_by_id_alone_is_of_the_first_level() -> None:
         ("pool_size: 7", "pool_size: none", "catalog.pool_size"),
         ("type: postgresql,", "type: sqlite,", "the type is sqlite"),
         ("backend: hierarchical", "backend: flat", "backend"),
-        ("compression: zstd", "compression: snappy", "index.compression"),
+        ("compression: zstd", "compression: zip", "index.compression"),
         ("${PASSWORD}", "${MISSING}", "MISSING is not set"),
         ("ltm:", "other:", "settings.ltm"),
         ("[org, team, agent]", "[org, ", "no YAML"),
@@ -109,3 +116,33 @@ def test_cache_and_threads_reach_the_store(tmp_path: Path, enabled: bool) -> Non
     )
     with open_memory(configuration) as store:
         assert (store._pool._max_workers, store._blobs._cache.ttl) == (3, 60 if enabled else 0)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip", "brotli", "lz4", "none"])
+def test_indexes_are_written_as_configured(compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deltas, compacted and rebuilt indexes alike; whatever is configured later, all of them are read."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    place, embedding = str(tmp_path / "memory"), {"enabled": False}
+    config = {"row_group_size": 1_000, "compression": compression}
+    index = tmp_path / "memory/org:default/_index.parquet"
+
+    def written(path: Path) -> tuple[int, str]:
+        metadata = pq.ParquetFile(path).metadata
+        return metadata.row_group(0).num_rows, metadata.row_group(0).column(3).compression
+
+    meant = "UNCOMPRESSED" if compression == "none" else compression.upper()
+    with dl.create_ltm_backend(storage_uri=place, index_config=config, embedding=embedding) as backend:
+        backend.store_many([{"key": f"key {n}", "value": n} for n in range(1_500)])
+        backend.core.flush()
+        assert [written(path) for path in index.parent.glob("_index_delta_*")] == [(1_000, meant)]
+        backend.compact_indexes("org:default")
+        assert written(index) == (1_000, meant)
+        index.unlink()
+        backend.core.rebuild("org:default")
+        assert written(index) == (1_000, meant)
+    with dl.create_ltm_backend(storage_uri=place, embedding=embedding) as backend:
+        assert len(backend.query_index(limit=2_000)["rows"]) == 1_500
+    for wrong in ({"compression": "zip"}, {"row_group_size": 0}, {"row_group_size": "many"}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            dl.create_ltm_backend(storage_uri=place, index_config=wrong)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -19,6 +20,7 @@ from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from driftline.storage.errors import (
+    AccessDenied,
     CatalogConnectionError,
     CatalogError,
     CatalogMismatch,
@@ -71,7 +73,8 @@ class Catalog:
 
     ``read`` and ``write`` run a function in one transaction, and retry it up to ``len(RETRY_DELAYS_SECONDS)`` times
     after a lost connection or a deadlock. The function must therefore be idempotent, even after a commit whose
-    acknowledgement was lost. Raises CatalogConnectionError, CatalogError.
+    acknowledgement was lost. A SQLite catalog in a folder without write access can still be read. Raises
+    CatalogConnectionError, CatalogError, and AccessDenied for a write without access.
     """
 
     def __init__(self, url: str, pool_size: int = DEFAULT_POOL_SIZE) -> None:
@@ -84,7 +87,8 @@ class Catalog:
     def _connect(self, url: URL) -> None:
         self.url = url
         self.where = url.set(username=None, password=None, query={}).render_as_string()
-        self._engine = _engine(url, self._pool_size)
+        self.is_read_only = self.is_sqlite and _is_read_only(Path(url.database or ""))
+        self._engine = _engine(_read_only(url) if self.is_read_only else url, self._pool_size)
 
     def read(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run ``work`` in a read-only transaction and return its result."""
@@ -92,6 +96,8 @@ class Catalog:
 
     def write(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run ``work`` in a transaction, commit it durably and return its result."""
+        if self.is_read_only:
+            raise AccessDenied("The catalog cannot be written to", self.where, "Make its folder writable.")
         # In SQLite, a transaction that begins as a reader and then writes cannot wait for another writer.
         return self._run("BEGIN IMMEDIATE", work)
 
@@ -304,7 +310,7 @@ def _engine(url: URL, pool_size: int) -> sa.Engine:
             json_serializer=_json,
             connect_args={"timeout": BUSY_TIMEOUT_SECONDS},
         )
-        sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "connect", _prepare_reader if "mode" in url.query else _prepare_sqlite)
         return engine
     try:
         engine = sa.create_engine(
@@ -320,6 +326,24 @@ def _engine(url: URL, pool_size: int) -> sa.Engine:
         ) from error
     sa.event.listen(engine, "connect", neighbours.find_schema)
     return engine
+
+
+def _is_read_only(file: Path) -> bool:
+    return file.exists() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
+
+
+def _read_only(url: URL) -> URL:
+    """``url`` for reading where SQLite cannot make its files for writers.
+
+    With a log of writers beside it, the file may change; without one, nobody has it open for writing.
+    """
+    path = os.path.abspath(url.database or "")
+    query = {"mode": "ro", "uri": "true"} | ({} if os.path.exists(f"{path}-wal") else {"immutable": "1"})
+    return url.set(database=f"file:{quote(path)}", query=query)
+
+
+def _prepare_reader(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None
 
 
 def _json(value: Any) -> str:

@@ -133,29 +133,37 @@ def ancestors(connection: Connection, entity: Entity) -> list[EntityRecord]:
 
 
 def descendants(
-    connection: Connection,
-    entity: Entity,
-    *,
-    type: str | None = None,
-    max_depth: int | None = None,
-    after: str = "",
-    limit: int | None = None,
+    connection: Connection, entity: Entity, *, type: str | None = None, max_depth: int | None = None
 ) -> list[EntityRecord]:
-    """The entities below ``entity``, without itself, ordered by directory; only those after the directory ``after``."""
+    """The entities below ``entity``, without itself, ordered by directory."""
+    query = _below(entity, type)
+    if max_depth is not None:
+        query = query.where(closure.c.depth <= max_depth)
+    return [_record(row, row.depth) for row in connection.execute(query)]
+
+
+def page(
+    connection: Connection, *, entity: Entity | None = None, type: str | None = None, after: str = "", limit: int
+) -> list[EntityRecord]:
+    """Up to ``limit`` entities after the directory ``after``, in its order: those below ``entity``, or all."""
+    query = _below(entity, type).where(entities.c.path > after).limit(limit)
+    return [_record(row, row.depth) for row in connection.execute(query)]
+
+
+def _below(entity: Entity | None, type: str | None) -> sa.Select[tuple[str, datetime, int]]:
+    """The entities below ``entity``, or all, with their distance to it, or to the tenant."""
     top = entities.alias()
     query = (
         sa.select(entities.c.path, entities.c.created, closure.c.depth)
         .join(closure, closure.c.descendant_id == entities.c.id)
         .join(top, top.c.id == closure.c.ancestor_id)
-        .where(top.c.path == entity.directory, closure.c.depth > 0, entities.c.path > after)
         .order_by(entities.c.path)
-        .limit(limit)
     )
-    if type is not None:
-        query = query.where(entities.c.type == type)
-    if max_depth is not None:
-        query = query.where(closure.c.depth <= max_depth)
-    return [_record(row, row.depth) for row in connection.execute(query)]
+    if entity is None:
+        query = query.join(tenants, tenants.c.id == entities.c.tenant_id).where(top.c.path == tenants.c.path)
+    else:
+        query = query.where(top.c.path == entity.directory, closure.c.depth > 0)
+    return query if type is None else query.where(entities.c.type == type)
 
 
 # -- changing, under the tenant's lock -------------------------------------------------------

@@ -21,8 +21,8 @@ from driftline.storage.entities import Entity
 from driftline.storage.ids import new_ulid
 from driftline.storage.memory.catalog import queries
 from driftline.storage.memory.catalog.drafts import Drafts
-from driftline.storage.memory.catalog.queries import EntryRow, Scope
-from driftline.storage.memory.catalog.tables import MAX_KEY_CHARACTERS, entries
+from driftline.storage.memory.catalog.queries import EntryRow, Everywhere, Scope
+from driftline.storage.memory.catalog.tables import MAX_KEY_CHARACTERS, entries, tenants
 
 MARK = "\x1f"
 """Stands between a key and what makes it private; keys of users have no control characters."""
@@ -43,20 +43,33 @@ def shown(key: str) -> str:
     return key.partition(MARK)[0]
 
 
-def get(connection: Connection, keys: Sequence[str], scope: Scope, now: datetime) -> list[EntryRow]:
-    """The entries of ``keys`` that are in ``scope`` and have not expired, by their own key or a private form of it."""
+def get(connection: Connection, keys: Sequence[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
+    """The entries of ``keys`` that are in ``scope`` and have not expired, by their own key or a private form of it.
+
+    A scope of all tenants may have several entries of one key, one for each tenant.
+    """
     rows = queries.get(connection, keys, scope, now)
+    if isinstance(scope, Everywhere):
+        found = {(_tenant(row), shown(row.key)): row for row in [*_private(connection, keys, scope, now), *rows]}
+        return list(found.values())
     missing = set(keys) - {row.key for row in rows}
     return [*rows, *find(connection, missing, scope, now).values()] if missing else rows
 
 
 def find(connection: Connection, keys: Collection[str], scope: Scope, now: datetime) -> dict[str, EntryRow]:
     """The newest entry in ``scope`` of each of ``keys`` that has one under a private form, by key."""
-    query = _query(connection.dialect.name, len(scope.within.parts) > 1, scope.allowed is not None)
-    parameters = {"tenant": scope.within.tenant.directory, **queries.parameters_of(scope, now)}
-    found = connection.execute(query, {**parameters, "keys": queries.as_list(connection, keys)})
-    rows = sorted((EntryRow(*row) for row in found), key=lambda row: row.rev)
-    return {shown(row.key): row for row in rows}
+    return {shown(row.key): row for row in _private(connection, keys, scope, now)}
+
+
+def _private(connection: Connection, keys: Collection[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
+    """The entries in ``scope`` under private forms of ``keys``, the newest of each tenant last."""
+    query = _query(connection.dialect.name, queries.depth_of(scope), scope.allowed is not None)
+    parameters = {**queries.parameters_of(scope, now), "keys": queries.as_list(connection, keys)}
+    return sorted((EntryRow(*row) for row in connection.execute(query, parameters)), key=lambda row: row.rev)
+
+
+def _tenant(row: EntryRow) -> str:
+    return row.path.partition("/")[0]
 
 
 def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], within: Entity, now: datetime) -> Drafts:
@@ -72,11 +85,14 @@ def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], with
 
 
 @cache
-def _query(dialect: str, is_deep: bool, is_limited: bool) -> sa.Select[Any]:
+def _query(dialect: str, depth: int, is_limited: bool) -> sa.Select[Any]:
     if dialect == "postgresql":
         given = sa.func.unnest(sa.bindparam("keys", type_=ARRAY(sa.Text)))
         asked = given.table_valued("value").render_derived()
     else:
         asked = sa.func.json_each(sa.bindparam("keys")).table_valued("value")
     begins = sa.and_(entries.c.key > asked.c.value.concat(MARK), entries.c.key < asked.c.value.concat(_BEHIND))
-    return queries.visible(is_deep, is_limited).join(asked, begins)
+    query = queries.visible(depth, is_limited).join(asked, begins)
+    if depth:
+        return query
+    return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))  # so that the index by tenant and key serves

@@ -63,6 +63,21 @@ class Scope:
     within: Entity
     allowed: tuple[Entity, ...] | None = None
 
+    def of(self, path: str) -> Scope:
+        """The scope itself, which covers the owner ``path`` of any entry that was read with it."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """The entries of all tenants, for calls of a store without a root that name no scope; ``allowed`` as in Scope."""
+
+    allowed: tuple[Entity, ...] | None = None
+
+    def of(self, path: str) -> Scope:
+        """The scope of the tenant that the entity of the directory ``path`` belongs to."""
+        return Scope(Entity.of_directory(path).tenant, self.allowed)
+
 
 COLUMNS = (
     entries.c.key,
@@ -80,11 +95,11 @@ COLUMNS = (
 )
 
 
-def get(connection: Connection, keys: Iterable[str], scope: Scope, now: datetime) -> list[EntryRow]:
+def get(connection: Connection, keys: Iterable[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
     """The entries of ``keys`` that are in ``scope`` and have not expired."""
-    query = _get_query(connection.dialect.name, len(scope.within.parts) > 1, scope.allowed is not None)
-    parameters = {"tenant": scope.within.tenant.directory, **parameters_of(scope, now)}
-    return [EntryRow(*row) for row in connection.execute(query, {**parameters, "keys": as_list(connection, keys)})]
+    query = _get_query(connection.dialect.name, depth_of(scope), scope.allowed is not None)
+    parameters = {**parameters_of(scope, now), "keys": as_list(connection, keys)}
+    return [EntryRow(*row) for row in connection.execute(query, parameters)]
 
 
 def page(
@@ -128,14 +143,19 @@ def tops_of(connection: Connection, type: str, name: str, within: Entity) -> lis
 
 
 def search(
-    connection: Connection, words: Sequence[str], fields: Mapping[str, Any], scope: Scope, now: datetime, limit: int
+    connection: Connection,
+    words: Sequence[str],
+    fields: Mapping[str, Any],
+    scope: Scope | Everywhere,
+    now: datetime,
+    limit: int,
 ) -> list[EntryRow]:
     """The entries whose key contains all ``words``, ignoring case, and whose metadata matches ``fields``; latest first.
 
     A field matches a value that it equals, or a list that contains it.
     """
     query = (
-        visible(len(scope.within.parts) > 1, scope.allowed is not None)
+        visible(depth_of(scope), scope.allowed is not None)
         .where(*(sa.func.lower(entries.c.key).contains(_lower(word), autoescape=True) for word in words))
         .order_by(entries.c.updated.desc(), entries.c.key)
         .limit(limit)
@@ -143,8 +163,7 @@ def search(
     for name, expected in fields.items():
         values = expected if isinstance(expected, (list, tuple)) else [expected]
         query = query.where(sa.or_(sa.false(), *(_has_field(connection, name, value) for value in values)))
-    parameters = {"tenant": scope.within.tenant.directory, **parameters_of(scope, now)}
-    return [EntryRow(*row) for row in connection.execute(query, parameters)]
+    return [EntryRow(*row) for row in connection.execute(query, parameters_of(scope, now))]
 
 
 def expired_keys(
@@ -194,16 +213,26 @@ _TOPS = (
 )
 
 
-def parameters_of(scope: Scope, now: datetime) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"now": now, "within": [scope.within.directory]}
+def depth_of(scope: Scope | Everywhere) -> int:
+    """The number of levels that the scope fixes: 0 for all tenants, 1 for one, more below it."""
+    return len(scope.within.parts) if isinstance(scope, Scope) else 0
+
+
+def parameters_of(scope: Scope | Everywhere, now: datetime) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"now": now}
+    if isinstance(scope, Scope):
+        parameters |= {"within": [scope.within.directory], "tenant": scope.within.tenant.directory}
     if scope.allowed is not None:
         parameters["allowed"] = [entity.directory for entity in scope.allowed]
     return parameters
 
 
 @cache
-def _get_query(dialect: str, is_deep: bool, is_limited: bool) -> sa.Select[Any]:
-    return visible(is_deep, is_limited).where(is_listed(dialect, entries.c.key, "keys"))
+def _get_query(dialect: str, depth: int, is_limited: bool) -> sa.Select[Any]:
+    query = visible(depth, is_limited).where(is_listed(dialect, entries.c.key, "keys"))
+    if depth:
+        return query
+    return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))  # so that the index by tenant and key serves
 
 
 @cache
@@ -264,15 +293,12 @@ def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[
 
 
 @cache
-def visible(is_deep: bool, is_limited: bool) -> sa.Select[Any]:
-    """The entries in a scope: ``is_deep`` if it is below the tenant's root, ``is_limited`` if it has ``allowed``."""
-    return (
-        sa.select(*COLUMNS)
-        .select_from(entries)
-        .join(tenants, tenants.c.id == entries.c.tenant_id)
-        .join(entities, entities.c.id == entries.c.entity_id)
-        .where(tenants.c.path == sa.bindparam("tenant"), _is_alive(), *conditions(is_deep, is_limited))
-    )
+def visible(depth: int, is_limited: bool) -> sa.Select[Any]:
+    """The entries in a scope of this ``depth``, which ``is_limited`` if it has ``allowed``."""
+    query = sa.select(*COLUMNS).select_from(entries).join(entities, entities.c.id == entries.c.entity_id)
+    if depth:
+        query = query.join(tenants, tenants.c.id == entries.c.tenant_id).where(tenants.c.path == sa.bindparam("tenant"))
+    return query.where(_is_alive(), *conditions(depth > 1, is_limited))
 
 
 def _is_alive() -> sa.ColumnElement[bool]:

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 from uuid import UUID
@@ -65,10 +65,15 @@ def check_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def check_expiry(expires_at: datetime | None) -> datetime | None:
-    """Return ``expires_at``, which must have a time zone. Raises BadEntry."""
-    if expires_at is not None and expires_at.utcoffset() is None:
-        raise BadEntry("An expiry time needs a time zone", str(expires_at), "Use datetime.now(UTC) + timedelta(…).")
-    return expires_at
+    """Return ``expires_at`` in UTC, which is also the zone of a time without one. Raises BadEntry."""
+    if expires_at is None:
+        return None
+    if not isinstance(expires_at, datetime):
+        raise BadEntry("The time of expiry must be a datetime", repr(expires_at)[:80])
+    try:
+        return (expires_at if expires_at.utcoffset() is not None else expires_at.replace(tzinfo=UTC)).astimezone(UTC)
+    except OverflowError as error:
+        raise BadEntry("The time of expiry is too early or too late", str(expires_at)) from error
 
 
 def encode(value: Any, what: str = "value") -> bytes:
