@@ -19,13 +19,8 @@ from numpy.typing import NDArray
 from driftline.storage.errors import UsageError
 from driftline.tasks.scanning.wildmatch import Pattern, translate
 
-<<<<<<< HEAD
 OUR_IGNORE_FILE = ".driftlineignore"
 IGNORE_FILES = (".gitignore", OUR_IGNORE_FILE)
-=======
-OWN_IGNORE_FILE = ".driftlineignore"
-IGNORE_FILES = (".gitignore", OWN_IGNORE_FILE)
->>>>>>> text
 """Read in every folder; the later one takes precedence."""
 
 BY_GIT, BY_US = 1, 2
@@ -119,13 +114,8 @@ class PatternList:
     """Ordered gitignore patterns: the last match decides.
 
     Patterns are relative to the folder ``base`` ("" or with a trailing slash). By default a pattern matches a single
-<<<<<<< HEAD
     entry, as in git's walk. With ``descendants`` a match of a folder also matches everything below it. ``mark`` is
     the verdict on a match.
-=======
-    entry, as in git's walk. With ``descendants`` a match of a folder also matches everything below it. The negated ones
-    may also ``admit`` what is named like a secret.
->>>>>>> text
     """
 
     def __init__(
@@ -135,17 +125,10 @@ class PatternList:
         *,
         descendants: bool = False,
         flags: str = "s",
-<<<<<<< HEAD
         mark: int = BY_GIT,
     ) -> None:
         self.base = base
         self.mark = mark
-=======
-        admits: bool = False,
-    ) -> None:
-        self.base = base
-        self.admits = admits
->>>>>>> text
         self._flags = flags
         encoded = (line.encode(errors="surrogateescape") if isinstance(line, str) else line for line in lines)
         patterns = [pattern for line in encoded if (pattern := translate(line, base)) is not None]

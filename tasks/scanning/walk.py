@@ -25,18 +25,12 @@ from driftline.tasks.git.isolation import excludes_file
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, find_nested, tracked_in
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
 from driftline.tasks.scanning.ignore import (
-<<<<<<< HEAD
     BY_GIT,
     BY_US,
     GIT,
     IGNORE_FILES,
     NEVER_ENTERED,
     OUR_IGNORE_FILE,
-=======
-    IGNORE_FILES,
-    NEVER_ENTERED,
-    OWN_IGNORE_FILE,
->>>>>>> text
     Matcher,
     PatternList,
     Rules,
@@ -364,9 +358,10 @@ class Walk:
     def _admit(self, secret: NDArray[np.bool_], paths: pa.Array, level: _Level) -> None:
         """Take from ``secret`` the files that a negated pattern of an ignore file of ours names."""
         admitted = secret.copy()
-        for patterns, (files, _) in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
-            if patterns.admits and files.stop > files.start:
-                patterns.apply(paths[files], admitted[files])
+        for patterns, parts in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
+            for files, _ in parts:
+                if patterns.mark == BY_US and files.stop > files.start:
+                    patterns.apply(paths[files], admitted[files])
         secret &= admitted
 
     def _good_names(self, paths: Sequence[str]) -> NDArray[np.bool_]:
@@ -430,12 +425,8 @@ def _patterns(read: Callable[[], bytes | None], path: str, base: str) -> Pattern
         return PatternList((), base)
     if data is None:
         log.warning("the ignore file %s is not a regular file, and is skipped", path)
-<<<<<<< HEAD
     mark = BY_US if path.endswith(f"/{OUR_IGNORE_FILE}") else BY_GIT
     return PatternList(read_ignore_file(data or b""), base, mark=mark)
-=======
-    return PatternList(read_ignore_file(data or b""), base, admits=os.path.basename(path) == OWN_IGNORE_FILE)
->>>>>>> text
 
 
 def above_and_self(paths: Iterable[str]) -> set[str]:

@@ -8,12 +8,8 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, NotIndexed, UsageError
 from driftline.storage.hierarchy import is_within
 from driftline.storage.ids import content_hash
-<<<<<<< HEAD
 from driftline.storage.lance.damage import without_panic
-from driftline.storage.lance.table import quote
-=======
 from driftline.storage.lines.queries import LineQuery, Passage
->>>>>>> text
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.text import decode, split_lines
