@@ -17,6 +17,8 @@ JOBS ?= 2
 # How long `make soak` takes, apart from its beginning and end; with seed 0 it draws one, and prints it.
 SOAK_SECONDS ?= 600
 SOAK_SEED ?= 0
+# How many damaged workspaces `make soak` tries.
+SOAK_WORKSPACES ?= 500
 # The tests of `make quick`: pure functions, models of the protocols, and one command from end to end.
 QUICK := tests/unit tests/property tests/integration/test_grep.py
 PYTEST := -m pytest -n $(JOBS) --dist loadgroup
@@ -77,8 +79,9 @@ lowest: $(DEVELOPMENT) ## index, search and unit tests with the lowest versions 
 	PATH="$(abspath $(LOWEST)/bin):$$PATH" $(LOWEST)/bin/python $(PYTEST) tests/unit tests/integration/test_cli_index.py \
 		--ignore tests/unit/test_house.py $(ARGS)
 
-soak: $(DEVELOPMENT) ## two hosts on a failing store, then the web server, ten minutes each (SOAK_SECONDS=60, SOAK_SEED=7)
+soak: $(DEVELOPMENT) ## two hosts on a failing store, the web server, damaged workspaces (SOAK_SECONDS=60, SOAK_WORKSPACES=50)
 	DRIFTLINE_SOAK_SECONDS=$(SOAK_SECONDS) DRIFTLINE_SOAK_SEED=$(SOAK_SEED) $(BIN)/python -m pytest -rP tests/soak $(ARGS)
+	DRIFTLINE_DAMAGED_WORKSPACES=$(SOAK_WORKSPACES) $(BIN)/python -m pytest --timeout 14400 tests/faults/test_damage.py -k any_change
 
 proofs: $(DEVELOPMENT) ## the long proofs in full: a minute of 13 processes, hundreds of random histories
 	DRIFTLINE_SOAK_SECONDS=60 DRIFTLINE_SOAK_FACTOR=30 $(BIN)/python -m pytest --timeout 3600 \

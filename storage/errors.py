@@ -190,6 +190,12 @@ class CorruptFile(DriftlineError):
     exit_code = 2
 
 
+def gave_up(reason: str, where: str) -> CorruptFile:
+    """The error for native code that has panicked or aborted over what it read."""
+    fix = "Run 'driftline verify --repair'."
+    return CorruptFile(f"Native code gave up on what it read: a table may be damaged ({reason})", where, fix)
+
+
 class StorageError(DriftlineError):
     """The store failed; a retry may succeed."""
 

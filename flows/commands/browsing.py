@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from driftline.flows.web.memory_stores import MemoryStores
     from driftline.flows.web.rate_limit import RateLimit
     from driftline.flows.web.requests import Reader
+    from driftline.flows.web.search_processes import SearchProcesses
     from driftline.flows.web.tools import Tools
     from driftline.storage.entities import Entity
     from driftline.storage.memory.store import MemoryStore
@@ -85,7 +86,6 @@ def web(
     from driftline.flows.config.reach import reach_of
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.web.requests import Reader
-    from driftline.flows.web.search_processes import SearchProcesses, default_processes
     from driftline.flows.web.serving import Exposure, web_server
     from driftline.storage.workspace.workspace import Workspace
 
@@ -100,20 +100,30 @@ def web(
         rate_limit=_rate_limit(rate) if is_public or proxy else None,
         cors_origins=tuple(cors_origin or ()),
     )
+    searches: list[SearchProcesses] = []
     with (
-        _newest(opened, cache) as newest,
+        _newest(opened, cache, searches) as newest,
         closing(_memory(target, opened)) as memory,
-        # Searches of a bucket wait for it, not for each other.
-        closing(SearchProcesses((processes or default_processes()) if newest().objects.is_local else 1)) as searching,
+        closing(_searching(newest().objects.is_local, processes)) as searching,
     ):
-        reader = Reader(newest, memory, searching.search)
+        reader = Reader(newest, memory, searching.run)
         server = web_server(reader, host, port, exposure, _tools(reader))
-        reader.warm()
+        searching.start(newest())
+        searches.append(searching)
         warn(f"serving {server.url}")
         _prepare_beside(reader)
         with watching_sources(opened) if watch else nullcontext(), suppress(KeyboardInterrupt):
             server.run()  # until a signal
     return DONE
+
+
+def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
+    """What reads the index. Searches of a bucket wait for it, not for each other."""
+    from driftline.flows.web import search_processes as made
+
+    if not is_local:
+        return made.SearchProcesses(1, made.SEARCHES_BESIDE_EACH_OTHER)
+    return made.SearchProcesses(processes or made.default_processes())
 
 
 def _prepare_beside(reader: Reader) -> None:
@@ -152,17 +162,23 @@ def _boundary(workspace: Workspace, within: str | None) -> Entity | None:
     return boundary_in(workspace, within)
 
 
-def _newest(workspace: Workspace, cache: bool | None) -> AbstractContextManager[Callable[[], Workspace]]:
+def _newest(
+    workspace: Workspace, cache: bool | None, searches: list[SearchProcesses]
+) -> AbstractContextManager[Callable[[], Workspace]]:
     """What opens the workspace for each request: in its copy, if one is asked for, or if a search has kept one."""
     from driftline.flows.config.search_settings import search_arguments
     from driftline.flows.config.toml_file import search_settings
     from driftline.flows.runs.cached_copy import has_copy, newest_of
     from driftline.tasks.search.query import warm
 
+    def prepare(found: Workspace) -> None:
+        for each in searches:  # none before the first copy
+            each.run(warm, found)
+
     if cache is None and not workspace.objects.is_local and "cache" not in search_settings():
         cache = has_copy(workspace)
     found = search_arguments({"cache": cache, "cache_bytes": None})
-    return newest_of(workspace, cache=found["cache"], max_bytes=found["cache_bytes"], warn=warn, prepare=warm)
+    return newest_of(workspace, cache=found["cache"], max_bytes=found["cache_bytes"], warn=warn, prepare=prepare)
 
 
 def _memory(target: str, workspace: Workspace) -> MemoryStores:

@@ -11,9 +11,10 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import takewhile
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from driftline.flows.commands import memory_limit
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
 from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
 from driftline.flows.output.plain import print_json, print_traceback, warn
-from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.errors import DriftlineError, UsageError, gave_up, is_panic
 
 COMMANDS = {
     "index": "indexing",
@@ -55,6 +56,8 @@ _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _BASES = typer.BadParameter.__mro__
 _WRONG_USE_ERRORS: Any = _BASES[_BASES.index(Exception) - 1]
 """The base of what typer raises for wrong use, whose name depends on its version."""
+_HANDLERS: list[Any] = []
+"""What explain_aborts has installed, which must live as long as the process."""
 _GARBAGE_THRESHOLD = 50_000
 """New objects between two garbage collections: imports create many objects and hardly any garbage."""
 
@@ -68,6 +71,7 @@ def load(command: str | None = None) -> None:
 def command_line() -> int:
     """Run ``main`` as the only task of this process."""
     gc.set_threshold(_GARBAGE_THRESHOLD)
+    explain_aborts(_wants_json(sys.argv[1:]))
     try:
         return main()
     finally:
@@ -77,7 +81,7 @@ def command_line() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Failures print one line, or a JSON object with ``--json``."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in takewhile(lambda argument: argument != "--", arguments)
+    as_json = _wants_json(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     quiet_libraries()
@@ -87,6 +91,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
     with json_lines() if as_log else nullcontext():
         return _run(arguments, as_json)
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    return "--json" in takewhile(lambda argument: argument != "--", arguments)
+
+
+def explain_aborts(as_json: bool) -> None:
+    """Let the process say why, if native code aborts it: a panic in the wrong place leaves Rust no other way.
+
+    No exception tells of it, and Python runs its own handlers of signals in the main thread only, between two
+    instructions. This one runs at once, where the signal arrives.
+    """
+    import ctypes
+
+    def explain(_: int) -> None:
+        try:
+            error = gave_up("it has aborted the command", "")
+            _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
+            sys.stdout.flush()
+        finally:
+            os._exit(WRONG_USE)
+
+    _HANDLERS.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(explain))
+    with suppress(OSError, AttributeError):  # no C library that Python knows, as on Windows
+        ctypes.CDLL(None).signal(int(signal.SIGABRT), _HANDLERS[-1])
 
 
 def _run(arguments: Sequence[str], as_json: bool) -> int:
@@ -103,7 +132,12 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
     except KeyboardInterrupt:
         code = _INTERRUPTED
-    except Exception as error:
+    except BaseException as error:
+        if is_panic(error):
+            error = gave_up(str(error).partition("\n")[0][:300], "")
+            return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
+        if not isinstance(error, Exception):
+            raise
         if failure := memory_limit.as_out_of_memory(error):
             return _fail(failure.exit_code, failure.kind, str(failure), as_json, failure.where, failure.fix)
         # A defect, or an unforeseen failure. Python's own exit code would be 1, which means "nothing found".

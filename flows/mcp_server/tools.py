@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated, ParamSpec, TypeVar
+from operator import call
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
@@ -23,7 +24,7 @@ from driftline.flows.mcp_server.answers import MAX_ANSWER_BYTES, ContextAnswer, 
 from driftline.flows.mcp_server.memory import FilterValue, MemoryAnswer, memory_answer
 from driftline.flows.output.search_journal import record_search
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError
+from driftline.storage.errors import DriftlineError, gave_up, is_panic
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.memory.store import MemoryStore
@@ -74,8 +75,11 @@ def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
             return tool(*args, **kwargs)
         except DriftlineError as error:
             raise ToolError(f"{error.kind}: {error}") from error
-        except Exception:
-            traceback.print_exc()  # a defect: the client only learns that the tool failed
+        except BaseException as error:
+            if is_panic(error):
+                raise ToolError(str(gave_up(str(error)[:300], ""))) from error
+            if isinstance(error, Exception):
+                traceback.print_exc()  # a defect: the client only learns that the tool failed
             raise
 
     return call
@@ -90,7 +94,8 @@ class LineTools:
 
     newest: Callable[[], Workspace]
     boundary: Callable[[], Entity | None] = lambda: None
-    run_search: Callable[..., SearchReport] = search
+    run: Callable[..., Any] = call
+    """What runs a read of the index, in this process or in another one."""
 
     def search_lines(
         self,
@@ -128,7 +133,8 @@ class LineTools:
             ),
         )
         workspace, started = on_named_branch(self.newest(), branch, within), time.monotonic()
-        report = self.run_search(
+        report: SearchReport = self.run(
+            search,
             workspace,
             query,
             top_k=top_k,
@@ -150,7 +156,7 @@ class LineTools:
 
     def index_status(self) -> IndexStatus:
         """Show what is indexed: sources, documents, lines, and the model that embedded them."""
-        return answers.index_status(self.newest().stats(self.boundary()))
+        return answers.index_status(self.run(Workspace.stats, self.newest(), self.boundary()))
 
     def read_context(
         self,
@@ -163,7 +169,8 @@ class LineTools:
     ) -> ContextAnswer:
         """Read an indexed document around a line. Only indexed documents can be read."""
         opened, within = self.newest(), self.boundary()
-        return answers.context_answer(read_excerpt(opened, path, line, n_lines=n_lines, source=source, within=within))
+        found = self.run(read_excerpt, opened, path, line, n_lines=n_lines, source=source, within=within)
+        return answers.context_answer(found)
 
 
 @dataclass(frozen=True, slots=True)

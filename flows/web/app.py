@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -12,7 +13,6 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -80,20 +80,7 @@ MIN_COMPRESSED_BYTES = 2_000
 COMPRESSION_LEVEL = 4
 """A page of results shrinks to a tenth in half a millisecond."""
 
-
-class _Anything(Convertor[str]):
-    """Part of a path; unlike that of ``path`` it may hold newlines, as names of files may."""
-
-    regex = "(?s:.*)"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("anything", _Anything())
+_DOCUMENT = "/d/{address:path}"
 log = logging.getLogger(__name__)
 
 
@@ -143,7 +130,10 @@ def make_app(
     metrics = Metrics.create()
     api.get("/metrics", **hidden)(in_thread(_metrics(metrics, IndexMetrics(reader.newest))))
     api.get("/", **hidden)(in_thread(people.search, searches=True))
-    api.get("/d/{address:anything}", **hidden)(in_thread(people.document, searches=True))
+    api.get(_DOCUMENT, **hidden)(in_thread(people.document, searches=True))
+    for route in api.routes:
+        if isinstance(route, Route) and route.path == _DOCUMENT:
+            route.path_regex = re.compile("^/d/(?P<address>(?s:.*))$")  # that of Starlette knows no newlines
     api.get("/index", **hidden)(in_thread(people.index))
     for name in pages.STATIC:
         api.get(f"/static/{name}", **hidden)(_static(name))

@@ -7,6 +7,7 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from operator import call
 from typing import Annotated, Any
 
 from cachetools import TTLCache
@@ -187,19 +188,19 @@ class Reader:
 
     newest: Callable[[], Workspace]
     memory: MemoryStores | None = None
-    run_search: Callable[..., SearchReport] = search
-    """What runs a search: in this process, or in another one (search_processes.py)."""
+    run: Callable[..., Any] = call
+    """What runs a read of the index: in this process, or in another one (search_processes.py)."""
     _branches: TTLCache[Entity | None, tuple[str, ...]] = field(
         default_factory=lambda: TTLCache(1_000, BRANCHES_SECONDS), compare=False
     )
 
     def warm(self) -> None:
         """Load what the first request needs. Raises what a search raises."""
-        warm(self.newest())
+        self.run(warm, self.newest())
 
     def prepare(self) -> None:
         """Load what later requests need. Raises what a search raises."""
-        prepare(self.newest())
+        self.run(prepare, self.newest())
 
     def search(
         self,
@@ -215,7 +216,8 @@ class Reader:
         within = granted("search").within
         workspace, started = self._on(branch, within), time.monotonic()
         where = narrowing.where(workspace, within)
-        report = self.run_search(
+        report: SearchReport = self.run(
+            search,
             workspace,
             query,
             top_k=top_k,
@@ -236,30 +238,33 @@ class Reader:
         """Lines of an indexed document. Raises what ``read_excerpt`` raises."""
         within = granted("search").within
         workspace = self._on(branch, within)
-        found = asdict(read_excerpt(workspace, path, line, n_lines=n_lines, source=source, within=within))
+        found = asdict(self.run(read_excerpt, workspace, path, line, n_lines=n_lines, source=source, within=within))
         return {**found, "lines": list(found["lines"])}
 
     def status(self) -> dict[str, Any]:
         """As ``driftline status --json`` prints it."""
         within = granted("search").within
-        return asdict(self.newest().stats(within))
+        return asdict(self.run(Workspace.stats, self.newest(), within))
 
     def sources(self) -> dict[str, Any]:
         """As ``driftline sources --json`` prints it."""
-        stats = self.newest().stats(granted("search").within)
+        stats = self.run(Workspace.stats, self.newest(), granted("search").within)
         return {"workspace": stats.workspace, "sources": list(stats.sources)}
 
     def branches(self) -> dict[str, Any]:
         """As ``driftline branches --json`` prints it."""
         within, workspace = granted("search").within, self.newest()
-        found = [branch.to_dict() for branch in list_branches(workspace, within)]
+        found = [branch.to_dict() for branch in self.run(list_branches, workspace, within)]
         return {"workspace": workspace.objects.uri, "branches": found}
 
     def documents(self, narrowing: Narrowing, limit: int, after: DocumentCursor | None) -> DocumentPage:
         """The indexed documents, by source and path, beginning behind ``after``. Raises BadEntity."""
         within, workspace = granted("search").within, self.newest()
         sources = [Entity.parse(name, workspace.config.hierarchy) for name in narrowing.source] or None
-        return document_page(workspace, sources, narrowing.dir, narrowing.ext, within=within, limit=limit, after=after)
+        page: DocumentPage = self.run(
+            document_page, workspace, sources, narrowing.dir, narrowing.ext, within=within, limit=limit, after=after
+        )
+        return page
 
     def branch_names(self) -> tuple[str, ...]:
         """The names of the branches of all sources, in order; at most BRANCHES_SECONDS old."""
@@ -281,7 +286,8 @@ class Reader:
     def index(self) -> IndexView:
         """The figures, runs and skipped documents of the index."""
         within = granted("search").within
-        return index_view(self.newest(), within)
+        view: IndexView = self.run(index_view, self.newest(), within)
+        return view
 
     def search_memory(self, query: str, top_k: int, entity: str | None, mode: Mode) -> dict[str, Any]:
         """As ``driftline memory search --json`` prints it. Raises NotIndexed where there is no memory."""

@@ -71,7 +71,7 @@ def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
     from driftline.flows.mcp_server.server import server_of
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
 
-    lines = LineTools(reader.newest, lambda: granted("search").within, reader.run_search)
+    lines = LineTools(reader.newest, lambda: granted("search").within, reader.run)
     memory = reader.memory
 
     def open_store() -> AbstractContextManager[MemoryStore]:

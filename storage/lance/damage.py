@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from driftline.storage.errors import CorruptFile, StorageError
+from driftline.storage.errors import CorruptFile, StorageError, gave_up, is_panic
 from driftline.storage.lance.errors import first_line, is_lance_failure
 from driftline.storage.lance.retries import is_network_failure, persistently
 
@@ -24,6 +24,17 @@ _MAX_REMEMBERED = 1_000
 _UNUSABLE: dict[tuple[str, int], None] = {}
 """The versions of tables with an index that this process could not use."""
 _Result = TypeVar("_Result")
+
+
+@contextmanager
+def without_panic(where: str = "") -> Iterator[None]:
+    """Translate a panic of native code, which no ``except Exception`` sees, into CorruptFile; a decorator, too."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise gave_up(first_line(error), where) from error
 
 
 @contextmanager
@@ -87,10 +98,12 @@ def _read_all(fragment: LanceFragment) -> None:
         pass
 
 
-def unreadable_fragments(dataset: LanceDataset) -> list[int]:
-    """The ids of the fragments whose files are missing, cut or not Lance's."""
+def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = None) -> list[int]:
+    """The ids of the fragments, of all or ``among`` some, whose files are missing, cut, changed or not Lance's."""
     unreadable: list[int] = []
     for fragment in dataset.get_fragments():
+        if among is not None and fragment.fragment_id not in among:
+            continue
         try:
             persistently(partial(_read_all, fragment))
         except BaseException as error:

@@ -7,12 +7,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from driftline.storage.errors import StorageError
+from driftline.storage.errors import StorageError, is_panic
 
 REASON_CHARACTERS = 300
 _FULL = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT})\b")
-_PANIC = "PanicException"
-"""Lance's Rust code raises it, derived from BaseException, for some damaged files; no module exports it."""
 _SOURCE_LINE = re.compile(r",? \S+\.rs:\d+:\d+")
 """The position in Lance's own source, which does not help the user."""
 
@@ -32,7 +30,7 @@ def first_line(error: BaseException) -> str:
 
 def is_lance_failure(error: BaseException) -> bool:
     """Whether Lance raised ``error`` for a file that it could not read."""
-    return isinstance(error, (OSError, ValueError)) or type(error).__name__ == _PANIC
+    return isinstance(error, (OSError, ValueError)) or is_panic(error)
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, StorageError
+from driftline.storage.lance.beside import ProcessDied, survived
 from driftline.storage.lance.damage import unreadable_fragments, with_indexes
-from driftline.storage.lance.errors import first_line, write_failed, writing
+from driftline.storage.lance.errors import first_line, is_lance_failure, write_failed, writing
 from driftline.storage.lance.retries import is_network_failure, persistent, persistently
 from driftline.storage.layout import branch_table_path, table_path
 from driftline.storage.objects.store import ObjectStore
@@ -72,7 +73,9 @@ class LanceTable:
         try:
             session = _session() if cached else None
             return persistently(lambda: lance.dataset(self.uri, version, storage_options=self.options, session=session))
-        except (ValueError, OSError) as error:
+        except BaseException as error:
+            if not is_lance_failure(error):
+                raise
             if not self.exists():
                 raise StorageError(f"The table of {self.TITLE} does not exist", self.uri, self.REPAIR) from error
             reason = first_line(error)
@@ -109,11 +112,11 @@ class LanceTable:
             self._objects.create(f"{newest}{suffix}", self._objects.get(newest))
             self._objects.delete([newest])
             count += 1
-        dataset = self.open()
-        unreadable = unreadable_fragments(dataset)
+        unreadable = self.damaged_fragments()
         if unreadable:
             import lance
 
+            dataset = self.open()
             update = lance.LanceOperation.Update(
                 removed_fragment_ids=unreadable, updated_fragments=[], new_fragments=[]
             )
@@ -121,9 +124,22 @@ class LanceTable:
                 self._transact(lance.Transaction(dataset.version, update))
         return count + len(unreadable)
 
+    def damaged_fragments(self) -> list[int]:
+        """The ids of the fragments that cannot be read whole, each of which may end the process that reads it."""
+        try:
+            return survived(_unreadable, self)
+        except ProcessDied:
+            return [number for number in survived(_fragments, self) if not self._survives(number)]
+
+    def _survives(self, fragment: int) -> bool:
+        try:
+            return not survived(_unreadable, self, fragment)
+        except ProcessDied:
+            return False
+
     def _opens(self) -> bool:
         try:
-            self.open()
+            survived(_fragments, self)
         except CorruptFile:
             return False
         except StorageError:
@@ -137,7 +153,9 @@ class LanceTable:
             dataset = self.open()
             for batch in persistently(lambda: list(dataset.tracked_files())):
                 files.update(pc.unique(batch.column("path")).to_pylist())
-        except (ValueError, OSError) as error:
+        except BaseException as error:
+            if not is_lance_failure(error):
+                raise
             reason = first_line(error)
             if is_network_failure(error):
                 raise StorageError(f"A version of the table cannot be read ({reason})", self.uri, AGAIN) from error
@@ -174,6 +192,14 @@ class LanceTable:
         import lance
 
         lance.LanceDataset.commit(self.uri, transaction, storage_options=self.options)
+
+
+def _fragments(table: LanceTable) -> list[int]:
+    return [fragment.fragment_id for fragment in table.open().get_fragments()]
+
+
+def _unreadable(table: LanceTable, fragment: int | None = None) -> list[int]:
+    return unreadable_fragments(table.open(), None if fragment is None else [fragment])
 
 
 def allow_parallel_reads() -> None:

@@ -129,6 +129,11 @@ def _repeated_ids(dataset: LanceDataset, number: int, passes: int) -> np.ndarray
 # -- indexes ---------------------------------------------------------------------------------
 
 
+def index_names(table: LineTable) -> list[str]:
+    """The names of the indexes of ``table``, without reading them."""
+    return [index.name for index in table.open().describe_indices()]
+
+
 def check_indexes(table: LineTable, seed: int = 0) -> Iterator[tuple[str, str]]:
     """``(index, problem)`` for each index that reports a wrong number of rows or misses a sampled line.
 

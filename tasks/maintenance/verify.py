@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile
+from driftline.storage.lance.beside import ProcessDied, survived
 from driftline.storage.layout import lease_path, leased_entity
 from driftline.storage.leases.lease import Sighting, look
-from driftline.storage.lines.inventory import EMPTY, Inventory, check_indexes, take_inventory
+from driftline.storage.lines.inventory import EMPTY, Inventory, check_indexes, index_names, take_inventory
 from driftline.storage.lines.table import LineTable
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.verify_branches import check_branches
@@ -106,12 +107,17 @@ class _TenantCheck:
         for table in self._tables():
             exists = table.exists()
             try:
-                inventory = take_inventory(table) if exists else EMPTY
+                inventory = survived(take_inventory, table) if exists else EMPTY
+                damaged = table.damaged_fragments() if exists else []
             except CorruptFile as error:
                 self._add(FindingKind.UNREADABLE, self._tenant, table.path, str(error), table.fingerprint)
                 continue
+            if damaged:
+                detail = f"{len(damaged):,} fragments cannot be read"
+                self._add(FindingKind.UNREADABLE, self._tenant, table.path, detail, table.fingerprint)
+                continue
             self._compare(table, inventory)
-            for index, detail in check_indexes(table) if exists else ():
+            for index, detail in survived_check(table) if exists else ():
                 self._add(FindingKind.INDEX, self._tenant, index, detail, table.fingerprint)
         for found in check_branches(self._workspace, self._tenant):
             self._add(FindingKind.BRANCH, found.entity, found.name, found.detail)
@@ -178,6 +184,18 @@ class _TenantCheck:
 
     def _add(self, kind: FindingKind, entity: Entity | str, path: str, detail: str, fingerprint: str = "") -> None:
         self._findings.append(Finding(kind, str(entity), path, detail, fingerprint))
+
+
+def survived_check(table: LineTable) -> list[tuple[str, str]]:
+    """What ``check_indexes`` finds in another process; if that dies of one of them, all are to be built anew."""
+    try:
+        return survived(_checked_indexes, table)
+    except ProcessDied:
+        return [(name, "it or another index ends the process that reads it") for name in survived(index_names, table)]
+
+
+def _checked_indexes(table: LineTable) -> list[tuple[str, str]]:
+    return list(check_indexes(table))
 
 
 def compare(

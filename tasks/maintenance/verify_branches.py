@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, StorageError
+from driftline.storage.lance.beside import survived
 from driftline.storage.lance.table import quote
 from driftline.storage.layout import branch_lease_path
 from driftline.storage.leases.lease import look
@@ -43,7 +44,7 @@ def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFindi
             if record.fingerprint != workspace.config.fingerprint:
                 continue  # the next run of the branch cuts it anew
             try:
-                detail = _difference(workspace.on([branch_at(entity, record)]), entity, record)
+                detail = survived(_difference, workspace.on([branch_at(entity, record)]), entity, record)
             except (CorruptFile, StorageError) as error:
                 detail = str(error)
             if detail:

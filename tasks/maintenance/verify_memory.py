@@ -12,6 +12,7 @@ from functools import partial
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile
+from driftline.storage.lance.beside import survived
 from driftline.storage.layout import Kind, parse_name
 from driftline.storage.memory import upkeep as memory_upkeep
 from driftline.storage.memory.catalog import entities as entity_tree
@@ -132,7 +133,7 @@ def _vectors(
     for table in vector_tables(workspace.objects, tenant):
         kind, name = FindingKind.MEMORY_VECTORS, table.fingerprint
         try:
-            revs = table.revs() if table.exists() else []
+            revs = survived(type(table).revs, table) if table.exists() else []
         except CorruptFile as error:
             yield Finding(kind, tenant.directory, table.path, str(error), name)
             continue

@@ -8,6 +8,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, NotIndexed, UsageError
 from driftline.storage.hierarchy import is_within
 from driftline.storage.ids import content_hash
+from driftline.storage.lance.damage import without_panic
 from driftline.storage.lance.table import quote
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
@@ -29,6 +30,7 @@ class Excerpt:
     current: bool
 
 
+@without_panic()
 def read_excerpt(
     workspace: Workspace,
     path: str,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
+from driftline.storage.lance.damage import without_panic
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
@@ -90,6 +91,7 @@ def search_workspace(
     return search(workspace, query, where=where, **options)
 
 
+@without_panic()
 def search(
     workspace: Workspace,
     query: str,

@@ -10,13 +10,16 @@ import io
 import json
 import re
 import shutil
+import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from driftline.flows.commands.main import main
+from driftline.storage.lance.beside import ProcessDied, survived
 
 DOCUMENTS = 60
 WAYS: dict[str, Callable[[bytes], bytes | None]] = {
@@ -42,10 +45,19 @@ KINDS = {
     "version of the table of lines": "*/_tables/line_*/_versions/*.manifest",
     "lines": "*/_tables/line_*/data/*.lance",
     "deletions": "*/_tables/line_*/_deletions/*",
+    "transaction of the table of lines": "*/_tables/line_*/_transactions/*.txn",
+    "hint at the newest version": "*/_tables/line_*/_versions/latest_version_hint.json",
     "index of paths": "*/_tables/line_*/_indices/*/page_lookup.lance",
+    "paths of the index": "*/_tables/line_*/_indices/*/page_data.lance",
     "index of words": "*/_tables/line_*/_indices/*/part_*_invert.lance",
+    "words of the index": "*/_tables/line_*/_indices/*/part_*_tokens.lance",
+    "blocks of the index of words": "*/_tables/line_*/_indices/*/part_*_docs.lance",
+    "parts of the index of words": "*/_tables/line_*/_indices/*/metadata.lance",
     "index of folders": "*/_tables/line_*/_indices/*/bitmap_page_lookup.lance",
     "vector index": "*/_tables/line_*/_indices/*/auxiliary.idx",
+    "partitions of the vector index": "*/_tables/line_*/_indices/*/index.idx",
+    "version of the table of memory": "*/_tables/memory_*/_versions/*.manifest",
+    "deletions of memory": "*/_tables/memory_*/_deletions/*",
     "vectors of memory": "*/_tables/memory_*/data/*.lance",
     "words of memory": "*/_tables/memory_*/_indices/*/metadata.lance",
 }
@@ -64,6 +76,10 @@ COMMANDS = {
 }
 
 
+ABORTED = "aborted"
+"""What native code does to a command that then says so, and ends as for a corrupt file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a command ended: its exit code, and the kind of its error or "" ."""
@@ -76,6 +92,40 @@ class Ended:
     def is_clear(self) -> bool:
         """Whether it ended well or with an error of a kind, not with a traceback."""
         return self.code in (0, 1, 2, 3) and self.kind != "unexpected" and "Traceback" not in self.output
+
+
+def fuzzed(data: bytes, random: Random) -> bytes:
+    """``data`` with a change that its reader may believe: of bits, of lengths and offsets, of its end."""
+    changed, size = bytearray(data), len(data)
+    if not size:
+        return random.randbytes(20)
+    near = min(size - 1, int(random.expovariate(1 / 60)))
+    place = random.choice([random.randrange(size), size - 1 - near, near])
+    way = random.randrange(7)
+    if way == 0:
+        for _ in range(random.randint(1, 4)):
+            changed[random.randrange(size)] ^= 1 << random.randrange(8)
+    elif way == 1:
+        changed[place : place + 4] = struct.pack("<I", random.choice([0, 2**31 - 1, 2**32 - 1, size, 2 * size]))
+    elif way == 2:
+        changed[place : place + 8] = struct.pack("<Q", random.choice([0, 2**63 - 1, 2**64 - 1, 2**40, size]))
+    elif way == 3:
+        del changed[place:]
+    elif way == 4:
+        changed[place : place + 64] = random.randbytes(len(changed[place : place + 64]))
+    elif way == 5:
+        changed += random.randbytes(random.randint(1, 100))
+    else:
+        changed[place] = random.choice([0xFF, 0x80, 0x7F, 0x00])
+    return bytes(changed)
+
+
+def _command(arguments: list[str]) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return code, out.getvalue(), err.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +174,27 @@ class Example:
         if data is not None:
             path.write_bytes(data)
 
+    def fuzz(self, random: Random) -> Path:
+        """Change a file of a table; returns its path."""
+        path = random.choice(sorted(path for path in self.workspace.rglob("_tables/**/*") if path.is_file()))
+        path.write_bytes(fuzzed(path.read_bytes(), random))
+        return path
+
     def run(self, *arguments: object) -> Ended:
-        out, err = io.StringIO(), io.StringIO()
+        """Run a command in another process, which native code may end."""
         command = [*map(str, arguments), *([str(self.tree.resolve())] if arguments == ("index",) else [])]
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main([*command, "--workspace", str(self.workspace), "--json"])
+        from tests.faults import damage as this  # also where this module is the program
+
         try:
-            answer = json.loads(out.getvalue().strip().splitlines()[-1])
+            code, out, err = survived(this._command, [*command, "--workspace", str(self.workspace), "--json"])
+        except ProcessDied:
+            return Ended(2, ABORTED, "")
+        try:
+            answer = json.loads(out.strip().splitlines()[-1])
         except (ValueError, IndexError):
             answer = {}
         kind = answer.get("error", "findings" if answer.get("findings") else "") if isinstance(answer, dict) else ""
-        return Ended(code, kind, out.getvalue() + err.getvalue())
+        return Ended(code, kind, out + err)
 
 
 def cells(kind: str) -> Iterator[str]:

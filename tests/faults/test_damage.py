@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from tests.faults.damage import COMMANDS, KINDS, Example, cells
+from tests.faults.damage import ABORTED, COMMANDS, KINDS, Example, cells
 
 LOST_FOR_GOOD = {"value of a memory entry"}
 """No other file holds it; verify names it."""
-BY_ANOTHER_COMMAND = {"memory catalog", "vectors of memory", "words of memory", "maintenance lease"}
+BY_ANOTHER_COMMAND = {
+    *("memory catalog", "vectors of memory", "words of memory", "maintenance lease"),
+    *("version of the table of memory", "deletions of memory"),
+}
 """The error or finding names the command, or the file to delete, since ``verify --repair`` cannot judge."""
 
 
@@ -28,6 +35,7 @@ def test_no_damage_ends_in_a_traceback_and_a_repair_makes_whole(example: Example
         damaged = example.copy(place)
         damaged.damage(kind, way)
         ended = {name: damaged.run(*command) for name, command in COMMANDS.items()}
+        assert ABORTED not in [each.kind for each in ended.values()], f"{kind}, {way}"
         unclear = {name: each.output[-800:] for name, each in ended.items() if not each.is_clear}
         assert unclear == {}, f"{kind}, {way}"
         if way == "newer format":
@@ -39,3 +47,35 @@ def test_no_damage_ends_in_a_traceback_and_a_repair_makes_whole(example: Example
             assert (hits[0]["path"], hits[0]["text"]) == ("1.txt", "the needle of the haystack"), f"{kind}, {way}"
         else:
             pytest.fail(f"{kind}, {way}: {ended['search again'].output}")
+
+
+MAY_ABORT = ("search", "index", "compact")
+"""What explains itself then; verify, repair, and all that comes afterwards must not."""
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("DRIFTLINE_DAMAGED_WORKSPACES", "6"))))
+def test_any_change_of_a_table_is_clear_and_repaired(example: Example, seed: int, tmp_path: Path) -> None:
+    damaged = example.copy(tmp_path)
+    path = damaged.fuzz(Random(seed)).relative_to(tmp_path)
+    ended = {name: damaged.run(*COMMANDS[name]) for name in COMMANDS if name not in MAY_ABORT[1:]}
+    assert {name: each.output[-800:] for name, each in ended.items() if not each.is_clear} == {}, path
+    assert [name for name, each in ended.items() if each.kind == ABORTED and name not in MAY_ABORT] == [], path
+    assert ended["search again"].code in (0, 1), (path, ended["search again"].output)
+    if "memory_" not in str(path):
+        assert ended["verify again"].code == 0, (path, ended["verify again"].output)
+
+
+def test_a_command_that_native_code_aborts_says_so() -> None:
+    code = (
+        "import sys, os, threading; from driftline.flows.commands import main\n"
+        "def abort():\n    thread = threading.Thread(target=os.abort); thread.start(); thread.join()\n"
+        "main.main = abort\n"
+        "sys.exit(main.command_line())"
+    )
+    for options, stream in ((["--json"], "stdout"), ([], "stderr")):
+        command = [sys.executable, "-c", code, "search", "x", *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, "verify --repair" in getattr(done, stream)) == (2, True), done.stderr
+        assert "Traceback" not in done.stderr
+        if options:
+            assert json.loads(done.stdout)["error"] == "corrupt_file"

@@ -486,6 +486,6 @@ def test_a_body_that_is_cut_off_is_no_failure_of_the_server(
                 body = b"Transfer-Encoding: chunked\r\n\r\n" + chunk * (MAX_BODY_BYTES // 0x10000 + 1)
                 connection.sendall(body)
                 assert connection.recv(65_536).startswith(b"HTTP/1.1 413"), path
-    statuses = [record.fields["status"] for record in caplog.records if record.name == "driftline.access"]
+    statuses = [vars(record)["fields"]["status"] for record in caplog.records if record.name == "driftline.access"]
     assert sorted(statuses) == [400, 413, 413, 499, 499]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

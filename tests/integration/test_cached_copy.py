@@ -228,7 +228,7 @@ def test_the_web_server_uses_a_copy_that_a_search_has_kept(
     workspace = Workspace.open(index(s3_bucket))
 
     def is_copied(asked: bool | None) -> bool:
-        with browsing._newest(workspace, asked) as newest:
+        with browsing._newest(workspace, asked, []) as newest:
             return newest().objects.is_local
 
     assert not is_copied(None)

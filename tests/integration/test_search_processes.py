@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import driftline as dl
 from driftline.flows.output.logs import writes_json
 from driftline.flows.web import search_processes
 from driftline.flows.web.search_processes import SearchProcesses
-from driftline.storage.errors import StorageError, UsageError
+from driftline.storage.errors import CorruptFile, StorageError, UsageError
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.query import search
 from tests.support.oracle import WORDS
@@ -41,17 +42,18 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
 
 @pytest.fixture
 def two(workspace: Workspace) -> Iterator[SearchProcesses]:
-    """Two processes, of which the other one has started."""
+    """Two processes, both of which have started."""
     with closing(SearchProcesses(2)) as processes:
-        searched_beside_each_other(processes, workspace)
+        processes.start(workspace)
+        searched_beside_each_other(processes, workspace, 2)
         yield processes
 
 
-def searched_beside_each_other(processes: SearchProcesses, workspace: Workspace) -> None:
-    """Search in several threads until another process is there."""
+def searched_beside_each_other(processes: SearchProcesses, workspace: Workspace, count: int) -> None:
+    """Search in several threads until so many processes are there."""
     end = time.monotonic() + WAIT_SECONDS
     with ThreadPoolExecutor(4) as pool:
-        while not processes._helpers:
+        while len(processes._helpers) < count:
             assert time.monotonic() < end
             list(pool.map(lambda query: processes.search(workspace, query), WORDS[:8]))
 
@@ -63,61 +65,86 @@ def until(is_so: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def kill_other(processes: SearchProcesses) -> None:
-    (helper,) = processes._helpers
-    for pid, process in helper.pool._processes.items():
-        psutil.Process(pid).kill()
-        process.join(WAIT_SECONDS)
-
-
 def test_another_process_answers_as_this_one(two: SearchProcesses, workspace: Workspace) -> None:
-    assert len(two._helpers) == 1
-    here = two._free.get()
-    assert here == (0, None)  # from now on the other process answers
     for query in WORDS[:5]:
         assert two.search(workspace, query, top_k=3) == search(workspace, query, top_k=3)
     with pytest.raises(UsageError, match="top_k"):
         two.search(workspace, "x", top_k=-1)
-    assert len(two.search(workspace, WORDS[0], top_k=1).results) == 1
+    assert two.run(Workspace.stats, workspace, None) == workspace.stats(None)
 
 
-def test_a_process_that_dies_takes_no_search_with_it(two: SearchProcesses, workspace: Workspace) -> None:
-    here = two._free.get()
-    kill_other(two)
-    two._free.put(here)
+@pytest.mark.parametrize("killed", [1, 2])
+def test_a_process_that_dies_takes_no_search_with_it(two: SearchProcesses, workspace: Workspace, killed: int) -> None:
+    for helper in list(two._helpers)[:killed]:
+        psutil.Process(helper.pid).kill()
     with ThreadPoolExecutor(4) as pool:
         reports = list(pool.map(lambda query: two.search(workspace, query, top_k=3), WORDS[:8]))
     assert reports == [search(workspace, query, top_k=3) for query in WORDS[:8]]
-    searched_beside_each_other(two, workspace)
-    assert two._free.qsize() == 2
+    searched_beside_each_other(two, workspace, 2)
+    until(lambda: two._free.qsize() == 2)
 
 
-def test_one_process_starts_no_other_and_tells_who_waits_too_long(
+def end_the_process(_: Workspace) -> None:
+    os.abort()
+
+
+def test_a_read_that_ends_its_process_is_an_error_and_others_go_on(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search_processes, "WAIT_SECONDS", 0.01)
-    processes = SearchProcesses(1)
-    here = [processes._free.get() for _ in range(search_processes.SEARCHES_BESIDE_EACH_OTHER)]
-    with pytest.raises(StorageError, match="No search has ended"):
-        processes.search(workspace, "x")
-    processes._free.put(here[0])
-    assert processes.search(workspace, WORDS[0]).results
-    assert not processes._helpers
-    assert not processes._is_starting
+    with closing(SearchProcesses(1)) as processes:
+        for _ in range(2):
+            with pytest.raises(CorruptFile, match="verify --repair"):
+                processes.run(end_the_process, workspace)
+            assert processes.search(workspace, WORDS[0]).results
+
+
+def panic(_: Workspace) -> None:
+    raise type("PanicException", (BaseException,), {})("range end index 7 out of range")
+
+
+def test_a_panic_is_an_error_of_the_tree_and_costs_no_process(two: SearchProcesses, workspace: Workspace) -> None:
+    before = set(two._helpers)
+    with pytest.raises(CorruptFile, match=r"range end index 7.*verify --repair"):
+        two.run(panic, workspace)
+    assert two._helpers == before
+
+
+def test_who_waits_too_long_is_told(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(SearchProcesses(1)) as processes:
+        processes.start(workspace)
+        taken = processes._free.get()
+        monkeypatch.setattr(search_processes, "WAIT_SECONDS", 0.01)
+        with pytest.raises(StorageError, match="No search has ended"):
+            processes.search(workspace, "x")
+        processes._free.put(taken)
+        assert processes.search(workspace, WORDS[0]).results
+        assert len(processes._helpers) == 1
+        assert not processes._is_starting
+
+
+def sleep(_: Workspace, seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def test_one_process_runs_several_reads_at_once(workspace: Workspace) -> None:
+    with closing(SearchProcesses(1, at_once=4)) as processes, ThreadPoolExecutor(4) as pool:
+        processes.start(workspace)
+        started = time.monotonic()
+        assert list(pool.map(lambda _: processes.run(sleep, workspace, 2.0), range(4))) == [2.0] * 4
+        assert time.monotonic() - started < 8
+        assert len(processes._helpers) == 1
 
 
 def test_a_process_that_searches_for_too_long_is_ended(
     two: SearchProcesses, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = two._free.get()  # only the other process can answer
-    (helper,) = two._helpers
-    monkeypatch.setattr(search_processes, "SEARCH_SECONDS", 0.0)
-    monkeypatch.setattr(search_processes, "WAIT_SECONDS", 0.5)
-    with pytest.raises(StorageError, match="No search has ended"):  # in its second attempt
-        two.search(workspace, "x")
-    until(lambda: not psutil.pid_exists(helper.pid))
-    assert not two._helpers
-    two._free.put(here)
+    before = set(two._helpers)
+    with monkeypatch.context() as changed:
+        changed.setattr(search_processes, "SEARCH_SECONDS", 0.5)
+        with pytest.raises(StorageError, match="Narrow the search"):
+            two.run(sleep, workspace, 2 * WAIT_SECONDS)
+    until(lambda: not any(helper.is_alive for helper in before))
     assert two.search(workspace, WORDS[0]).results
 
 
@@ -131,8 +158,9 @@ def test_other_processes_log_as_the_first_one_does() -> None:
 def test_a_process_that_cannot_start_is_done_without_for_a_while(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(search_processes, "_begin", sys.exit)
     with closing(SearchProcesses(2)) as processes:
+        processes.start(workspace)
+        monkeypatch.setattr(search_processes, "_BEGIN", "no_such_module:begin")
         here = processes._free.get()
         waiting = threading.Thread(target=processes.search, args=(workspace, "x"))
         waiting.start()
@@ -140,7 +168,7 @@ def test_a_process_that_cannot_start_is_done_without_for_a_while(
         processes._free.put(here)
         waiting.join(WAIT_SECONDS)
         assert processes._starts_after > time.monotonic()
-        assert not processes._helpers
+        assert len(processes._helpers) == 1
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
@@ -156,8 +184,10 @@ def test_other_processes_end_with_the_server_however_it_ends(workspace: Workspac
                 with ThreadPoolExecutor(6) as pool:
                     answers = list(pool.map(lambda query: ask(place, f"/api/v1/search?q={query}"), WORDS[:12]))
                 assert {answer.status for answer in answers} == {200}
-                others[:] = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
-                return bool(others)
+                others[:] = [
+                    child for child in process.children() if "storage.lance.beside" in " ".join(child.cmdline())
+                ]
+                return len(others) == 2
 
             until(has_started)
             server.send_signal(stop)

@@ -225,6 +225,7 @@ def with_one(value: float, shape: tuple[int, ...] = (ROWS, DIM), dtype: Any = np
     return table
 
 
+ODD_LENGTHS: tuple[object, ...] = (0, -1, 2**31, 10**400, 1.5, math.inf, math.nan, True, "512", [], {})
 HOSTILE: dict[str, tuple[dict[str, NDArray[Any]], dict[str, int], object]] = {
     name: (tensors, tokens, config)
     for name, tensors, tokens, config in (
@@ -256,10 +257,7 @@ HOSTILE: dict[str, tuple[dict[str, NDArray[Any]], dict[str, int], object]] = {
         ("NaN as a weight", {"embeddings": vectors(), "weights": with_one(math.nan, (ROWS,))}, TOKENS, {}),
         ("weights of zero", {"embeddings": vectors(), "weights": np.zeros(ROWS)}, TOKENS, {}),
         ("no vocabulary", {"embeddings": vectors(0, DIM)}, {}, {}),
-        *(
-            (f"max_length {value!r}", {"embeddings": vectors()}, TOKENS, {"max_length": value})
-            for value in (0, -1, 2**31, 10**400, 1.5, math.inf, math.nan, True, "512", [], {})
-        ),
+        *((f"max_length {value!r}", {"embeddings": vectors()}, TOKENS, {"max_length": value}) for value in ODD_LENGTHS),
         ("a config that is a list", {"embeddings": vectors()}, TOKENS, []),
     )
 }
