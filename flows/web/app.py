@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -26,7 +26,15 @@ from driftline.flows.web.guard import MAX_BODY_BYTES, MCP, SIGN_IN, TOO_LARGE, G
 from driftline.flows.web.metrics import IndexMetrics, Metrics
 from driftline.flows.web.observing import INTERNAL_ERROR, UNEXPECTED, Observed, Tracer
 from driftline.flows.web.page_routes import Pages
-from driftline.flows.web.problems import UNAVAILABLE, JsonAnswer, TaggedAnswer, problem, problem_of, wrong_parameters
+from driftline.flows.web.problems import (
+    UNAVAILABLE,
+    JsonAnswer,
+    TaggedAnswer,
+    only_known_parameters,
+    problem,
+    problem_of,
+    wrong_parameters,
+)
 from driftline.flows.web.rate_limit import RateLimit
 from driftline.flows.web.requests import (
     MAX_RANK,
@@ -109,7 +117,8 @@ def make_app(
     programs, people, sign_in = _Api(reader), Pages(reader), SignIn(authentication)
     for name in openapi.EXAMPLES:
         route = programs.search_memory if name == "memory/search" else getattr(programs, name)
-        api.get(f"/api/v1/{name}", response_model=None, **openapi.described(name))(
+        checked: dict[str, Any] = {"dependencies": [Depends(only_known_parameters)], "response_model": None}
+        api.get(f"/api/v1/{name}", **checked, **openapi.described(name))(
             in_thread(route, searches=name in ("search", "memory/search"))
         )
     if not authentication.is_open:
