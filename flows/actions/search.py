@@ -152,15 +152,8 @@ def workspace_search(
     opened = on_named_branch(opened, search_arguments({"branch": branch})["branch"])
     also = [] if paths is None else [filter_for(opened, paths)]
     also += [named_workspace(workspace_name)[0]] if workspace_name is not None else []
-    where = SearchFilter(
-        dirs=dirs,
-        globs=globs,
-        exts=exts,
-        languages=languages,
-        entities=entity,
-        also=also,
-        on_this_machine=True,
-    )
+    named: dict[str, Any] = {"dirs": dirs, "globs": globs, "exts": exts, "languages": languages, "entities": entity}
+    where = SearchFilter(**named, also=also, on_this_machine=True)
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy, "rerank": rerank}
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold, "deep": None})
     limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
@@ -168,7 +161,7 @@ def workspace_search(
     started = time.monotonic()
     report = search(opened, query, where=where, explain=True, **limits, **arguments)
     record_search(opened, report.explanation, time.monotonic() - started)
-    return (report if explain else replace(report, explanation=None)).to_dict()
+    return {"results": [], **(report if explain else replace(report, explanation=None)).to_dict()}
 
 
 @action
@@ -228,7 +221,7 @@ def semantic(
         opened = handles.workspace(handles.locate(workspace))
         _check_model(opened, model)
         report = search_files(opened, query, files, embedder, **limits, on_skip=skipped.add)
-    return {**report.to_dict(), **skipped.to_dict()}
+    return {"results": [], **report.to_dict(), **skipped.to_dict()}
 
 
 def _check_model(workspace: Workspace, model: str | None) -> None:

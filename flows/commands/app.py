@@ -31,7 +31,7 @@ def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, 
 def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> int:
     """Show what a search has found, with its notes on standard error; returns the exit code.
 
-    A filter that matches no document is wrong use: it is a mistake more often than not.
+    A glob that matches no document is wrong use: it is a mistake more often than not.
     """
     show(found, as_json, print_text)
     for note in found.get("notes", ()):

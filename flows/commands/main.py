@@ -19,11 +19,12 @@ from typing import Annotated, Any
 
 import typer
 
-from driftline.flows.commands import memory_limit
+from driftline.flows.commands import memory_limit, streams
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
 from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
 from driftline.flows.output.plain import print_json, print_traceback, warn
 from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.globs import is_unicode
 
 COMMANDS = {
     "index": "indexing",
@@ -68,10 +69,26 @@ def load(command: str | None = None) -> None:
 def command_line() -> int:
     """Run ``main`` as the only task of this process."""
     gc.set_threshold(_GARBAGE_THRESHOLD)
+    _use_utf8()
+    streams.guard()
     try:
-        return main()
+        return streams.flushed(main())
     finally:
         gc.freeze()  # spares the interpreter a last collection
+
+
+def _use_utf8() -> None:
+    """Start again in the UTF-8 mode of Python where the locale says otherwise: names of files and queries are UTF-8.
+
+    Output keeps the encoding of the terminal.
+    """
+    locale_encoding = sys.getfilesystemencoding()
+    if locale_encoding == "utf-8" or os.environ.get("PYTHONUTF8") == "1":
+        return
+    arguments = [os.fsencode(argument) for argument in sys.orig_argv[1:]]
+    environment = {**os.environ, "PYTHONUTF8": "1"}
+    environment.setdefault("PYTHONIOENCODING", f"{locale_encoding}:backslashreplace")
+    os.execve(sys.executable, [os.fsencode(sys.executable), *arguments], environment)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,8 +110,10 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     if low := memory_limit.warning():
         warn(low)
     before = list(takewhile(lambda argument: argument.startswith("-"), arguments))
-    load(None if "--help" in before else next(iter(arguments[len(before) :]), None))
+    command = next(iter(arguments[len(before) :]), None)
+    load(None if "--help" in before else command)
     try:
+        _check_arguments(command, arguments)
         code = int(app(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
     except _WRONG_USE_ERRORS as error:
         fix = "Try 'driftline --help'."
@@ -104,7 +123,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except Exception as error:
-        if failure := memory_limit.as_out_of_memory(error):
+        if failure := memory_limit.as_out_of_memory(error) or _of_the_surroundings(error):
             return _fail(failure.exit_code, failure.kind, str(failure), as_json, failure.where, failure.fix)
         # A defect, or an unforeseen failure. Python's own exit code would be 1, which means "nothing found".
         if not writes_json():
@@ -114,6 +133,26 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         fix = "Committed work is kept: run the same command again to continue."
         return _fail(FAILED, "interrupted", f"interrupted. {fix}", as_json, fix=fix)
     return code
+
+
+def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:
+    """Raises UsageError for an argument that is not UTF-8, as only the names of files to grep may be."""
+    for argument in arguments:
+        if command != "grep" and not is_unicode(argument):
+            fix = "Check the encoding of the terminal; a file of such a name has to be renamed."
+            raise UsageError("An argument is not UTF-8", repr(argument)[:100], fix)
+
+
+def _of_the_surroundings(error: Exception) -> DriftlineError | None:
+    """What ``error`` is if not Driftline has failed, but the folder or the streams that it was given."""
+    if isinstance(error, streams.Unwritable):
+        return streams.unwritable(error)
+    if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return UsageError("The current directory does not exist any more", fix="Change to another one.")
+    return None
 
 
 @app.callback(invoke_without_command=True)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pydantic import BaseModel
 
 from driftline.storage.model import WorkspaceStats
-from driftline.tasks.search.defaults import is_clipped
+from driftline.tasks.search.defaults import MAX_SHOWN_CHARACTERS, is_clipped
 from driftline.tasks.search.excerpts import Excerpt, clipped
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.query import SearchReport
 
 MAX_SOURCES = 100
+MAX_LINE_CHARACTERS = MAX_SHOWN_CHARACTERS
 MAX_ANSWER_BYTES = 64 * 1024
 """Limit of the lines of an answer, in UTF-8, so that it leaves room in the context of a model."""
 

@@ -53,6 +53,7 @@ _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
 _SOURCE = rf"^(org:{_ID}/)?(project:{_ID}/)?source:{_ID}$"
 _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
 _BRANCH = r"^[!-~]{1,100}$"
+_EXT = r"^\.?[A-Za-z0-9_+-]{1,20}$"
 _PATH = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
 
 
@@ -66,6 +67,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 _Source = Annotated[_Name, _like(_SOURCE)]
 _Entity = Annotated[_Name, _like(_ENTITY)]
 _Path = Annotated[_Name, _like(_PATH)]
+_Ext = Annotated[_Name, _like(_EXT)]
 _Branch = Annotated[str, Field(min_length=1, max_length=MAX_BRANCH_CHARACTERS), _like(_BRANCH)]
 _Language = Annotated[_Name, WithJsonSchema({"type": "string", "enum": list(_LANGUAGES)})]
 _Kind = Annotated[_Name, WithJsonSchema({"type": "string", "enum": list(KINDS)})]
@@ -87,7 +89,7 @@ Sources = Annotated[
 ]
 Dirs = Annotated[tuple[_Path, ...], _MANY, Query(description="Only documents below these directories.")]
 Exts = Annotated[
-    tuple[_Name, ...], Query(max_length=MAX_NAMES, description="Only documents with these file extensions.")
+    tuple[_Ext, ...], Query(max_length=MAX_NAMES, description="Only documents with these file extensions.")
 ]
 Globs = Annotated[
     tuple[_Path, ...], Query(max_length=MAX_NAMES, description="Only documents whose paths match these patterns.")

@@ -64,29 +64,33 @@ class Rules:
 
 def _check(pattern: str, opposite: str, root: str | None) -> None:
     """Raises UsageError, with the nearest right spelling, for a pattern that can match nothing."""
-    what, nearest = "The pattern matches nothing", ""
+    nearest = ""
     if not pattern.strip():
-        raise UsageError("A pattern is empty", fix="Leave it out; '*' matches everything.")
+        raise _invalid(pattern, "It is empty: leave it out; '*' matches everything.")
     if pattern.startswith("!"):
-        raise UsageError("The pattern is not valid", repr(pattern), f"Leave out '!', and --{opposite} {pattern[1:]!r}.")
+        raise _invalid(pattern, f"Leave out '!', and --{opposite} {pattern[1:]!r}.")
     if not is_unicode(pattern):
-        raise UsageError("The pattern is not UTF-8", repr(pattern), "Write '?' for each byte that cannot be typed.")
+        raise _invalid(pattern, "It is not UTF-8: write '?' for each byte that cannot be typed.")
     if root and (pattern == root or pattern.startswith(f"{root}/")):
-        what, nearest = "The pattern is not relative to its source", pattern[len(root) :] or "*"
+        nearest = pattern[len(root) :] or "*"
     elif "://" in pattern or pattern.startswith(("~/", "../")):
-        raise UsageError("The pattern is not relative to its source", repr(pattern), "Write it as seen from there.")
+        raise _invalid(pattern, "Patterns are relative to their source: write it as seen from there.")
     elif pattern.startswith("./"):
         nearest = pattern[1:]
     elif "//" in pattern:
         nearest = re.sub("//+", "/", pattern)
     elif pattern.startswith("#"):
-        what, nearest = "The pattern is a comment", f"\\{pattern}"
+        nearest = f"\\{pattern}"
     elif any(_is_unmatchable(each) for each in alternatives(pattern, escapes=True)):
         nearest = _DESCENDING.sub(lambda found: f"[{found[2]}-{found[1]}]", pattern)
         nearest = pattern.replace("[", "\\[") if nearest == pattern else nearest
         nearest = (pattern.rstrip("/\\") or "*") if nearest == pattern else nearest
     if nearest:
-        raise UsageError(what, repr(pattern), f"Write {nearest!r}.")
+        raise _invalid(pattern, f"It matches nothing: write {nearest!r}.")
+
+
+def _invalid(pattern: str, fix: str) -> UsageError:
+    return UsageError("The pattern is not valid", repr(pattern), fix)
 
 
 def _is_unmatchable(pattern: str) -> bool:

@@ -193,7 +193,6 @@ def _hits(
             file=None if texts[document].path == STDIN else os.path.abspath(texts[document].path),
             source="",
             line=window.best + 1,
-            column=at + 1,
             start_line=start + 1,
             end_line=start + len(context),
             score=window.score,
@@ -201,7 +200,8 @@ def _hits(
             relevance=calibration.relevance(window.distance),
             rank=rank,
             text=clipped(window.text, at),
-            context=clipped_context(context, window.best - start, at),
+            context=clipped_context(context, window.best - start, window.column + at),
+            column=window.column + at + 1,
             **symbol_of(innermost(outline(document), window.best)),
         )
 

@@ -43,7 +43,6 @@ class Hit:
     file: str | None
     source: str
     line: int
-    column: int
     start_line: int
     end_line: int
     score: float
@@ -54,6 +53,7 @@ class Hit:
     context: tuple[str, ...]
     freshness: str | None = None
     line_now: int | None = None
+    column: int = 1
     symbol: str | None = None
     kind: str | None = None
     symbol_start: int | None = None
@@ -72,7 +72,6 @@ def hits(
     n_lines: int,
     records: SourceRecords,
     calibration: Calibration,
-    *,
     within_definitions: bool,
 ) -> Iterator[Hit]:
     """``windows``, best first, which were found in ``tables``, with their text and ``n_lines`` of context on each side.
@@ -105,7 +104,6 @@ def hits(
             file=_file(records, window),
             source=window.entity,
             line=window.best + 1,
-            column=at + 1,
             start_line=start + 1,
             end_line=start + len(context),
             score=window.score,
@@ -113,9 +111,10 @@ def hits(
             relevance=calibration.relevance(window.distance),
             rank=rank,
             text=clipped(window.text, at),
-            context=clipped_context(context, window.best - start, at),
+            context=clipped_context(context, window.best - start, window.column + at),
             freshness=judged.state.value if judged else None,
             line_now=judged.line if judged else None,
+            column=window.column + at + 1,
             **symbol_of(window.definition),
         )
 

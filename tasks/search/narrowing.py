@@ -18,6 +18,8 @@ from driftline.tasks.search.named_places import where_named
 from driftline.tasks.search.relative_filters import relative_to_sources
 
 _WILDCARD = re.compile(r"[*?\[]|\{.*,.*\}")
+MAX_TOLD = 20
+"""Values of one filter that are told one by one."""
 _LABELS = {"paths": "path", "dirs": "directory", "globs": "glob", "exts": "ending", "languages": "language"}
 
 
@@ -74,10 +76,12 @@ class SearchFilter:
         alone: dict[str, Any] = {"within": self.within, "on_this_machine": self.on_this_machine}
         for each in fields(self):
             if each.name in _LABELS or each.name == "entities":
-                for value in getattr(self, each.name) or ():
+                for value in (getattr(self, each.name) or ())[:MAX_TOLD]:
                     yield *self._told(each.name, value), SearchFilter(**alone | {each.name: (value,)})
         for where in self.also:
-            yield "", "No indexed document is in what was named.", SearchFilter(also=(where,), **alone)
+            for name, value, each_of in _values(where):
+                _, told = self._told(name, value) if name else ("", "No indexed document is in what was named.")
+                yield "", told, SearchFilter(also=(each_of,), **alone)
 
     def _told(self, name: str, value: str | tuple[str, str]) -> tuple[str, str]:
         text = value if isinstance(value, str) else ":".join(value)
@@ -101,16 +105,19 @@ def as_filter(where: LineFilter | SearchFilter | None) -> SearchFilter:
     """The conditions of a filter, one by one as far as it tells them."""
     if isinstance(where, SearchFilter):
         return where
-    if where is None:
-        return SearchFilter()
-    rest = replace(where, entities=None, paths=None, dirs=None, globs=None, exts=None)
-    return SearchFilter(
-        paths=where.paths,
-        dirs=[name or "." for name in where.dirs] if where.dirs is not None else None,
-        globs=where.globs,
-        entities=None if where.entities is None else [str(entity) for entity in where.entities],
-        also=[each for each in (LineFilter(exts=where.exts), rest) if each != LineFilter()],
-    )
+    return SearchFilter(also=(where,) if where is not None and where != LineFilter() else ())
+
+
+def _values(where: LineFilter) -> Iterator[tuple[str, str, LineFilter]]:
+    """The values of a filter one by one, with the names of their fields; what has none, or too many, as one."""
+    rest = where
+    for name in ("entities", "paths", "dirs", "globs", "exts"):
+        values = getattr(where, name)
+        if values and len(values) <= MAX_TOLD:
+            rest = replace(rest, **{name: None})
+            yield from ((name, str(value), LineFilter(**{name: (value,)})) for value in values)
+    if rest != LineFilter():
+        yield "", "", rest
 
 
 def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:

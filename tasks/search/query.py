@@ -71,7 +71,7 @@ class SearchReport:
     nearest: Hit | None = None
     """Where there are no results: the nearest line that the filters allow, whatever its distance."""
     unmatched: tuple[str, ...] = ()
-    """Where there are no results: the values of filters that match no document."""
+    """Where there are no results: the globs that match no document."""
 
     def to_dict(self) -> dict[str, Any]:
         """As ``search --json`` prints it."""
@@ -126,9 +126,8 @@ def search(
     ``symbols``, ``kinds`` and ``tests`` those that LineKinds does not allow. Fewer are found only where fewer match.
     A transformer reads the best ``rerank`` windows (True: DEFAULT_RERANKED) and orders them anew (reranking.py).
     ``deep`` joins what words and static vectors find with the definitions that a transformer finds (deep_join.py); None
-    does in a hybrid search of a workspace that has them, if the extra is installed. Without results, the report says
-    why, and which line is the nearest.
-    Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
+    does in a hybrid search of a workspace that has them, if the extra is installed. Without results,
+    the report says why. Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
     narrowing, where = as_filter(where), where.where(workspace) if isinstance(where, SearchFilter) else where
     _check(query, top_k, n_lines, mode, min_relevance)
@@ -143,7 +142,7 @@ def search(
         queries, embedder = _open(workspace, model, mode, where, (strategy, fallback_threshold))
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
-        return replace(nothing, notes=("The model knows no word of the query.",) if queries else (NOTHING_INDEXED,))
+        return replace(nothing, notes=(UNKNOWN_WORDS if queries else NOTHING_INDEXED,))
     limit = (calibration := Calibration.of(embedder)).limit(min_relevance, max_distance)
     finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
     records, wanted = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
@@ -158,20 +157,32 @@ def search(
         with explanation.timed("rerank"):
             windows = [*reranked(windows[:n_reranked], query, queries, encoder, weight_in(mode)), *windows[n_reranked:]]
     with explanation.timed("context"):
-        whole, best = mode != "vector", windows[:top_k]
-        found = tuple(hits(workspace, queries, best, query, n_lines, records, calibration, within_definitions=whole))
+        found = tuple(hits(workspace, queries, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
     if explain:
         _count(explanation, queries)
-    report = SearchReport(query, found, explanation if explain else None)
-    if found:
-        return report
-    nearest = replace(finder, max_distance=None).nearest_allowed() if vector.any() else []
-    near = [*hits(workspace, queries, nearest, query, 0, records, calibration, within_definitions=False)]
+    return (
+        replace(nothing, results=found) if found else _explained(nothing, workspace, finder, mode, narrowing, records)
+    )
+
+
+def _explained(
+    report: SearchReport,
+    workspace: Workspace,
+    finder: _Finder,
+    mode: Mode,
+    narrowing: SearchFilter,
+    records: SourceRecords,
+) -> SearchReport:
+    """``report``, which has no results, with the reason and the nearest line that the filters allow."""
+    calibration, queries = Calibration.of(finder.embedder), finder.tables
+    windows = replace(finder, max_distance=None).nearest_allowed() if finder.embedded.any() else []
+    near = [*hits(workspace, queries, windows, report.query, 0, records, calibration, False)]
     unmatched, notes = _why_nothing(workspace, queries, narrowing)
-    notes = notes or (_why_left_out(near, mode, limit, only),)
+    notes = notes or (_why_left_out(near, mode, finder.max_distance, finder.only),)
     return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
 
 
+UNKNOWN_WORDS = "The model knows no word of the query."
 NOTHING_INDEXED = "Nothing is indexed here. Run: driftline index SOURCE"
 
 
@@ -184,7 +195,7 @@ def _trivially(top_k: int, query: str) -> tuple[str, ...]:
 def _why_nothing(
     workspace: Workspace, queries: Sequence[LineQuery], narrowing: SearchFilter
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The values of filters that allow no document, and what to tell of that; nothing if all allow some together."""
+    """The globs that allow no document, and what to tell of all filters that do; nothing if some is allowed."""
     if any(query.matches for query in queries):
         return (), ()
     if not any(query.lines for query in queries):
@@ -192,7 +203,7 @@ def _why_nothing(
     conditions = [*narrowing.conditions()]
     empty = [each for each in conditions if not _matches(workspace, each[2].where(workspace))]
     notes = tuple(why for _, why, _ in empty) or ("No indexed document matches all filters together.",)
-    return tuple(name for name, _, _ in empty if name), notes
+    return tuple(name for name, _, _ in empty if name.startswith("glob ")), notes
 
 
 def _matches(workspace: Workspace, where: LineFilter) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -59,9 +60,9 @@ def reranked(
     vectors = encoder.embed([query, *distinct])
     cosines = (vectors[1:] @ vectors[0])[[distinct[text] for text in texts]]
     # Gains of at least 0 leave them before the windows that are not read.
-    for window, gain in zip(windows, (weight * (cosines - cosines.min())).tolist(), strict=True):
-        window.score += gain
-    return sorted(windows, key=lambda window: -window.score)
+    gains = (weight * (cosines - cosines.min())).tolist()
+    scored = (replace(window, score=window.score + gain) for window, gain in zip(windows, gains, strict=True))
+    return sorted(scored, key=lambda window: -window.score)
 
 
 def texts_of(windows: Sequence[Window], tables: Sequence[LineQuery]) -> list[str]:

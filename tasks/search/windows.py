@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from driftline.storage.lines.outline import Definition
@@ -18,9 +18,10 @@ MAX_WINDOWS_OF_DEFINITION = 3
 class Window:
     """Neighbouring hits of one document; lines are 0-based, both ends included.
 
-    ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance``, ``text`` and ``definition``,
-    the innermost around it, are its. Whether it has one is unknown unless it is ``outlined``. ``score`` is that of the
-    hit by which the window has its place: its relevance, or its cosine where hits are ordered by that.
+    ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance``, ``text``, ``column``, at which
+    the text begins in its line, and ``definition``, the innermost around it, are its. Whether it has one is unknown
+    unless it is ``outlined``. ``score`` is that of the hit by which the window has its place: its relevance, or its
+    cosine where hits are ordered by that.
     """
 
     entity: str
@@ -34,14 +35,15 @@ class Window:
     last: int
     definition: Definition | None = None
     outlined: bool = False
-    score: float = 0.0
+    score: float = field(default=0.0, compare=False)
+    column: int = 0
 
     @classmethod
     def around(cls, row: Mapping[str, Any]) -> Window:
         """The window of one hit."""
         line, distance = row["line_number"], row["distance"]
         fit = row.get("fit", -distance)
-        known: dict[str, Any] = {"score": row.get("relevance", 1 - distance)}
+        known: dict[str, Any] = {"score": row.get("relevance", 1 - distance), "column": row.get("column_number", 0)}
         known |= {"definition": row["definition"], "outlined": row["outlined"]} if "definition" in row else {}
         document = row["entity"], row["path"], row["hash"]
         return cls(*document, line, distance, row["text"], fit, first=line, last=line, **known)
@@ -50,7 +52,7 @@ class Window:
         """Become a window of both; the one that fits better names the best line."""
         if other.fit > self.fit:
             self.best, self.distance, self.text, self.fit = other.best, other.distance, other.text, other.fit
-            self.definition, self.outlined = other.definition, other.outlined
+            self.definition, self.outlined, self.column = other.definition, other.outlined, other.column
         self.first, self.last = min(self.first, other.first), max(self.last, other.last)
 
 
