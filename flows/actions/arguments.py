@@ -15,7 +15,6 @@ Parameters without a Kind (``state``, handles) are not arguments: ``read`` passe
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import math
@@ -29,6 +28,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_type_
 
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.defaults import Strategy
+from driftline.tasks.search.defaults import nearest_name
 
 ENGINE_ARGUMENTS = frozenset(
     {"state", "engine", "node", "node_name", "graph", "config", "parallel_results", "run_id", "thread_id"}
@@ -110,11 +110,8 @@ class Parameters:
         return given, problems
 
     def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name.strip("_"), self.kinds, 1) or difflib.get_close_matches(
-            name, self.kinds, 1
-        )
-        advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.kinds)}"
-        return f"There is no argument {shown(name)}: {advice}"
+        advice = nearest_name(name.strip("_"), [*self.kinds])
+        return f"There is no argument {shown(name)}: {advice[0].lower()}{advice[1:].rstrip('.')}"
 
 
 def shown(value: object) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -133,7 +134,8 @@ def workspace_search(
     explain: Flag = False,
     handles: Handles | None = None,
 ) -> Result:
-    """Search a workspace: ``{results, query}``, with results as ``driftline search --json`` has them.
+    """Search a workspace: ``{query, results}`` as ``driftline search --json`` has them, with ``notes`` and the
+    ``nearest`` line where there are none.
 
     What is left out comes from ``[search]`` of ``driftline.toml``. With ``explain`` there is an ``explanation``, too.
     """
@@ -142,7 +144,7 @@ def workspace_search(
     from driftline.flows.config.named_workspaces import named_workspace
     from driftline.flows.config.search_settings import search_arguments
     from driftline.flows.output.search_journal import record_search
-    from driftline.tasks.search.narrowing import narrowed
+    from driftline.tasks.search.narrowing import SearchFilter
     from driftline.tasks.search.query import search
 
     handles = handles or Handles()
@@ -150,7 +152,8 @@ def workspace_search(
     opened = on_named_branch(opened, search_arguments({"branch": branch})["branch"])
     also = [] if paths is None else [filter_for(opened, paths)]
     also += [named_workspace(workspace_name)[0]] if workspace_name is not None else []
-    where = narrowed(opened, dirs=dirs, globs=globs, exts=exts, languages=languages, entities=entity, also=also)
+    named: dict[str, Any] = {"dirs": dirs, "globs": globs, "exts": exts, "languages": languages, "entities": entity}
+    where = SearchFilter(**named, also=also, on_this_machine=True)
     told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy, "rerank": rerank}
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold, "deep": None})
     limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
@@ -158,9 +161,7 @@ def workspace_search(
     started = time.monotonic()
     report = search(opened, query, where=where, explain=True, **limits, **arguments)
     record_search(opened, report.explanation, time.monotonic() - started)
-    found = report.to_dict()
-    explanation = {"explanation": found["explanation"]} if explain else {}
-    return {"results": found["results"], "query": query, **explanation}
+    return {"results": [], **(report if explain else replace(report, explanation=None)).to_dict()}
 
 
 @action
@@ -220,7 +221,7 @@ def semantic(
         opened = handles.workspace(handles.locate(workspace))
         _check_model(opened, model)
         report = search_files(opened, query, files, embedder, **limits, on_skip=skipped.add)
-    return {"results": report.to_dict()["results"], "query": query, **skipped.to_dict()}
+    return {"results": [], **report.to_dict(), **skipped.to_dict()}
 
 
 def _check_model(workspace: Workspace, model: str | None) -> None:

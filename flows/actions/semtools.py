@@ -14,6 +14,7 @@ from driftline.flows.actions.semtools_answers import Match
 from driftline.flows.actions.semtools_program import Program
 from driftline.flows.actions.skipped import SkippedFiles
 from driftline.storage.errors import UsageError
+from driftline.tasks.search.excerpts import clipped, match_in
 from driftline.tasks.search.hits import Hit
 
 DEFAULT_MAX_DISTANCE = 0.5
@@ -39,8 +40,8 @@ def _semtools_search(
 
     ``engine="cli"`` takes an installed program of semtools, for at most ``timeout`` seconds, ``engine="auto"`` if there
     is one; ``check_version`` asks for semtools_program.MIN_VERSION, ``min_version`` for another one. A match is
-    ``{file, line, score, text, context}``; with our own engine it has its ``relevance``, too. Files that cannot be
-    searched are ``skipped_files``.
+    ``{file, line, score, text, context}``; with our own engine it has its ``column``, ``distance`` and ``relevance``,
+    too, and an answer without matches names the ``nearest`` line. Files that cannot be searched are ``skipped_files``.
     """
     from driftline.tasks.search.grep import grep, read_texts
 
@@ -49,9 +50,11 @@ def _semtools_search(
     skipped = SkippedFiles()
     texts = read_texts(files, on_skip=skipped.add)
     matches: Sequence[Match]
+    told: dict[str, Any] = {}
     if program is not None:
         limits: dict[str, Any] = {"max_distance": max_distance, "n_results": n_results, "n_lines": n_lines}
         matches = semtools_cli.search(program, query, list(texts), timeout_seconds=timeout, **limits)
+        matches = [_bounded(match, query) for match in matches]
     else:
         report = grep(
             query,
@@ -63,6 +66,8 @@ def _semtools_search(
             n_lines=n_lines,
         )
         matches = [_match(hit) for hit in report.results]
+        told = {"notes": list(report.notes)} if report.notes else {}
+        told |= {"nearest": _match(report.nearest)} if report.nearest else {}
     return {
         "matches": matches,
         "best_match": max(matches, key=lambda match: match["score"], default=None),
@@ -71,13 +76,25 @@ def _semtools_search(
         "query": query,
         "engine": "driftline" if program is None else "cli",
         "version": version("driftline") if program is None else program.version,
+        **told,
         **skipped.to_dict(),
     }
 
 
 def _match(hit: Hit) -> Match:
-    found = {"file": hit.path, "line": hit.line, "score": hit.score, "relevance": hit.relevance}
-    return {**found, "text": hit.text, "context": list(hit.context)}
+    found = {"file": hit.path, "line": hit.line, "column": hit.column, "score": hit.score, "distance": hit.distance}
+    return {**found, "relevance": hit.relevance, "text": hit.text, "context": list(hit.context)}
+
+
+def _bounded(match: Match, query: str) -> Match:
+    """A match of a program with windows of its long lines."""
+    text, context = match["text"], match["context"]
+    at = match_in(text, query)
+    return {
+        **match,
+        "text": clipped(text, at),
+        "context": [clipped(line, at if line == text else 0) for line in context],
+    }
 
 
 def _program(engine: Any, wanted: str | None, *, only_ours: bool) -> Program | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +69,9 @@ class Client:
                 "branch": branch,
             },
         )
-        hits = (Hit(**{**hit, "context": tuple(hit["context"])}) for hit in found["results"])
-        return SearchReport(found["query"], tuple(hits))
+        nearest = _hit(found["nearest"]) if "nearest" in found else None
+        notes, unmatched = tuple(found.get("notes", ())), tuple(found.get("unmatched", ()))
+        return SearchReport(found["query"], tuple(map(_hit, found["results"])), None, notes, nearest, unmatched)
 
     def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
         """Lines of an indexed document: ``line`` (1-based), and ``n_lines`` on each side."""
@@ -104,3 +105,7 @@ class Client:
     def branches(self) -> list[dict[str, Any]]:
         """The branches of the sources, as ``driftline branches --json`` prints them."""
         return list(self.connection.get("branches")["branches"])
+
+
+def _hit(told: Mapping[str, Any]) -> Hit:
+    return Hit(**{**told, "context": tuple(told["context"])})

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from driftline.flows.output.plain import print_json
+from driftline.flows.output.plain import print_json, warn
 
 DONE, NOTHING_FOUND, WRONG_USE, FAILED = 0, 1, 2, 3
 
@@ -26,3 +26,16 @@ def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, 
         print_json(result)
     else:
         print_text(result)
+
+
+def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> int:
+    """Show what a search has found, with its notes on standard error; returns the exit code.
+
+    A glob that matches no document is wrong use: it is a mistake more often than not.
+    """
+    show(found, as_json, print_text)
+    for note in found.get("notes", ()):
+        warn(note)
+    if found["results"]:
+        return DONE
+    return WRONG_USE if found.get("unmatched") else NOTHING_FOUND

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from driftline.flows.commands.app import DONE, NOTHING_FOUND, show
+from driftline.flows.commands.app import show_search
 from driftline.flows.config.surroundings import SERVER_VARIABLE
 from driftline.flows.output.hits import print_search
 from driftline.storage.errors import UsageError
@@ -30,5 +30,4 @@ def search_on(server: str, query: str, asked: Mapping[str, Any], only_here: Mapp
         if value not in (None, False):
             raise UsageError("A server does not take this option", option, "Leave it out, or search a --workspace.")
     found = Connection.to(server).get("search", {"q": query, **asked})
-    show(found, as_json, print_search)
-    return DONE if found["results"] else NOTHING_FOUND
+    return show_search(found, as_json, print_search)

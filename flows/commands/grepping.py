@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftline.flows.commands.app import DONE, NOTHING_FOUND, app, show
+from driftline.flows.commands.app import app, show_search
 from driftline.flows.commands.options import (
     JsonOption,
     MaxDistanceOption,
@@ -63,8 +63,7 @@ def grep(
         ignore_case=ignore_case,
     ).to_dict()
     _warn_of_skipped(skipped)
-    show(result, as_json, partial(print_search, folders={"": os.getcwd()}))
-    return DONE if result["results"] else NOTHING_FOUND
+    return show_search(result, as_json, partial(print_search, folders={"": os.getcwd()}))
 
 
 def _warn_of_skipped(skipped: Sequence[tuple[str, SkipReason]]) -> None:

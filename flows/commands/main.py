@@ -20,11 +20,12 @@ from typing import Annotated, Any
 
 import typer
 
-from driftline.flows.commands import memory_limit
+from driftline.flows.commands import memory_limit, streams
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
 from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
 from driftline.flows.output.plain import print_json, print_traceback, warn
 from driftline.storage.errors import DriftlineError, UsageError, gave_up, is_panic
+from driftline.storage.globs import is_unicode
 
 COMMANDS = {
     "index": "indexing",
@@ -73,8 +74,9 @@ def command_line() -> int:
     _decode_names_as_utf8()
     gc.set_threshold(_GARBAGE_THRESHOLD)
     explain_aborts(_wants_json(sys.argv[1:]))
+    streams.guard()
     try:
-        return main()
+        return streams.flushed(main())
     finally:
         gc.freeze()  # spares the interpreter a last collection
 
@@ -87,8 +89,7 @@ def _decode_names_as_utf8() -> None:
     if sys.getfilesystemencoding() == "utf-8" or os.environ.get("PYTHONUTF8") == "1":
         return
     variables = dict(os.environ) | {"PYTHONUTF8": "1"}
-    if sys.stdout is not None and sys.stdout.encoding not in ("ascii", "US-ASCII", "ANSI_X3.4-1968"):
-        variables.setdefault("PYTHONIOENCODING", sys.stdout.encoding)
+    variables.setdefault("PYTHONIOENCODING", f"{sys.getfilesystemencoding()}:backslashreplace")
     os.execve(sys.executable, [os.fsencode(sys.executable), *map(_as_utf8, sys.orig_argv[1:])], variables)
 
 
@@ -145,8 +146,10 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     if low := memory_limit.warning():
         warn(low)
     before = list(takewhile(lambda argument: argument.startswith("-"), arguments))
-    load(None if "--help" in before else next(iter(arguments[len(before) :]), None))
+    command = next(iter(arguments[len(before) :]), None)
+    load(None if "--help" in before else command)
     try:
+        _check_arguments(command, arguments)
         code = int(app(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
     except _WRONG_USE_ERRORS as error:
         fix = "Try 'driftline --help'."
@@ -161,7 +164,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
             return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
         if not isinstance(error, Exception):
             raise
-        if failure := memory_limit.as_out_of_memory(error):
+        if failure := memory_limit.as_out_of_memory(error) or _of_the_surroundings(error):
             return _fail(failure.exit_code, failure.kind, str(failure), as_json, failure.where, failure.fix)
         # A defect, or an unforeseen failure. Python's own exit code would be 1, which means "nothing found".
         if not writes_json():
@@ -171,6 +174,26 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         fix = "Committed work is kept: run the same command again to continue."
         return _fail(FAILED, "interrupted", f"interrupted. {fix}", as_json, fix=fix)
     return code
+
+
+def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:
+    """Raises UsageError for an argument that is not UTF-8, as only the names of files to grep may be."""
+    for argument in arguments:
+        if command != "grep" and not is_unicode(argument):
+            fix = "Check the encoding of the terminal; a file of such a name has to be renamed."
+            raise UsageError("An argument is not UTF-8", repr(argument)[:100], fix)
+
+
+def _of_the_surroundings(error: Exception) -> DriftlineError | None:
+    """What ``error`` is if not Driftline has failed, but the folder or the streams that it was given."""
+    if isinstance(error, streams.Unwritable):
+        return streams.unwritable(error)
+    if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return UsageError("The current directory does not exist any more", fix="Change to another one.")
+    return None
 
 
 @app.callback(invoke_without_command=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from driftline.flows.commands.app import DONE, NOTHING_FOUND, app, show
+from driftline.flows.commands.app import DONE, app, show, show_search
 from driftline.flows.commands.asking import named_server, search_on
 from driftline.flows.commands.options import (
     BranchOption,
@@ -39,7 +39,7 @@ from driftline.tasks.search.defaults import (
 if TYPE_CHECKING:
     from driftline.storage.lines.filters import LineFilter
     from driftline.storage.workspace.workspace import Workspace
-    from driftline.tasks.search.query import SearchReport
+    from driftline.tasks.search.narrowing import SearchFilter
 
 PathsOption = Annotated[list[str] | None, typer.Option("--path", metavar="PATH", help="Only in this file.")]
 DirsOption = Annotated[list[str] | None, typer.Option("--dir", metavar="DIR", help="Only below this directory.")]
@@ -174,26 +174,21 @@ def search(
     told["rerank"] = rerank if rerank is False or rerank_windows is None else rerank_windows
     arguments = search_arguments(told | {"fallback_threshold": fallback_threshold})
     opened = _on_branch(_cached(_open(target, workspace, config), cache), branch)
-    where = _narrowed(opened, asked, within)
+    where = _narrowed(asked, within)
     started = time.monotonic()
     limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
     limits |= {"symbols": symbols, "kinds": kinds, "tests": not no_tests}
     report = search_lines(opened, query, where=where, explain=True, **limits, **arguments)
     record_search(opened, report.explanation, time.monotonic() - started)
-    show(_shown(report, explain=explain), as_json, partial(_print_hits, opened))
-    return DONE if report.results else NOTHING_FOUND
+    found = (report if explain else replace(report, explanation=None)).to_dict()
+    return show_search(found, as_json, partial(_print_hits, opened))
 
 
-def _shown(report: SearchReport, *, explain: bool) -> dict[str, Any]:
-    return (report if explain else replace(report, explanation=None)).to_dict()
-
-
-def _narrowed(workspace: Workspace, asked: Mapping[str, Any], within: LineFilter | None) -> LineFilter:
+def _narrowed(asked: Mapping[str, Any], within: LineFilter | None) -> SearchFilter:
     """The filter of what is ``asked``, by the names of the API."""
-    from driftline.tasks.search.narrowing import narrowed
+    from driftline.tasks.search.narrowing import SearchFilter
 
-    return narrowed(
-        workspace,
+    return SearchFilter(
         paths=asked["path"] or None,
         dirs=asked["dir"] or None,
         globs=asked["glob"] or None,
@@ -201,6 +196,7 @@ def _narrowed(workspace: Workspace, asked: Mapping[str, Any], within: LineFilter
         languages=asked["lang"] or None,
         entities=asked["source"] or None,
         also=[within] if within else [],
+        on_this_machine=True,
     )
 
 

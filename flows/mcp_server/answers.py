@@ -7,23 +7,26 @@ from collections.abc import Sequence
 from pydantic import BaseModel
 
 from driftline.storage.model import WorkspaceStats
-from driftline.tasks.search.excerpts import Excerpt
+from driftline.tasks.search.defaults import MAX_SHOWN_CHARACTERS, is_clipped
+from driftline.tasks.search.excerpts import Excerpt, clipped
 from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.query import SearchReport
 
 MAX_SOURCES = 100
-MAX_LINE_CHARACTERS = 500
+MAX_LINE_CHARACTERS = MAX_SHOWN_CHARACTERS
 MAX_ANSWER_BYTES = 64 * 1024
 """Limit of the lines of an answer, in UTF-8, so that it leaves room in the context of a model."""
 
 
 class LinesFound(BaseModel):
     """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line,
-    and ``symbol`` is the definition around that."""
+    ``column`` is where that matches, and ``symbol`` is the definition around it. Results are sorted by ``score``."""
 
     path: str
     file: str | None
     source: str
     line: int
+    column: int
     start_line: int
     end_line: int
     score: float | None
@@ -39,11 +42,16 @@ class LinesFound(BaseModel):
 
 
 class SearchAnswer(BaseModel):
-    """Windows of lines, best first. ``truncated``: lines were cut or windows omitted to keep the answer short."""
+    """Windows of lines, best first. ``truncated``: lines were cut or windows omitted to keep the answer short.
+
+    Without results, ``notes`` say why, and ``nearest`` is the nearest line that the filters allow.
+    """
 
     query: str
     results: list[LinesFound]
     truncated: bool
+    notes: list[str] = []
+    nearest: LinesFound | None = None
 
 
 class SourceStatus(BaseModel):
@@ -80,36 +88,24 @@ class ContextAnswer(BaseModel):
     truncated: bool
 
 
-def search_answer(query: str, hits: Sequence[Hit]) -> SearchAnswer:
-    """The first of ``hits`` that fit into MAX_ANSWER_BYTES, at least one of them."""
+def search_answer(report: SearchReport) -> SearchAnswer:
+    """The first results that fit into MAX_ANSWER_BYTES, at least one of them."""
     results: list[LinesFound] = []
     room, truncated = MAX_ANSWER_BYTES, False
-    for hit in hits:
+    for hit in report.results:
         context, room, was_cut = _fitting(hit.context, room)
         if len(context) < len(hit.context) and results:
-            return SearchAnswer(query=query, results=results, truncated=True)
-        truncated |= was_cut
-        results.append(
-            LinesFound(
-                path=hit.path,
-                file=hit.file,
-                source=hit.source,
-                line=hit.line,
-                start_line=hit.start_line,
-                end_line=hit.start_line + len(context) - 1,
-                score=hit.score,
-                distance=hit.distance,
-                relevance=hit.relevance,
-                rank=hit.rank,
-                text=_cut(hit.text),
-                context=context,
-                symbol=hit.symbol,
-                kind=hit.kind,
-                symbol_start=hit.symbol_start,
-                symbol_end=hit.symbol_end,
-            )
-        )
-    return SearchAnswer(query=query, results=results, truncated=truncated)
+            return SearchAnswer(query=report.query, results=results, truncated=True)
+        truncated |= was_cut or any(map(is_clipped, context))
+        results.append(_lines_found(hit, context))
+    nearest = _lines_found(report.nearest, list(report.nearest.context)) if report.nearest else None
+    answer = SearchAnswer(query=report.query, results=results, truncated=truncated)
+    return answer.model_copy(update={"notes": list(report.notes), "nearest": nearest})
+
+
+def _lines_found(hit: Hit, context: list[str]) -> LinesFound:
+    fields = {name: getattr(hit, name) for name in LinesFound.model_fields}
+    return LinesFound(**fields | {"context": context, "end_line": hit.start_line + len(context) - 1})
 
 
 def index_status(stats: WorkspaceStats) -> IndexStatus:
@@ -145,14 +141,10 @@ def _fitting(lines: Sequence[str], room: int) -> tuple[list[str], int, bool]:
     kept: list[str] = []
     truncated = False
     for line in lines:
-        short = _cut(line)
+        short = clipped(line)
         room -= len(short.encode("utf-8", "surrogatepass")) + 1
         if room < 0:
             return kept, 0, True
         truncated |= short is not line
         kept.append(short)
     return kept, room, truncated
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…"

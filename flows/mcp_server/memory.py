@@ -31,11 +31,12 @@ class MemoryRecord(BaseModel):
 
 
 class MemoryResult(BaseModel):
-    """An entry that answers the query; ``score`` is 1 - distance."""
+    """An entry that answers the query. Results are sorted by ``score``; ``distance`` is 1 - cosine."""
 
     record: MemoryRecord
     score: float
     rank: int
+    distance: float
 
 
 class MemoryAnswer(BaseModel):
@@ -51,7 +52,9 @@ def memory_answer(query: str, hits: Iterable[MemoryHit[MemoryEntry]], max_bytes:
     results: list[MemoryResult] = []
     room = max_bytes
     for hit in hits:
-        result = MemoryResult(record=_short(entry_to_dict(hit.record)), score=hit.score, rank=hit.rank)
+        result = MemoryResult(
+            record=_short(entry_to_dict(hit.record)), score=hit.score, rank=hit.rank, distance=hit.distance
+        )
         room -= len(result.model_dump_json().encode())
         if room < 0:
             return MemoryAnswer(query=query, results=results, truncated=True)

@@ -9,13 +9,16 @@ from importlib.metadata import version
 from typing import Any
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
+from pydantic import create_model, model_validator
 
 from driftline.flows.mcp_server.http import http_server
 from driftline.flows.mcp_server.tools import LineTools, MemoryTools, protocol_errors
 from driftline.storage.entities import Entity
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.defaults import nearest_name
 
 _INSTRUCTIONS = (
     "Search indexed repositories and documents by meaning with search_lines; read around a hit with read_context, "
@@ -42,16 +45,37 @@ def make_server(
 def server_of(lines: LineTools, memory: MemoryTools | None = None) -> MCPServer[Any]:
     """The server of these tools."""
     instructions = _INSTRUCTIONS + (_MEMORY_INSTRUCTIONS if memory else "")
-    server: MCPServer[Any] = MCPServer(
-        "driftline", instructions=instructions, version=version("driftline"), log_level="WARNING"
-    )
     tools: list[Callable[..., Any]] = [lines.search_lines, lines.index_status, lines.read_context]
     if memory is not None:
         tools.append(memory.search_memory)
-    reads = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
-    for tool in tools:
-        server.add_tool(protocol_errors(tool), annotations=reads)
-    return server
+    return MCPServer(
+        "driftline",
+        instructions=instructions,
+        version=version("driftline"),
+        log_level="WARNING",
+        tools=[_strict(Tool.from_function(protocol_errors(tool), annotations=_READS)) for tool in tools],
+    )
+
+
+_READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+
+
+def _strict(tool: Tool) -> Tool:
+    """``tool``, which refuses arguments that it does not have: the SDK drops them, and a filter with them."""
+    known = [*tool.fn_metadata.arg_model.model_fields]
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict) and (unknown := [name for name in given if name not in known]):
+            raise ValueError(f"There is no argument {unknown[0]!r}. {nearest_name(unknown[0], known)}")
+        return given
+
+    checks: dict[str, Any] = {"check": model_validator(mode="before")(check)}
+    name = tool.fn_metadata.arg_model.__name__
+    arguments = create_model(name, __base__=tool.fn_metadata.arg_model, __validators__=checks)
+    arguments.model_config["extra"] = "forbid"
+    arguments.model_rebuild(force=True)
+    metadata = tool.fn_metadata.model_copy(update={"arg_model": arguments})
+    return tool.model_copy(update={"fn_metadata": metadata, "parameters": arguments.model_json_schema(by_alias=True)})
 
 
 def serve_stdio(

@@ -26,12 +26,11 @@ from driftline.flows.output.search_journal import record_search
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, gave_up, is_panic
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
-from driftline.storage.lines.filters import LineFilter
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.excerpts import read_excerpt
-from driftline.tasks.search.line_kinds import extensions_of
+from driftline.tasks.search.narrowing import SearchFilter
 from driftline.tasks.search.query import Mode, SearchReport, search
 
 MAX_TOP_K = 50
@@ -121,16 +120,14 @@ class LineTools:
     ) -> SearchAnswer:
         """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
         within = self.boundary()
-        where = LineFilter(
-            entities=None if within is None else (within,),
-            paths=tuple(paths) if paths else None,
-            dirs=tuple(dirs) if dirs else None,
-            globs=tuple(globs) if globs else None,
-            exts=tuple(exts) if exts else None,
-            all_of=(
-                *([named_workspace(workspace_name)[0]] if workspace_name is not None else []),
-                *([LineFilter(exts=extensions_of(languages))] if languages else []),
-            ),
+        where = SearchFilter(
+            paths=paths or None,
+            dirs=dirs or None,
+            globs=globs or None,
+            exts=exts or None,
+            languages=languages or None,
+            also=[named_workspace(workspace_name)[0]] if workspace_name is not None else [],
+            within=within,
         )
         workspace, started = on_named_branch(self.newest(), branch, within), time.monotonic()
         report: SearchReport = self.run(
@@ -152,7 +149,7 @@ class LineTools:
             rerank=rerank,
         )
         record_search(workspace, report.explanation, time.monotonic() - started)
-        return answers.search_answer(query, report.results)
+        return answers.search_answer(report)
 
     def index_status(self) -> IndexStatus:
         """Show what is indexed: sources, documents, lines, and the model that embedded them."""

@@ -63,8 +63,11 @@ def entry_to_dict(entry: MemoryEntry) -> Result:
 
 
 def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
-    """``{results: [{record, score, rank}]}``, and ``explanation`` if the hits have one."""
-    results = [{"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank} for hit in hits]
+    """``{results: [{record, score, rank, distance}]}``, and ``explanation`` if the hits have one."""
+    results = [
+        {"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank, "distance": hit.distance}
+        for hit in hits
+    ]
     return {"results": results, **({"explanation": hits.explanation.to_dict()} if hits.explanation else {})}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from driftline.flows.output.plain import emit, printable
+from driftline.tasks.search.defaults import is_clipped
 
 _STYLES = {"place": "1;36", "dim": "2", "definition": "32", "changed": "33", "best": "1;33"}
 """The attributes of each part, as ECMA-48 numbers them (Select Graphic Rendition)."""
@@ -38,7 +39,8 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
 
     freshness = hit.get("freshness")
     line = hit["line_now"] if freshness == "moved" else hit["line"]
-    header = _styled(f"{printable(hit['path'])}:{line}", "place", styled)
+    column = f":{hit['column']}" if is_clipped(hit["text"]) else ""
+    header = _styled(f"{printable(hit['path'])}:{line}{column}", "place", styled)
     if styled and folder is not None and hit["path"] != "-":
         header = f"\x1b]8;;{Path(folder, hit['path']).as_uri()}\x1b\\{header}\x1b]8;;\x1b\\"
     if hit["score"] is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
@@ -163,6 +164,9 @@ def make_plan(request: IndexRequest) -> IndexPlan:
     for given in request.sources:
         try:
             plan = plan_source(given, request, workspace, {p.entity for p in plans})
+            if plan.source.is_local:
+                for root in (plan.source.uri, os.path.abspath(given if isinstance(given, str) else given.uri)):
+                    plan.rules.check(root)
             if any(plan.source.uri == other.source.uri for other in plans):
                 raise UsageError("A source was given twice", plan.source.uri, "Name it once.")
         except DriftlineError as error:

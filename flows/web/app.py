@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -32,6 +32,7 @@ from driftline.flows.web.problems import (
     UNAVAILABLE,
     JsonAnswer,
     TaggedAnswer,
+    only_known_parameters,
     problem,
     problem_of,
     wrong_parameters,
@@ -119,7 +120,8 @@ def make_app(
     programs, people, sign_in = _Api(reader), Pages(reader), SignIn(authentication)
     for name in openapi.EXAMPLES:
         route = programs.search_memory if name == "memory/search" else getattr(programs, name)
-        api.get(f"/api/v1/{name}", response_model=None, **openapi.described(name))(
+        checked: dict[str, Any] = {"dependencies": [Depends(only_known_parameters)], "response_model": None}
+        api.get(f"/api/v1/{name}", **checked, **openapi.described(name))(
             in_thread(route, searches=name in ("search", "memory/search"))
         )
     if not authentication.is_open:

@@ -66,7 +66,7 @@ class Pages:
             failed = problem_of(error, to_owner=request.app.state.tells_owner)
             request.state.error = failed.kind
             return HTMLResponse(pages.search_page(asked, (), failed.detail), failed.status_code)
-        return HTMLResponse(pages.search_page(asked, report.results, branches=branches))
+        return HTMLResponse(pages.search_page(asked, report.results, branches=branches, notes=report.notes))
 
     def document(self, request: Request, line: Line | None = None, branch: BranchName = None) -> Response:
         """Show a document as it was indexed, with lines that are like ``line``."""

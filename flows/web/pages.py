@@ -62,7 +62,9 @@ class DocumentView:
     remote: tuple[str, str] | None = None
 
 
-def search_page(asked: Asked, hits: Sequence[Hit], error: str = "", branches: Sequence[str] = ()) -> bytes:
+def search_page(
+    asked: Asked, hits: Sequence[Hit], error: str = "", branches: Sequence[str] = (), notes: Sequence[str] = ()
+) -> bytes:
     """The page of a search; without a query, only its box."""
     shown = [
         {
@@ -81,7 +83,7 @@ def search_page(asked: Asked, hits: Sequence[Hit], error: str = "", branches: Se
     others = [(name, 0, replace(asked, branch=name).link()) for name in branches if name != asked.branch]
     if others:
         facets.append(("branch", others[:MAX_FACETS]))
-    content = {"asked": asked, "hits": shown, "facets": facets, "removable": removable}
+    content = {"asked": asked, "hits": shown, "facets": facets, "removable": removable, "notes": notes}
     return _rendered("search.html.j2", error=error, filters=filters, **content)
 
 

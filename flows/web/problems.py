@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -21,6 +22,7 @@ from driftline.storage.errors import (
     WorkspaceNotFound,
     WorkspaceTooNew,
 )
+from driftline.tasks.search.defaults import nearest_name
 
 OK, NOT_MODIFIED, BAD_REQUEST, NOT_FOUND, UNAVAILABLE = 200, 304, 400, 404, 503
 _OF_A_BODY = frozenset({"content-length", "content-type"})
@@ -92,6 +94,15 @@ def problem(status: int, kind: str, detail: str, where: str = "", fix: str = "")
     """An answer of RFC 9457; ``error``, ``where`` and ``fix`` are those of ``--json``."""
     content = {"type": "about:blank", "title": kind, "status": status, "detail": detail}
     return Problem(content | {"error": kind, "where": where, "fix": fix}, status)
+
+
+async def only_known_parameters(request: Request) -> None:
+    """Raises UsageError for a parameter that the route does not have: FastAPI drops it, and a filter with it."""
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            advice = nearest_name(name, known) if known else "It has none."
+            raise UsageError(f"There is no parameter {name[:100]!r}", request.url.path, advice)
 
 
 def wrong_parameters(errors: Sequence[Any]) -> UsageError:

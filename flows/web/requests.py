@@ -23,7 +23,6 @@ from driftline.flows.web.memory_stores import MemoryStores, no_memory
 from driftline.storage.entities import Entity
 from driftline.storage.errors import NotIndexed
 from driftline.storage.hierarchy import is_within
-from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import KINDS
 from driftline.storage.workspace.branches import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branches import branch_records, on_branch
@@ -33,7 +32,7 @@ from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.documents import DocumentCursor, DocumentPage, document_page
 from driftline.tasks.search.excerpts import read_excerpt
 from driftline.tasks.search.file_kinds import ALIASES, LANGUAGES
-from driftline.tasks.search.line_kinds import extensions_of
+from driftline.tasks.search.narrowing import SearchFilter
 from driftline.tasks.search.query import Mode, SearchReport, prepare, search, warm
 
 MAX_QUERY_CHARACTERS = 2_000
@@ -55,6 +54,7 @@ _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
 _SOURCE = rf"^(org:{_ID}/)?(project:{_ID}/)?source:{_ID}$"
 _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
 _BRANCH = r"^[!-~]{1,100}$"
+_EXT = r"^\.?[A-Za-z0-9_+-]{1,20}$"
 _PATH = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
 
 
@@ -68,6 +68,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 _Source = Annotated[_Name, _like(_SOURCE)]
 _Entity = Annotated[_Name, _like(_ENTITY)]
 _Path = Annotated[_Name, _like(_PATH)]
+_Ext = Annotated[_Name, _like(_EXT)]
 _Branch = Annotated[str, Field(min_length=1, max_length=MAX_BRANCH_CHARACTERS), _like(_BRANCH)]
 _Language = Annotated[_Name, WithJsonSchema({"type": "string", "enum": list(_LANGUAGES)})]
 _Kind = Annotated[_Name, WithJsonSchema({"type": "string", "enum": list(KINDS)})]
@@ -89,7 +90,7 @@ Sources = Annotated[
 ]
 Dirs = Annotated[tuple[_Path, ...], _MANY, Query(description="Only documents below these directories.")]
 Exts = Annotated[
-    tuple[_Name, ...], Query(max_length=MAX_NAMES, description="Only documents with these file extensions.")
+    tuple[_Ext, ...], Query(max_length=MAX_NAMES, description="Only documents with these file extensions.")
 ]
 Globs = Annotated[
     tuple[_Path, ...], Query(max_length=MAX_NAMES, description="Only documents whose paths match these patterns.")
@@ -151,18 +152,16 @@ class Narrowing:
     lang: tuple[str, ...] = ()
     kind: tuple[str, ...] = ()
 
-    def where(self, workspace: Workspace, within: Entity | None = None) -> LineFilter:
-        """As a filter of what is at or below ``within`` in ``workspace``, but for ``kind``. Raises UsageError."""
-        levels = workspace.config.hierarchy
-        bounds = [LineFilter(entities=(within,))] if within is not None else []
-        languages = [LineFilter(exts=extensions_of(self.lang))] if self.lang else []
-        return LineFilter(
-            all_of=(*bounds, *languages) or None,
-            entities=tuple(Entity.parse(name, levels) for name in self.source) or None,
-            dirs=self.dir or None,
-            exts=self.ext or None,
-            globs=self.glob or None,
+    def where(self, within: Entity | None = None) -> SearchFilter:
+        """As a filter of what is at or below ``within``, but for ``kind``. Raises UsageError."""
+        return SearchFilter(
             paths=self.path or None,
+            dirs=self.dir or None,
+            globs=self.glob or None,
+            exts=self.ext or None,
+            languages=self.lang or None,
+            entities=self.source or None,
+            within=within,
         )
 
 
@@ -215,7 +214,7 @@ class Reader:
         """Search, and take it down in the journal. Raises what ``driftline.search`` raises."""
         within = granted("search").within
         workspace, started = self._on(branch, within), time.monotonic()
-        where = narrowing.where(workspace, within)
+        where = narrowing.where(within)
         report: SearchReport = self.run(
             search,
             workspace,

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CorruptFile, StorageError
+from driftline.storage.errors import CorruptFile, StorageError, UsageError
+from driftline.storage.globs import is_unicode
 from driftline.storage.lance.beside import ProcessDied, survived
 from driftline.storage.lance.damage import unreadable_fragments, with_indexes
 from driftline.storage.lance.errors import first_line, is_lance_failure, write_failed, writing
@@ -215,7 +216,9 @@ def _session() -> Any:
 
 
 def quote(text: str) -> str:
-    """``text`` as a string literal of a Lance filter: data, never syntax."""
+    """``text`` as a string literal of a Lance filter: data, never syntax. Raises UsageError for one that no row has."""
+    if not is_unicode(text):
+        raise UsageError("A name is not UTF-8, as no indexed name is", repr(text), "Check its spelling and encoding.")
     return "'" + text.replace("'", "''") + "'"
 
 

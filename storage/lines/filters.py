@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
+from driftline.storage.globs import check_glob, fixed_prefix, glob_pattern, normal_glob, spellings
 from driftline.storage.lance.table import is_one_of, quote
-
-_GLOB_PART = re.compile(r"(?<![^/])\*\*/|\*\*|\*|\?|\[!?+[^/][^\]/]*\]|[^*?\[]+|\[")
-_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
-_SET_ITEM = re.compile(r"(.)-(.)|(.)", re.DOTALL)
-_ESCAPED = r"\\\g<0>"
-_WILDCARD = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
     """Conditions that a line must all satisfy; ``None`` adds no condition, an empty tuple matches nothing.
 
-    Paths, directories and globs are relative to their source. Directories and entities include everything below
-    them. In a glob, ``*`` and ``?`` do not match a slash, but ``**`` does; a glob without a slash matches file names in
-    any directory. No line is of a source in ``not_of``. A line must satisfy at least one filter of ``any_of``, and each
-    of ``all_of``.
+    Paths, directories and globs are relative to their source, or absolute on this machine; accents may be composed or
+    decomposed. Directories and entities include everything below them. In a glob, ``*`` and ``?`` do not match a slash,
+    but ``**`` does, and ``{a,b}`` is either of them; a glob without a slash matches file names in any directory, and
+    one that ends in a slash all that such a directory holds. No line is of a source in ``not_of``. A line must satisfy
+    at least one filter of ``any_of``, and each of ``all_of``.
     """
 
     entities: tuple[Entity, ...] | None = None
@@ -48,14 +43,14 @@ class LineFilter:
         if self.not_of is not None:
             yield f"NOT ({is_one_of('entity', [str(entity) for entity in self.not_of])})"
         if self.paths is not None:
-            yield is_one_of("path", [normalise(path) for path in self.paths])
+            yield is_one_of("path", [form for path in self.paths for form in spellings(normalise(path))])
         if self.dirs is not None:
-            names = [normalise(name) for name in self.dirs]
+            names = [form for name in self.dirs for form in spellings(normalise(name))]
             if "" not in names:  # the root contains every line
                 quoted = ", ".join(quote(name + "/") for name in names)
                 yield f"array_has_any(parent_dirs, [{quoted}])" if names else "false"
         if self.globs is not None:
-            yield _any([_glob(glob) for glob in self.globs])
+            yield _any([_glob(each) for glob in self.globs for each in check_glob(glob)])
         if self.exts is not None:
             yield is_one_of("ext", [ext.removeprefix(".").lower() for ext in self.exts])
         if self.any_of is not None:
@@ -71,40 +66,9 @@ def normalise(path: str) -> str:
     return "" if clean == "." else clean
 
 
-def glob_pattern(glob: str) -> str:
-    """The regular expression of a glob for whole paths, in the syntax common to Rust and Python."""
-    glob = glob.removeprefix("./").strip("/")
-    if "/" not in glob:
-        glob = f"**/{glob}"
-    return f"(?s)^{''.join(map(_translated, _GLOB_PART.findall(glob)))}$"
-
-
-def _translated(part: str) -> str:
-    if part == "**/":
-        return "(?:.*/)?"
-    if part in ("**", "*", "?"):
-        return {"**": ".*", "*": "[^/]*", "?": "[^/]"}[part]
-    if len(part) > 1 and part[0] == "[":
-        return _set(part[1:-1])
-    return _SPECIAL.sub(_ESCAPED, part)
-
-
-def _set(inside: str) -> str:
-    """A set of characters without the slash; a descending range is empty."""
-    ranges = ""
-    negated = inside.startswith("!")
-    for first, last, single in _SET_ITEM.findall(inside[negated:]):
-        low, high = first or single, last or single
-        for start, end in ((low, min(high, ".")), (max(low, "0"), high)):  # below and above the slash
-            ranges += rf"\U{ord(start):08x}-\U{ord(end):08x}" if start <= end else ""
-    if negated:
-        return f"[^/{ranges}]"
-    return f"[{ranges}]" if ranges else r"[^\U00000000-\U0010ffff]"
-
-
 def _glob(glob: str) -> str:
     """A glob as a condition, with a separate condition for its literal prefix, which can use an index."""
-    fixed = _WILDCARD.split(glob.removeprefix("./").strip("/"), maxsplit=1)[0]
+    fixed = fixed_prefix(normal_glob(glob))
     matches = f"regexp_like(path, {quote(glob_pattern(glob))})"
     return f"starts_with(path, {quote(fixed)}) AND {matches}" if "/" in fixed else matches
 

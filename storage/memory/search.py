@@ -32,11 +32,15 @@ _Entry = TypeVar("_Entry")
 
 @dataclass(frozen=True, slots=True)
 class MemoryHit(Generic[_Entry]):
-    """A matching entry; ``score`` is 1 - distance, the cosine of its text and the query, ``rank`` counts from 1."""
+    """A matching entry. Hits are sorted by ``score`` (``ranking.relevance``), ``rank`` counts from 1.
+
+    ``distance`` is 1 - the cosine of its text and the query; in the mode ``vector``, ``score`` is 1 - distance.
+    """
 
     record: _Entry
     score: float
     rank: int
+    distance: float = 0.0
 
 
 class MemoryHits(list[MemoryHit[_Entry]]):

@@ -39,7 +39,7 @@ from driftline.storage.memory.index_query import KeyRange
 from driftline.storage.memory.listing import MemoryListing
 from driftline.storage.memory.names import bound_names, split_filter
 from driftline.storage.memory.pages import Cursor, Page, check_count
-from driftline.storage.memory.ranking import MODES, Mode
+from driftline.storage.memory.ranking import MODES, Mode, relevance
 from driftline.storage.memory.reader import EntryReader, MemoryEntry, as_shown
 from driftline.storage.memory.registry import DEFAULT_LIMIT, EntityRegistry, utc_now
 from driftline.storage.memory.search import MemoryHit, MemoryHits, MemorySearch, Question
@@ -401,11 +401,11 @@ class MemoryStore:
     ) -> MemoryHits[MemoryEntry]:
         """The ``top_k`` entries that answer ``query`` best, by its words and its meaning, best first.
 
-        The score of a hit is 1 - distance, the cosine of its text and the query; ``max_distance`` (0 to 2) drops what
-        is farther. ``mode`` ranks by the words of key and text and by meaning (``hybrid``), by meaning alone
-        (``vector``: hits are sorted by their score), or by words alone (``text``). ``filter`` has fields of the
-        metadata, as in ``search``, and may have ``entity``: an entity, at or below which hits are, or else the value of
-        a field of that name. The filter applies before the search, and the catalog confirms every hit. With
+        Hits are sorted by their scores; ``max_distance`` (1 - cosine, 0 to 2) drops what is farther. ``mode`` ranks by
+        the words of key and text and by meaning (``hybrid``), by meaning alone (``vector``: the score is 1 - distance,
+        the cosine of text and query), or by words alone (``text``: the share of the words). ``filter`` has fields of
+        the metadata, as in ``search``, and may have ``entity``: an entity, at or below which hits are, or else the
+        value of a field of that name. The filter applies before the search, and the catalog confirms every hit. With
         ``explain`` the hits have an ``explanation``. Raises UsageError, also without an embedder.
         """
         self.catalog.check_open()
@@ -453,7 +453,9 @@ class MemoryStore:
         answer = search.find(Question(query, top_k, visible.within, where, mode, max_distance, explain), check)
         entries = {each.key: each for each in self._reader.entries([row for row, _ in answer.found], visible)}
         found = [(as_shown([entries[row.key]])[0], hit) for row, hit in answer.found if row.key in entries]
-        hits = MemoryHits(MemoryHit(each, 1.0 - hit.distance, rank) for rank, (each, hit) in enumerate(found, start=1))
+        hits = MemoryHits(
+            MemoryHit(each, relevance(hit, mode), rank, hit.distance) for rank, (each, hit) in enumerate(found, start=1)
+        )
         if (boundary := self.names.boundary) is not None and boundary.tenant != boundary:
             answer.explanation.hide_tenant()
         hits.explanation = answer.explanation if explain else None

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.errors import UsageError
-from driftline.tasks.scanning.wildmatch import Pattern, translate
+from driftline.storage.globs import alternatives, is_unicode, spellings
+from driftline.tasks.scanning.wildmatch import NO_BYTE, Pattern, translate
 
 OUR_IGNORE_FILE = ".driftlineignore"
 IGNORE_FILES = (".gitignore", OUR_IGNORE_FILE)
@@ -72,6 +73,7 @@ SECRETS = (
 )
 """Names of files that usually hold credentials; matching ignores case. ``holds_key`` finds keys under any name."""
 
+_DESCENDING = re.compile(r"\[(.)-(.)\]")
 _PATTERNS_PER_REGEX = 100
 """RE2 limits the memory of an expression; matching is slow beyond."""
 
@@ -95,19 +97,62 @@ _ALLOWED = ("gitleaks:allow", "pragma: allowlist secret")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The caller's filters for a source, in gitignore syntax. A non-empty ``include`` selects only matching files."""
+    """The caller's filters for a source, in gitignore syntax with braces (``*.{ts,tsx}``).
+
+    A non-empty ``include`` selects only matching files.
+    """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     skip_secrets: bool = True
 
-    def check(self) -> None:
-        """Check the patterns. Raises UsageError."""
-        for pattern in (*self.include, *self.exclude):
-            if pattern.startswith("!") or translate(pattern.encode(errors="surrogateescape")) is None:
-                raise UsageError(
-                    "The pattern is not valid", repr(pattern), "Use the syntax of .gitignore, without '!'."
-                )
+    def check(self, root: str | None = None) -> None:
+        """Check the patterns, of a source at the local folder ``root`` if that is known. Raises UsageError."""
+        root = root.rstrip("/") if root else None
+        for opposite, patterns in (("exclude", self.include), ("include", self.exclude)):
+            for pattern in patterns:
+                _check(pattern, opposite, root)
+
+
+def _check(pattern: str, opposite: str, root: str | None) -> None:
+    """Raises UsageError, with the nearest right spelling, for a pattern that can match nothing."""
+    nearest = ""
+    if not pattern.strip():
+        raise _invalid(pattern, "It is empty: leave it out; '*' matches everything.")
+    if pattern.startswith("!"):
+        raise _invalid(pattern, f"Leave out '!', and --{opposite} {pattern[1:]!r}.")
+    if not is_unicode(pattern):
+        raise _invalid(pattern, "It is not UTF-8: write '?' for each byte that cannot be typed.")
+    if root and (pattern == root or pattern.startswith(f"{root}/")):
+        nearest = pattern[len(root) :] or "*"
+    elif "://" in pattern or pattern.startswith(("~/", "../")):
+        raise _invalid(pattern, "Patterns are relative to their source: write it as seen from there.")
+    elif pattern.startswith("./"):
+        nearest = pattern[1:]
+    elif "//" in pattern:
+        nearest = re.sub("//+", "/", pattern)
+    elif pattern.startswith("#"):
+        nearest = f"\\{pattern}"
+    elif any(_is_unmatchable(each) for each in alternatives(pattern, escapes=True)):
+        nearest = _DESCENDING.sub(lambda found: f"[{found[2]}-{found[1]}]", pattern)
+        nearest = pattern.replace("[", "\\[") if nearest == pattern else nearest
+        nearest = (pattern.rstrip("/\\") or "*") if nearest == pattern else nearest
+    if nearest:
+        raise _invalid(pattern, f"It matches nothing: write {nearest!r}.")
+
+
+def _invalid(pattern: str, fix: str) -> UsageError:
+    return UsageError("The pattern is not valid", repr(pattern), fix)
+
+
+def _is_unmatchable(pattern: str) -> bool:
+    found = translate(pattern.encode())
+    return found is None or NO_BYTE in found.regex
+
+
+def _spelled(patterns: Iterable[str]) -> list[str]:
+    """What the patterns of a caller stand for: without braces, with accents composed and decomposed."""
+    return [form for pattern in patterns for each in alternatives(pattern, escapes=True) for form in spellings(each)]
 
 
 class PatternList:
@@ -171,8 +216,8 @@ class Matcher:
     """The compiled rules of a caller. Paths are ``base`` and the path in the source (see PatternList)."""
 
     def __init__(self, rules: Rules, base: str = "") -> None:
-        self.exclude = PatternList(rules.exclude, base, descendants=True)
-        self._include = PatternList(rules.include, base, descendants=True)
+        self.exclude = PatternList(_spelled(rules.exclude), base, descendants=True)
+        self._include = PatternList(_spelled(rules.include), base, descendants=True)
         self._only_included = bool(rules.include)
         self._secrets = PatternList(SECRETS if rules.skip_secrets else (), base, flags="si")
 

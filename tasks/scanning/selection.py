@@ -1,4 +1,4 @@
-"""Select local files by name: a file, a folder or a glob; ``~`` expands.
+"""Select local files by name: a file, a folder or a glob, which may have braces; ``~`` expands.
 
 A named file is always selected. Folders and globs skip what an index skips (``tasks.scanning.ignore``). A glob selects
 files, at any depth with ``**``, and does not enter folders in which it cannot match.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from driftline.storage.errors import AccessDenied, SourceNotFound, UsageError
+from driftline.storage.globs import alternatives
 from driftline.storage.model import SkipReason
 from driftline.tasks.git.work_tree import find_work_tree
 from driftline.tasks.scanning.ignore import Rules
@@ -21,8 +22,8 @@ from driftline.tasks.scanning.walk import Subtree, Walk
 STDIN = "-"
 """The name of standard input."""
 
-_MAGIC = re.compile(r"[*?[]")
-_SPECIAL = re.compile(r"([\\*?\[\]])")
+_MAGIC = re.compile(r"[*?[]|\{[^}]*(?:,|\.\.)")
+_SPECIAL = re.compile(r"([\\*?\[\]{}])")
 _BLANK = re.compile(r"(\s)")  # at the end of a pattern, gitignore strips them
 
 
@@ -50,10 +51,13 @@ def select(named: str) -> Selection:
     base = folder or slash or "."
     if magic is None or not os.path.isdir(base):
         raise SourceNotFound("No such file or folder", named, "Check the spelling.")
-    pattern = path[len(folder) + len(slash) :]
-    steps = pattern.split("/")
-    exclude = () if "**" in steps else ("/" + "*/" * len(steps),)
-    rules = Rules(include=(f"/{pattern}",), exclude=exclude)
+    patterns = alternatives(path[len(folder) + len(slash) :], escapes=True)
+    # A folder among the alternatives of a brace group is selected whole.
+    whole = [not _MAGIC.search(each) and os.path.isdir(f"{folder}{slash}{each}") for each in patterns]
+    include = tuple(f"/{each}/**" if all_of_it else f"/{each}" for each, all_of_it in zip(patterns, whole, strict=True))
+    steps = [pattern[1:].split("/") for pattern in include]
+    exclude = () if any("**" in each for each in steps) else ("/" + "*/" * max(map(len, steps)),)
+    rules = Rules(include=include, exclude=exclude)
     rules.check()
     return Selection(base, rules=rules)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 _SPECIAL = frozenset(b"*?[\\")
 _PLAIN = frozenset((string.ascii_letters + string.digits + "_/").encode())
 _SLASH = ord("/")
+NO_BYTE = r"[^\x00-\xff]"
+"""The expression of brackets that match nothing."""
 _CLASSES = {
     "alnum": string.ascii_letters + string.digits,
     "alpha": string.ascii_letters,
@@ -159,7 +161,7 @@ def _bracket(pattern: bytes, start: int) -> tuple[frozenset[int], int] | None:
 
 def _one_of(members: frozenset[int]) -> str:
     """A character class, or an expression that matches nothing."""
-    return "[" + "".join(rf"\x{byte:02x}" for byte in sorted(members)) + "]" if members else r"[^\x00-\xff]"
+    return "[" + "".join(rf"\x{byte:02x}" for byte in sorted(members)) + "]" if members else NO_BYTE
 
 
 def _escaped(text: bytes) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 
 from driftline.storage.entities import Entity
@@ -10,9 +12,15 @@ from driftline.storage.hierarchy import is_within
 from driftline.storage.ids import content_hash
 from driftline.storage.lance.damage import without_panic
 from driftline.storage.lines.queries import LineQuery, Passage
+from driftline.storage.lines.words import telling_words
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.defaults import CUT, MAX_SHOWN_CHARACTERS
 from driftline.tasks.text import decode, split_lines
+
+_BEFORE_CHARACTERS = 100
+"""Of a window, before what matches."""
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +106,35 @@ def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, las
     for row in rows.sort_by("column_number").to_pylist():
         known[row["line_number"]] = known.get(row["line_number"], "") + row["text"]
     return [known.get(number, "") for number in range(first, max(known, default=first - 1) + 1)]
+
+
+def clipped(line: str, at: int = 0) -> str:
+    """``line``, or its window of MAX_SHOWN_CHARACTERS around the character ``at``, with an ellipsis where it is cut."""
+    if len(line) <= MAX_SHOWN_CHARACTERS:
+        return line
+    start = max(0, min(at - _BEFORE_CHARACTERS, len(line) - MAX_SHOWN_CHARACTERS))
+    end = start + MAX_SHOWN_CHARACTERS
+    head, tail = (CUT if start else ""), (CUT if end < len(line) else "")
+    return head + line[start + len(head) : end - len(tail)] + tail
+
+
+def match_in(line: str, query: str) -> int:
+    """Where ``line`` answers ``query``: the first character of the window with most of its words; 0 without any."""
+    words = {*map(str.lower, _WORD.findall(query))} | {*telling_words(query)}
+    words = {word for word in words if len(word) > 1} or words
+    if not words:
+        return 0
+    anyone = re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))))
+    found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())]
+    best, most, end = 0, 0, 0
+    held: Counter[str] = Counter()
+    for start, word in found:
+        while end < len(found) and found[end][0] < start + MAX_SHOWN_CHARACTERS - _BEFORE_CHARACTERS:
+            held[found[end][1]] += 1
+            end += 1
+        if len(held) > most:
+            best, most = start, len(held)
+        held[word] -= 1
+        if not held[word]:
+            del held[word]
+    return best

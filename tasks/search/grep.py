@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
+from driftline.storage.globs import is_unicode
 from driftline.storage.lines.outline import Definition, innermost
 from driftline.storage.model import Embedder, SkipReason
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.embedding.context import PLAN_AFTER_LINES
 from driftline.tasks.scanning.selection import STDIN, files_named
 from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
-from driftline.tasks.search.hits import Hit, symbol_of
-from driftline.tasks.search.query import SearchReport
+from driftline.tasks.search.excerpts import clipped, match_in
+from driftline.tasks.search.hits import Hit, clipped_context, symbol_of
+from driftline.tasks.search.query import SearchReport, nearest_note
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.windows import merge_windows
 from driftline.tasks.text import decode, rows_of_line, split_documents, split_lines
@@ -79,6 +81,8 @@ def grep(
 
     Lines without a letter or digit are never found. Holds the texts and 12 bytes a line. Raises UsageError.
     """
+    if not is_unicode(query):
+        raise UsageError("The query is not UTF-8", repr(query)[:100], "Check the encoding of the terminal.")
     if top_k < 0 or n_lines < 0:
         raise UsageError("top_k and n_lines must not be negative", f"{top_k}, {n_lines}")
     if min_relevance is not None and not 0 <= min_relevance <= 1:
@@ -95,7 +99,13 @@ def grep(
     for batch in _batches(texts):
         lines.add(len(kept), batch, vector, embedder, ignore_case, max_distance)
         kept.extend(batch)
-    return SearchReport(query, tuple(_hits(kept, lines.sorted(kept), top_k, n_lines, calibration)))
+    found = tuple(_hits(query, kept, lines.sorted(kept), top_k, n_lines, calibration))
+    if found or lines.nearest is None:
+        return SearchReport(query, found, notes=() if found else ("No line holds a word that the model knows.",))
+    columns = tuple(np.array([value]) for value in lines.nearest)
+    (nearest,) = _hits(query, kept, (columns[0], columns[1], columns[2]), 1, 0, calibration)
+    assert max_distance is not None
+    return SearchReport(query, (), notes=(nearest_note(nearest, max_distance),), nearest=nearest)
 
 
 class _Lines:
@@ -106,6 +116,8 @@ class _Lines:
         self.document: list[NDArray[np.int32]] = []
         self.number: list[NDArray[np.int32]] = []
         self.column: list[NDArray[np.int32]] = []
+        self.nearest: tuple[float, int, int] | None = None
+        """The nearest of all lines, near enough or not, in the same order."""
 
     def add(
         self,
@@ -122,6 +134,10 @@ class _Lines:
         distances = (1 - vectors @ query).astype(np.float32)
         distances[~vectors.any(axis=1)] = np.inf  # no known word
         of_line = distances[distinct.indices.to_numpy()]
+        best = int(np.argmin(of_line)) if len(of_line) else 0
+        if len(of_line) and of_line[best] < (self.nearest[0] if self.nearest else np.inf):
+            document, number = lines.doc_index[best].as_py() + first, lines.line_number[best].as_py()
+            self.nearest = float(of_line[best]), document, number
         near = np.isfinite(of_line) if max_distance is None else of_line <= max_distance
         self.distance.append(of_line[near])
         self.document.append(lines.doc_index.to_numpy()[near] + np.int32(first))
@@ -139,6 +155,7 @@ class _Lines:
 
 
 def _hits(
+    query: str,
     texts: Sequence[NamedText],
     lines: tuple[NDArray[Any], ...],
     top_k: int,
@@ -174,6 +191,7 @@ def _hits(
         document = int(window.path)
         start = max(0, window.first - n_lines)
         context = lines_of(document)[start : window.last + n_lines + 1]
+        at = match_in(window.text, query)
         yield Hit(
             path=texts[document].path,
             file=None if texts[document].path == STDIN else os.path.abspath(texts[document].path),
@@ -181,13 +199,13 @@ def _hits(
             line=window.best + 1,
             start_line=start + 1,
             end_line=start + len(context),
-            score=1.0 - window.distance,
+            score=window.score,
             distance=window.distance,
             relevance=calibration.relevance(window.distance),
             rank=rank,
-            text=window.text,
-            context=tuple(context),
-            column=window.column + 1,
+            text=clipped(window.text, at),
+            context=clipped_context(context, window.best - start, window.column + at),
+            column=window.column + at + 1,
             **symbol_of(innermost(outline(document), window.best)),
         )
 

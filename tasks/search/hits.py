@@ -14,6 +14,7 @@ from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.excerpts import clipped, match_in
 from driftline.tasks.search.freshness import Read, is_unchanged, judge_read
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.same_files import SourceRecords
@@ -27,10 +28,11 @@ class Hit:
 
     ``path`` is that of the document in its source, and ``file`` where it can be opened: an absolute path or a URI,
     or None of standard input and of forgotten sources.
-    ``line`` and ``text`` are its best line, or the part of a long one that begins at ``column``; ``score`` is its
-    cosine, ``distance`` 1 - ``score``;
-    ``relevance`` is the share of random pairs of lines that are farther;
-    ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed. ``freshness`` says what has
+    ``line`` and ``text`` are its best line, and ``column`` is where that answers the query; hits are sorted by
+    ``score``: the cosine of that line in the mode ``vector``, else what its words and its meaning are worth.
+    ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of random pairs of lines that are farther;
+    ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line, ``text`` and
+    ``context`` have the window around the match (``excerpts.clipped``). ``freshness`` says what has
     become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
     what was read anyway. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind``
     what it is (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` are its lines as they were
@@ -66,10 +68,10 @@ def hits(
     workspace: Workspace,
     tables: Sequence[LineQuery],
     windows: Sequence[Window],
+    query: str,
     n_lines: int,
     records: SourceRecords,
     calibration: Calibration,
-    *,
     within_definitions: bool,
 ) -> Iterator[Hit]:
     """``windows``, best first, which were found in ``tables``, with their text and ``n_lines`` of context on each side.
@@ -95,6 +97,7 @@ def hits(
             known = indexed[window.entity, window.path]  # without lines that have no letter or digit: those are empty
             end = min(end, max((number for number in known if number <= end), default=window.last))
             context = [known.get(number, "") for number in range(start, end + 1)]
+        at = match_in(window.text, query)
         judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged, column=window.column)
         yield Hit(
             path=window.path,
@@ -103,17 +106,22 @@ def hits(
             line=window.best + 1,
             start_line=start + 1,
             end_line=start + len(context),
-            score=1.0 - window.distance,
+            score=window.score,
             distance=window.distance,
             relevance=calibration.relevance(window.distance),
             rank=rank,
-            text=window.text,
-            context=tuple(context),
+            text=clipped(window.text, at),
+            context=clipped_context(context, window.best - start, window.column + at),
             freshness=judged.state.value if judged else None,
             line_now=judged.line if judged else None,
-            column=window.column + 1,
+            column=window.column + at + 1,
             **symbol_of(window.definition),
         )
+
+
+def clipped_context(lines: Sequence[str], best: int, at: int) -> tuple[str, ...]:
+    """The lines of a hit, each clipped; the ``best`` one around the character ``at``."""
+    return tuple(clipped(line, at if number == best else 0) for number, line in enumerate(lines))
 
 
 def symbol_of(definition: Definition | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Self
 
 from driftline.storage.errors import UsageError
@@ -25,7 +26,10 @@ class LineKinds:
         """As the fields say. Raises UsageError for an unknown kind."""
         unknown = [kind for kind in kinds or () if kind not in KINDS]
         if unknown:
-            raise UsageError("Unknown kind of definition", ", ".join(unknown), f"Use one of {', '.join(KINDS)}.")
+            near = get_close_matches(unknown[0].lower(), KINDS, 1)
+            advice = f"Did you mean {near[0]!r}? " if near else ""
+            fix = f"{advice}Use one of {', '.join(KINDS)}."
+            raise UsageError("Unknown kind of definition", ", ".join(unknown), fix)
         return cls(symbols, tuple(kinds or ()), tests)
 
     @property
@@ -52,6 +56,8 @@ def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:
         name = language.lower()
         extensions = LANGUAGES.get(ALIASES.get(name, name))
         if extensions is None:
-            raise UsageError("Unknown language", language, f"Use one of {', '.join(LANGUAGES)}, or --ext.")
+            near = get_close_matches(name, (*LANGUAGES, *ALIASES), 1)
+            advice = f"Did you mean {near[0]!r}? " if near else ""
+            raise UsageError("Unknown language", language, f"{advice}Use one of {', '.join(LANGUAGES)}, or an ending.")
         found.update(dict.fromkeys(extensions))
     return tuple(found)

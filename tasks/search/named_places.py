@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from typing import Literal
+from unicodedata import normalize
 
 from driftline.storage.entities import Entity
 from driftline.storage.lines.filters import LineFilter, normalise
@@ -47,15 +48,25 @@ def _places(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tuple[Entity
     path = name.rstrip("/") if is_uri else os.path.realpath(os.path.expanduser(name))
     found: list[tuple[Entity | None, str]] = []
     for entity, root in roots:
-        inside = below(root, path)
+        inside = inside_of(root, path)
         if inside is not None:
             found.append((entity, inside))
-        elif below(path, root) is not None:
+        elif inside_of(path, root) is not None:
             found.append((entity, ""))
     exists = is_uri or os.path.lexists(path)
     if (found and exists) or _is_of_this_machine(name, exists=exists):
         return found
     return [*found, (None, normalise(name))]
+
+
+def inside_of(folder: str, path: str) -> str | None:
+    """``path`` relative to ``folder``, as ``below`` has it, with accents composed or decomposed."""
+    inside = below(folder, path)
+    if inside is not None or (folder.isascii() and path.isascii()):
+        return inside
+    if below(normalize("NFC", folder), normalize("NFC", path)) is None:
+        return None
+    return "/".join(path.split("/")[len(folder.rstrip("/").split("/")) :])
 
 
 def _is_of_this_machine(name: str, *, exists: bool) -> bool:

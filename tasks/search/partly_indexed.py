@@ -6,6 +6,7 @@ that of ``tasks.search.grep`` over all files.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -55,11 +56,14 @@ def search_files(
     held = _Held(workspace, uris)
     for real in held.find(shown):
         del shown[real]
-    found = list(held.search(query, limits))
+    reports = [report for report in [held.search(query, limits)] if report is not None]
     if shown:
         texts = read_texts(shown.values(), on_skip=on_skip)
-        found += grep(query, texts, _embedder(workspace, open_embedder), **limits).results
+        reports.append(grep(query, texts, _embedder(workspace, open_embedder), **limits))
+    found = [hit for report in reports for hit in report.results]
     best = sorted(found, key=lambda hit: hit.distance)[:top_k]
+    if not best and reports:
+        return min(reports, key=lambda report: report.nearest.distance if report.nearest else math.inf)
     return SearchReport(query, tuple(replace(hit, rank=rank) for rank, hit in enumerate(best, start=1)))
 
 
@@ -120,12 +124,16 @@ class _Held:
         except OSError:
             return False  # whoever reads it next says why
 
-    def search(self, query: str, limits: Mapping[str, Any]) -> Iterator[Hit]:
-        """The nearest windows of the documents."""
-        if self.filters:
-            where = LineFilter(any_of=tuple(self.filters))
-            for hit in search(self.workspace, query, where=where, mode="vector", **limits).results:
-                yield replace(hit, path=self.shown.get((hit.source, hit.path), hit.path))
+    def search(self, query: str, limits: Mapping[str, Any]) -> SearchReport | None:
+        """The nearest windows of the documents; None if there are no documents."""
+        if not self.filters:
+            return None
+        report = search(self.workspace, query, where=LineFilter(any_of=tuple(self.filters)), mode="vector", **limits)
+        nearest = self._as_named(report.nearest) if report.nearest else None
+        return replace(report, results=tuple(map(self._as_named, report.results)), nearest=nearest)
+
+    def _as_named(self, hit: Hit) -> Hit:
+        return replace(hit, path=self.shown.get((hit.source, hit.path), hit.path))
 
 
 def _filters(entity: Entity, documents: Iterable[str], chosen: Set[str]) -> Iterator[LineFilter]:

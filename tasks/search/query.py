@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
+from driftline.storage.globs import is_unicode
 from driftline.storage.lance.damage import without_panic
 from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
@@ -32,6 +33,7 @@ from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.hits import Hit, hits
 from driftline.tasks.search.line_kinds import ALL_LINES, LineKinds
+from driftline.tasks.search.narrowing import SearchFilter, as_filter
 from driftline.tasks.search.rank import rank
 from driftline.tasks.search.relative_filters import relative_to_sources
 from driftline.tasks.search.relevance import Calibration
@@ -65,11 +67,20 @@ class SearchReport:
     query: str
     results: tuple[Hit, ...]
     explanation: Explanation | None = None
+    notes: tuple[str, ...] = ()
+    """Where there are no results: why."""
+    nearest: Hit | None = None
+    """Where there are no results: the nearest line that the filters allow, whatever its distance."""
+    unmatched: tuple[str, ...] = ()
+    """Where there are no results: the globs that match no document."""
 
     def to_dict(self) -> dict[str, Any]:
         """As ``search --json`` prints it."""
         found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
-        return found | ({"explanation": self.explanation.to_dict()} if self.explanation else {})
+        found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
+        found |= {"notes": list(self.notes)} if self.notes else {}
+        found |= {"unmatched": list(self.unmatched)} if self.unmatched else {}
+        return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
 
 
 def search_workspace(
@@ -100,7 +111,7 @@ def search(
     max_distance: float | None = None,
     min_relevance: float | None = None,
     n_lines: int = DEFAULT_N_LINES,
-    where: LineFilter | None = None,
+    where: LineFilter | SearchFilter | None = None,
     mode: Mode = "hybrid",
     strategy: Strategy = "auto",
     fallback_threshold: float = FALLBACK_THRESHOLD,
@@ -117,22 +128,23 @@ def search(
     ``symbols``, ``kinds`` and ``tests`` those that LineKinds does not allow. Fewer are found only where fewer match.
     A transformer reads the best ``rerank`` windows (True: DEFAULT_RERANKED) and orders them anew (reranking.py).
     ``deep`` joins what words and static vectors find with the definitions that a transformer finds (deep_join.py); None
-    does in a hybrid search of a workspace that has them, if the extra is installed.
-    Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
+    does in a hybrid search of a workspace that has them, if the extra is installed. Without results,
+    the report says why. Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
-    _check(top_k, n_lines, mode, min_relevance)
+    narrowing, where = as_filter(where), where.where(workspace) if isinstance(where, SearchFilter) else where
+    _check(query, top_k, n_lines, mode, min_relevance)
     n_reranked, joining = windows_to_rerank(rerank), _deep(workspace, deep, mode)
     encoder = load_transformer() if n_reranked else None
     only = LineKinds.of(symbols=symbols, kinds=kinds, tests=tests)
     explanation, model = Explanation(mode, strategy), _model_of(workspace)
     nothing = SearchReport(query, (), explanation if explain else None)
     if top_k == 0 or not query.strip() or model is None:
-        return nothing
+        return replace(nothing, notes=_trivially(top_k, query))
     with explanation.timed("open"):
         queries, embedder = _open(workspace, model, mode, where, (strategy, fallback_threshold))
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
-        return nothing
+        return replace(nothing, notes=(UNKNOWN_WORDS if queries else NOTHING_INDEXED,))
     limit = (calibration := Calibration.of(embedder)).limit(min_relevance, max_distance)
     finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
     records, wanted = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
@@ -147,11 +159,78 @@ def search(
         with explanation.timed("rerank"):
             windows = [*reranked(windows[:n_reranked], query, queries, encoder, weight_in(mode)), *windows[n_reranked:]]
     with explanation.timed("context"):
-        whole, best = mode != "vector", windows[:top_k]
-        found = tuple(hits(workspace, queries, best, n_lines, records, calibration, within_definitions=whole))
+        found = tuple(hits(workspace, queries, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
     if explain:
         _count(explanation, queries)
-    return SearchReport(query, found, explanation if explain else None)
+    return (
+        replace(nothing, results=found) if found else _explained(nothing, workspace, finder, mode, narrowing, records)
+    )
+
+
+def _explained(
+    report: SearchReport,
+    workspace: Workspace,
+    finder: _Finder,
+    mode: Mode,
+    narrowing: SearchFilter,
+    records: SourceRecords,
+) -> SearchReport:
+    """``report``, which has no results, with the reason and the nearest line that the filters allow."""
+    calibration, queries = Calibration.of(finder.embedder), finder.tables
+    windows = replace(finder, max_distance=None).nearest_allowed() if finder.embedded.any() else []
+    near = [*hits(workspace, queries, windows, report.query, 0, records, calibration, False)]
+    unmatched, notes = _why_nothing(workspace, queries, narrowing)
+    notes = notes or (_why_left_out(near, mode, finder.max_distance, finder.only),)
+    return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
+
+
+UNKNOWN_WORDS = "The model knows no word of the query."
+NOTHING_INDEXED = "Nothing is indexed here. Run: driftline index SOURCE"
+
+
+def _trivially(top_k: int, query: str) -> tuple[str, ...]:
+    if top_k == 0:
+        return ()
+    return ("The query is blank.",) if not query.strip() else (NOTHING_INDEXED,)
+
+
+def _why_nothing(
+    workspace: Workspace, queries: Sequence[LineQuery], narrowing: SearchFilter
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globs that allow no document, and what to tell of all filters that do; nothing if some is allowed."""
+    if any(query.matches for query in queries):
+        return (), ()
+    if not any(query.lines for query in queries):
+        return (), (NOTHING_INDEXED,)
+    conditions = [*narrowing.conditions()]
+    empty = [each for each in conditions if not _matches(workspace, each[2].where(workspace))]
+    notes = tuple(why for _, why, _ in empty) or ("No indexed document matches all filters together.",)
+    return tuple(name for name, _, _ in empty if name.startswith("glob ")), notes
+
+
+def _matches(workspace: Workspace, where: LineFilter) -> bool:
+    places = (place for tenant in workspace.tenants() for place in _places(workspace, tenant, where))
+    tables = ((workspace.lines(entity), narrowed) for entity, narrowed in places)
+    return any(LineQuery(table, narrowed).matches for table, narrowed in tables if table.exists())
+
+
+def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
+    """Why the lines that the filters allow are no results."""
+    if not nearest and only != ALL_LINES:
+        return "No line near the query is of these kinds (kinds, symbols, tests)."
+    if not nearest:
+        return "No line holds a word of the query, and the model knows none of them."
+    if limit is None or nearest[0].distance <= limit:
+        return "No line holds a word of the query." if mode == "text" else "No line near the query is of these kinds."
+    return nearest_note(nearest[0], limit)
+
+
+def nearest_note(hit: Hit, limit: float) -> str:
+    """How far the nearest line is beyond the limit of a search."""
+    return (
+        f"No line is within the distance {limit:.4g}: the nearest one, {hit.path}:{hit.line}, has the distance "
+        f"{hit.distance:.4f} and the relevance {hit.relevance:.4f}."
+    )
 
 
 def warm(workspace: Workspace) -> None:
@@ -244,7 +323,9 @@ def _places(
         yield entity, where if only_it else LineFilter(entities=(entity,), all_of=(where,) if where else None)
 
 
-def _check(top_k: int, n_lines: int, mode: str, min_relevance: float | None) -> None:
+def _check(query: str, top_k: int, n_lines: int, mode: str, min_relevance: float | None) -> None:
+    if not is_unicode(query):
+        raise UsageError("The query is not UTF-8", repr(query)[:100], "Check the encoding of the terminal.")
     if top_k < 0:
         raise UsageError("top_k must not be negative", str(top_k))
     if n_lines < 0:
@@ -315,6 +396,11 @@ class _Finder:
             if len(windows) == top_k or (all_near and all_blocks):
                 return windows
             n_blocks, n_nearest = 4 * n_blocks, 4 * n_nearest
+
+    def nearest_allowed(self) -> list[Window]:
+        """The nearest line that ``only`` allows, if it is among the nearest ones."""
+        rows = self._allowed(self._nearest(CANDIDATE_BLOCKS).to_pylist())
+        return [Window.around(row) for row in rows[:1]]
 
     def _candidates(self, blocks: int, lines: int) -> tuple[pa.Table, pa.Table, Candidates]:
         """The best blocks and the nearest lines, looked up side by side, and the lines of both."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -47,7 +48,7 @@ def weight_in(mode: str) -> float:
 def reranked(
     windows: Sequence[Window], query: str, tables: Sequence[LineQuery], encoder: Encoder, weight: float
 ) -> list[Window]:
-    """``windows``, best first, by their scores and ``weight`` times the cosine of ``query`` and their texts.
+    """``windows``, best first, by their scores, which gain ``weight`` times the cosine of ``query`` and their texts.
 
     Alone, the cosine would take what sounds alike for what answers.
     """
@@ -58,8 +59,10 @@ def reranked(
     distinct = {text: at for at, text in enumerate(dict.fromkeys(texts))}  # windows of one definition share its text
     vectors = encoder.embed([query, *distinct])
     cosines = (vectors[1:] @ vectors[0])[[distinct[text] for text in texts]]
-    mixed = np.array([window.score for window in windows], np.float32) + weight * cosines
-    return [windows[at] for at in np.argsort(-mixed, kind="stable").tolist()]
+    # Gains of at least 0 leave them before the windows that are not read.
+    gains = (weight * (cosines - cosines.min())).tolist()
+    scored = (replace(window, score=window.score + gain) for window, gain in zip(windows, gains, strict=True))
+    return sorted(scored, key=lambda window: -window.score)
 
 
 def texts_of(windows: Sequence[Window], tables: Sequence[LineQuery]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from driftline.storage.lines.outline import Definition
@@ -20,8 +20,8 @@ class Window:
 
     ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance``, ``text``, ``column``, at which
     the text begins in its line, and ``definition``, the innermost around it, are its. Whether it has one is unknown
-    unless it is ``outlined``. ``score`` is that of the
-    hit by which the window has its place: its relevance, or its cosine where hits are ordered by that.
+    unless it is ``outlined``. ``score`` is that of the hit by which the window has its place: its relevance, or its
+    cosine where hits are ordered by that.
     """
 
     entity: str
@@ -35,7 +35,7 @@ class Window:
     last: int
     definition: Definition | None = None
     outlined: bool = False
-    score: float = 0.0
+    score: float = field(default=0.0, compare=False)
     column: int = 0
 
     @classmethod

@@ -314,3 +314,19 @@ def test_usage_errors_end_the_server_before_it_starts(
     outcome = driftline("mcp", "--workspace", place / "ws")
     assert outcome.code == 2
     assert "driftline[mcp]" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("extensions", "exts"), ("limit", "top_k"), ("glob", "globs"), ("pahts", "paths")]
+)
+def test_an_unknown_argument_is_an_error_that_names_the_nearest(place: Path, wrong: str, right: str) -> None:
+    (outcome,) = ask(make_server(dl.open(str(place / "ws"))), ("search_lines", {"query": "parser", wrong: ["txt"]}))
+    assert outcome.is_error
+    assert f"There is no argument {wrong!r}" in outcome.text
+    assert f"{right!r}" in outcome.text
+
+
+def test_a_filter_that_matches_no_document_says_so(place: Path) -> None:
+    (outcome,) = ask(make_server(dl.open(str(place / "ws"))), ("search_lines", {"query": "parser", "globs": ["*.zz"]}))
+    assert outcome.structured_content["results"] == []
+    assert "'*.zz'" in outcome.structured_content["notes"][0]

@@ -109,7 +109,7 @@ def vectors(store: MemoryStore, embedder: Counting) -> int:
 
 
 def test_the_nearest_entries_come_first_with_score_and_rank(store: MemoryStore, embedder: Counting) -> None:
-    hits = store.search_memory("cat on a sofa", 3, None, ACME)
+    hits = store.search_memory("cat on a sofa", 3, None, ACME, mode="vector")
     assert [hit.rank for hit in hits] == [1, 2, 3]
     assert hits[0].record.key == "cat"
     assert hits[0].record.value == "a cat sleeps on the sofa"

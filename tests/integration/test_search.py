@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -86,7 +86,8 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
     assert list(found) == ["query", "results"]
     assert found["query"] == "subcommand"
     first = found["results"][0]
-    assert first.pop("distance") == pytest.approx(1 - first.pop("score"))
+    assert first.pop("distance") == pytest.approx(0.0)
+    assert first.pop("score") > 0
     assert first == {
         "path": "numbered.txt",
         "file": str(corpus.parent / "web/numbered.txt"),
@@ -197,7 +198,7 @@ def test_exit_codes_distinguish_matches_no_matches_and_usage_errors(
         ("",),
     ):
         outcome = driftline("search", *nothing, *at, "--json")
-        assert (outcome.code, outcome.json) == (1, {"query": nothing[0], "results": []}), nothing
+        assert (outcome.code, outcome.json["results"]) == (1, []), nothing
     for wrong in (("--top-k", -1), ("-n", -1), ("--max-distance", -0.1), ("--path", "../x"), ("--dir", "a/../..")):
         outcome = driftline("search", "parser", *wrong, *at)
         assert (outcome.code, outcome.out) == (2, ""), wrong
@@ -401,3 +402,92 @@ def test_a_file_of_two_tenants_is_shown_once_and_each_tenant_has_it(tmp_path: Pa
     entities = (dl.Entity.parse("org:two"),)
     alone = dl.search(ws, "parser", mode="vector", where=dl.LineFilter(entities=entities)).results
     assert {hit.source for hit in alone} == {"org:two/project:p/source:s"}
+
+
+# Filters that match nothing, and answers without results.
+
+
+def test_globs_mean_one_thing_in_every_spelling(corpus: Path, driftline: Driftline) -> None:
+    web = corpus.parent / "web"
+
+    def paths(*options: object) -> set[str]:
+        outcome = driftline(
+            "search", "parser", "--mode", "vector", "--top-k", 100, "--workspace", corpus, "--json", *options
+        )
+        return {hit["path"] for hit in outcome.json["results"] if hit["source"].endswith("source:web")}
+
+    expected = paths("--glob", "*.txt")
+    assert expected
+    for spelling in ("*.{txt,zip}", "{*.txt,nothing}", f"{web}/**/*.txt", f"{web.parent}/*/**/*.txt", "**//*.txt"):
+        assert paths("--glob", spelling) == expected, spelling
+    assert paths("--ext", "{txt,zip}") == expected
+    assert paths("--glob", f"{web}/numbered.txt") == paths("--path", "numbered.txt") == {"numbered.txt"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "nearest"),
+    [
+        ("--glob", "", "'**'"),
+        ("--glob", "!*.py", "'*.py'"),
+        ("--glob", "[", "'[[]'"),
+        ("--glob", "*.{ts,tsx", "'*.{ts,tsx}'"),
+        ("--glob", "*.(ts|tsx)", "'*.{ts,tsx}'"),
+        ("--glob", "[[:digit:]].py", "[0-9]"),
+        ("--ext", "*.py", "'py'"),
+        ("--ext", "tar.gz", "'*.tar.gz'"),
+        ("--ext", "py,md", "'{py,md}'"),
+        ("--ext", "", "'py'"),
+        ("--lang", "pyhton", "'python'"),
+        ("--kind", "functoin", "'function'"),
+        ("--path", "", "'.'"),
+    ],
+)
+def test_a_filter_that_can_match_nothing_is_refused_with_the_nearest_that_can(
+    corpus: Path, driftline: Driftline, option: str, value: str, nearest: str
+) -> None:
+    outcome = driftline("search", "parser", option, value, "--workspace", corpus)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert nearest in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code"), [("--glob", "*.zz", 2), ("--ext", "zz", 1), ("--path", "zz", 1), ("--dir", "zz", 1)]
+)
+def test_a_filter_that_matches_no_document_says_so(
+    corpus: Path, driftline: Driftline, option: str, value: str, code: int
+) -> None:
+    outcome = driftline("search", "parser", option, value, "--workspace", corpus, "--json")
+    assert outcome.code == code
+    assert f"{value!r}" in outcome.err
+    assert [note for note in outcome.json["notes"] if f"{value!r}" in note]
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "vector"])
+def test_an_answer_without_results_names_the_nearest_line(corpus: Path, mode: Literal["hybrid", "vector"]) -> None:
+    opened = dl.open(str(corpus))
+    best = search(opened, "get http response", mode="vector", top_k=1).results[0]
+    report = search(opened, "get http response", mode=mode, max_distance=best.distance / 2)
+    assert report.results == ()
+    assert report.nearest is not None
+    assert report.nearest.distance == pytest.approx(best.distance)
+    assert report.nearest.relevance == best.relevance
+    assert f"{best.distance:.4f}" in report.notes[0]
+
+
+def test_a_hit_shows_a_window_of_a_long_line_around_its_match(tmp_path: Path, driftline: Driftline) -> None:
+    line = "lorem ipsum " * 150 + "the heron lands " + "dolor sit " * 50_000
+    (tmp_path / "long.js").write_text(f"---\n{line}\n---\n")
+    assert driftline("index", tmp_path, "--workspace", tmp_path / "ws").code == 0
+    at = ("--workspace", tmp_path / "ws")
+    for command in (
+        ("search", "heron", *at),
+        ("search", "heron", "--mode", "vector", *at),
+        ("grep", "heron", tmp_path / "long.js"),
+    ):
+        outcome = driftline(*command, "--json")
+        hit = outcome.json["results"][0]
+        assert "heron" in hit["text"]
+        assert hit["column"] == line.index("heron") + 1
+        assert max(map(len, (hit["text"], *hit["context"]))) <= 500
+        assert len(outcome.out) < 5_000
+        assert f"long.js:2:{hit['column']}" in driftline(*command).out

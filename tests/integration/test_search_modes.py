@@ -133,7 +133,8 @@ def test_max_distance_holds_in_each_mode(corpus: Path, mode: Mode) -> None:
     assert all(hit.distance <= limit for hit in near)
     assert {(h.source, h.path) for h in near} == {(h.source, h.path) for h in everything if h.distance <= limit}
     assert found(corpus, "get http response", mode=mode, max_distance=0.0) == ()
-    for hit in everything:
+    assert [hit.score for hit in everything] == sorted((hit.score for hit in everything), reverse=True)
+    for hit in everything if mode == "vector" else ():
         assert hit.score == pytest.approx(1 - hit.distance)
 
 

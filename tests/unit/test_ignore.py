@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import subprocess
 from pathlib import Path
+from unicodedata import normalize
 
 import pyarrow as pa
 import pytest
@@ -222,11 +223,35 @@ def test_many_patterns_are_split_without_losing_their_order() -> None:
     assert PatternList(lines).matches(paths).tolist() == [True, True, False, True, True, False]
 
 
-@pytest.mark.parametrize("glob", ["", "# x", "!a", "[", "a\\"])
-def test_an_invalid_glob_is_refused(glob: str) -> None:
-    with pytest.raises(UsageError, match="pattern is not valid"):
-        Rules(exclude=(glob,)).check()
-    Rules(include=("*.py", "src/**", "[ab]?")).check()
+REFUSED = {
+    "": "'*'", "# x": r"\\# x", "!a": "--include 'a'", "[": r"\\[", "a\\": "'a'", "./src/*.py": "'/src/*.py'",
+    "a//b": "'a/b'", "../x": "", "~/x": "", "s3://bucket/x": "", "*.{ts,tsx": "'*.{ts,tsx}'",
+    "*.{ts, tsx}": "'*.{ts,tsx}'", "/home/me/project/src/*.py": "'/src/*.py'", "gr\udcf6": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("glob", REFUSED)
+def test_a_pattern_that_can_match_nothing_is_refused_with_the_nearest_that_can(glob: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Rules(exclude=(glob,)).check("/home/me/project")
+    assert REFUSED[glob] in str(refused.value)
+
+
+@pytest.mark.parametrize("glob", ["*.py", "src/**", "[ab]?", "*.{ts,tsx}", "{{x}}/a", "/src", r"\{a,b}", "{id}.tsx"])
+def test_a_pattern_that_can_match_is_accepted(glob: str) -> None:
+    Rules(include=(glob,), exclude=(glob,)).check("/home/me/project")
+
+
+def test_patterns_have_braces_and_accents_of_either_form() -> None:
+    paths = pa.array(["a.ts", "b.tsx", "c.py", normalize("NFD", "résumé.md"), normalize("NFC", "übung.md")])
+    for pattern, kept in {
+        "*.{ts,tsx}": [0, 1],
+        "{a,c}.*": [0, 2],
+        "r\u00e9sum\u00e9.*": [3],
+        "u\u0308bung.*": [4],
+    }.items():
+        excluded = Matcher(Rules(include=(pattern,))).excluded(paths).tolist()
+        assert [at for at, is_out in enumerate(excluded) if not is_out] == kept, pattern
 
 
 def test_an_ignore_file_may_start_with_a_byte_order_mark_and_hold_odd_bytes() -> None:

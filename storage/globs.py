@@ -1,0 +1,263 @@
+"""Globs and names as people type them: braces, brackets, and accents that disks store in two ways.
+
+A brace group with a comma (``*.{ts,tsx}``) or a range of numbers (``{1..3}``) stands for its alternatives, as in bash;
+any other brace is a character. A glob that can match nothing is refused with the nearest spelling that can.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+
+from driftline.storage.errors import UsageError
+
+MAX_ALTERNATIVES = 1_000
+"""Limit of the alternatives of one pattern, and of the spellings of one path."""
+MAX_BRACES = 50
+
+_TOKEN = re.compile(r"(?<![^/])\*\*/|\*\*|\*|\?|\[[!^]?+[^/][^\]/]*\]|[^*?\[]+|\[")
+_BRACKET = re.compile(r"\[[!^]?+[^/][^\]/]*\]")
+_SET_ITEM = re.compile(r"(.)-(.)|(.)", re.DOTALL)
+_WILDCARD = re.compile(r"[*?\[]")
+_REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+_GLOB_SPECIAL = re.compile(r"[*?\[{]")
+_RANGE = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})")
+_EITHER = re.compile(r"[@+?*!]?\(([^()/]*\|[^()/]*)\)")
+_MARKS = r"[\U00000300-\U0000036f]*"
+"""What follows a letter that is stored without its accents."""
+_NOTHING = r"[^\U00000000-\U0010ffff]"
+_CLASSES = {
+    "alpha": "a-zA-Z", "digit": "0-9", "alnum": "a-zA-Z0-9", "lower": "a-z", "upper": "A-Z", "xdigit": "0-9a-fA-F",
+}  # fmt: skip
+
+
+def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
+    """The patterns that the brace groups of ``pattern`` stand for. With ``escapes``, ``\\{`` is a brace and no group.
+
+    Raises UsageError for a group that is not closed or holds blanks around its commas, and for too many alternatives.
+    """
+    if pattern.count("{") > MAX_BRACES:
+        raise UsageError(f"A pattern has more than {MAX_BRACES} braces", _shown(pattern), "Write several patterns.")
+    found = tuple(dict.fromkeys(itertools.islice(_expanded(pattern, escapes), MAX_ALTERNATIVES + 1)))
+    if len(found) > MAX_ALTERNATIVES:
+        what = f"A pattern stands for more than {MAX_ALTERNATIVES:,} others"
+        raise UsageError(what, _shown(pattern), "Write several.")
+    return found
+
+
+def spellings(path: str) -> tuple[str, ...]:
+    """``path`` as it is, and as disks may store it: the accents of each name composed (NFC) or decomposed (NFD)."""
+    if path.isascii():
+        return (path,)
+    names = [tuple(dict.fromkeys((name, *_forms(name)))) for name in path.split("/")]
+    if len(names) > 1 and sum(len(forms) > 1 for forms in names) > 6:
+        return tuple(dict.fromkeys((path, *_forms(path))))
+    return tuple("/".join(chosen) for chosen in itertools.product(*names))
+
+
+def literal_glob(path: str) -> str:
+    """The glob that matches ``path`` and nothing else."""
+    return _GLOB_SPECIAL.sub(r"[\g<0>]", path)
+
+
+def check_glob(glob: str) -> tuple[str, ...]:
+    """The alternatives of a glob, none of which has braces. Raises UsageError for one that can match nothing."""
+    if not glob.strip():
+        raise UsageError("A glob is empty", fix="Leave it out, or write '**' for every document.")
+    if not is_unicode(glob):
+        raise UsageError("A glob is not UTF-8", _shown(glob), "Write '?' or '*' for what cannot be typed.")
+    if glob.startswith("!"):
+        fix = f"Leave out '!' to keep what {glob.lstrip('!')!r} matches."
+        raise UsageError("A glob says what to keep, it cannot exclude", _shown(glob), fix)
+    if (either := _EITHER.search(glob)) is not None:
+        nearest = _EITHER.sub(lambda found: "{" + found[1].replace("|", ",") + "}", glob)
+        raise UsageError(f"A glob has braces where {either[0]!r} is", _shown(glob), f"Write {nearest!r}.")
+    found = alternatives(glob)
+    for each in found:
+        _check_brackets(each, glob)
+        if ".." in each.split("/") and "://" not in each:
+            raise UsageError("A glob leads outside its source", _shown(glob), "Give a glob relative to the source.")
+    return found
+
+
+def glob_pattern(glob: str) -> str:
+    """The regular expression of a glob without braces for whole paths, in the syntax common to Rust and Python.
+
+    A slash in front, or inside of it, binds it to the top of the source; one at its end selects what a folder holds.
+    """
+    return f"(?s)^{''.join(map(_translated, _TOKEN.findall(normal_glob(glob))))}$"
+
+
+def normal_glob(glob: str) -> str:
+    """A glob for whole paths, without ``.``, doubled slashes, and slashes at its ends."""
+    names = [name for name in glob.split("/") if name not in ("", ".")]
+    names = [name for name, before in zip(names, ["", *names], strict=False) if name != "**" or before != "**"]
+    if not names:
+        return "**"
+    if len(names) == 1 and not glob.startswith(("/", "./")):
+        names.insert(0, "**")
+    return "/".join([*names, "**"] if glob.endswith("/") else names)
+
+
+def fixed_prefix(glob: str) -> str:
+    """What every path that a glob of ``normal_glob`` matches begins with, byte by byte; "" if nothing is fixed."""
+    fixed = _WILDCARD.split(glob, maxsplit=1)[0]
+    return fixed[: next((at for at, character in enumerate(fixed) if not character.isascii()), len(fixed))]
+
+
+def rests(glob: Sequence[str], folders: Sequence[str]) -> list[tuple[str, ...]]:
+    """What may be left of a glob, name by name, for paths below ``folders``; nothing if it leads elsewhere."""
+    reached = {0}
+    for folder in folders:
+        for at in range(len(glob)):
+            if at in reached and glob[at] == "**":  # it may stand for no folder
+                reached.add(at + 1)
+        reached = {
+            at if glob[at] == "**" else at + 1
+            for at in reached
+            if at < len(glob) and (glob[at] == "**" or _is_named(folder, glob[at]))
+        }
+    return [tuple(glob[at:]) for at in sorted(reached)]
+
+
+def _is_named(folder: str, glob: str) -> bool:
+    return not folder if not glob else re.match(glob_pattern(f"/{glob}"), folder) is not None
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8; arguments and file names may hold bytes that cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _forms(text: str) -> tuple[str, str]:
+    return unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)
+
+
+def _shown(pattern: str) -> str:
+    return repr(pattern if len(pattern) <= 100 else f"{pattern[:99]}…")
+
+
+# -- braces ----------------------------------------------------------------------------------
+
+
+def _expanded(pattern: str, escapes: bool) -> Iterator[str]:
+    for start in _characters(pattern, escapes):
+        if pattern[start] != "{":
+            continue
+        commas, end = _group(pattern, start, escapes)
+        if end is None:
+            if commas:
+                raise UsageError("A brace is not closed", _shown(pattern), f"Write {pattern + '}'!r}.")
+            continue
+        inside = pattern[start + 1 : end]
+        cuts = [start, *commas, end]
+        options = [pattern[low + 1 : high] for low, high in itertools.pairwise(cuts)]
+        if not commas:
+            if (numbers := _RANGE.fullmatch(inside)) is None:
+                continue
+            options = _numbers(int(numbers[1]), int(numbers[2]))
+        elif any(option != option.strip() for option in options):
+            nearest = pattern[: start + 1] + ",".join(map(str.strip, options)) + pattern[end:]
+            raise UsageError("A brace group has blanks around its commas", _shown(pattern), f"Write {nearest!r}.")
+        for option in options:
+            for middle in _expanded(option, escapes):
+                for rest in _expanded(pattern[end + 1 :], escapes):
+                    yield pattern[:start] + middle + rest
+        return
+    yield pattern
+
+
+def _numbers(first: int, last: int) -> list[str]:
+    step = 1 if first <= last else -1
+    return list(map(str, itertools.islice(range(first, last + step, step), MAX_ALTERNATIVES + 1)))
+
+
+def _group(pattern: str, start: int, escapes: bool) -> tuple[list[int], int | None]:
+    """Where the commas of the brace group at ``start`` are, and its end; None if it has none."""
+    depth, commas = 0, list[int]()
+    for at in _characters(pattern, escapes, start):
+        if pattern[at] == "{":
+            depth += 1
+        elif pattern[at] == "}":
+            depth -= 1
+            if not depth:
+                return commas, at
+        elif pattern[at] == "," and depth == 1:
+            commas.append(at)
+    return commas, None
+
+
+def _characters(pattern: str, escapes: bool, start: int = 0) -> Iterator[int]:
+    """The places of the characters that are neither escaped nor inside of brackets."""
+    at = start
+    while at < len(pattern):
+        if escapes and pattern[at] == "\\":
+            at += 2
+            continue
+        if pattern[at] == "[" and (bracket := _BRACKET.match(pattern, at)) is not None:
+            at = bracket.end()
+            continue
+        yield at
+        at += 1
+
+
+# -- one glob --------------------------------------------------------------------------------
+
+
+def _check_brackets(glob: str, given: str) -> None:
+    for token in _TOKEN.findall(glob):
+        if token == "[":
+            raise UsageError("A bracket is not closed", _shown(given), f"Write {given.replace('[', '[[]')!r}.")
+        if token[0] != "[":
+            continue
+        name = re.match(r"\[[!^]?\[:(\w+):?\]", token)
+        if name is not None:
+            nearest = f"[{_CLASSES.get(name[1], 'a-z')}]"
+            raise UsageError("A glob has no classes of characters", _shown(given), f"Write {nearest!r}.")
+        if _set(token[1:-1]) == _NOTHING:
+            nearest = f"[{token[-2]}-{token[1]}]" if re.fullmatch(r"\[.-.\]", token) else "'/' outside of the brackets"
+            raise UsageError("A bracket matches no character", _shown(given), f"Write {nearest}.")
+
+
+def _translated(token: str) -> str:
+    if token == "**/":
+        return "(?:.*/)?"
+    if token in ("**", "*", "?"):
+        return {"**": ".*", "*": "[^/]*", "?": f"[^/]{_MARKS}"}[token]
+    if len(token) > 1 and token[0] == "[":
+        return _set(token[1:-1])
+    return _literal(token)
+
+
+def _literal(text: str) -> str:
+    if text.isascii():
+        return _REGEX_SPECIAL.sub(r"\\\g<0>", text)
+    composed, decomposed = _forms(text)
+    found = "".join(_one_of(dict.fromkeys(_forms(character))) for character in composed)
+    return found if text in (composed, decomposed) else _one_of([text, found], escape=False)
+
+
+def _one_of(texts: Iterable[str], *, escape: bool = True) -> str:
+    parts = [_REGEX_SPECIAL.sub(r"\\\g<0>", text) if escape else text for text in texts]
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
+
+
+def _set(inside: str) -> str:
+    """A set of characters without the slash; a descending range is empty."""
+    ranges, decomposed = "", []
+    negated = inside[0] in "!^"
+    for first, last, single in _SET_ITEM.findall(inside[negated:]):
+        low, high = first or single, last or single
+        for start, end in ((low, min(high, ".")), (max(low, "0"), high)):  # below and above the slash
+            ranges += rf"\U{ord(start):08x}-\U{ord(end):08x}" if start <= end else ""
+        if single and len(other := unicodedata.normalize("NFD", single)) > 1:
+            decomposed.append(other)
+    if negated:
+        return f"[^/{ranges}]{_MARKS}"
+    return _one_of([f"[{ranges}]", *decomposed], escape=False) if ranges else _NOTHING

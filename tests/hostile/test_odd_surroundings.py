@@ -1,0 +1,150 @@
+"""Every command ends clearly, whatever its streams, its locale, its folder and its arguments are: no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from driftline.flows.commands.main import COMMANDS, main
+
+PROGRAM = str(Path(sys.executable).parent / "driftline")
+NOT_UTF8 = b"gr\xf6\xdfe"
+SECONDS = 120
+LINES: dict[str, Sequence[str]] = {
+    "index": ("index", "."),
+    "remove": ("remove", "source:none"),
+    "search": ("search", "heron größe"),
+    "status": ("status",),
+    "sources": ("sources",),
+    "grep": ("grep", "heron", "größe.txt"),
+    "pull": ("pull", "copy"),
+    "compact": ("compact",),
+    "cleanup": ("cleanup",),
+    "verify": ("verify",),
+    "serve": ("serve", "--help"),
+    "deploy": ("deploy", "--help"),
+    "mcp": ("mcp",),
+    "web": ("web", "--help"),
+    "watch": ("watch", "--help"),
+    "branches": ("branches",),
+    "diff": ("diff", "main"),
+    "ci": ("ci",),
+    "runs": ("runs",),
+    "report": ("report",),
+    "memory": ("memory", "list"),
+    "token": ("token", "list"),
+    "trust": ("trust",),
+}
+"""A call of each command that ends by itself."""
+QUIET = {"mcp", "trust", "remove", "pull", "diff", "ci", "memory"}
+"""Commands of which these calls may print nothing on standard output."""
+PRINTING = ("index", "search", "status", "grep", "runs", "web")
+"""Commands that print names and lines, each by another way."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an index of one document."""
+    place = tmp_path_factory.mktemp("place")
+    (place / "größe.txt").write_text("the heron lands, größe\n")
+    assert run(["index", "."], place).returncode == 0
+    return place
+
+
+def run(
+    arguments: Sequence[str | bytes],
+    cwd: Path,
+    output: str = "",
+    *,
+    before: str = "",
+    **environment: str,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``driftline`` in a shell that redirects standard ``output``, after the command ``before``."""
+    script = f'{before}\nexec "$@" {output}'
+    command = ["sh", "-c", script, "sh", PROGRAM, *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True,
+        timeout=SECONDS, check=False,
+    )  # fmt: skip
+
+
+def check_end(name: str, ended: subprocess.CompletedProcess[bytes], codes: Sequence[int]) -> None:
+    told = ended.stderr.decode("utf-8", "replace")
+    assert b"Traceback" not in ended.stdout + ended.stderr, (name, told)
+    assert not any(sign in told for sign in ("unexpected", "Exception ignored")), (name, told)
+    assert ended.returncode in codes, (name, ended.returncode, told)
+
+
+@contextmanager
+def side_by_side() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def test_each_command_has_a_line() -> None:
+    assert set(LINES) == set(COMMANDS)
+
+
+CONDITIONS: dict[str, dict[str, str]] = {
+    "full": {"output": ">/dev/full"},
+    "closed": {"output": ">&-"},
+    "all closed": {"output": "<&- >&- 2>&-"},
+    "a pipe nobody reads": {"output": "| true"},
+    "an ASCII output": {"PYTHONIOENCODING": "ascii:strict"},
+    "a Latin-1 output": {"PYTHONIOENCODING": "latin-1:strict"},
+    "a POSIX locale": {"LC_ALL": "POSIX"},
+    "an ASCII file system": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_every_command_ends_clearly_with(condition: str, place: Path) -> None:
+    options = CONDITIONS[condition]
+    names = [*LINES] if condition in ("full", "closed") else PRINTING
+    with side_by_side() as pool:
+        ended = dict(zip(names, pool.map(lambda name: run(LINES[name], place, **options), names), strict=True))
+    for name, each in ended.items():
+        check_end(name, each, (0, 1, 2, 3))
+        if condition in ("full", "closed") and name not in QUIET:
+            assert each.returncode == 3 or name == "cleanup", (name, each)
+            assert b"Standard output cannot be written" in each.stderr, (name, each)
+
+
+def test_every_command_ends_clearly_in_a_directory_that_is_gone(tmp_path: Path) -> None:
+    def in_nothing(name: str) -> subprocess.CompletedProcess[bytes]:
+        return run(LINES[name], tmp_path, before=f"mkdir {name} && cd {name} && rmdir ../{name}")
+
+    with side_by_side() as pool:
+        ended = dict(zip(LINES, pool.map(in_nothing, LINES), strict=True))
+    for name, each in ended.items():
+        check_end(name, each, (0, 2))
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_every_command_refuses_arguments_that_are_not_utf8(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["no such file"] if name == "grep" else []
+    assert main([name, os.fsdecode(NOT_UTF8), *files]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_name_that_is_not_utf8_can_be_grepped(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(NOT_UTF8)).write_text("the heron lands\n")
+    ended = run(["grep", "heron", NOT_UTF8], tmp_path)
+    check_end("grep", ended, (0,))
+    assert b"the heron lands" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "options", [{"LC_ALL": "POSIX"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+)
+def test_a_query_means_the_same_in_any_locale(place: Path, options: dict[str, str]) -> None:
+    ended = run(["search", "größe", "--mode", "text", "--path", "größe.txt", "--json"], place, **options)
+    check_end("search", ended, (0,))
+    assert b"the heron lands" in ended.stdout

@@ -1,0 +1,70 @@
+"""Braces stand for what they are built from, and accents match in each form in which a disk may store them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Literal
+from unicodedata import normalize
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from driftline.storage.globs import alternatives, check_glob, glob_pattern, literal_glob, spellings
+
+Built = tuple[str, tuple[str, ...]]
+"""A pattern, and what it stands for."""
+
+plain = st.text(st.sampled_from("ab.*?/-"), max_size=3).map(lambda text: (text, (text,)))
+literal_braces = st.sampled_from(("{}", "{x}", "{{y}}", "[{,]")).map(lambda text: (text, (text,)))
+
+
+def joined(parts: list[Built]) -> Built:
+    found = ("".join(chosen) for chosen in itertools.product(*(meant for _, meant in parts)))
+    return "".join(pattern for pattern, _ in parts), tuple(found)
+
+
+def either(options: list[Built]) -> Built:
+    return "{" + ",".join(pattern for pattern, _ in options) + "}", tuple(
+        each for _, meant in options for each in meant
+    )
+
+
+built = st.recursive(
+    plain | literal_braces,
+    lambda inner: st.lists(inner, min_size=2, max_size=3).map(either) | st.lists(inner, max_size=3).map(joined),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(built)
+def test_braces_stand_for_what_they_are_built_from(case: Built) -> None:
+    pattern, meant = case
+    assert alternatives(pattern) == tuple(dict.fromkeys(meant))
+    assert alternatives(pattern, escapes=True) == alternatives(pattern)
+
+
+names = st.text(st.sampled_from("aeéüñẽ한Å ñ̃*[{"), min_size=1, max_size=6).filter(str.strip)
+forms = st.sampled_from(("NFC", "NFD"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(names, forms, forms)
+def test_a_name_is_found_in_whatever_form_it_is_typed_and_stored(name: str, typed: str, stored: str) -> None:
+    glob, path = literal_glob(normalize(typed, name)), normalize(stored, name)
+    (only,) = check_glob(glob)
+    assert re.fullmatch(glob_pattern(only), path)
+    assert path in spellings(normalize(typed, name))
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_question_mark_is_a_letter_with_its_accents(form: Literal["NFC", "NFD"]) -> None:
+    assert re.fullmatch(glob_pattern("r?sum[\u00e9].md"), normalize(form, "r\u00e9sum\u00e9.md"))
+    assert not re.fullmatch(glob_pattern("r?sume.md"), normalize(form, "r\u00e9sum\u00e9.md"))
+
+
+def test_numbers_have_ranges() -> None:
+    assert alternatives("v{1..3}") == ("v1", "v2", "v3")
+    assert alternatives("v{3..2}") == ("v3", "v2")
