@@ -23,6 +23,7 @@ from driftline.storage.workspace.copies import WorkspaceCopy
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
+from tests.support.waiting import PATIENCE_SECONDS
 
 PLENTY = 10**9
 
@@ -164,7 +165,7 @@ def test_processes_share_a_copy(index: Callable[[str], str], s3_bucket: str, fol
             time.sleep(0.01)
         assert "waiting for it" in warned[0]
         assert not places
-    waiting.join(60)
+    waiting.join(PATIENCE_SECONDS)
     assert places == [str(copy.place)]
 
 
@@ -182,7 +183,7 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
 
     def prepare(_: Workspace) -> None:
         pulled.set()
-        assert may_pull.wait(60)
+        assert may_pull.wait(PATIENCE_SECONDS)
 
     may_pull.set()
     monkeypatch.setattr(cached_copy, "REFRESH_SECONDS", 0.01)
@@ -195,7 +196,7 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
     pulled.clear()
     may_pull.clear()
     with newest.following():
-        assert pulled.wait(60)
+        assert pulled.wait(PATIENCE_SECONDS)
         assert newest() is before  # the newer one is not ready yet
         assert "new.txt" not in {hit.path for hit in dl.search(newest(), f"{WORDS[0]} anew").results}
         may_pull.set()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -24,9 +24,8 @@ from driftline.storage.errors import StorageError, UsageError
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.query import search
 from tests.support.oracle import WORDS
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask
-
-WAIT_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -49,25 +48,20 @@ def two(workspace: Workspace) -> Iterator[SearchProcesses]:
 
 def searched_beside_each_other(processes: SearchProcesses, workspace: Workspace) -> None:
     """Search in several threads until another process is there."""
-    end = time.monotonic() + WAIT_SECONDS
     with ThreadPoolExecutor(4) as pool:
-        while not processes._helpers:
-            assert time.monotonic() < end
+
+        def another_answers() -> bool:
             list(pool.map(lambda query: processes.search(workspace, query), WORDS[:8]))
+            return bool(processes._helpers)
 
-
-def until(is_so: Callable[[], object]) -> None:
-    end = time.monotonic() + WAIT_SECONDS
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+        until(another_answers, "another process")
 
 
 def kill_other(processes: SearchProcesses) -> None:
     (helper,) = processes._helpers
     for pid, process in helper.pool._processes.items():
         psutil.Process(pid).kill()
-        process.join(WAIT_SECONDS)
+        process.join(PATIENCE_SECONDS)
 
 
 def test_another_process_answers_as_this_one(two: SearchProcesses, workspace: Workspace) -> None:
@@ -138,7 +132,7 @@ def test_a_process_that_cannot_start_is_done_without_for_a_while(
         waiting.start()
         until(lambda: "did not start" in caplog.text)
         processes._free.put(here)
-        waiting.join(WAIT_SECONDS)
+        waiting.join(PATIENCE_SECONDS)
         assert processes._starts_after > time.monotonic()
         assert not processes._helpers
 
@@ -161,8 +155,8 @@ def test_other_processes_end_with_the_server_however_it_ends(workspace: Workspac
 
             until(has_started)
             server.send_signal(stop)
-            server.wait(WAIT_SECONDS)
+            server.wait(PATIENCE_SECONDS)
         finally:
             server.kill()
-    psutil.wait_procs(others, WAIT_SECONDS)
+    psutil.wait_procs(others, PATIENCE_SECONDS)
     assert not [other for other in others if other.is_running()]
