@@ -29,7 +29,8 @@ INDEX = "driftline-index/kills:web"
 FILES = 24
 PAUSE = "after 3"
 """The commit, of six, at which a run stops itself, so that the kill hits in its middle."""
-SECONDS_UNHEARD = 3
+SECONDS_UNHEARD = 10
+"""The least that Prefect allows."""
 HEARTBEAT_EVERY = 100
 """Polls, which take much longer together than SECONDS_UNHEARD."""
 ENTITY = Entity.parse("source:web")
