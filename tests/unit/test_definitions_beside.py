@@ -72,5 +72,5 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     other = int(told.stdout)
-    program = Path(f"/proc/{other}/cmdline")
-    until(lambda: not program.exists() or not program.read_bytes(), "the end of the process")
+    command_line = Path(f"/proc/{other}/cmdline")
+    until(lambda: not command_line.exists() or not command_line.read_bytes(), "the end of the process")

@@ -58,17 +58,14 @@ def test_a_release_tests_the_wheel_and_the_source_distribution_and_publishes_not
     commands = " ".join(step.get("run", "") for step in steps("release"))
     for words in ("make dist", "dist/*.whl dist/*.tar.gz", 'driftline" search', "tests/integration/test_packaging.py"):
         assert words in commands
-    assert not re.search(
-        r"publish|upload .*pypi|twine", commands + str([step.get("uses") for step in steps("release")])
-    )
+    actions = [step.get("uses", "") for step in steps("release")]
+    assert not re.search("publish|twine", " ".join([commands, *actions]))
 
 
 def test_ci_tests_each_version_of_python_that_is_supported() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     tested = WORKFLOWS["ci"]["jobs"]["tests"]["strategy"]["matrix"]["python"]
     assert tested == ["3.11", "3.12", "3.13", "3.14"]
-    named = [each.rpartition(" ")[2] for each in project["classifiers"] if "Python :: 3." in each]
-    assert named == tested
     assert project["requires-python"] == f">={tested[0]}"
     named = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
-    assert set(named) <= set(tested)
+    assert named == tested
