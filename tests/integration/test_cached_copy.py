@@ -23,7 +23,7 @@ from driftline.storage.workspace.copies import WorkspaceCopy
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 PLENTY = 10**9
 
@@ -161,8 +161,7 @@ def test_processes_share_a_copy(index: Callable[[str], str], s3_bucket: str, fol
     with copy.locked():  # as another process does that pulls
         waiting = threading.Thread(target=lambda: places.append(follow(origin, max_bytes=PLENTY, warn=warned)))
         waiting.start()
-        while not warned:
-            time.sleep(0.01)
+        until(lambda: warned, "the warning")
         assert "waiting for it" in warned[0]
         assert not places
     waiting.join(PATIENCE_SECONDS)
@@ -200,7 +199,7 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
         assert newest() is before  # the newer one is not ready yet
         assert "new.txt" not in {hit.path for hit in dl.search(newest(), f"{WORDS[0]} anew").results}
         may_pull.set()
-        assert until(lambda: newest() is not before)
+        until(lambda: newest() is not before)
     assert "new.txt" in {hit.path for hit in dl.search(newest(), f"{WORDS[0]} anew").results}
 
 
@@ -214,11 +213,11 @@ def test_a_server_tells_searches_why_its_copy_cannot_be_refreshed(
     config = workspace.objects.get("_workspace.json")
     with newest.following():
         workspace.objects.delete(["_workspace.json"])
-        assert until(lambda: warned)
+        until(lambda: warned)
         with pytest.raises(CorruptFile):
             newest()
         workspace.objects.create("_workspace.json", config)
-        assert until(lambda: not raises(newest))
+        until(lambda: not raises(newest))
     assert newest().objects.is_local
 
 
@@ -238,16 +237,6 @@ def test_the_web_server_uses_a_copy_that_a_search_has_kept(
     assert not is_copied(False)
     (tmp_path / "driftline.toml").write_text("[search]\ncache = false\n")
     assert not is_copied(None)
-
-
-def until(is_so: Callable[[], object]) -> bool:
-    """Whether it becomes so within a minute."""
-    deadline = time.monotonic() + 60
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def raises(call: Callable[[], object]) -> bool:
