@@ -144,7 +144,8 @@ COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hash
 	--custom-compile-command "make lock" pyproject.toml
 SUBSET := --no-annotate -c requirements-dev.lock
 lock: $(DEVELOPMENT) ## refresh the lock files to the newest versions that pyproject.toml allows
-	$(BIN)/python .ci/run_uv.py $(COMPILE) --annotation-style line --upgrade --all-extras -o requirements-dev.lock
+	$(BIN)/python .ci/run_uv.py $(COMPILE) --annotation-style line --upgrade --all-extras --group dev \
+		-o requirements-dev.lock
 	$(BIN)/python .ci/run_uv.py $(COMPILE) $(SUBSET) \
 		$(patsubst %,--extra %,s3 gcs azure postgres mcp deep otel) --upgrade -o requirements-extras.lock
 	$(BIN)/python .ci/run_uv.py $(COMPILE) $(SUBSET) --upgrade -o requirements.lock

@@ -1,8 +1,9 @@
 """The generated parts of the documentation site, which MkDocs calls as a hook while it builds.
 
 A page asks for a part with a comment, ``<!-- generated: NAME ARGUMENT -->``, and the code answers: options from typer,
-keys from pydantic, errors from their classes. Where the code has names without prose, the comment holds one line
-``name: meaning`` for each; a name that is missing there, or that the code no longer has, fails the build.
+keys from pydantic, errors from their classes, figures from the recorded results of benchmarks. Where the code has names
+without prose, the comment holds one line ``name: meaning`` for each; a name that is missing there, or that the code no
+longer has, fails the build.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import enum
 import importlib
 import inspect
+import json
 import posixpath
 import re
 import types
@@ -301,8 +303,48 @@ def python(argument: str, meanings: Mapping[str, str]) -> str:
     return "\n\n".join(f"::: driftline.{name}" for name in chosen)
 
 
+# -- benchmarks ------------------------------------------------------------------------------------
+
+
+def figures(argument: str, meanings: Mapping[str, str]) -> str:
+    """Return a table of what benchmarks have recorded, each with its target."""
+    rows = []
+    for name in argument.split(","):
+        result = _recorded(name)
+        for record in result["records"]:
+            if record["kind"] == "figure":
+                value = f"{_number(record['value'])} {record['unit']}".strip()
+                target = f"{record['relation']} {_number(record['target'])} {record['unit']}".strip()
+                missed = "" if record["fine"] else ": ".join(filter(None, ("**missed**", record.get("obstacle"))))
+                rows.append((record["what"], value, target, missed, f"`{name}.py`"))
+    if not rows:
+        raise StalePage(f"No figure of {argument!r} is recorded")
+    return _table(("Measured", "Figure", "Target", "", "`python tests/benchmarks/`"), rows)
+
+
+def recorded(argument: str, meanings: Mapping[str, str]) -> str:
+    """Return what a benchmark printed when it was recorded."""
+    result = _recorded(argument)
+    return "\n".join([f"`{result['command']}`, {result['date']}:", "", "```text", *result["output"], "```"])
+
+
+def _number(value: float) -> str:
+    """Return three digits that count, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _recorded(name: str) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = json.loads((ROOT / PLOTS / f"{name}.json").read_text())
+    except FileNotFoundError:
+        raise StalePage(f"No result of {name!r} is recorded: make bench ARGS={name}") from None
+    return found
+
+
 PARTS: Mapping[str, Callable[[str, Mapping[str, str]], str]] = {
     "cli": cli,
+    "figures": figures,
+    "recorded": recorded,
     "errors": errors,
     "enumeration": enumeration,
     "keys": keys,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,13 +16,35 @@ import pytest
 
 from tests.servers.proxies import Proxy
 from tests.servers.s3_server import S3Server, running_s3
+from tests.support.waiting import PATIENCE_SECONDS
 
 pytest_plugins = ("tests.servers.emulators", "tests.servers.postgres_server", "tests.servers.prefect_server")
 
 
+LIMITS = (
+    ("driftline.flows.client.connection", "TIMEOUT_SECONDS"),
+    ("driftline.flows.runs.executors", "CONNECT_TIMEOUT_SECONDS"),
+    ("driftline.flows.runs.executors", "LOCAL_CONNECT_TIMEOUT_SECONDS"),
+    ("driftline.flows.runs.executors", "NO_WORKERS_TIMEOUT_SECONDS"),
+    ("driftline.flows.serving.impatient", "REQUEST_SECONDS"),
+    ("driftline.flows.web.search_processes", "SEARCH_SECONDS"),
+    ("driftline.flows.web.search_processes", "WAIT_SECONDS"),
+    ("driftline.flows.web.threads", "ANSWER_SECONDS"),
+)
+"""The product's limits of waiting, which a busy machine would reach; a test of one of them sets it itself."""
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the limits of what is imported."""
+    for module, name in LIMITS:
+        if module in sys.modules:
+            monkeypatch.setattr(sys.modules[module], name, PATIENCE_SECONDS)
+
+
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A SeaweedFS server with one administrator, ready in about 4 s."""
+    """A SeaweedFS server with one administrator, ready in about 4 s on a quiet machine."""
     with running_s3(tmp_path_factory.mktemp("seaweedfs")) as server:
         yield server
 

@@ -14,7 +14,7 @@ DONE, NOTHING_FOUND, WRONG_USE, FAILED = 0, 1, 2, 3
 app = typer.Typer(
     name="driftline",
     help="Keeps a semantic index of every line in your repositories and buckets in step with what changed.",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -30,6 +30,8 @@ DEFAULT_WORKERS = 2
 IN_FLIGHT_PER_SLOT = 2
 """Tasks submitted per slot: one runs and one waits, which bounds the memory and keeps every worker busy."""
 CONNECT_TIMEOUT_SECONDS = 10
+LOCAL_CONNECT_TIMEOUT_SECONDS = 300
+"""Of processes that this one has started: they are there, but the machine may be busy."""
 NO_WORKERS_TIMEOUT_SECONDS = 60
 """How long tasks wait for a worker. Dask restarts workers that die, but not those that die while they start."""
 
@@ -119,9 +121,10 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         import dask
         from distributed import Client, LocalCluster
 
+        connect_seconds = CONNECT_TIMEOUT_SECONDS if self._address else LOCAL_CONNECT_TIMEOUT_SECONDS
         with ExitStack() as stack:
             timeouts = {
-                "distributed.comm.timeouts.connect": f"{CONNECT_TIMEOUT_SECONDS}s",
+                "distributed.comm.timeouts.connect": f"{connect_seconds}s",
                 "distributed.scheduler.no-workers-timeout": f"{NO_WORKERS_TIMEOUT_SECONDS}s",
             }
             stack.enter_context(dask.config.set(timeouts))
@@ -139,10 +142,10 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                         silence_logs=50,
                     )
                 )
-                self._client: Client = stack.enter_context(Client(cluster))
+                self._client: Client = stack.enter_context(Client(cluster, timeout=connect_seconds))
             else:
                 try:
-                    self._client = stack.enter_context(Client(self._address, timeout=CONNECT_TIMEOUT_SECONDS))
+                    self._client = stack.enter_context(Client(self._address, timeout=connect_seconds))
                 except (OSError, ValueError) as error:
                     raise UsageError(
                         "No Dask scheduler answers", self._address, "Start one, or use --executor local."

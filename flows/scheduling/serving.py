@@ -19,7 +19,8 @@ from driftline.flows.scheduling.deployments import Deployments
 from driftline.flows.scheduling.registration import check_names, connected, register_automations, to_prefect
 from driftline.storage.errors import ExecutorError
 
-START_SECONDS = 120
+START_SECONDS = 900
+"""Of a server whose process runs; on a quiet machine it takes ten."""
 STOP_SECONDS = 20
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,7 @@ from tests.conformance.memory_places import (
 )
 from tests.conformance.table import criterion
 from tests.servers.postgres_server import PostgresServer
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.support.yaml_engine import run_yaml
 
 SESSION: Any = ("session", "s123")
@@ -311,16 +313,14 @@ def test_a_batch_is_read_in_parallel(backend: HierarchicalLTMBackend, monkeypatc
     wanted = [f"key {n}" for n in range(16)]
     for key in wanted:
         ok(backend.store(key, LARGE + key, S123))
-    get = LocalDisk.get
+    get, both = LocalDisk.get, threading.Barrier(2)
 
-    def slow(disk: LocalDisk, path: str) -> tuple[bytes, str]:
-        time.sleep(0.05)
+    def paired(disk: LocalDisk, path: str) -> tuple[bytes, str]:
+        both.wait(PATIENCE_SECONDS)  # each of the 16 reads waits for another one
         return get(disk, path)
 
-    monkeypatch.setattr(LocalDisk, "get", slow)
-    started = time.monotonic()
+    monkeypatch.setattr(LocalDisk, "get", paired)
     answer = ok(backend.retrieve_batch([*wanted, "missing"]))
-    assert time.monotonic() - started < 16 * 0.05
     assert {key: entry["value"] for key, entry in answer["entries"].items()} == {key: LARGE + key for key in wanted}
     assert answer["missing"] == ["missing"]
 

@@ -25,6 +25,7 @@ from driftline.flows.actions import register_actions
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from tests.conformance.memory_places import ok, reference_pages, without_variables
 from tests.conformance.table import criterion
+from tests.support.waiting import PATIENCE_SECONDS
 
 STEP = math.radians(9)
 SOURCES = ("prd", "tas", "decision")
@@ -290,7 +291,7 @@ def test_every_door_gives_the_same_hits(
 
     async def ask() -> Any:
         server = make_server(opened, find_memory(load_memory_configuration(), opened))
-        async with Client(server, read_timeout_seconds=60) as client:
+        async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
             return await client.call_tool("search_memory", {"query": "namespace", "top_k": 2})
 
     opened = Workspace.open(str(place))

@@ -56,6 +56,7 @@ from tests.conformance.memory_places import (
 )
 from tests.conformance.table import criterion
 from tests.servers.postgres_server import PostgresServer
+from tests.support.waiting import PATIENCE_SECONDS
 
 Run = Callable[..., Any]
 SESSION: Any = ("session", "s123")
@@ -259,7 +260,7 @@ def ask_mcp(place: Path, question: dict[str, Any]) -> dict[str, Any]:
 
     async def talk() -> Any:
         server = make_server(opened, find_memory(load_memory_configuration(), opened))
-        async with Client(server, read_timeout_seconds=60) as client:
+        async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
             return await client.call_tool("search_memory", question)
 
     outcome = asyncio.run(talk())
@@ -560,7 +561,7 @@ def test_the_mcp_server_can_be_bound(walls: Walls, tmp_path: Path, tiny_model: P
 
     async def talk() -> list[Any]:
         server = StdioServerParameters(command=COMMAND[0], args=command, env=environment)
-        async with Client(server, read_timeout_seconds=60) as client:
+        async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
             return [await client.call_tool("search_memory", question) for question in questions]
 
     first, *others = asyncio.run(talk())
@@ -636,7 +637,6 @@ def test_the_mcp_server_of_an_index_never_connects(url: str, index_only: Path, m
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
     )
     assert done.returncode == 0, done.stderr
 
@@ -913,7 +913,10 @@ def test_a_listing_leaves_standard_error_empty(place: Path) -> None:
     with open_backend(place) as backend:
         ok(backend.store("key", 1, "org:default/project:alpha"))
     done = subprocess.run(
-        [*COMMAND, "memory", "list", "--workspace", str(place)], capture_output=True, text=True, check=True, timeout=100
+        [*COMMAND, "memory", "list", "--workspace", str(place)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "key" in done.stdout
     assert done.stderr == ""

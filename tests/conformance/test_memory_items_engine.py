@@ -41,10 +41,10 @@ from tests.conformance.memory_places import (
     without_variables,
 )
 from tests.conformance.table import criterion
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.yaml_engine import run_yaml
 
 Run = Callable[..., Any]
-MOMENT_SECONDS = 4.0
 """How long others may take to take over what a process left behind."""
 
 
@@ -112,7 +112,6 @@ def ended(
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
     )
     assert done.returncode == (-signal.SIGKILL if request.param == "kill" else 0), done.stderr
     return place, done.stderr
@@ -147,7 +146,7 @@ def search_by_mcp(place: Path, driftline: Run) -> list[str]:
 
     async def talk() -> Any:
         server = make_server(opened, find_memory(load_memory_configuration(), opened))
-        async with Client(server, read_timeout_seconds=60) as client:
+        async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
             return await client.call_tool("search_memory", {"query": "parser"})
 
     return [hit["record"]["key"] for hit in asyncio.run(talk()).structured_content["results"]]
@@ -170,12 +169,7 @@ def test_what_a_process_left_is_found(
     shutil.copytree(ended[0], place)
     monkeypatch.setenv("LTM_CONFIG", str(configuration))
     monkeypatch.setenv("LTM_STORAGE_URI", str(place))
-    deadline = time.monotonic() + MOMENT_SECONDS
-    found: list[str] = []
-    while not found and time.monotonic() < deadline:
-        found = read(place, driftline)
-        time.sleep(0.0 if found else 0.5)
-    assert found == ["plan"]
+    until(lambda: read(place, driftline) == ["plan"], "the entry", poll=0.5)
 
 
 @criterion("engine", "1", "a process that ends says nothing, and has flushed")
@@ -231,11 +225,11 @@ def test_a_search_finds_its_own_writes(tmp_path: Path, tiny_model: Path) -> None
     slow = Slow(WordTableEmbedder.open(str(tiny_model)))
     with dl.MemoryStore(str(tmp_path / "memory"), embedder=lambda: slow) as store:
         store.store("first", "parser", "org:default")
-        assert slow.begun.wait(10)  # the flush in the background holds the write now
+        assert slow.begun.wait(PATIENCE_SECONDS)  # the flush in the background holds the write now
         assert [hit.record.key for hit in store.search_memory("parser")] == ["first"]
         slow.begun.clear()
         store.store("second", "namespace", "org:default")
-        assert slow.begun.wait(10)
+        assert slow.begun.wait(PATIENCE_SECONDS)
         store.store("third", "subcommand", "org:default")
         assert {hit.record.key for hit in store.search_memory("subcommand")} == {"first", "second", "third"}
 

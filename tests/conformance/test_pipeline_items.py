@@ -51,7 +51,6 @@ def flow_run(
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (run,) = [each for each in prefect_server.post("flow_runs/filter", {}) if str(place) in json.dumps(each)]

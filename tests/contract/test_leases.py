@@ -25,6 +25,7 @@ from driftline.storage.leases import process_identity as processes
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.leases.life_sign import Sign
 from driftline.storage.objects.store import ObjectStore
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 PATH = "org:acme/_leases/source.json"
 
@@ -96,7 +97,7 @@ class Child:
 
 
 class Clock:
-    """A clock that advances only during sleeps; ``each_second`` is called for every second."""
+    """A clock that advances only during sleeps; ``each_second`` is called for every sleep, of a second at most."""
 
     def __init__(self, each_second: Callable[[], None] = lambda: None) -> None:
         self.now = 1000.0
@@ -151,7 +152,7 @@ def test_a_held_lease_says_who_holds_it(store: ObjectStore) -> None:
 def test_a_released_lease_can_be_waited_for(store: ObjectStore) -> None:
     first = acquire(store, PATH, "run-1")
     threading.Timer(0.3, first.release).start()
-    with acquire(store, PATH, "run-2", wait_seconds=30) as second:
+    with acquire(store, PATH, "run-2", wait_seconds=PATIENCE_SECONDS) as second:
         assert (second.token, second.taken_over) == (2, False)
 
 
@@ -366,7 +367,7 @@ def test_a_paused_holder_that_wakes_up_loses_the_lease(disk: ObjectStore) -> Non
         holder.tell()
         assert holder.answer() == "held"
         holder.process.send_signal(signal.SIGSTOP)
-        with acquire(disk, PATH, "run-2", wait_seconds=30) as lease:
+        with acquire(disk, PATH, "run-2", wait_seconds=PATIENCE_SECONDS) as lease:
             assert (lease.token, lease.taken_over) == (2, True)
             holder.process.send_signal(signal.SIGCONT)
             holder.tell()
@@ -377,10 +378,18 @@ def test_a_paused_holder_that_wakes_up_loses_the_lease(disk: ObjectStore) -> Non
 
 
 def test_a_holder_renews_for_longer_than_its_ttl(store: ObjectStore) -> None:
-    with acquire(store, PATH, "run-1", ttl_seconds=1.0) as lease:
+    """Another run polls 20 times a TTL, by a clock that stands still until the holder has renewed."""
+    with acquire(store, PATH, "run-1", ttl_seconds=0.06) as lease:
         first = lease_file(store)["renewed"]
+        seen = [first]
+
+        def next_renewal() -> None:
+            until(lambda: lease_file(store)["renewed"] > seen[-1], "the next renewal", poll=0.005)
+            seen.append(lease_file(store)["renewed"])
+
+        clock = Clock(each_second=next_renewal)
         with pytest.raises(LeaseHeld):
-            acquire(store, PATH, "run-2", wait_seconds=2.5)
+            acquire(store, PATH, "run-2", wait_seconds=0.15, clock=clock, sleep=clock.sleep)
         lease.check()
         record = lease_file(store)
         assert record["renewed"] > first
@@ -393,7 +402,7 @@ def test_an_abandoned_lease_stays_held_and_its_next_holder_is_warned(disk: Objec
     assert lease_file(disk)["state"] == "held"
     with pytest.raises(LeaseLost):
         first.check()
-    with acquire(disk, PATH, "run-2", wait_seconds=10) as lease:
+    with acquire(disk, PATH, "run-2", wait_seconds=PATIENCE_SECONDS) as lease:
         assert (lease.token, lease.taken_over) == (2, True)
 
 
@@ -419,17 +428,19 @@ def test_a_renewal_whose_acknowledgement_is_lost_does_not_lose_the_lease(disk: O
 def test_a_store_that_fails_for_a_while_does_not_lose_the_lease(
     disk: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    failures: list[object] = []
+
     def fail(*_: object) -> str:
+        failures.append(_)
         raise StorageError("no connection")
 
     with acquire(disk, PATH, "run-1", ttl_seconds=0.3) as lease:
         with monkeypatch.context() as patch:
             patch.setattr(disk, "replace", fail)
-            time.sleep(0.3)
+            until(lambda: len(failures) >= 3, "renewals that fail for one TTL")
         before = lease_file(disk)["renewed"]
-        time.sleep(0.3)
+        until(lambda: lease_file(disk)["renewed"] > before, "the next renewal")
         lease.check()
-        assert lease_file(disk)["renewed"] > before
 
 
 def test_of_two_racing_processes_one_wins(disk: ObjectStore) -> None:
@@ -445,9 +456,10 @@ def test_of_six_racing_for_a_dead_lease_one_wins(store: ObjectStore) -> None:
     barrier = threading.Barrier(6)
 
     def contend(i: int) -> Lease | None:
+        clock = Clock(each_second=lambda: time.sleep(0.001))
         barrier.wait()
         try:
-            return acquire(store, PATH, f"run-{i}", wait_seconds=3)
+            return acquire(store, PATH, f"run-{i}", wait_seconds=3, clock=clock, sleep=clock.sleep)
         except LeaseHeld:
             return None
 

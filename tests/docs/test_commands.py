@@ -35,8 +35,6 @@ def blocks() -> list[Any]:
 
 BLOCKS = blocks()
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture(scope="session")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:

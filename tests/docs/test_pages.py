@@ -19,12 +19,17 @@ DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
 ROOMS = ("storage", "tasks", "flows")
 README_LINES = 150
+RESULTS = ROOT / "tests/benchmarks/results"
+MEASURED = (ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "decisions"))
+"""Accepted decision records keep the figures of their day."""
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
 _LANGUAGES = {"sh", "python", "text", "console", "toml", "yaml", "json"}
 _SNIPPET = "--8<--"
+_PROGRAM = re.compile(r"`(?:tests/benchmarks/)?([a-z_]+)\.py(?: [^`]*)?`")
+_FIGURE = re.compile(r"(\d[\d,]*(?:\.\d+)?) ?(ms|s|x|B|bytes|KB|MB|GB|GiB|%)(?![\w/])")
 _FILE = re.compile(r"`((?:storage|tasks|flows|tests|deployments|docs)/[\w./-]+)(?:::\w+)?`")
 _SECTION = re.compile(r"\(DESIGN, \"([^\"]+)\"")
 _LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -88,6 +93,38 @@ def test_every_block_of_a_page_says_what_it_holds_and_is_valid(page: Path) -> No
 def test_the_generated_parts_of_a_page_agree_with_the_code(page: Path) -> None:
     filled = hooks().fill(page.read_text())
     assert "<!-- generated" not in filled
+
+
+def figures_of(name: str) -> list[float]:
+    """Every number that a benchmark has recorded."""
+    result = RESULTS / f"{name}.json"
+    recorded = json.loads(result.read_text()) if result.exists() else {"output": [], "records": []}
+    printed = re.findall(r"\d[\d,]*(?:\.\d+)?", "\n".join(recorded["output"]))
+    figures = [record for record in recorded["records"] if record["kind"] == "figure"]
+    values = [*printed, *(record[each] for record in figures for each in ("value", "target"))]
+    return [float(str(value).replace(",", "")) for value in values]
+
+
+def unrecorded(line: str) -> list[str]:
+    """The figures of a line that none of the benchmarks that it names has recorded."""
+    known = [number for name in _PROGRAM.findall(line) for number in figures_of(name)]
+    found = []
+    for text, unit in _FIGURE.findall(line):
+        digits = len(text.partition(".")[2])
+        if not any(f"{number:.{digits}f}" == text.replace(",", "") for number in known):
+            found.append(f"{text} {unit}")
+    return found
+
+
+@pytest.mark.parametrize("page", MEASURED, ids=names(MEASURED))
+def test_every_figure_beside_the_name_of_a_benchmark_is_one_that_it_recorded(page: Path) -> None:
+    filled = hooks().fill(page.read_text())
+    wrong = {line: unrecorded(line) for line in _FENCE.sub("", filled).splitlines() if _PROGRAM.search(line)}
+    assert {line: figures for line, figures in wrong.items() if figures} == {}
+
+
+def test_a_figure_that_no_benchmark_recorded_is_found() -> None:
+    assert unrecorded("search in 3,141.5 ms, 28.1 ms (`searching.py`)") == ["3,141.5 ms"]
 
 
 def test_a_page_that_explains_a_key_that_the_code_lacks_is_refused() -> None:

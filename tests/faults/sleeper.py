@@ -12,13 +12,13 @@ from typing import Any, Literal
 import pytest
 
 from driftline.storage.lines.table import LineTable
+from tests.support.waiting import PATIENCE_SECONDS
 
 CLOCKS = (
     "driftline.tasks.indexing.committer.datetime",
     "driftline.storage.leases.lease.datetime",
     "driftline.storage.deltas.delta_index.datetime",
 )
-PATIENCE_SECONDS = 60
 
 
 class Sleeper:

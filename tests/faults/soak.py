@@ -39,6 +39,7 @@ LEASE = "org:a/_leases/source:b.json"
 FIELDS = (pa.field("key", pa.string()), pa.field("value", pa.int64()))
 BLOCK = 4
 LIFE = 10
+MIN_CHANGES, MIN_PUBLICATIONS = 2 * BLOCK, 2
 CHANGES_PER_SHARED_KEY = 2
 REST_SECONDS = 0.02
 """Pauses between two compactions and between two changes, because 13 processes share the cores."""
@@ -52,6 +53,17 @@ class Progress:
 
     started: Synchronized[int]
     done: Synchronized[int]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The moment at which the roles end: at ``deadline``, or when a busy machine has let them do the least."""
+
+    deadline: float
+    published: Synchronized[int]
+
+    def has_come(self) -> bool:
+        return time.monotonic() >= self.deadline and self.published.value >= MIN_PUBLICATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +159,11 @@ def encoded(index: DeltaIndex, writer: int, number: int) -> bytes:
     )
 
 
-def write(uri: str, deadline: float, writer: int, progress: Sequence[Progress]) -> dict[str, int]:
+def write(uri: str, end: End, writer: int, progress: Sequence[Progress]) -> dict[str, int]:
     index, chance = open_index(uri), random.Random(writer)
     mine, past = progress[writer], []
     first = 1
-    while time.monotonic() < deadline:
+    while not end.has_come() or first <= MIN_CHANGES:
         mine.started.value = first + BLOCK - 1
         numbers = list(range(first, first + BLOCK))
         chance.shuffle(numbers)
@@ -167,22 +179,24 @@ def write(uri: str, deadline: float, writer: int, progress: Sequence[Progress]) 
     return {"changes": first - 1}
 
 
-def compact(uri: str, deadline: float, number: int) -> dict[str, Any]:
+def compact(uri: str, end: End, number: int) -> dict[str, Any]:
     index, found = open_index(uri), Publications()
     backend: Any = index.objects._backend
     for method in ("create", "replace"):
         setattr(backend, method, found.noting(getattr(backend, method)))
-    while time.monotonic() < deadline:
+    while not end.has_come():
         try:
             lease = acquire(index.objects, LEASE, f"compactor-{number}")
         except LeaseHeld:
             time.sleep(REST_SECONDS)
             continue
         with lease:
-            found.token, found.since = lease.token, time.monotonic()
+            found.token, found.since, before = lease.token, time.monotonic(), len(found.published)
             index.compact()
             lease.check()
             found.ended()
+            with end.published.get_lock():
+                end.published.value += len(found.published) - before
         time.sleep(REST_SECONDS)
     return {"published": found.published}
 
@@ -212,10 +226,10 @@ class Publications:
             publication["until"] = publication["until"] or time.monotonic()
 
 
-def read(uri: str, deadline: float, progress: Sequence[Progress]) -> dict[str, Any]:
+def read(uri: str, end: End, progress: Sequence[Progress]) -> dict[str, Any]:
     index, reads = open_index(uri), 0
     problems: list[str] = []
-    while time.monotonic() < deadline and not problems:
+    while not (end.has_come() and reads) and not problems:
         done = [writer.done.value for writer in progress]
         found = rows(index.read())
         problems += contradictions(found, done, [writer.started.value for writer in progress])
@@ -238,10 +252,10 @@ def soak(uri: str, seconds: float) -> dict[str, Any]:
     """Run all processes, then compare the index with the model, before and after a last compaction."""
     progress = [Progress(_fork.Value("q", 0), _fork.Value("q", 0)) for _ in range(WRITERS)]
     results = _fork.SimpleQueue()
-    deadline = time.monotonic() + seconds
-    roles: list[tuple[Any, ...]] = [(write, uri, deadline, number, progress) for number in range(WRITERS)]
-    roles += [(compact, uri, deadline, number) for number in range(COMPACTORS)]
-    roles += [(read, uri, deadline, progress) for _ in range(READERS)]
+    end = End(time.monotonic() + seconds, _fork.Value("q", 0))
+    roles: list[tuple[Any, ...]] = [(write, uri, end, number, progress) for number in range(WRITERS)]
+    roles += [(compact, uri, end, number) for number in range(COMPACTORS)]
+    roles += [(read, uri, end, progress) for _ in range(READERS)]
     processes = [_fork.Process(target=_run, args=(results, *role), daemon=True) for role in roles]
     for process in processes:
         process.start()

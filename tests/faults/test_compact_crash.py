@@ -52,7 +52,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.timeout(300)
 def test_a_compaction_that_is_interrupted_anywhere_is_finished_by_the_next(
     tmp_path: Path, template: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +68,7 @@ def test_a_compaction_that_is_interrupted_anywhere_is_finished_by_the_next(
     interrupt_everywhere(attempt, lambda: uri, mode, files)
 
 
-@pytest.mark.timeout(examples(120))
+@pytest.mark.timeout(examples(1800))
 def test_a_compaction_in_a_bucket_that_is_interrupted_is_finished_by_the_next(
     s3_bucket: str, template: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

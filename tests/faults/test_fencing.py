@@ -15,6 +15,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseLost
 from driftline.storage.lines.table import LineTable, schema
 from driftline.storage.objects.store import ObjectStore
+from tests.support.waiting import PATIENCE_SECONDS
 
 ENTITY = Entity.parse("source:one")
 DIM = 4
@@ -22,7 +23,6 @@ OLD, NEW = 1, 2
 OLD_BATCH, NEW_BATCH = BatchId("0" * 25 + "A", 1), BatchId("0" * 25 + "B", 1)
 OLD_STEPS, NEW_STEPS = 4, 5
 """Reads and transactions of each holder that are interleaved; later ones run at the end."""
-PATIENCE_SECONDS = 30
 
 
 class Stage:

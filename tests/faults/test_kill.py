@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from driftline.storage.entities import Entity
+from driftline.storage.layout import lease_path
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.oracle import (
     WORDS,
@@ -24,7 +25,8 @@ from tests.support.oracle import (
     indexed_rows,
     save_tiny_model,
 )
-from tests.support.processes import runs
+from tests.support.processes import runs, stands_still
+from tests.support.waiting import PATIENCE_SECONDS, ended, until
 
 PROGRAM = Path(__file__).with_name("small_run.py")
 ENTITY = Entity.parse("source:tree")
@@ -56,37 +58,48 @@ def change_some(tree: Path, chance: random.Random) -> None:
             target.write_text("\n".join(chance.choices(WORDS[:20], k=chance.randrange(4))))
 
 
-@pytest.mark.timeout(300)  # 40 s on a quiet machine
+def run_killed_after(seconds: float, command: list[str], workspace: Path) -> float | None:
+    """Start a run and kill it so long after it took its lease; returns how long it took if it ended before."""
+    lease = workspace / lease_path(ENTITY)
+    before = lease.read_bytes() if lease.exists() else b""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(
+        lambda: lease.exists() and lease.read_bytes() != before, "the lease", unless=lambda: ended(process), poll=2e-3
+    )
+    started = time.monotonic()
+    try:
+        assert process.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return None if process.wait() == -signal.SIGKILL else time.monotonic() - started
+    return time.monotonic() - started
+
+
 def test_runs_killed_at_random_moments_leave_nothing_that_a_last_run_does_not_mend(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     chance = random.Random(20)
     tree, workspace, fresh = tmp_path / "tree", tmp_path / "workspace", tmp_path / "fresh"
     change_some(tree, chance)
-    started = time.monotonic()
-    subprocess.run(command(tree, fresh, tiny_model), check=True, capture_output=True, timeout=60)
-    duration = time.monotonic() - started
+    seconds = run_killed_after(PATIENCE_SECONDS, command(tree, fresh, tiny_model), fresh)
+    assert seconds is not None
 
-    killed = 0
-    for _ in range(KILLS):
+    kills = attempts = 0
+    while attempts < KILLS or kills < KILLS // 2:
+        assert attempts < 10 * KILLS, "runs end before they are killed"
         change_some(tree, chance)
-        process = subprocess.Popen(
-            command(tree, workspace, tiny_model), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ended_after = run_killed_after(
+            seconds * chance.uniform(0.0, 1.1), command(tree, workspace, tiny_model), workspace
         )
-        # The first third of a run is spent on imports.
-        try:
-            process.wait(duration * chance.uniform(0.3, 1.1))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            killed += process.wait() == -signal.SIGKILL
-    assert killed >= KILLS // 2
+        seconds, attempts = ended_after or seconds, attempts + 1  # as quick as the machine is now
+        kills += ended_after is None
 
-    last = subprocess.run(command(tree, workspace, tiny_model), check=False, capture_output=True, text=True, timeout=60)
+    last = subprocess.run(command(tree, workspace, tiny_model), check=False, capture_output=True, text=True)
     assert last.returncode == 0, last.stderr
     opened = Workspace.open(str(workspace))
     assert_in_step(opened, ENTITY, files_below(tree))
     assert_nothing_staged(opened)
-    subprocess.run(command(tree, fresh, tiny_model, "--full"), check=True, capture_output=True, timeout=60)
+    subprocess.run(command(tree, fresh, tiny_model, "--full"), check=True, capture_output=True)
     assert indexed_rows(opened, ENTITY) == indexed_rows(Workspace.open(str(fresh)), ENTITY)
 
 
@@ -96,18 +109,18 @@ def test_a_worker_killed_in_the_middle_of_a_run_is_made_good(tmp_path: Path, tin
         target = tree / str(number % 7) / f"file{number}.txt"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("\n".join(WORDS[number : number + 20]))
-    environment = os.environ | {"DELAY_SECONDS": "0.2", "BATCH_DOCUMENTS": "10"}
+    environment = os.environ | {"PAUSE": "after 1", "BATCH_DOCUMENTS": "10"}
     process = subprocess.Popen(
         command(tree, workspace, tiny_model, "--executor", "local", "--workers", "2"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not list(workspace.rglob("_index_delta_*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    workers = [child for child in psutil.Process(process.pid).children() if runs(child, "spawn_main")]
+    coordinator = psutil.Process(process.pid)
+    until(lambda: stands_still(coordinator), "the first commit", unless=lambda: ended(process))
+    workers = [child for child in coordinator.children() if runs(child, "spawn_main")]
     assert len(workers) == 2
     workers[0].kill()
-    output, errors = process.communicate(timeout=100)
+    coordinator.resume()
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, errors
     assert json.loads(output)["sources"][0]["new"] == 200
     opened = Workspace.open(str(workspace))

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -20,12 +19,12 @@ from driftline.storage.lines.indexes import COLUMNS, coverage
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
 from tests.support.processes import runs
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 PROGRAM = Path(__file__).with_name("small_run.py")
 ENTITY = Entity.parse("source:tree")
 FILES, LINES = 60, 20
 KILLS = 8
-START_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +61,7 @@ def segments(workspace: Path) -> set[str]:
 
 def wait_for_segments(process: subprocess.Popen[str], workspace: Path, known: set[str], count: int) -> None:
     """Wait until the run has begun to write ``count`` more segments, or has ended."""
-    deadline = time.monotonic() + START_SECONDS
-    while len(segments(workspace) - known) < count and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.001)
+    until(lambda: len(segments(workspace) - known) >= count or process.poll() is not None, "segments", poll=0.001)
 
 
 def assert_whole(workspace: Path, tree: Path) -> None:
@@ -81,7 +78,6 @@ def assert_whole(workspace: Path, tree: Path) -> None:
     assert files == tracked
 
 
-@pytest.mark.timeout(300)
 def test_a_run_killed_while_it_builds_segments_is_made_good_by_the_next(
     tmp_path: Path, tree: Path, model: Path
 ) -> None:
@@ -97,12 +93,11 @@ def test_a_run_killed_while_it_builds_segments_is_made_good_by_the_next(
     assert killed >= KILLS // 2
     write(tree, KILLS + 1)
     last = started(tree, workspace, model)
-    _, errors = last.communicate(timeout=100)
+    _, errors = last.communicate(timeout=PATIENCE_SECONDS)
     assert last.returncode == 0, errors
     assert_whole(workspace, tree)
 
 
-@pytest.mark.timeout(200)
 def test_workers_killed_while_they_build_segments_are_made_good(tmp_path: Path, tree: Path, model: Path) -> None:
     workspace = tmp_path / "workspace"
     process = started(tree, workspace, model, "--executor", "local", "--workers", "2")
@@ -112,7 +107,7 @@ def test_workers_killed_while_they_build_segments_are_made_good(tmp_path: Path, 
     workers[0].kill()
     wait_for_segments(process, workspace, set(), 5)
     workers[1].kill()
-    output, errors = process.communicate(timeout=150)
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, errors
     assert json.loads(output)["sources"][0]["new"] == FILES
     assert_whole(workspace, tree)

@@ -22,13 +22,14 @@ from tests.faults.soak import (
     contradictions,
     model,
 )
+from tests.support.waiting import PATIENCE_SECONDS
 
 SECONDS = float(os.environ.get("DRIFTLINE_SOAK_SECONDS", "3"))
 
 
 def soak(uri: str) -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__).with_name("soak.py")), uri, str(SECONDS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS + 100)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS + PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
@@ -39,7 +40,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path) if request.param == "local" else str(request.getfixturevalue("s3_bucket"))
 
 
-@pytest.mark.timeout(SECONDS + 120)
+@pytest.mark.timeout(SECONDS + 1800)
 def test_writers_compactors_and_readers_at_once_lose_nothing_and_bring_nothing_back(uri: str) -> None:
     report = soak(uri)
     assert report["problems"] == []

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +16,10 @@ import pytest
 from driftline.storage.entities import Entity
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+from tests.support.processes import stands_still
+from tests.support.waiting import PATIENCE_SECONDS, ended, until
 
 PROGRAM = Path(__file__).with_name("small_run.py")
-PATIENCE_SECONDS = 60
 LEASE_SECONDS = 3
 
 
@@ -60,10 +60,13 @@ class Writers:
         answer: dict[str, object] = json.loads(output) if output else {"errors": errors}
         return answer | {"exit": process.returncode}
 
-    def wait_for_lease(self, tree: Path) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not list(self.workspace.rglob(f"_leases/*source:{tree.name}.json")) and time.monotonic() < deadline:
-            time.sleep(0.01)
+    def wait_for_lease(self, tree: Path, holder: subprocess.Popen[str]) -> None:
+        files = f"_leases/*source:{tree.name}.json"
+        until(lambda: list(self.workspace.rglob(files)), "the lease", unless=lambda: ended(holder))
+
+    def wait_for_pause(self, process: subprocess.Popen[str]) -> None:
+        known = psutil.Process(process.pid)
+        until(lambda: stands_still(known), "the pause", unless=lambda: ended(process))
 
     def assert_in_step(self, *trees: Path) -> None:
         opened = Workspace.open(str(self.workspace))
@@ -92,9 +95,10 @@ def test_two_sources_of_one_tenant_may_be_indexed_at_once(writers: Writers) -> N
 
 def test_a_second_run_of_a_source_says_who_holds_it(writers: Writers) -> None:
     tree = writers.tree("one", 12)
-    first = writers.start(tree, DELAY_SECONDS="1")
-    writers.wait_for_lease(tree)
+    first = writers.start(tree, PAUSE="before 1")
+    writers.wait_for_pause(first)
     second = writers.finish(writers.start(tree))
+    first.send_signal(signal.SIGCONT)
     assert (second["exit"], second["error"]) == (3, "lease_held")
     answer = writers.finish(first)
     assert answer["exit"] == 0
@@ -106,9 +110,9 @@ def test_a_second_run_of_a_source_says_who_holds_it(writers: Writers) -> None:
 def test_a_second_run_of_a_source_waits_if_it_may(writers: Writers) -> None:
     tree = writers.tree("one", 12)
     first = writers.start(tree, DELAY_SECONDS="0.7")
-    writers.wait_for_lease(tree)
+    writers.wait_for_lease(tree, first)
     (tree / "late.txt").write_text("word99")
-    second = writers.finish(writers.start(tree, "--wait", "60"))
+    second = writers.finish(writers.start(tree, "--wait", str(PATIENCE_SECONDS)))
     assert writers.finish(first)["exit"] == 0
     assert second["exit"] == 0, second
     writers.assert_in_step(tree)
@@ -118,16 +122,12 @@ def test_a_second_run_of_a_source_waits_if_it_may(writers: Writers) -> None:
 def test_a_holder_that_sleeps_through_its_own_replacement_publishes_nothing(writers: Writers, pause: str) -> None:
     tree = writers.tree("one", 12)
     sleeper = writers.start(tree, PAUSE=pause, LEASE_SECONDS=str(LEASE_SECONDS))
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while psutil.Process(sleeper.pid).status() != psutil.STATUS_STOPPED:
-        assert sleeper.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    writers.wait_for_pause(sleeper)
     for number in range(0, 12, 2):
         (tree / f"file{number}.txt").unlink()
     (tree / "file1.txt").write_bytes(b"\0")
     (tree / "file3.txt").write_text("word77\nword78")
-    successor = writers.finish(writers.start(tree, "--wait", "60", LEASE_SECONDS=str(LEASE_SECONDS)))
+    successor = writers.finish(writers.start(tree, "--wait", str(PATIENCE_SECONDS), LEASE_SECONDS=str(LEASE_SECONDS)))
     assert successor["exit"] == 0, successor
     sleeper.send_signal(signal.SIGCONT)
     answer = writers.finish(sleeper)

@@ -20,6 +20,7 @@ from driftline.flows.web.requests import MAX_TOP_K, Reader
 from driftline.flows.web.serving import WebServer, web_server
 from driftline.storage.errors import UsageError
 from driftline.storage.workspace.workspace import Workspace
+from tests.support.waiting import PATIENCE_SECONDS
 
 HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&.py"
 HOSTILE_LINE = "lease = '</code><script>alert(1)</script>' \"onload=x & <b>"
@@ -68,14 +69,14 @@ def server(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterato
     thread.start()
     yield made
     made.server.should_exit = True
-    thread.join(20)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
 
 
 def ask(server: WebServer, target: str, **headers: str) -> tuple[http.client.HTTPResponse, str]:
     parts = urlsplit(server.url)
     assert parts.hostname is not None
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_SECONDS)
     connection.request("GET", target, headers=headers)
     response = connection.getresponse()
     return response, response.read().decode()
@@ -253,7 +254,7 @@ def test_an_answer_that_the_client_has_is_not_sent_again(server: WebServer) -> N
 def test_answers_are_compressed_for_clients_that_ask(server: WebServer) -> None:
     whole = ask(server, "/static/style.css")[1].encode()
     parts = urlsplit(server.url)
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=PATIENCE_SECONDS)
     connection.request("GET", "/static/style.css", headers={"Accept-Encoding": "gzip"})
     response = connection.getresponse()
     body = response.read()

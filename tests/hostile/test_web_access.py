@@ -35,6 +35,7 @@ from driftline.storage.errors import StorageError, UsageError
 from driftline.storage.workspace.tokens import Scope, TokenRecord, create_token, read_tokens, revoke_token, token_hash
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.support.web import Answer, ask, serving
 
 OWN = "org:acme/project:own"
@@ -168,7 +169,7 @@ def test_an_mcp_client_sees_what_its_token_sees(site: Site, bound: str) -> None:
     async def talk() -> tuple[set[str], Any]:
         async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {bound}"}) as sender:
             transport = streamable_http_client(f"http://{site.place}/mcp", http_client=sender)
-            async with Client(transport, read_timeout_seconds=60) as client:
+            async with Client(transport, read_timeout_seconds=PATIENCE_SECONDS) as client:
                 tools = {tool.name for tool in (await client.list_tools()).tools}
                 return tools, await client.call_tool("search_lines", {"query": "lease", "mode": "text"})
 

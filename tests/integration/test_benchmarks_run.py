@@ -18,7 +18,6 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("corpora")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name",
     [
@@ -41,7 +40,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_benchmark_runs_on_a_small_corpus(name: str, corpora: Path) -> None:
     env = {**os.environ, "TMPDIR": str(corpora)}
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--small"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"{os.cpu_count()} cores" in done.stdout
     assert "MISSED" not in done.stdout

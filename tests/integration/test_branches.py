@@ -23,6 +23,7 @@ from driftline.storage.workspace.branches import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.verify import FindingKind
 from tests.support.oracle import assert_in_step, files_below, indexed_rows, save_tiny_model
+from tests.support.waiting import PATIENCE_SECONDS
 
 ENTITY = Entity.parse("source:web")
 TEXTS = {f"src/{number}.py": f"word{number} word{number + 1}\nword{number + 2}\n" for number in range(12)}
@@ -177,7 +178,7 @@ def test_two_builds_of_one_branch_at_once_leave_one_state(repository: Path, work
     git(repository, "checkout", "-q", "-b", "topic")
     commit(repository, {"src/1.py": "word50\n", "new.py": "word51\n"})
     with ThreadPoolExecutor(2) as pool:
-        outcomes = [pool.submit(run, "topic", wait_seconds=60.0) for _ in range(2)]
+        outcomes = [pool.submit(run, "topic", wait_seconds=PATIENCE_SECONDS) for _ in range(2)]
         errors = [error for outcome in outcomes if (error := outcome.exception()) is not None]
     assert len(errors) < 2, errors
     run("topic")

@@ -23,6 +23,7 @@ from driftline.storage.workspace.copies import WorkspaceCopy
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 PLENTY = 10**9
 
@@ -160,11 +161,10 @@ def test_processes_share_a_copy(index: Callable[[str], str], s3_bucket: str, fol
     with copy.locked():  # as another process does that pulls
         waiting = threading.Thread(target=lambda: places.append(follow(origin, max_bytes=PLENTY, warn=warned)))
         waiting.start()
-        while not warned:
-            time.sleep(0.01)
+        until(lambda: warned, "the warning")
         assert "waiting for it" in warned[0]
         assert not places
-    waiting.join(60)
+    waiting.join(PATIENCE_SECONDS)
     assert places == [str(copy.place)]
 
 
@@ -182,7 +182,7 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
 
     def prepare(_: Workspace) -> None:
         pulled.set()
-        assert may_pull.wait(60)
+        assert may_pull.wait(PATIENCE_SECONDS)
 
     may_pull.set()
     monkeypatch.setattr(cached_copy, "REFRESH_SECONDS", 0.01)
@@ -195,11 +195,11 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
     pulled.clear()
     may_pull.clear()
     with newest.following():
-        assert pulled.wait(60)
+        assert pulled.wait(PATIENCE_SECONDS)
         assert newest() is before  # the newer one is not ready yet
         assert "new.txt" not in {hit.path for hit in dl.search(newest(), f"{WORDS[0]} anew").results}
         may_pull.set()
-        assert until(lambda: newest() is not before)
+        until(lambda: newest() is not before)
     assert "new.txt" in {hit.path for hit in dl.search(newest(), f"{WORDS[0]} anew").results}
 
 
@@ -213,11 +213,11 @@ def test_a_server_tells_searches_why_its_copy_cannot_be_refreshed(
     config = workspace.objects.get("_workspace.json")
     with newest.following():
         workspace.objects.delete(["_workspace.json"])
-        assert until(lambda: warned)
+        until(lambda: warned)
         with pytest.raises(CorruptFile):
             newest()
         workspace.objects.create("_workspace.json", config)
-        assert until(lambda: not raises(newest))
+        until(lambda: not raises(newest))
     assert newest().objects.is_local
 
 
@@ -237,16 +237,6 @@ def test_the_web_server_uses_a_copy_that_a_search_has_kept(
     assert not is_copied(False)
     (tmp_path / "driftline.toml").write_text("[search]\ncache = false\n")
     assert not is_copied(None)
-
-
-def until(is_so: Callable[[], object]) -> bool:
-    """Whether it becomes so within a minute."""
-    deadline = time.monotonic() + 60
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def raises(call: Callable[[], object]) -> bool:

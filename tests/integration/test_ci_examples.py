@@ -51,7 +51,6 @@ def run(job: Job, checkout: Path, variables: Mapping[str, str]) -> subprocess.Co
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
     )
 
 

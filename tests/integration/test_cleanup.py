@@ -30,6 +30,7 @@ from driftline.storage.workspace.run_history import RunHistory
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.leftovers import ENTITY, SUPERSEDED, Corner, make_corner, make_old
 from tests.support.oracle import assert_nothing_staged, save_tiny_model
+from tests.support.waiting import PATIENCE_SECONDS
 
 RETENTION_DAYS = 90
 
@@ -244,7 +245,7 @@ def test_the_fragments_of_a_slow_writer_in_another_process_are_never_deleted(cor
         assert writer.stdout is not None
         assert writer.stdout.readline() == "written\n"
         assert clean(corner.uri).orphans == ()
-        writer.communicate("go on\n", timeout=60)
+        writer.communicate("go on\n", timeout=PATIENCE_SECONDS)
         assert writer.returncode == 0
     assert corner.table.count("path = 'extra.txt'") == 3
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.servers.compose import BIN, FILE, compose_command, services
-from tests.servers.prefect_server import PrefectServer, answers, free_port, started, wait_until
+from tests.servers.ports import free_port
+from tests.servers.prefect_server import PrefectServer, answers, started, wait_until
 
 ROOT = FILE.parents[1]
 DOCKERFILE = FILE.with_name("Dockerfile")
@@ -21,7 +22,7 @@ DOCKERFILE = FILE.with_name("Dockerfile")
 
 def run(*command: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     words = [str(word) for word in command]
-    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=60)
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_the_compose_file_is_valid() -> None:

@@ -26,8 +26,8 @@ from driftline.flows.mcp_server.server import make_server
 from driftline.flows.mcp_server.tools import MAX_TOP_K
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
+from tests.support.waiting import PATIENCE_SECONDS
 
-START_SECONDS = 90
 Outcome = Any
 
 
@@ -48,7 +48,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 
 def ask(server: Any, *calls: tuple[str, dict[str, Any]]) -> list[Outcome]:
     async def talk() -> list[Outcome]:
-        async with Client(server, read_timeout_seconds=START_SECONDS) as client:
+        async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
             return [await client.call_tool(name, arguments) for name, arguments in calls]
 
     return asyncio.run(talk())
@@ -74,7 +74,7 @@ def test_a_client_finds_a_line_over_stdio(place: Path) -> None:
 
 def status_for_host(url: str, host: str) -> int:
     """The server's answer to a request with a foreign host name, as after DNS rebinding."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=START_SECONDS)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
     headers = {"Host": host, "Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
     connection.request("POST", "/mcp", '{"jsonrpc": "2.0", "id": 1, "method": "ping"}', headers)
     status = connection.getresponse().status
@@ -98,7 +98,7 @@ def test_a_client_finds_a_line_over_http(place: Path) -> None:
             assert status.structured_content["total_documents"] == 4
         finally:
             process.send_signal(signal.SIGINT)
-            code_at_end = process.wait(START_SECONDS)
+            code_at_end = process.wait(PATIENCE_SECONDS)
         assert code_at_end == 0
         assert process.stderr.read() == ""
 

@@ -127,7 +127,7 @@ def test_processes_work_with_the_environment_alone(
 
     def run(*arguments: str) -> Any:
         command = [str(Path(sys.executable).parent / "driftline"), *arguments, "--json"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 

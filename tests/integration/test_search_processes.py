@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -25,9 +25,8 @@ from driftline.storage.errors import CorruptFile, StorageError, UsageError
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.query import search
 from tests.support.oracle import WORDS
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask
-
-WAIT_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +50,14 @@ def two(workspace: Workspace) -> Iterator[SearchProcesses]:
 
 def searched_beside_each_other(processes: SearchProcesses, workspace: Workspace, count: int) -> None:
     """Search in several threads until so many processes are there."""
-    end = time.monotonic() + WAIT_SECONDS
     with ThreadPoolExecutor(4) as pool:
-        while len(processes._helpers) < count:
-            assert time.monotonic() < end
-            list(pool.map(lambda query: processes.search(workspace, query), WORDS[:8]))
 
+        def enough_answer() -> bool:
+            if len(processes._helpers) < count:
+                list(pool.map(lambda query: processes.search(workspace, query), WORDS[:8]))
+            return len(processes._helpers) >= count
 
-def until(is_so: Callable[[], object]) -> None:
-    end = time.monotonic() + WAIT_SECONDS
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+        until(enough_answer, "another process")
 
 
 def test_another_process_answers_as_this_one(two: SearchProcesses, workspace: Workspace) -> None:
@@ -127,12 +122,18 @@ def sleep(_: Workspace, seconds: float) -> float:
     return seconds
 
 
+MEETING = threading.Barrier(4)
+
+
+def meet(_: Workspace) -> int:
+    """Return once four calls run at the same time in one process."""
+    return MEETING.wait(PATIENCE_SECONDS)
+
+
 def test_one_process_runs_several_reads_at_once(workspace: Workspace) -> None:
     with closing(SearchProcesses(1, at_once=4)) as processes, ThreadPoolExecutor(4) as pool:
         processes.start(workspace)
-        started = time.monotonic()
-        assert list(pool.map(lambda _: processes.run(sleep, workspace, 2.0), range(4))) == [2.0] * 4
-        assert time.monotonic() - started < 8
+        assert sorted(pool.map(lambda _: processes.run(meet, workspace), range(4))) == [0, 1, 2, 3]
         assert len(processes._helpers) == 1
 
 
@@ -143,7 +144,7 @@ def test_a_process_that_searches_for_too_long_is_ended(
     with monkeypatch.context() as changed:
         changed.setattr(search_processes, "SEARCH_SECONDS", 0.5)
         with pytest.raises(StorageError, match="Narrow the search"):
-            two.run(sleep, workspace, 2 * WAIT_SECONDS)
+            two.run(sleep, workspace, 2 * PATIENCE_SECONDS)
     until(lambda: not any(helper.is_alive for helper in before))
     assert two.search(workspace, WORDS[0]).results
 
@@ -166,7 +167,7 @@ def test_a_process_that_cannot_start_is_done_without_for_a_while(
         waiting.start()
         until(lambda: "did not start" in caplog.text)
         processes._free.put(here)
-        waiting.join(WAIT_SECONDS)
+        waiting.join(PATIENCE_SECONDS)
         assert processes._starts_after > time.monotonic()
         assert len(processes._helpers) == 1
 
@@ -191,8 +192,8 @@ def test_other_processes_end_with_the_server_however_it_ends(workspace: Workspac
 
             until(has_started)
             server.send_signal(stop)
-            server.wait(WAIT_SECONDS)
+            server.wait(PATIENCE_SECONDS)
         finally:
             server.kill()
-    psutil.wait_procs(others, WAIT_SECONDS)
+    psutil.wait_procs(others, PATIENCE_SECONDS)
     assert not [other for other in others if other.is_running()]

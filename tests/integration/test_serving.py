@@ -10,24 +10,21 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.workspace import Workspace
-from tests.servers.prefect_server import answers, free_port, started
-from tests.support.deployed import BIN, until
+from tests.servers.ports import free_port
+from tests.servers.prefect_server import PATIENT, answers, started
+from tests.support.deployed import BIN
 from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
-
-# a server and its runs; the machine may be busy
-pytestmark = pytest.mark.timeout(300)
+from tests.support.waiting import PATIENCE_SECONDS, ended, until
 
 SECONDS = 10
 
 
 def post(url: str, body: Any) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
         return json.load(answer)
 
 
@@ -38,7 +35,7 @@ def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_tw
     (tmp_path / "driftline.toml").write_text(f'model = "{model}"\n[[sources]]\nuri = "web"\nschedule = {SECONDS}\n')
     port = free_port()
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "DRIFTLINE_"))}
-    environment = variables | {
+    environment = {**variables, **PATIENT} | {
         "PREFECT_HOME": str(tmp_path / "prefect"),
         "PREFECT_RUNNER_POLL_FREQUENCY": "1",
         "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
@@ -57,20 +54,26 @@ def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_tw
             return False
         return True
 
-    with started(command, tmp_path / "serve.log", environment, tmp_path) as process:
-        until(in_step, "the first run")
+    log = tmp_path / "serve.log"
+    with started(command, log, environment, tmp_path) as process:
+        until(in_step, "the first run", unless=lambda: ended(process, log), poll=0.3)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/ui-settings", timeout=30) as answer:
             assert json.load(answer)["api_url"] == url  # what the web page asks
         again = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+            command,
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert (again.returncode, again.stdout) == (0, "This machine already serves them.\n")
         (tmp_path / "web" / "b.txt").write_text(f"{WORDS[2]}\n")
-        until(in_step, "a run that sees the change")
+        until(in_step, "a run that sees the change", unless=lambda: ended(process, log), poll=0.3)
         assert all(run["auto_scheduled"] for run in runs())
         times = [run["expected_start_time"] for run in runs()]
         assert len(times) == len(set(times))  # no scheduled time ran twice
         assert len(post(f"{url}/automations/filter", {})) == 2
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=PATIENCE_SECONDS) == 0
     assert not answers(f"{url}/health")  # its server has stopped, too

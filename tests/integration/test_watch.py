@@ -25,10 +25,8 @@ from driftline.flows.runs.index_run import index_sources
 from driftline.flows.runs.plan import IndexRequest
 from driftline.flows.runs.watch_run import Watcher
 from driftline.storage.errors import DriftlineError, LeaseHeld
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask
-
-SECONDS = 30.0
-"""How long a test waits for what takes a fraction of a second."""
 
 
 @pytest.fixture
@@ -63,15 +61,15 @@ class Watching:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(SECONDS)
+        self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
+def save(path: Path, text: str) -> None:
+    """Write a file in one step: a watcher would see an empty one now and then."""
+    written = path.parents[1] / f"{path.name}.new"
+    written.write_text(text)
+    written.rename(path)
 
 
 @pytest.fixture
@@ -83,7 +81,7 @@ def watching(tree: Path, tmp_path: Path, tiny_model: Path) -> Iterator[Watching]
 
 def test_what_is_saved_moved_and_deleted_is_in_step(watching: Watching, tree: Path, tmp_path: Path) -> None:
     assert watching.paths() == {"sub/a.md", "b.md"}
-    (tree / "c.md").write_text("a zebra crosses\n")
+    save(tree / "c.md", "a zebra crosses\n")
     until(lambda: "c.md" in watching.paths())
     hits = dl.search(watching.workspace, "zebra", mode="text").results
     assert [(hit.path, hit.text) for hit in hits] == [("c.md", "a zebra crosses")]
@@ -108,9 +106,9 @@ def test_an_ignore_file_compares_everything(watching: Watching, tree: Path) -> N
 
 
 def test_a_save_reads_nothing_but_what_was_saved(watching: Watching, tree: Path) -> None:
-    (tree / "b.md").write_text("another second line\n")
-    until(lambda: len(watching.reports) == 2)
-    (source,) = watching.reports[-1].sources
+    save(tree / "b.md", "another second line\n")
+    until(lambda: len(watching.reports) >= 2)
+    (source,) = watching.reports[1].sources
     assert {str(state): count for state, count in source.states.items() if count} == {"changed": 1}
 
 
@@ -187,7 +185,7 @@ def test_what_failed_is_tried_again(watching: Watching, tree: Path, monkeypatch:
 
     monkeypatch.setattr(watch_run, "RETRY_SECONDS", 0.5)
     monkeypatch.setattr(watch_run, "index_sources", failing)
-    (tree / "c.md").write_text("a zebra crosses\n")
+    save(tree / "c.md", "a zebra crosses\n")
     until(lambda: "c.md" in watching.paths())
     assert [error.kind for error in watching.errors] == ["lease_held"]
 
@@ -196,7 +194,7 @@ def test_what_no_event_tells_is_found_by_comparing(
     watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_run.Watcher, "_paths", lambda *_: ())  # as if the changes were of another file
-    (tree / "c.md").write_text("a zebra crosses\n")
+    save(tree / "c.md", "a zebra crosses\n")
     time.sleep(0.5)
     assert "c.md" not in watching.paths()
     monkeypatch.setattr(watch_run, "COMPARE_SECONDS", 0.1)
@@ -224,14 +222,14 @@ def test_a_process_indexes_what_is_saved_until_it_is_interrupted(command: str, t
                 assert place is not None
                 where = urlsplit(place[1]).netloc
                 next(line for line in said if "unchanged" in line)
-            (tree / "c.md").write_text("a zebra crosses\n")
+            save(tree / "c.md", "a zebra crosses\n")
             next(line for line in said if "1 new" in line)
             if command == "web":
                 found = json.loads(ask(where, "/api/v1/search?q=zebra&mode=text").body)["results"]
                 assert [hit["path"] for hit in found] == ["c.md"]
             process.send_signal(signal.SIGINT)
             rest = "".join(said)
-            assert process.wait(SECONDS) in (0, -signal.SIGINT)
+            assert process.wait(PATIENCE_SECONDS) in (0, -signal.SIGINT)
             assert command == "web" or "go on with: driftline watch" in rest
         finally:
             process.kill()

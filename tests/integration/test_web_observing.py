@@ -24,6 +24,7 @@ from driftline.flows.web.serving import Exposure, WebServer, web_server
 from driftline.flows.web.tracing import tracer
 from driftline.storage.workspace.tokens import create_token, read_tokens
 from driftline.storage.workspace.workspace import Workspace
+from tests.support.waiting import until
 from tests.support.web import ask, serving
 
 DEPLOYMENTS = Path(__file__).parents[2] / "deployments/web"
@@ -164,9 +165,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
 def test_traces_go_to_the_collector_that_is_configured(workspace: Workspace, collector: list[bytes]) -> None:
     with serving(server(workspace)) as place:
         ask(place, "/api/v1/search?q=secretword", traceparent=f"00-{TRACE}-00f067aa0ba902b7-01")
-        end = time.monotonic() + 20
-        while not collector and time.monotonic() < end:
-            time.sleep(0.02)
+        until(lambda: collector, "the trace")
     sent = b"".join(collector)
     assert bytes.fromhex(TRACE) in sent
     assert b"GET /api/v1/search" in sent

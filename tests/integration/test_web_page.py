@@ -18,15 +18,13 @@ from playwright.sync_api import Page, expect
 
 from tests.servers.axe import SCRIPT as AXE
 from tests.servers.axe import violations
-from tests.servers.browser import Browser, open_browser
+from tests.servers.browser import WAIT_MILLISECONDS, Browser, open_browser
+from tests.support.waiting import PATIENCE_SECONDS
 
 HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&#?%41.py"
 SOURCE = "org:default/project:default/source:tree"
-STOP_SECONDS = 60
 MAX_BYTES = 60_000
 """Of a page with all that it loads."""
-MAX_PAINT_SECONDS = 2.0
-"""Far above what it takes, on a machine that is busy with other tests."""
 
 LEASE = '''"""Leases: one writer at a time."""
 
@@ -89,7 +87,6 @@ def site(tmp_path: Path, tree: Path, driftline: Callable[..., Any]) -> Iterator[
     assert driftline("index", tree, *ws).code == 0
     assert driftline("index", tree, *ws, "--branch", "feature/x").code == 0
     with running(tmp_path / "ws") as (_, url), open_browser() as browser:
-        browser.page.set_default_timeout(30_000)
         found = Site(url, tree, browser.page, browser)
         browser.page.on("console", lambda message: found.said.append(message.text))
         browser.page.on("pageerror", lambda error: found.said.append(str(error)))
@@ -109,9 +106,9 @@ def test_a_search_as_one_types_moves_by_keys_and_is_a_link(site: Site) -> None:
     page, browser = site.page, site.browser
     browser.open(site.url)
     box = page.locator("#q")
-    expect(box).to_be_focused(timeout=30_000)
+    expect(box).to_be_focused(timeout=WAIT_MILLISECONDS)
     page.keyboard.type("who renews the lease")
-    expect(results(page).filter(has_text="notes.md:3")).to_be_visible(timeout=30_000)
+    expect(results(page).filter(has_text="notes.md:3")).to_be_visible(timeout=WAIT_MILLISECONDS)
     page.wait_for_url("**/?q=who+renews+the+lease*")
     expect(page.locator("#count")).to_contain_text("result")
     page.keyboard.press("ArrowDown")
@@ -157,13 +154,13 @@ def test_facets_narrow_and_filters_go(site: Site) -> None:
 def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) -> None:
     page = site.page
     site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py#L8", "Renew the lease of a run")
-    expect(page.locator("#L8")).to_have_class("best", timeout=30_000)
+    expect(page.locator("#L8")).to_have_class("best")
     page.wait_for_url("**?line=8#L8")
-    expect(page.locator("#similar h2")).to_have_text("More like line 8", timeout=30_000)
+    expect(page.locator("#similar h2")).to_have_text("More like line 8")
     assert page.locator("#similar a").count() > 0
     page.locator("#L3 a, #L7 a").last.click()
     page.wait_for_url("**?line=7#L7")
-    expect(page.locator("#similar h2")).to_have_text("More like line 7", timeout=30_000)
+    expect(page.locator("#similar h2")).to_have_text("More like line 7")
     remote = page.locator("#remote").get_attribute("href")
     assert remote == "https://github.com/acme/tree/blob/HEAD/src/lease.py#L7"
     page.get_by_text("Outline").click()
@@ -211,6 +208,7 @@ def test_pages_work_without_a_script(site: Site) -> None:
     browser = site.page.context.browser
     assert browser is not None
     page = browser.new_context(java_script_enabled=False).new_page()
+    page.set_default_timeout(WAIT_MILLISECONDS)
     page.goto(site.url)
     page.fill("#q", "renews the lease")
     page.press("#q", "Enter")
@@ -221,14 +219,14 @@ def test_pages_work_without_a_script(site: Site) -> None:
     page.context.close()
 
 
-def test_a_page_is_small_and_painted_soon(site: Site) -> None:
+def test_a_page_is_small_and_painted(site: Site) -> None:
     page = site.page
     received: list[int] = []
     page.on("response", lambda response: received.append(len(response.body())))
     page.goto(f"{site.url}?q=lease", wait_until="networkidle")
     assert len(received) >= 3
     assert 0 < sum(received) <= MAX_BYTES
-    assert 0 < site.browser.first_paint_milliseconds() <= MAX_PAINT_SECONDS * 1000
+    assert site.browser.first_paint_milliseconds() > 0
 
 
 def test_pictures_of_the_pages_for_the_documentation(site: Site) -> None:
@@ -250,4 +248,4 @@ def test_sigterm_ends_the_process(tmp_path: Path, tree: Path, driftline: Callabl
     assert driftline("index", tree, "--workspace", tmp_path / "ws").code == 0
     with running(tmp_path / "ws") as (process, _):
         process.send_signal(signal.SIGTERM)
-        assert process.wait(STOP_SECONDS) in (0, -signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) in (0, -signal.SIGTERM)

@@ -154,7 +154,7 @@ class BranchMachine(RuleBasedStateMachine):
                 assert_in_step(here, ENTITY, {path: text.encode() for path, text in files.items()})
 
 
-@pytest.mark.timeout(examples(300))
+@pytest.mark.timeout(examples(1800))
 def test_main_and_branches_hold_their_own_documents_whatever_happens(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

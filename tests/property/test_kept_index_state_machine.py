@@ -175,7 +175,7 @@ class KeptIndexMachine(IndexMachine):
             self.unsure = True  # it saw the tree as it was
 
 
-@pytest.mark.timeout(examples(300))
+@pytest.mark.timeout(examples(1800))
 def test_the_index_survives_its_keepers_and_its_late_writers(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

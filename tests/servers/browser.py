@@ -12,10 +12,12 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect, sync_playwright
 
+from tests.support.waiting import PATIENCE_SECONDS
+
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "docs" / "images"
 SCREENSHOT_VARIABLE = "DRIFTLINE_SCREENSHOTS"
 """Set it to 1 to update the pictures of the README."""
-WAIT_MILLISECONDS = 120_000
+WAIT_MILLISECONDS = 1000 * PATIENCE_SECONDS
 PACKAGED = Path(sys.prefix) / "browser"
 """Where ``make browser`` unpacks Chromium with its libraries and fonts."""
 _PACKAGED_PROGRAM = shutil.which("chromium", path=str(PACKAGED))
@@ -32,15 +34,16 @@ class Browser:
 
     def open(self, url: str, *texts: str) -> None:
         """Open ``url`` and wait until each of ``texts`` can be seen."""
-        self.page.goto(url, timeout=WAIT_MILLISECONDS, wait_until="domcontentloaded")
+        self.page.goto(url, wait_until="domcontentloaded")
         for text in texts:
-            expect(self.page.get_by_text(text).first).to_be_visible(timeout=WAIT_MILLISECONDS)
+            expect(self.page.get_by_text(text).first).to_be_visible()
 
     @contextmanager
     def fresh(self) -> Iterator[Browser]:
         """A window of the same browser that shares nothing with this one, until the end of the block."""
         assert self.page.context.browser is not None
         context = self.page.context.browser.new_context(viewport={"width": 1200, "height": 800})
+        context.set_default_timeout(WAIT_MILLISECONDS)
         yield Browser(context.new_page())
         context.close()
 
@@ -72,6 +75,11 @@ def open_browser() -> Iterator[Browser]:
         variables |= {"LD_LIBRARY_PATH": str(PACKAGED / "lib"), "FONTCONFIG_FILE": str(PACKAGED / "fonts.conf")}
     with sync_playwright() as driver:
         # The sandbox needs rights that containers and root lack; the tests open their own pages only.
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=variables)
-        yield Browser(browser.new_page(viewport={"width": 1200, "height": 800}))
+        browser = driver.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], env=variables, timeout=WAIT_MILLISECONDS
+        )
+        page = browser.new_page(viewport={"width": 1200, "height": 800})
+        page.set_default_timeout(WAIT_MILLISECONDS)
+        expect.set_options(timeout=WAIT_MILLISECONDS)
+        yield Browser(page)
         browser.close()

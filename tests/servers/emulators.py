@@ -6,11 +6,9 @@ import base64
 import hmac
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 import uuid
@@ -22,11 +20,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.servers.ports import free_port
 from tests.servers.proxies import GoogleProxy
+from tests.support.waiting import ended, until
 
 AZURITE = Path(sys.prefix) / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
 """Where ``make azurite`` installs it."""
-AZURE_START_SECONDS = 60
 AZURE_ACCOUNT, CONTAINER = "devstoreaccount1", "driftline-tests"
 AZURE_KEY = "ZHJpZnRsaW5lLXRlc3RzLWFjY291bnQta2V5LTAwMDE="
 
@@ -62,8 +61,7 @@ def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if node is None or not AZURITE.exists():
         pytest.skip("Azurite is not installed: make azurite (needs npm)")
     directory = tmp_path_factory.mktemp("azurite")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     endpoint = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
     # On Linux the server dies with a killed test run.
     command = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
@@ -96,8 +94,7 @@ def azure_container(azure_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def _make_container(endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + AZURE_START_SECONDS
-    while True:
+    def is_made() -> bool:
         date = formatdate(usegmt=True)
         headers = {"x-ms-date": date, "x-ms-version": "2021-08-06", "Content-Length": "0"}
         resource = f"/{AZURE_ACCOUNT}{urlsplit(endpoint).path}/{CONTAINER}\nrestype:container"
@@ -106,9 +103,11 @@ def _make_container(endpoint: str, process: subprocess.Popen[bytes], log: Path) 
         headers["Authorization"] = f"SharedKey {AZURE_ACCOUNT}:{signature}"
         request = urllib.request.Request(f"{endpoint}/{CONTAINER}?restype=container", headers=headers, method="PUT")
         try:
-            urllib.request.urlopen(request, timeout=5).close()
-            return
-        except OSError as error:
-            if process.poll() is not None or time.monotonic() > deadline or isinstance(error, urllib.error.HTTPError):
-                raise RuntimeError(f"Azurite did not start ({error}):\n{log.read_text()[-3000:]}") from error
-            time.sleep(0.1)
+            urllib.request.urlopen(request, timeout=60).close()
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            return False
+        return True
+
+    until(is_made, "the start of Azurite", unless=lambda: ended(process, log), poll=0.1)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +16,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-START_SECONDS = 60
+from tests.servers.ports import free_port
+from tests.support.waiting import PATIENCE_SECONDS, ended, until
+
 HINT = "PostgreSQL is not installed: put initdb and postgres on PATH (Debian: apt-get install postgresql)"
 
 
@@ -68,8 +68,7 @@ def postgres(*, fsync: bool = False) -> Iterator[PostgresServer]:
     done = subprocess.run([*prefix, *initialise], cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"initdb failed:\n{done.stderr[-3000:]}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     settings = {
         "listen_addresses": "127.0.0.1",
         "unix_socket_directories": "",
@@ -87,7 +86,7 @@ def postgres(*, fsync: bool = False) -> Iterator[PostgresServer]:
     finally:
         process.terminate()
         try:
-            process.wait(5)
+            process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -144,13 +143,12 @@ def _migrate(url: str) -> None:
 
 
 def _wait_until_ready(server: PostgresServer) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
+    def answers() -> bool:
         try:
-            psycopg.connect(server.url("postgres"), connect_timeout=2).close()
-            return
-        except psycopg.OperationalError as error:
-            if server.process.poll() is not None or time.monotonic() > deadline:
-                text = (server.directory / "server.log").read_text()[-3000:]
-                raise RuntimeError(f"PostgreSQL did not start ({error}):\n{text}") from error
-            time.sleep(0.05)
+            psycopg.connect(server.url("postgres"), connect_timeout=60).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    log = server.directory / "server.log"
+    until(answers, "the start of PostgreSQL", unless=lambda: ended(server.process, log), poll=0.05)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +17,9 @@ import botocore.config
 import botocore.session
 from botocore.exceptions import BotoCoreError, ClientError
 
-S3_START_SECONDS = 60
+from tests.servers.ports import free_ports
+from tests.support.waiting import ended, until
+
 BUCKET = "driftline-tests"
 
 
@@ -43,15 +43,9 @@ class S3Server:
         )
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in sockets]
-
-
 @contextmanager
 def running_s3(directory: Path) -> Iterator[S3Server]:
-    """SeaweedFS with one administrator and its data in ``directory``, ready in about 4 s."""
+    """SeaweedFS with one administrator and its data in ``directory``, ready in about 4 s on a quiet machine."""
     access_key, secret_key = "test-access-key", f"test-secret-{uuid.uuid4().hex}"
     identity = {
         "name": "tests",
@@ -60,7 +54,7 @@ def running_s3(directory: Path) -> Iterator[S3Server]:
     }
     (directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
     names = ("master", "volume", "filer", "s3")
-    ports = _free_ports(2 * len(names))
+    ports = free_ports(2 * len(names))
     # On Linux the server dies with a killed test run.
     command = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     command += [str(Path(sys.executable).parent / "weed"), "server", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
@@ -94,13 +88,13 @@ def running_s3(directory: Path) -> Iterator[S3Server]:
 
 def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> None:
     client = server.client()
-    deadline = time.monotonic() + S3_START_SECONDS
-    while True:
-        try:
+
+    def accepts_writes() -> bool:
+        with suppress(BotoCoreError, ClientError):
             client.create_bucket(Bucket=server.bucket)
+        with suppress(BotoCoreError, ClientError):
             client.put_object(Bucket=server.bucket, Key="ready", Body=b"ready")
-            return
-        except (BotoCoreError, ClientError) as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"SeaweedFS did not start ({error}):\n{log.read_text()[-3000:]}") from error
-            time.sleep(0.1)
+            return True
+        return False
+
+    until(accepts_writes, "the start of SeaweedFS", unless=lambda: ended(process, log), poll=0.1)

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import PATIENCE_SECONDS
+
 TTL_SECONDS = 6.0
-COMMAND_SECONDS = 120
+COMMAND_SECONDS = PATIENCE_SECONDS
 """No command may take longer, whatever the store does."""
 KILLED, STOPPED = 0.2, 0.1
 """The shares of commands that are killed, and that are stopped for longer than a lease lasts."""

@@ -11,18 +11,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import PATIENCE_SECONDS
+
 SECONDS = float(os.environ.get("DRIFTLINE_SOAK_SECONDS", "20"))
 SEED = int(os.environ.get("DRIFTLINE_SOAK_SEED", "0")) or random.randrange(1, 10**6)
 SETTLING_SECONDS = 400
 """Before and after: the first runs, and those that bring everything in step."""
 
 
-@pytest.mark.timeout(SECONDS + SETTLING_SECONDS + 60)
+@pytest.mark.timeout(SECONDS + SETTLING_SECONDS + 1800)
 def test_two_hosts_on_a_failing_store_lose_nothing_and_find_nothing_wrong(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.soak.soak", str(tmp_path), str(SECONDS), str(SEED)]
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=False, timeout=SECONDS + SETTLING_SECONDS
+        command,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS + SETTLING_SECONDS + PATIENCE_SECONDS,
     )
     print(f"seed {SEED}\n{done.stdout}")
     assert done.returncode == 0, done.stderr

@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, chdir, redirect_stdout
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, chdir, contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,11 +22,13 @@ from driftline.storage.workspace.workspace import Workspace
 from tests.servers.compose import compose_command
 from tests.servers.prefect_server import PrefectServer, started
 from tests.support.oracle import WORDS, assert_in_step, files_below
+from tests.support.waiting import ended, until
 
 BIN = Path(sys.executable).parent
-RUN_SECONDS = 200
 POLL_SECONDS = 0.3
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+DAY_SECONDS = 86_400
+HEARTBEAT = "prefect.flow-run.heartbeat"
 Run = dict[str, Any]
 
 
@@ -36,6 +39,8 @@ class Site:
     folder: Path
     server: PrefectServer
     pool: str = "driftline"
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """Those that run."""
 
     @property
     def workspace(self) -> Workspace:
@@ -62,9 +67,21 @@ class Site:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(f"{WORDS[(first_word + number + line) % len(WORDS)]}\n" for line in range(3)))
 
-    def worker(self, log: str = "worker.log") -> AbstractContextManager[subprocess.Popen[bytes]]:
+    @contextmanager
+    def worker(self) -> Iterator[subprocess.Popen[bytes]]:
+        """A worker of the pool, until the end of the block."""
         command = compose_command("worker", {"driftline": self.pool})
-        return started(command, self.folder / log, self.server.environment, self.folder)
+        with started(command, self.folder / "worker.log", self.server.environment, self.folder) as process:
+            self.workers[:] = [process]
+            yield process
+            self.workers.clear()
+
+    def until(self, is_so: Callable[[], object], what: str) -> None:
+        """Wait until a condition holds; fails as soon as the worker ends."""
+        until(is_so, what, unless=self._end_of_worker, poll=POLL_SECONDS)
+
+    def _end_of_worker(self) -> str:
+        return "".join(ended(process, self.folder / "worker.log") for process in self.workers)
 
     @property
     def page(self) -> str:
@@ -83,6 +100,29 @@ class Site:
         for schedule in deployment["schedules"]:
             self.server.call("PATCH", f"deployments/{deployment['id']}/schedules/{schedule['id']}", {"active": False})
 
+    @contextmanager
+    def silence_allowed(self, seconds: int = DAY_SECONDS) -> Iterator[None]:
+        """Change the time after which a run without heartbeats counts as crashed."""
+        (automation,) = [one for one in self.server.post("automations/filter", {}) if "heartbeat" in one["name"]]
+        body = {name: automation[name] for name in ("name", "trigger", "actions")}
+        path = f"automations/{automation['id']}"
+        self.server.call("PUT", path, body | {"trigger": automation["trigger"] | {"within": seconds}})
+        yield
+        self.server.call("PUT", path, body)
+
+    def heartbeat(self, identifier: str) -> None:
+        """Send the first heartbeat of a run again, as if it came now."""
+        of_run = {"event": {"name": [HEARTBEAT]}, "resource": {"id": [f"prefect.flow-run.{identifier}"]}}
+        found: list[Run] = []
+
+        def is_stored() -> bool:
+            found[:] = self.server.post("events/filter", {"filter": of_run})["events"]
+            return bool(found)
+
+        self.until(is_stored, "a heartbeat of the run")
+        sent = {name: found[0][name] for name in ("event", "resource", "related", "payload")}
+        self.server.post("events", [sent | {"id": str(uuid.uuid4()), "occurred": datetime.now(UTC).isoformat()}])
+
     def trigger(
         self, name: str, job_variables: dict[str, Any] | None = None, key: str | None = None, **parameters: Any
     ) -> str:
@@ -90,6 +130,23 @@ class Site:
         body = {"parameters": parameters, "idempotency_key": key, "job_variables": job_variables}
         run: Run = self.server.post(f"deployments/{self.deployment(name)['id']}/create_flow_run", body)
         return str(run["id"])
+
+    def begin(self, name: str) -> str:
+        """Start a run that the test conducts: no worker takes it, and it lasts until ``set_state``."""
+        later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+        state = {"type": "SCHEDULED", "state_details": {"scheduled_time": later}}
+        path, begun = f"deployments/{self.deployment(name)['id']}/create_flow_run", list[str]()
+
+        def begins() -> bool:  # an earlier run may hold the slot
+            begun[:] = [self.server.post(path, {"state": state})["id"]]
+            self.set_state(begun[0], "PENDING")
+            return bool(self.run(begun[0])["state_type"] == "PENDING")
+
+        self.until(begins, "the start of a run")
+        return begun[0]
+
+    def set_state(self, identifier: str, state: str) -> Any:
+        return self.server.post(f"flow_runs/{identifier}/set_state", {"state": {"type": state}})
 
     def run(self, identifier: str) -> Run:
         found: Run = self.server.get(f"flow_runs/{identifier}")
@@ -102,7 +159,7 @@ class Site:
 
     def end_of(self, *identifiers: str) -> list[str]:
         """The final states of runs, in the order given."""
-        until(lambda: all(self.run(one)["state_type"] in FINAL for one in identifiers), "the end of the runs")
+        self.until(lambda: all(self.run(one)["state_type"] in FINAL for one in identifiers), "the end of the runs")
         return [self.run(one)["state_type"] for one in identifiers]
 
     def log_of(self, identifier: str) -> str:
@@ -117,11 +174,3 @@ class Site:
 
     def assert_in_step(self, source: str) -> None:
         assert_in_step(self.workspace, Entity.parse(f"source:{source}"), files_below(self.folder / source))
-
-
-def until(is_so: Callable[[], bool], what: str, seconds: float = RUN_SECONDS) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(POLL_SECONDS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from driftline.flows.web.serving import WebServer
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def serving(server: WebServer) -> Iterator[str]:
         yield urlsplit(server.url).netloc
     finally:
         server.server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
 
 
@@ -38,7 +39,7 @@ def ask(
     place: str, target: str, *, token: str = "", method: str = "GET", body: str | None = None, **headers: str
 ) -> Answer:
     """The answer to one request; underscores in the names of ``headers`` are hyphens."""
-    connection = http.client.HTTPConnection(place, timeout=30)
+    connection = http.client.HTTPConnection(place, timeout=PATIENCE_SECONDS)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     if token:
         sent["Authorization"] = f"Bearer {token}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +179,10 @@ def test_help_before_a_command_is_of_all_commands() -> None:
     command = [sys.executable, "-m", "driftline", "--help", "search"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert {name for name in cli.COMMANDS if f"\n  {name} " not in shown} == set()
+
+
+def test_the_shell_completes_commands() -> None:
+    words = {"_DRIFTLINE_COMPLETE": "complete_bash", "COMP_WORDS": "driftline sea", "COMP_CWORD": "1"}
+    program = [str(Path(sys.executable).parent / "driftline")]
+    done = subprocess.run(program, env=os.environ | words, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["search"]

