@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from driftline.flows.output.plain import warn
 from driftline.storage.errors import StorageError
@@ -60,9 +60,9 @@ def guard() -> None:
         sys.stderr = _devnull()
     out: object = sys.stdout
     if out is None:
-        sys.stdout = _Closed()  # type: ignore[assignment]
+        sys.stdout = _Closed()
     elif isinstance(out, io.TextIOWrapper):
-        options = {"line_buffering": out.line_buffering, "write_through": out.write_through}
+        options: dict[str, Any] = {"line_buffering": out.line_buffering, "write_through": out.write_through}
         encoding, errors = out.encoding, out.errors
         sys.stdout = _Output(out.detach(), encoding=encoding, errors=errors, **options)
 

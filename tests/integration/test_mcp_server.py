@@ -322,8 +322,8 @@ def test_usage_errors_end_the_server_before_it_starts(
 def test_an_unknown_argument_is_an_error_that_names_the_nearest(place: Path, wrong: str, right: str) -> None:
     (outcome,) = ask(make_server(dl.open(str(place / "ws"))), ("search_lines", {"query": "parser", wrong: ["txt"]}))
     assert outcome.is_error
-    assert f"There is no argument {wrong!r}" in outcome.text
-    assert f"{right!r}" in outcome.text
+    assert f"There is no argument {wrong!r}" in outcome.content[0].text
+    assert f"{right!r}" in outcome.content[0].text
 
 
 def test_a_filter_that_matches_no_document_says_so(place: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 import driftline as dl
+from driftline.flows.client.connection import Connection
 from driftline.flows.web.authentication import Authentication, KnownTokens
 from driftline.flows.web.requests import Reader
 from driftline.flows.web.serving import Exposure, web_server
@@ -163,3 +164,21 @@ def test_a_busy_server_is_asked_again_and_no_redirect_is_followed() -> None:
         server.shutdown()
         server.server_close()
     assert _Odd.seen == ["Bearer t", "Bearer t"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("extensions", "ext"), ("limit", "top_k"), ("globs", "glob"), ("bogus", "top_k")]
+)
+def test_an_unknown_parameter_is_refused_with_the_nearest(url: str, wrong: str, right: str) -> None:
+    with pytest.raises(dl.UsageError, match=f"There is no parameter '{wrong}'") as refused:
+        Connection.to(url).get("search", {"q": "lease", wrong: "1"})
+    assert right in refused.value.fix
+
+
+def test_an_answer_without_results_says_why(url: str) -> None:
+    client = dl.connect(url)
+    found = client.search("renew the lease", globs=["*.zz"])
+    assert (found.results, found.unmatched) == ((), ("glob '*.zz'",))
+    assert client.search("lease", mode="vector", max_distance=0.0001).nearest is not None
+    with pytest.raises(dl.UsageError, match="not closed"):
+        client.search("lease", globs=["["])

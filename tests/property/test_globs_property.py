@@ -47,12 +47,14 @@ def test_braces_stand_for_what_they_are_built_from(case: Built) -> None:
 
 
 names = st.text(st.sampled_from("aeéüñẽ한Å ñ̃*[{"), min_size=1, max_size=6).filter(str.strip)
-forms = st.sampled_from(("NFC", "NFD"))
+Form = Literal["NFC", "NFD"]
+FORMS: tuple[Form, ...] = ("NFC", "NFD")
+forms = st.sampled_from(FORMS)
 
 
 @settings(max_examples=200, deadline=None)
 @given(names, forms, forms)
-def test_a_name_is_found_in_whatever_form_it_is_typed_and_stored(name: str, typed: str, stored: str) -> None:
+def test_a_name_is_found_in_whatever_form_it_is_typed_and_stored(name: str, typed: Form, stored: Form) -> None:
     glob, path = literal_glob(normalize(typed, name)), normalize(stored, name)
     (only,) = check_glob(glob)
     assert re.fullmatch(glob_pattern(only), path)
