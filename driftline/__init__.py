@@ -9,15 +9,21 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
-from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
+from driftline.storage.defaults import (
+    DEFAULT_EXECUTOR,
+    DEFAULT_MAX_DELETE_FRACTION,
+    DEFAULT_MAX_FILE_BYTES,
+    DEFAULT_N_LINES,
+    DEFAULT_TOP_K,
+    FALLBACK_THRESHOLD,
+)
 
 if TYPE_CHECKING:
-    from driftline.flows.client.client import Client
-    from driftline.flows.memory.dict_backend import HierarchicalLTMBackend, create_ltm_backend
+    from driftline.flows.client import Client
+    from driftline.flows.memory import HierarchicalLTMBackend, create_ltm_backend
     from driftline.flows.output.reports import IndexReport, SourceReport
     from driftline.flows.runs.plan import SourceRequest
-    from driftline.storage.entities import Entity
+    from driftline.storage.entities import Entity, Hierarchy
     from driftline.storage.errors import (
         AccessDenied,
         AlreadyExists,
@@ -56,16 +62,15 @@ if TYPE_CHECKING:
         WorkspaceNotFound,
         WorkspaceTooNew,
     )
-    from driftline.storage.hierarchy import Hierarchy
     from driftline.storage.lines.filters import LineFilter
     from driftline.storage.lines.indexes import IndexScope
     from driftline.storage.lines.queries import Strategy
     from driftline.storage.memory.catalog.entities import EntityRecord
-    from driftline.storage.memory.explanation import MemoryExplanation
-    from driftline.storage.memory.pages import Page
-    from driftline.storage.memory.reader import MemoryEntry
+    from driftline.storage.memory.entries import MemoryEntry
+    from driftline.storage.memory.listings import Page
     from driftline.storage.memory.search import MemoryHit, MemoryHits
     from driftline.storage.memory.store import MemoryItem, MemoryStore
+    from driftline.storage.memory.vectors import MemoryExplanation
     from driftline.storage.model import (
         CURRENT_EMBEDDING_VERSION,
         DocMeta,
@@ -78,27 +83,40 @@ if TYPE_CHECKING:
     from driftline.storage.workspace.workspace import Workspace
     from driftline.tasks.indexing.line_store import LineStore, Store
     from driftline.tasks.search.documents import Document
-    from driftline.tasks.search.excerpts import Excerpt
     from driftline.tasks.search.explanation import Explanation
-    from driftline.tasks.search.hits import Hit
+    from driftline.tasks.search.hits import Excerpt, Hit
     from driftline.tasks.search.query import Mode, SearchReport
 
     __version__: str
 
 _MODULES: Mapping[str, tuple[str, ...]] = {
-    "flows.client.client": ("Client",),
-    "flows.memory.dict_backend": ("HierarchicalLTMBackend", "create_ltm_backend"),
-    "flows.output.reports": ("IndexReport", "SourceReport"),
+    "flows.client": ("Client",),
+    "flows.memory": (
+        "HierarchicalLTMBackend",
+        "create_ltm_backend",
+    ),
+    "flows.output.reports": (
+        "IndexReport",
+        "SourceReport",
+    ),
     "flows.runs.plan": ("SourceRequest",),
-    "storage.entities": ("Entity",),
-    "storage.hierarchy": ("Hierarchy",),
+    "storage.entities": (
+        "Entity",
+        "Hierarchy",
+    ),
     "storage.lines.filters": ("LineFilter",),
     "storage.memory.catalog.entities": ("EntityRecord",),
-    "storage.memory.pages": ("Page",),
-    "storage.memory.reader": ("MemoryEntry",),
-    "storage.memory.search": ("MemoryHit", "MemoryHits"),
-    "storage.memory.explanation": ("MemoryExplanation",),
-    "storage.memory.store": ("MemoryItem", "MemoryStore"),
+    "storage.memory.listings": ("Page",),
+    "storage.memory.entries": ("MemoryEntry",),
+    "storage.memory.search": (
+        "MemoryHit",
+        "MemoryHits",
+    ),
+    "storage.memory.vectors": ("MemoryExplanation",),
+    "storage.memory.store": (
+        "MemoryItem",
+        "MemoryStore",
+    ),
     "storage.model": (
         "CURRENT_EMBEDDING_VERSION",
         "DocMeta",
@@ -107,13 +125,21 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "LineEmbedding",
         "WorkspaceStats",
     ),
-    "storage.workspace.records": ("SourceRecord", "WorkspaceConfig"),
+    "storage.workspace.records": (
+        "SourceRecord",
+        "WorkspaceConfig",
+    ),
     "storage.workspace.workspace": ("Workspace",),
-    "tasks.indexing.line_store": ("LineStore", "Store"),
+    "tasks.indexing.line_store": (
+        "LineStore",
+        "Store",
+    ),
     "tasks.search.documents": ("Document",),
-    "tasks.search.excerpts": ("Excerpt",),
+    "tasks.search.hits": (
+        "Excerpt",
+        "Hit",
+    ),
     "tasks.search.explanation": ("Explanation",),
-    "tasks.search.hits": ("Hit",),
     "tasks.search.query": ("SearchReport",),
 }
 """The public names and the modules that define them; every other public name is an error of ``_ERRORS``."""
@@ -230,16 +256,18 @@ def open(
     Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied, UnknownScheme, MissingExtra, StorageError.
     """
     from driftline.flows.config.locate import workspace_named
-    from driftline.storage.workspace.reach import Reach
+    from driftline.storage.sources.access import SourceAccess
     from driftline.storage.workspace.workspace import Workspace
 
-    opened = Workspace.open(workspace_named(uri), storage_options, Reach(tuple(uri.rstrip("/") for uri in sources)))
+    opened = Workspace.open(
+        workspace_named(uri), storage_options, SourceAccess(tuple(uri.rstrip("/") for uri in sources))
+    )
     if not cache:
         return opened
     import logging
 
     from driftline.flows.config.search_settings import search_arguments
-    from driftline.flows.runs.cached_copy import open_copy
+    from driftline.flows.runs.pull import open_copy
 
     max_bytes = search_arguments({"cache_bytes": None})["cache_bytes"]
     return open_copy(opened, max_bytes=max_bytes, warn=logging.getLogger(__name__).warning)
@@ -282,7 +310,7 @@ def index(
     there.
     """
     from driftline.flows.config.locate import workspace_named
-    from driftline.flows.runs.index_run import IndexRequest, index_sources
+    from driftline.flows.runs.index import IndexRequest, index_sources
 
     request = IndexRequest(
         sources=sources,
@@ -350,8 +378,8 @@ def search(
     """
     from dataclasses import replace
 
-    from driftline.flows.config.branch import on_named_branch
-    from driftline.flows.config.named_workspaces import named_workspace
+    from driftline.flows.config.locate import on_named_branch
+    from driftline.flows.config.search_settings import named_workspace
     from driftline.tasks.search import query as searching
 
     if workspace_name is not None:
@@ -382,8 +410,7 @@ def connect(url: str, token: str | None = None) -> Client:
 
     Nothing is asked yet.
     """
-    from driftline.flows.client.client import Client
-    from driftline.flows.client.connection import Connection
+    from driftline.flows.client import Client, Connection
 
     return Client(Connection.to(url, token))
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
-from driftline.flows.config.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.flows.config.locate import workspace_named
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.scheduling.artifacts import show_cleanup
 from driftline.flows.scheduling.flow_runs import attempt, catalog_of, flow_progress, options_of, release_leases
+from driftline.storage.defaults import DEFAULT_MAX_AGE_SECONDS
 
 
 @flow(

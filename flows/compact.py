@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
-from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_VERSION_RETENTION_SECONDS
 from driftline.flows.config.locate import workspace_named
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.scheduling.artifacts import show_compaction
 from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
+from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_VERSION_RETENTION_SECONDS
 
 
 @flow(

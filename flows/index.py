@@ -12,17 +12,17 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from driftline.flows.config.defaults import (
+from driftline.flows.config.locate import workspace_named
+from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.scheduling.artifacts import show_index
+from driftline.flows.scheduling.events import ask_for_source
+from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
+from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
     DEFAULT_MAX_DELTAS,
     DEFAULT_MAX_FILE_BYTES,
 )
-from driftline.flows.config.locate import workspace_named
-from driftline.flows.output.compaction_events import ask_for_source
-from driftline.flows.runs.index_run import IndexRequest, index_sources
-from driftline.flows.scheduling.artifacts import show_index
-from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
 
 
 @flow(

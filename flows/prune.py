@@ -9,7 +9,7 @@ from prefect import flow
 from pydantic import Field
 
 from driftline.flows.config.locate import workspace_named
-from driftline.flows.runs.branch_upkeep import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
+from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
 from driftline.flows.scheduling.flow_runs import attempt, flow_progress, options_of, release_leases
 from driftline.storage.workspace.workspace import Workspace
 

@@ -7,7 +7,7 @@ from typing import Any
 from prefect import flow
 
 from driftline.flows.config.locate import workspace_named
-from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
+from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 from driftline.flows.scheduling.artifacts import show_verification
 from driftline.flows.scheduling.flow_runs import attempt, catalog_of, flow_progress, options_of, release_leases
 from driftline.storage.errors import StorageError

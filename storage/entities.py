@@ -1,13 +1,18 @@
-"""Entities: the nodes of the hierarchy, their paths and their directories (DESIGN, "Words")."""
+"""Entities: the nodes of the hierarchy, their paths and their directories (DESIGN, "Words").
+
+The hierarchy of the memory store: its levels, their default ids, and the resolution of entities.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeAlias
 from urllib.parse import unquote
 
-from driftline.storage.errors import BadEntity
+from driftline.storage.errors import BadEntity, UsageError
 
 INDEX_LEVELS = ("org", "project", "source")
 DEFAULT_IDS = {"org": "default", "project": "default"}
@@ -114,3 +119,174 @@ class Entity:
 
 def _example(levels: tuple[str, ...]) -> str:
     return "/".join(f"{level}:{name}" for level, name in zip(levels, ("acme", "alpha", "web", "s123"), strict=False))
+
+
+MEMORY_LEVELS = ("org", "project", "user", "session")
+UNASSIGNED = "_unassigned"
+ROOT_ID = "default"
+MAX_LEVELS = 8
+MAX_NAME_BYTES = 255
+"""The limit of file systems for one name; applies to ``type:id`` with the id encoded."""
+MAX_DIRECTORY_BYTES = 700
+"""The prefix of the workspace, the directory and the name of a blob must fit into the 1,024 bytes of an S3 key."""
+
+EntityName: TypeAlias = Entity | str | tuple[str, str]
+"""An entity, its path ``type:id/type:id``, or the pair of its type and id."""
+Parts: TypeAlias = tuple[tuple[str, str], ...]
+
+_LEVEL = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """``levels`` from the tenant down; ``defaults`` maps levels to the ids of entities that do not name them.
+
+    Without an entry in ``defaults``, the id of the first level is ``default``, that of the others ``_unassigned``.
+    ``root`` is the scope of calls without one, by default the first level with its default id. What an entity does not
+    name is that of the root, as far as the entity is below it, and then a default.
+    """
+
+    levels: tuple[str, ...] = MEMORY_LEVELS
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    root: EntityName | None = None
+
+    def __post_init__(self) -> None:
+        names = ", ".join(self.levels)
+        if not 1 <= len(self.levels) <= MAX_LEVELS or len(set(self.levels)) != len(self.levels):
+            raise UsageError(f"A hierarchy needs 1 to {MAX_LEVELS} distinct levels", names)
+        for level in self.levels:
+            if not _LEVEL.fullmatch(level) or level == INDEX_LEVELS[-1]:
+                raise UsageError("The name of a level is not valid", repr(level), "Use a-z, 0-9, _, and not 'source'.")
+        for level, name in self.defaults.items():
+            if level not in self.levels:
+                raise UsageError(f"A default names a level that is not one of {names}", repr(level))
+            encode_id(name)
+        _ = self.root_entity
+
+    @property
+    def root_entity(self) -> Entity:
+        parts = self.parts(self.root) if self.root else (self._with_default(self.levels[0]),)
+        return self._completed(parts, ())
+
+    def named(self, type: str, id: str, parents: Mapping[str, str] | None = None) -> Entity:
+        """The entity ``type:id`` below ``parents``, ``{level: id}``; missing levels are those of the root, or defaults.
+
+        Raises BadEntity.
+        """
+        ids = {**(parents or {}), type: id}
+        for level in ids:
+            self.check_type(level)
+        depth = self.levels.index(type)
+        below = [level for level in ids if self.levels.index(level) > depth]
+        if below:
+            raise BadEntity(f"A {below[0]} is below a {type}, not above it", f"{type}:{id!r}")
+        return self.complete(tuple((level, ids[level]) for level in self.levels if level in ids))
+
+    def check_type(self, type: str) -> str:
+        """``type``, which is a level. Raises BadEntity."""
+        if type not in self.levels:
+            raise BadEntity("Unknown level in an entity", repr(type)[:80], f"Levels are: {', '.join(self.levels)}.")
+        return type
+
+    def entity(self, entity: EntityName) -> Entity:
+        """``entity``, checked and completed with the missing levels above it. Raises BadEntity.
+
+        Text has the form ``type:id/type:id``. Ids may be plain or encoded as in ``Entity.directory``; an id with a
+        slash must be encoded, or in a pair.
+        """
+        return self.complete(self.parts(entity))
+
+    def parts(self, entity: EntityName) -> Parts:
+        """The levels and ids that ``entity`` names, in order. Raises BadEntity."""
+        parts = entity.parts if isinstance(entity, Entity) else _parse(entity)
+        depths = [self.levels.index(level) if level in self.levels else -1 for level, _ in parts]
+        if not parts or -1 in depths or len(dict(parts)) != len(parts) or sorted(depths) != depths:
+            raise BadEntity(
+                f"An entity must name its levels once and in order: {', '.join(self.levels)}",
+                repr(str(entity)[:200]),
+                "For example: " + "/".join(f"{level}:name" for level in self.levels[:2]) + ".",
+            )
+        return parts
+
+    def is_complete(self, parts: Parts) -> bool:
+        """Whether ``parts`` name every level from the first one to their last one."""
+        return tuple(level for level, _ in parts) == self.levels[: len(parts)]
+
+    def complete(self, parts: Parts) -> Entity:
+        """The entity of ``parts``, whose missing levels are those of the root, or defaults. Raises BadEntity."""
+        return self._completed(parts, self.root_entity.parts)
+
+    def _completed(self, parts: Parts, root: Parts) -> Entity:
+        ids, inherited = dict(parts), dict(root)
+        found: list[tuple[str, str]] = []
+        for level in self.levels[: self.levels.index(parts[-1][0]) + 1]:
+            if level in ids:
+                part = level, ids[level]
+            elif level in inherited:
+                part = level, inherited[level]
+            else:
+                part = self._with_default(level)
+            if inherited.get(level) != part[1]:
+                inherited = {}  # beside the root, or below it
+            found.append(part)
+        entity = Entity(tuple(found))
+        _check_length(entity)
+        return entity
+
+    def _with_default(self, level: str) -> tuple[str, str]:
+        return level, self.defaults.get(level, ROOT_ID if level == self.levels[0] else UNASSIGNED)
+
+
+def lineage(entity: Entity) -> list[Entity]:
+    """``entity`` and its ancestors, tenant first."""
+    return [Entity(entity.parts[:depth]) for depth in range(1, len(entity.parts) + 1)]
+
+
+def directories(path: str) -> list[str]:
+    """The directories of the entity with the directory ``path`` and of its ancestors, tenant first."""
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+
+
+def is_within(entity: Entity, scope: Entity) -> bool:
+    """Whether ``entity`` is at or below ``scope``."""
+    return entity.parts[: len(scope.parts)] == scope.parts
+
+
+def _parse(text: str | tuple[str, str]) -> Parts:
+    if not isinstance(text, str):
+        return (_pair(text),)
+    parts = []
+    for segment in text.split("/"):
+        kind, colon, name = segment.partition(":")
+        if not colon or not _LEVEL.fullmatch(kind):
+            raise BadEntity("An entity must have the form type:id/type:id", repr(text[:200]))
+        decoded = decode_id(name)
+        parts.append((kind, decoded if _encodes(decoded, name) else name))
+    return tuple(parts)
+
+
+def _pair(pair: object) -> tuple[str, str]:
+    """``pair``, which may also come from JSON as a list, and be nothing of the kind."""
+    if isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(each, str) for each in pair):
+        return pair[0], pair[1]
+    raise BadEntity("An entity must be text of the form type:id/type:id, or a pair of type and id", repr(pair)[:80])
+
+
+def _encodes(text: str, segment: str) -> bool:
+    try:
+        return encode_id(text) == segment
+    except BadEntity:
+        return False
+
+
+def _check_length(entity: Entity) -> None:
+    names = [f"{kind}:{encode_id(name)}" for kind, name in entity.parts]
+    if max(map(len, names)) > MAX_NAME_BYTES:
+        raise BadEntity(f"An id takes more than {MAX_NAME_BYTES} bytes when encoded", repr(max(names, key=len)[:80]))
+    if len("/".join(names)) > MAX_DIRECTORY_BYTES:
+        raise BadEntity(
+            f"The path of an entity takes more than {MAX_DIRECTORY_BYTES} bytes",
+            repr("/".join(names)[:80]),
+            "Shorten its ids.",
+        )

@@ -22,14 +22,14 @@ pytest_plugins = ("tests.servers.emulators", "tests.servers.postgres_server", "t
 
 
 LIMITS = (
-    ("driftline.flows.client.connection", "TIMEOUT_SECONDS"),
+    ("driftline.flows.client", "TIMEOUT_SECONDS"),
     ("driftline.flows.runs.executors", "CONNECT_TIMEOUT_SECONDS"),
     ("driftline.flows.runs.executors", "LOCAL_CONNECT_TIMEOUT_SECONDS"),
     ("driftline.flows.runs.executors", "NO_WORKERS_TIMEOUT_SECONDS"),
-    ("driftline.flows.serving.impatient", "REQUEST_SECONDS"),
+    ("driftline.flows.http_server", "REQUEST_SECONDS"),
     ("driftline.flows.web.search_processes", "SEARCH_SECONDS"),
     ("driftline.flows.web.search_processes", "WAIT_SECONDS"),
-    ("driftline.flows.web.threads", "ANSWER_SECONDS"),
+    ("driftline.flows.web.guard", "ANSWER_SECONDS"),
 )
 """The product's limits of waiting, which a busy machine would reach; a test of one of them sets it itself."""
 

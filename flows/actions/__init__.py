@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from driftline.flows.actions import memory, search
-from driftline.flows.actions.registering import chosen
-from driftline.storage.hierarchy import EntityName
+from driftline.flows.actions.registry import chosen
+from driftline.storage.entities import EntityName
 
 __all__ = ["register_actions"]
 

@@ -26,9 +26,8 @@ from datetime import UTC, date, datetime, time
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_type_hints
 
+from driftline.storage.defaults import Strategy, nearest_name
 from driftline.storage.errors import UsageError
-from driftline.storage.lines.defaults import Strategy
-from driftline.tasks.search.defaults import nearest_name
 
 ENGINE_ARGUMENTS = frozenset(
     {"state", "engine", "node", "node_name", "graph", "config", "parallel_results", "run_id", "thread_id"}

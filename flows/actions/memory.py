@@ -27,14 +27,12 @@ from driftline.flows.actions.arguments import (
     SearchMode,
     Text,
 )
-from driftline.flows.actions.calls import Action, Result, action, own_type
-from driftline.flows.actions.handles import close_with
-from driftline.flows.actions.registering import bind
+from driftline.flows.actions.registry import Action, Result, action, bind, close_with, own_type
+from driftline.storage.entities import EntityName
 from driftline.storage.errors import StoreClosed
-from driftline.storage.hierarchy import EntityName
 
 if TYPE_CHECKING:
-    from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
+    from driftline.flows.memory import HierarchicalLTMBackend
 
 
 BACKEND = "hierarchical"
@@ -59,7 +57,7 @@ class MemoryHandle:
 
     def backend(self) -> HierarchicalLTMBackend:
         """The store, opened at the first call. Raises UsageError where nothing names its workspace, and StoreClosed."""
-        from driftline.flows.memory.dict_backend import create_ltm_backend
+        from driftline.flows.memory import create_ltm_backend
 
         with self._lock:
             if self._closed:

@@ -1,13 +1,19 @@
 """Actions that index and search: ``search.workspace_*`` and ``search.semantic``; ``semtools.search`` is beside them.
 
 Their arguments are read as ``arguments`` says.
+
+From the paths that ``search.workspace_remove`` is given to what is taken out of sources. Files stay as they are.
+
+A source that is named, or that lies below a folder that is named, goes. Of a source that holds what is named, its
+documents go, and its filters leave them out from now on.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,15 +30,74 @@ from driftline.flows.actions.arguments import (
     SearchMode,
     SomeNames,
 )
-from driftline.flows.actions.calls import Action, Result, action
-from driftline.flows.actions.handles import Handles, close_with
-from driftline.flows.actions.registering import bind
+from driftline.flows.actions.registry import Action, Handles, Result, action, bind, close_with
 from driftline.flows.actions.semtools import semtools_search
-from driftline.flows.actions.skipped import SkippedFiles
-from driftline.flows.config.defaults import DEFAULT_MAX_DELETE_FRACTION
-from driftline.storage.errors import FingerprintMismatch, UsageError, WorkspaceNotFound
+from driftline.flows.actions.sources import WAIT_SECONDS, SkippedFiles
+from driftline.flows.runs.remove import remove_documents, remove_source
+from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
+from driftline.storage.entities import Entity
+from driftline.storage.errors import FingerprintMismatch, SourceNotFound, UsageError, WorkspaceNotFound
+from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import model_of
+from driftline.tasks.scanning.scan import below
+from driftline.tasks.scanning.selection import files_named, is_glob, literal
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What goes from one source: all of it if ``inside`` is "", else this file or folder, with these documents."""
+
+    entity: Entity
+    record: SourceRecord
+    inside: str
+    documents: tuple[str, ...]
+
+
+def remove_paths(workspace: Workspace, paths: Sequence[str]) -> int:
+    """Take files, folders, globs and URIs out of a workspace; returns how many documents that were.
+
+    Raises SourceNotFound, before anything is removed, for what the workspace does not hold; LeaseHeld, StorageError.
+    """
+    names = [file for path in paths for file in (files_named([path]) if is_glob(path) else [path])]
+    for name in names:
+        if not _parts(workspace, name):
+            raise SourceNotFound("The workspace does not hold this", name, "Check the spelling.")
+    return sum(_remove(workspace, part) for name in names for part in _parts(workspace, name))
+
+
+def _parts(workspace: Workspace, name: str) -> list[_Part]:
+    path = name.rstrip("/") if "://" in name else os.path.realpath(os.path.expanduser(name))
+    found: list[_Part] = []
+    for entity, record in workspace.sources():
+        inside = below(record.uri, path)
+        if inside == "" or below(path, record.uri) is not None:
+            found.append(_Part(entity, record, "", ()))
+        elif inside is not None:
+            rows = workspace.manifest(entity).read([inside], columns=["path"])["path"].to_pylist()
+            documents = tuple(row for row in rows if below(inside, row) is not None)
+            if documents or literal(inside) in record.include:
+                found.append(_Part(entity, record, inside, documents))
+    return found
+
+
+def _remove(workspace: Workspace, part: _Part) -> int:
+    pattern = literal(part.inside)
+    include = tuple(kept for kept in part.record.include if kept != pattern)
+    nothing_left = bool(part.record.include) and not include
+    if not part.inside or nothing_left:
+        return remove_source(
+            workspace.objects.uri,
+            str(part.entity),
+            wait_seconds=WAIT_SECONDS,
+            storage_options=workspace.objects.storage_options,
+        ).documents
+    if include == part.record.include:  # its other filters would let it in again
+        change = {"exclude": (*part.record.exclude, pattern), "commit": None}
+    else:
+        change = {"include": include, "commit": None}
+    record = part.record.model_copy(update=change)
+    return remove_documents(workspace, part.entity, part.documents, record=record, wait_seconds=WAIT_SECONDS)
 
 
 @action
@@ -140,11 +205,10 @@ def workspace_search(
     What is left out comes from ``[search]`` of ``driftline.toml``. With ``explain`` there is an ``explanation``, too.
     """
     from driftline.flows.actions.sources import filter_for
-    from driftline.flows.config.branch import on_named_branch
-    from driftline.flows.config.named_workspaces import named_workspace
-    from driftline.flows.config.search_settings import search_arguments
-    from driftline.flows.output.search_journal import record_search
-    from driftline.tasks.search.narrowing import SearchFilter
+    from driftline.flows.config.locate import on_named_branch
+    from driftline.flows.config.search_settings import named_workspace, search_arguments
+    from driftline.flows.output.run_series import record_search
+    from driftline.tasks.search.filters import SearchFilter
     from driftline.tasks.search.query import search
 
     handles = handles or Handles()
@@ -180,7 +244,6 @@ def workspace_stats(state: Any, workspace: Name, handles: Handles | None = None)
 @action
 def workspace_remove(state: Any, workspace: Name, paths: SomeNames, handles: Handles | None = None) -> Result:
     """Take files, folders, globs and URIs out of a workspace: ``{removed, total_documents, total_lines}``."""
-    from driftline.flows.actions.removal import remove_paths
 
     handles = handles or Handles()
     uri = handles.locate(workspace)
@@ -207,8 +270,7 @@ def semantic(
     What a workspace holds as it is now is searched there, which saves embedding it; all else is embedded, and nothing
     is written.
     """
-    from driftline.tasks.search.grep import grep, read_texts
-    from driftline.tasks.search.partly_indexed import search_files
+    from driftline.tasks.search.grep import grep, read_texts, search_files
 
     handles = handles or Handles()
     skipped = SkippedFiles()

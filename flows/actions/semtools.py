@@ -1,21 +1,299 @@
-"""The action ``semtools.search``: single lines by meaning, with Driftline's own engine or a program of semtools."""
+"""The action ``semtools.search``: single lines by meaning, with Driftline's own engine or a program of semtools.
+
+What the programs of semtools print, as matches ``{file, line, score, text, context}``: lines 1-based, their order.
+
+Raises ActionError parse_error for anything else.
+
+A search by an installed program of semtools.
+
+The programs of semtools: which one is installed, its version, and one call of it.
+
+Up to 2.0 it is called ``search`` and prints text; since 3.0 it is ``semtools search`` and prints JSON.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeAlias
 
-from driftline.flows.actions import semtools_cli, semtools_program
 from driftline.flows.actions.arguments import Count, Distance, Flag, Fraction, Name, Query, Seconds, SomeNames, Version
-from driftline.flows.actions.calls import Result, action
-from driftline.flows.actions.handles import Handles
-from driftline.flows.actions.semtools_answers import Match
-from driftline.flows.actions.semtools_program import Program
-from driftline.flows.actions.skipped import SkippedFiles
+from driftline.flows.actions.registry import ActionError, Handles, Result, action
+from driftline.flows.actions.sources import SkippedFiles
 from driftline.storage.errors import UsageError
-from driftline.tasks.search.excerpts import clipped, match_in
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.grep import NamedText
+from driftline.tasks.search.hits import Hit, clipped, match_in
+
+PROGRAM = "semtools"
+OLD_PROGRAM = "search"
+INSTALL_HINT = "npm i -g @llamaindex/semtools"
+OTHER_HINT = "cargo install semtools"
+MIN_VERSION = "1.5.1"
+
+_SINCE_RENAMED = (3, 0)
+"""``semtools`` was called ``search`` before; its first version under this name does not say which one it is."""
+_VERSION_SECONDS = 10.0
+_VERSION = re.compile(r"\d+(?:\.\d+)*")
+_PARTS = 4
+"""Parts of a version that are compared; those that are not written are zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An installed program. ``version`` is None if it does not say; it is ``at_least`` that one then."""
+
+    path: str
+    command: tuple[str, ...]
+    has_json: bool
+    version: str | None
+    at_least: tuple[int, ...]
+
+    def require(self, wanted: str) -> None:
+        """Raises ActionError prerequisite_missing if the program is older than ``wanted``."""
+        if not self.at_least or _padded(self.at_least) < _padded(_numbers(wanted)):
+            told = self.version or "one that does not say its version"
+            raise missing(f"{PROGRAM} {wanted} or newer is needed, not {told}")
+
+
+def find() -> Program | None:
+    """The program on the PATH, the newer name first; another program called ``search`` is not taken for it."""
+    path = shutil.which(PROGRAM)
+    if path is not None:
+        said = _said_version(path)
+        if said is None:
+            return Program(path, ("search",), True, None, _SINCE_RENAMED)
+        return Program(path, ("search",), True, _version_in(said), _numbers(said))
+    for folder in os.get_exec_path():
+        path = shutil.which(OLD_PROGRAM, path=folder) if os.path.isabs(folder) else None
+        said = _said_version(path) if path is not None else None
+        if path is not None and said is not None and said.startswith(f"{PROGRAM} "):
+            return Program(path, (), False, _version_in(said), _numbers(said))
+    return None
+
+
+def run(program: Program, arguments: Sequence[str], timeout_seconds: float) -> str:
+    """What the program prints. Raises ActionError: cli_error, timeout."""
+    try:
+        code, out, err = _call([program.path, *program.command, *arguments], timeout_seconds)
+    except subprocess.TimeoutExpired as error:
+        raise ActionError("timeout", f"{PROGRAM} did not finish in time ({timeout_seconds:g} s were left)") from error
+    except (OSError, ValueError) as error:
+        raise ActionError("cli_error", f"{PROGRAM} cannot be run: {error}", stderr="") from error
+    if code:
+        said = err.strip() or "nothing on standard error"
+        raise ActionError("cli_error", f"{PROGRAM} failed with code {code}: {said}", stderr=err)
+    return out
+
+
+def missing(what: str) -> ActionError:
+    """The error of a program that must be installed."""
+    return ActionError(
+        "prerequisite_missing", f"{what}. Run: {INSTALL_HINT} (or: {OTHER_HINT})", install_hint=INSTALL_HINT
+    )
+
+
+def _said_version(path: str) -> str | None:
+    """What a program answers to ``--version``; None if it does not know that option, or cannot be run."""
+    try:
+        code, out, _ = _call([path, "--version"], _VERSION_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if code else out.strip()
+
+
+def _call(command: Sequence[str], timeout_seconds: float) -> tuple[int, str, str]:
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_seconds)
+    except BaseException:  # whatever ends the wait: the program must not outlive it
+        with contextlib.suppress(ProcessLookupError):
+            # The program is a wrapper: its children hold the pipes, too.
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return process.returncode, out, err
+
+
+def _version_in(text: str) -> str | None:
+    match = _VERSION.search(text)
+    return match[0] if match else None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, (_version_in(text) or "").split("."))) if _version_in(text) else ()
+
+
+def _padded(version: tuple[int, ...]) -> tuple[int, ...]:
+    return (*version, *(0,) * _PARTS)[:_PARTS]
+
+
+Match: TypeAlias = dict[str, Any]
+
+_HEADER = re.compile(r"(?P<file>.*):(?P<start>\d+)::(?P<end>\d+) \((?P<distance>[^()]*)\)")
+_NUMBERED = re.compile(r" *(?P<number>\d+): (?P<text>.*)")
+
+
+def parse_json(answer: str) -> list[Match]:
+    """The matches of version 3: an object with ``results``, or a list of them."""
+    if not answer.strip():
+        return []
+    try:
+        parsed = json.loads(answer)
+        results = parsed["results"] if isinstance(parsed, dict) else parsed
+        return [_parsed_match(result) for result in results]
+    except (ValueError, LookupError, TypeError) as error:
+        raise _not_understood(error) from error
+
+
+def parse_text(answer: str, texts: Mapping[str, str], n_lines: int) -> list[Match]:
+    """The matches of versions 1 and 2, which were asked for without context, since they do not say which line matches.
+
+    ``texts`` are those of the files by their names; they give ``n_lines`` of context on each side.
+    """
+    try:
+        return list(_blocks(answer.split("\n"), texts, n_lines))
+    except (ValueError, LookupError) as error:
+        raise _not_understood(error) from error
+
+
+def _blocks(lines: Sequence[str], texts: Mapping[str, str], n_lines: int) -> Iterator[Match]:
+    at = 0
+    while at < len(lines):
+        if not lines[at]:
+            at += 1
+            continue
+        header, numbered = _HEADER.fullmatch(lines[at]), _NUMBERED.fullmatch(lines[at + 1])
+        if header is None or numbered is None or int(numbered["number"]) != int(header["start"]) + 1:
+            raise ValueError(f"unexpected line {lines[at]!r}")
+        number, text = int(header["start"]), numbered["text"]
+        known = program_lines(texts.get(header["file"], ""))
+        yield {
+            "file": header["file"],
+            "line": number + 1,
+            "score": 1.0 - float(header["distance"]),
+            "text": text,
+            "context": known[max(0, number - n_lines) : number + n_lines + 1] or [text],
+        }
+        at += 2
+
+
+def program_lines(text: str) -> list[str]:
+    """The lines of a text as the programs count them."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _parsed_match(result: dict[str, Any]) -> Match:
+    """One result, of version 3 (0-based numbers, a distance and a block of lines) or as we report it."""
+    if "match_line_number" not in result:
+        text = str(result["text"])
+        context = result.get("context") or [text]
+        lines = context.split("\n") if isinstance(context, str) else list(context)
+        score = float(result["score"]) if "score" in result else 1.0 - float(result["distance"])
+        return {"file": result["file"], "line": int(result["line"]), "score": score, "text": text, "context": lines}
+    number, start = int(result["match_line_number"]), int(result["start_line_number"])
+    lines = str(result["content"]).split("\n")
+    if len(lines) == int(result["end_line_number"]) - start + 1 and not lines[-1]:
+        lines.pop()  # a block that ends in a line break
+    if not 0 <= number - start < len(lines):
+        raise ValueError(f"line {number} is not among lines {start} to {start + len(lines) - 1}")
+    return {
+        "file": result["filename"],
+        "line": number + 1,
+        "score": 1.0 - float(result["distance"]),
+        "text": lines[number - start],
+        "context": lines,
+    }
+
+
+def _not_understood(error: Exception) -> ActionError:
+    return ActionError("parse_error", f"semtools answered what is not understood ({type(error).__name__}: {error})")
+
+
+TIMEOUT_SECONDS = 60.0
+_MAX_TOP_K = 2**31 - 1
+_MAX_ARGUMENT_BYTES = 100_000
+"""Names of files given to one call, in bytes: more are searched by several calls."""
+
+
+def search(
+    program: Program,
+    query: str,
+    texts: Sequence[NamedText],
+    *,
+    max_distance: float,
+    n_results: int,
+    n_lines: int,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> list[Match]:
+    """The ``n_results`` best matches in the files of ``texts``, best first.
+
+    Raises ActionError: cli_error, parse_error, timeout.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    found: list[Match] = []
+    for part in _parts(texts):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise ActionError("timeout", f"{PROGRAM} took more than {timeout_seconds:g} s")
+        found += _search(program, query, part, max_distance, n_results, n_lines, left)
+    return sorted(found, key=lambda match: -match["score"])[:n_results]
+
+
+def _search(
+    program: Program,
+    query: str,
+    texts: Sequence[NamedText],
+    max_distance: float,
+    n_results: int,
+    n_lines: int,
+    timeout_seconds: float,
+) -> list[Match]:
+    named = {f"./{text.path}" if text.path.startswith("-") else text.path: text for text in texts}
+    # In a workspace of its own, the program stops at three results unless it is told a number.
+    limits = ["--max-distance", str(max_distance), "--top-k", str(min(max(n_results, 1), _MAX_TOP_K))]
+    options = [*(("--json", "--n-lines", str(n_lines)) if program.has_json else ("--n-lines", "0")), *limits]
+    arguments = [*options, "--", query, *named] if query.startswith("-") else [query, *named, *options]
+    answer = run(program, arguments, timeout_seconds)
+    if program.has_json:
+        matches = parse_json(answer)
+    else:
+        matches = parse_text(answer, {name: text.text for name, text in named.items()}, n_lines)
+    for match in matches:
+        if match["file"] in named:
+            match["file"] = named[match["file"]].path
+    return matches
+
+
+def _parts(texts: Sequence[NamedText]) -> Iterator[list[NamedText]]:
+    part: list[NamedText] = []
+    size = 0
+    for text in texts:
+        size += len(text.path.encode("utf-8", "surrogateescape")) + 1
+        if part and size > _MAX_ARGUMENT_BYTES:
+            yield part
+            part, size = [], len(text.path)
+        part.append(text)
+    if part:
+        yield part
+
 
 DEFAULT_MAX_DISTANCE = 0.5
 ENGINES = ("cli", "auto", "driftline")
@@ -29,7 +307,7 @@ def _semtools_search(
     n_results: Count = 10,
     n_lines: Count = 0,
     engine: Any = None,
-    timeout: Seconds = semtools_cli.TIMEOUT_SECONDS,
+    timeout: Seconds = TIMEOUT_SECONDS,
     min_version: Version | None = None,
     check_version: Flag = False,
     model: Name | None = None,
@@ -45,7 +323,7 @@ def _semtools_search(
     """
     from driftline.tasks.search.grep import grep, read_texts
 
-    wanted = min_version or (semtools_program.MIN_VERSION if check_version else None)
+    wanted = min_version or (MIN_VERSION if check_version else None)
     program = _program(engine, wanted, only_ours=model is not None or min_relevance is not None)
     skipped = SkippedFiles()
     texts = read_texts(files, on_skip=skipped.add)
@@ -53,7 +331,7 @@ def _semtools_search(
     told: dict[str, Any] = {}
     if program is not None:
         limits: dict[str, Any] = {"max_distance": max_distance, "n_results": n_results, "n_lines": n_lines}
-        matches = semtools_cli.search(program, query, list(texts), timeout_seconds=timeout, **limits)
+        matches = search(program, query, list(texts), timeout_seconds=timeout, **limits)
         matches = [_bounded(match, query) for match in matches]
     else:
         report = grep(
@@ -110,11 +388,11 @@ def _program(engine: Any, wanted: str | None, *, only_ours: bool) -> Program | N
         if engine == "auto":
             return None
         raise UsageError("A program of semtools takes neither model nor min_relevance", fix="Leave out the engine.")
-    program = semtools_program.find()
+    program = find()
     if program is None:
         if engine == "auto":
             return None
-        raise semtools_program.missing(f"The program {semtools_program.PROGRAM} is not installed")
+        raise missing(f"The program {PROGRAM} is not installed")
     if wanted is not None:
         program.require(wanted)
     return program

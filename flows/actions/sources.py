@@ -2,6 +2,8 @@
 
 A folder is a source. The single files of a folder share one source, to which each call adds; a glob has its own. What a
 known source covers is left to it, and a folder that is indexed whole takes over from files and globs inside it.
+
+The files that an action has left out although they were asked for, as answers list them.
 """
 
 from __future__ import annotations
@@ -10,21 +12,22 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from driftline.flows.config.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.flows.output.reports import SourceReport
-from driftline.flows.runs.index_run import index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import PARTIAL, IndexRequest, SourceRequest
+from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DeletionRefused
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.model import SkipReason
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.scanning.claims import below
 from driftline.tasks.scanning.ignore import Rules, lets_through
+from driftline.tasks.scanning.scan import below
 from driftline.tasks.scanning.selection import files_named, is_glob, literal, select
-from driftline.tasks.search.named_places import where_named
+from driftline.tasks.search.filters import where_named
 
 WAIT_SECONDS = 60.0
 """How long an action waits for another run of the same source: engines run nodes in parallel."""
@@ -153,3 +156,29 @@ def _joined(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
 
 def _local_sources(workspace: Workspace) -> dict[Entity, SourceRecord]:
     return {entity: record for entity, record in workspace.sources() if "://" not in record.uri}
+
+
+MAX_SKIPPED_FILES = 100
+"""So many are listed; ``skipped_files_omitted`` counts the others."""
+
+
+class SkippedFiles:
+    """Collects paths and reasons. What patterns exclude was not asked for, and is not listed."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+
+    def add(self, path: str, reason: str) -> None:
+        """Take down one file; the first reason counts."""
+        if reason != SkipReason.EXCLUDED:
+            self._reasons.setdefault(path, str(reason))
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{skipped_files: [{path, reason}]}``, or nothing if all files were taken."""
+        if not self._reasons:
+            return {}
+        listed = [{"path": path, "reason": reason} for path, reason in self._reasons.items()]
+        answer: dict[str, Any] = {"skipped_files": listed[:MAX_SKIPPED_FILES]}
+        if len(listed) > MAX_SKIPPED_FILES:
+            answer["skipped_files_omitted"] = len(listed) - MAX_SKIPPED_FILES
+        return answer

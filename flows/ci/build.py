@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from driftline.storage.errors import UsageError
-from driftline.tasks.git.branches import default_branch, index_name, is_on_remote_branch
-from driftline.tasks.git.commits import head
+from driftline.tasks.git.commits import default_branch, head, index_name, is_on_remote_branch
 
 USUAL_DEFAULTS = ("main", "master")
 """What a default branch is called where neither the CI system nor git names it."""

@@ -1,24 +1,198 @@
-"""``driftline ci``: bring the index in step with the commit of a build, or report how far behind the index is."""
+"""``driftline ci``: bring the index in step with the commit of a build, or report how far behind the index is.
+
+How far an index is behind a commit, from the run history and git; reads only.
+
+The output of ``driftline ci``: a few lines of text, and the job summary in Markdown.
+
+Start Prefect deployments for a commit, once for each commit, and wait for their runs.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
+from prefect.utilities.urls import url_for
+
 from driftline.flows.ci.build import Build
-from driftline.flows.ci.staleness import SourceAge, ages
-from driftline.flows.config.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
-from driftline.flows.config.paths import local_path
+from driftline.flows.config.environment import local_path
 from driftline.flows.config.toml_file import Configuration
 from driftline.flows.output.progress import Progress
-from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.runs.plan import SourceRequest, requests_of
-from driftline.storage.errors import StaleBuild, StaleIndex, UsageError
+from driftline.flows.scheduling.deployments import connected, server_url
+from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DeploymentFailed, DriftlineError, StaleBuild, StaleIndex, UsageError
+from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.git.work_tree import find_work_tree
+from driftline.tasks.git.commits import commit_time, is_ancestor
+from driftline.tasks.git.work_tree import find_work_tree, git_origin
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAge:
+    """How much older than a commit one source of the index is; ``seconds`` is None if it was never indexed."""
+
+    uri: str
+    entity: str | None = None
+    indexed: str | None = None
+    run_id: str | None = None
+    seconds: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``ci --json`` prints it; ``indexed`` is the commit that was indexed last."""
+        return {
+            "uri": self.uri,
+            "entity": self.entity,
+            "indexed": self.indexed,
+            "run_id": self.run_id,
+            "seconds": self.seconds if self.seconds is None else round(self.seconds, 3),
+        }
+
+
+def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: datetime) -> list[SourceAge]:
+    """The age of every source that ``uris`` name, compared with ``commit``, which was made at ``committed``.
+
+    An index of ``commit`` or of one of its descendants has age 0. Otherwise an index is as old as the commit that it
+    was made from, if the work tree knows that commit, and at least as old as the run that made it.
+    """
+    known = list(workspace.readable_sources())
+    result: list[SourceAge] = []
+    for uri in uris:
+        place = _record(uri)
+        entities = [entity for entity, record in known if record.same_place(place)]
+        result += [_age(workspace, entity, place.uri, commit, committed) for entity in entities]
+        if not entities:
+            result.append(SourceAge(place.uri))
+    return result
+
+
+def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed: datetime) -> SourceAge:
+    for run in RunHistory(workspace.objects, entity.tenant).newest_first():
+        source = _source_of(run, entity)
+        if source is None:
+            continue
+        indexed = source.get("commit")
+        age = SourceAge(uri, str(entity), indexed, run.run_id, 0.0)
+        if indexed == commit:
+            return age
+        moment = datetime.fromisoformat(run.started)
+        if indexed is not None and local_path(uri) is not None:
+            if is_ancestor(uri, commit, indexed):
+                return age
+            moment = min(moment, commit_time(uri, indexed) or moment)
+        return SourceAge(uri, str(entity), indexed, run.run_id, max(0.0, (committed - moment).total_seconds()))
+    return SourceAge(uri, str(entity))
+
+
+def _source_of(run: RunRecord, entity: Entity) -> Mapping[str, Any] | None:
+    """The report of ``run`` on a source that it brought in step, or None."""
+    if run.kind != "index":
+        return None
+    failed = {failure["uri"] for failure in run.report.get("failed", ())}
+    if run.outcome != "done" and not failed:
+        return None
+    sources: Sequence[Mapping[str, Any]] = run.report.get("sources", ())
+    return next((s for s in sources if s["entity"] == str(entity) and s["uri"] not in failed), None)
+
+
+def _record(uri: str) -> SourceRecord:
+    path = local_path(uri)
+    if path is None:
+        return SourceRecord(entity="", uri=uri.rstrip("/"))
+    root = os.path.realpath(path)
+    origin = git_origin(root)
+    return SourceRecord(
+        entity="", uri=root, origin=origin.url if origin else None, subpath=origin.subpath if origin else ""
+    )
+
+
+INDEX_FLOW = "driftline-index"
+POLL_SECONDS = 1.0
+MAX_ATTEMPTS = 20
+"""Maximum number of runs of one commit: another build of the commit starts a failed run anew."""
+
+
+def run_deployments(
+    names: Sequence[str], commit: str, timeout_seconds: float, on_message: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Start each deployment (``NAME`` of the index flow, or ``FLOW/NAME``) and wait until all have ended.
+
+    The commit is the idempotency key: a run of it that is under way, or has completed, is the one waited for.
+    Returns ``{deployment, id, name, state, url, seconds}`` of each. Raises UsageError without a server or for an
+    unknown name, DeploymentFailed.
+    """
+    server_url()
+    deadline = time.monotonic() + timeout_seconds
+    with connected() as client:
+        ids = {_full_name(name): _deployment_id(client, _full_name(name)) for name in names}
+        runs = {name: _start(client, name, ids[name], commit) for name in ids}
+        for name, run in runs.items():
+            on_message(f"{name}: waiting for run {run.name} ({url_for(run) or run.id})")
+        while not all(_has_ended(run) for run in runs.values()):
+            if time.monotonic() > deadline:
+                raise _failure("has not ended in time", runs, "It continues: follow it, or allow a longer --timeout.")
+            time.sleep(POLL_SECONDS)
+            runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}
+    if not all(_has_completed(run) for run in runs.values()):
+        raise _failure("has failed", runs, "Read its log; another build of the commit starts it anew.")
+    return [_report(name, run) for name, run in runs.items()]
+
+
+def _start(client: SyncPrefectClient, name: str, deployment: Any, commit: str) -> FlowRun:
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        # Prefect keeps these keys by flow, which all index deployments share.
+        key = f"{commit}:{name}" if attempt == 1 else f"{commit}:{name}:{attempt}"
+        run = client.create_flow_run_from_deployment(deployment, idempotency_key=key, tags=["ci", f"commit:{commit}"])
+        if not _has_ended(run) or _has_completed(run):
+            return run
+    raise DeploymentFailed(f"The runs of commit {commit[:12]} fail repeatedly", name, "Read their logs.")
+
+
+def _full_name(name: str) -> str:
+    return name if "/" in name else f"{INDEX_FLOW}/{name}"
+
+
+def _deployment_id(client: SyncPrefectClient, name: str) -> Any:
+    try:
+        return client.read_deployment_by_name(name).id
+    except ObjectNotFound as error:
+        raise UsageError("There is no such deployment", name, "Register it with: driftline deploy") from error
+
+
+def _has_ended(run: FlowRun) -> bool:
+    return run.state is not None and run.state.is_final()
+
+
+def _has_completed(run: FlowRun) -> bool:
+    return run.state is not None and run.state.is_completed()
+
+
+def _failure(what: str, runs: dict[str, FlowRun], fix: str) -> DeploymentFailed:
+    name, run = next((name, run) for name, run in runs.items() if not _has_completed(run))
+    state = run.state.name if run.state is not None else "Pending"
+    return DeploymentFailed(f"The run {run.name} of {name} {what} ({state})", url_for(run) or str(run.id), fix)
+
+
+def _report(name: str, run: FlowRun) -> dict[str, Any]:
+    return {
+        "deployment": name,
+        "id": str(run.id),
+        "name": run.name,
+        "state": run.state.name if run.state is not None else "",
+        "url": url_for(run),
+        "seconds": round(run.total_run_time.total_seconds(), 3),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +278,6 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
         report.action = "checked"
         _check(request, report, request.max_staleness_seconds)
     elif request.deployments:
-        from driftline.flows.ci.deployment import run_deployments  # takes a second to import
-
         report.action = "deployed"
         commit = build.required_commit()
         report.flow_runs = run_deployments(request.deployments, commit, request.timeout_seconds, progress.message)
@@ -180,3 +352,111 @@ def sources_here(configuration: Configuration, folder: str) -> tuple[SourceReque
 def _is_within(uri: str, top: str) -> bool:
     path = local_path(uri)
     return path is not None and os.path.commonpath([top, path]) == top
+
+
+_COUNTS = ("new", "changed", "touched", "deleted")
+_SHOWN_FAILURES = 20
+_SHOWN_DUPLICATES = 20
+_DONE = {"stale": "a newer build has replaced", "skipped": "nothing to do for", "checked": "fresh enough for"}
+
+
+def lines(report: CiReport) -> list[str]:
+    """Plain lines; the first one summarizes the others."""
+    commit = (report.build.commit or "the commit")[:12]
+    printed = [f"{_headline(report, None)} ({report.seconds:.1f} s)"]
+    for source in report.run["sources"] if report.run else ():
+        counts = ", ".join(f"{source[name]:,} {name}" for name in _COUNTS)
+        printed.append(f"  {source['entity']}: {counts}; {_lines(source)}; {_scope(source)}")
+    printed += [f"  failed: {failure['message']}" for failure in (report.run["failed"] if report.run else ())]
+    printed += [f"  {run['deployment']}: {run['state']} after {run['seconds']:.1f} s" for run in report.flow_runs]
+    printed += [f"  {_place(each)} looks like {_like(each)} ({each['distance']:.2f})" for each in report.duplicates]
+    for age in report.ages:
+        printed.append(f"  {age.entity}: {age.seconds or 0:,.0f} s behind {commit}")
+    return printed
+
+
+def markdown(report: CiReport, error: DriftlineError | None = None) -> str:
+    """A section for the job summary of a CI system, with the error if there is one."""
+    parts = [f"### Driftline: {_escape(_headline(report, error))}", ""]
+    if error is not None:
+        parts += [f"**{_escape(str(error))}**", ""]
+    if report.run is not None:
+        parts += _table(
+            ("source", "scanned", *_COUNTS, "lines embedded", "not indexed"),
+            (
+                (
+                    source["entity"],
+                    _scope(source),
+                    *(f"{source[name]:,}" for name in _COUNTS),
+                    f"{source['lines_embedded']:,}",
+                    _skipped(source),
+                )
+                for source in report.run["sources"]
+            ),
+        )
+        parts += [f"- failed: {_escape(failure['message'])}" for failure in report.run["failed"][:_SHOWN_FAILURES]]
+    if report.duplicates:
+        pairs = (
+            (each["symbol"], _place(each), each["like_symbol"], _like(each), f"{each['distance']:.2f}")
+            for each in report.duplicates[:_SHOWN_DUPLICATES]
+        )
+        parts += ["New functions that look like existing code (distance 0 is the same):", ""]
+        parts += _table(("new", "at", "looks like", "at", "distance"), pairs)
+    if report.flow_runs:
+        rows = ((r["deployment"], r["name"], r["state"], f"{r['seconds']:.1f} s") for r in report.flow_runs)
+        parts += _table(("deployment", "run", "state", "time"), rows)
+    if report.ages:
+        behind = ((a.entity or a.uri, (a.indexed or "")[:12], _behind(a.seconds)) for a in report.ages)
+        parts += _table(("source", "indexed", "behind"), behind)
+    where = f" into `{_escape(report.run['workspace'])}`" if report.run else ""
+    return "\n".join([*parts, f"{report.seconds:.1f} s{where}", "", ""])
+
+
+def _headline(report: CiReport, error: DriftlineError | None) -> str:
+    commit = report.build.commit[:12] if report.build.commit else "unknown commit"
+    on = f" on {report.build.branch}" if report.build.branch else ""
+    if error is not None:
+        return f"failed for {commit}{on}"
+    if report.failed:
+        return f"partly in step with {commit}{on}"
+    if report.index_branch:
+        on = f" on {report.build.branch}, as the branch {report.index_branch} of the index"
+    return f"{_DONE.get(report.action, 'in step with')} {commit}{on}"
+
+
+def _place(duplicate: dict[str, Any]) -> str:
+    return f"{duplicate['path']}:{duplicate['line']}"
+
+
+def _like(duplicate: dict[str, Any]) -> str:
+    return f"{duplicate['like_path']}:{duplicate['like_line']}"
+
+
+def _lines(source: dict[str, Any]) -> str:
+    reused = f", {source['lines_reused']:,} copied" if source["lines_reused"] else ""
+    return f"{source['lines_embedded']:,} lines embedded{reused}"
+
+
+def _scope(source: dict[str, Any]) -> str:
+    if source["base"]:
+        return f"changes since {source['base'][:12]}"
+    return f"everything ({source['full_scan_reason']})" if source["full_scan_reason"] else "everything"
+
+
+def _skipped(source: dict[str, Any]) -> str:
+    reasons = Counter(str(skip["reason"]) for skip in source["skipped"])
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+
+
+def _behind(seconds: float | None) -> str:
+    return "never indexed" if seconds is None else f"{seconds:,.0f} s"
+
+
+def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
+    body = [" | ".join(_escape(cell) for cell in row) for row in rows]
+    return [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {row} |" for row in body), ""]
+
+
+def _escape(text: str) -> str:
+    """``text`` without Markdown: names of files and branches are untrusted."""
+    return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", " ".join(text.split()))

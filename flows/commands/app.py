@@ -1,9 +1,12 @@
-"""The app of the command line, its exit codes, and how commands print their results."""
+"""The app of the command line, its exit codes, and how commands print their results.
+
+The options that several commands share.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -39,3 +42,80 @@ def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict
     if found["results"]:
         return DONE
     return WRONG_USE if found.get("unmatched") else NOTHING_FOUND
+
+
+WorkspaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workspace",
+        metavar="URI",
+        help="The workspace: a folder, s3://, gs:// or az://. "
+        "Default: $DRIFTLINE_WORKSPACE, else the nearest .driftline folder.",
+    ),
+]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config", metavar="FILE", help="The driftline.toml to use. Default: $DRIFTLINE_CONFIG, else the nearest one."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+# Where tasks run.
+ExecutorOption = Annotated[
+    str,
+    typer.Option(
+        "--executor", metavar="WHERE", help="inline, local (processes), or tcp://HOST:PORT of a Dask scheduler."
+    ),
+]
+WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes of the local executor.")]
+
+# What an index run may do.
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="A model2vec directory or name; default: an installed one."),
+]
+MaxDeleteFractionOption = Annotated[
+    float,
+    typer.Option(
+        "--max-delete-fraction", min=0.0, max=1.0, help="Refuse to delete a larger fraction of a source; 1 allows all."
+    ),
+]
+WaitOption = Annotated[
+    float,
+    typer.Option("--wait", min=0.0, metavar="SECONDS", help="Wait this long for another run of a source to finish."),
+]
+
+BranchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--branch", metavar="NAME", help="This branch of the source, not the main index; auto: the one checked out."
+    ),
+]
+
+# What a search returns.
+QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="What to look for, in words or code.")]
+TopKOption = Annotated[int, typer.Option("--top-k", min=0, help="Maximum number of results.")]
+MaxDistanceOption = Annotated[
+    float | None,
+    typer.Option("--max-distance", min=0.0, max=2.0, help="Drop results farther than this (1 - cosine)."),
+]
+MinRelevanceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--min-relevance", min=0.0, max=1.0, help="Drop results nearer than fewer than this share of random lines."
+    ),
+]
+CacheOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--cache/--no-cache",
+        help="Keep a copy of a bucket's workspace on this disk, as new as the bucket, and search that.",
+        show_default="no",
+    ),
+]
+NLinesOption = Annotated[int, typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.")]
+WithinOption = Annotated[
+    str | None,
+    typer.Option(metavar="ENTITY", help="See nothing but what is at or below this entity, such as org:acme."),
+]

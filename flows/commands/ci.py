@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftline.flows.commands.app import DONE, FAILED, app, show
-from driftline.flows.commands.options import (
+from driftline.flows.commands.app import (
+    DONE,
+    FAILED,
     ConfigOption,
     JsonOption,
     MaxDeleteFractionOption,
     ModelOption,
     WaitOption,
     WorkspaceOption,
+    app,
+    show,
 )
-from driftline.flows.config.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.flows.config.locate import workspace_for_indexing
 from driftline.flows.output.plain import say, warn
+from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.errors import DriftlineError, UsageError
 
 if TYPE_CHECKING:
@@ -149,7 +152,7 @@ def _run(request: CiRequest, report: CiReport, summary: Path | None) -> None:
 
 
 def _print(report: CiReport) -> None:
-    from driftline.flows.ci.summary import lines
+    from driftline.flows.ci.run import lines
 
     for line in lines(report):
         say(line)
@@ -158,7 +161,7 @@ def _print(report: CiReport) -> None:
 def _summarise(report: CiReport, file: Path | None, error: DriftlineError | None) -> None:
     if file is None:
         return
-    from driftline.flows.ci.summary import markdown
+    from driftline.flows.ci.run import markdown
 
     try:
         with file.open("a", encoding="utf-8", errors="backslashreplace") as summary:

@@ -2,10 +2,14 @@
 
 Exit codes: 0 done or found, 1 nothing found, 2 wrong use or bad input, 3 failed. Only the module of the
 command that runs is loaded, and it imports heavy modules when it runs, so that ``--help`` and wrong use answer at once.
+
+What to say of too little memory, beforehand where libraries would abort the process without a word.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import importlib
 import io
@@ -20,37 +24,70 @@ from typing import Annotated, Any
 
 import typer
 
-from driftline.flows.commands import memory_limit, streams
+from driftline.flows.commands import streams
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, app
 from driftline.flows.output.logs import json_lines, quiet_libraries, wants_json, writes_json
 from driftline.flows.output.plain import print_json, print_traceback, warn
-from driftline.storage.errors import DriftlineError, UsageError, gave_up, is_panic
+from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError, gave_up, is_panic
 from driftline.storage.globs import is_unicode
 
+ENOUGH_BYTES = 4 * 2**30
+"""Address space that Arrow, Lance and their threads reserve; most of it is never used."""
+_TEXTS = ("failed to map segment", "cannot allocate memory", "can't start new thread", "bad_alloc")
+FIX = "Raise or lift the limit (ulimit -v). To limit memory itself, use a control group, such as a container's."
+
+
+def warning() -> str | None:
+    """What to warn of if the address space of this process is limited to less than it is likely to need."""
+    with contextlib.suppress(ImportError, OSError):
+        import resource  # not on every system
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY and limit < ENOUGH_BYTES:
+            return (
+                f"The address space is limited to {limit / 1e9:.1f} GB, less than {ENOUGH_BYTES / 1e9:.1f} GB: "
+                f"libraries abort when they cannot reserve what they need. {FIX}"
+            )
+    return None
+
+
+def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
+    """``error`` as OutOfMemory, if it is what Python or a library raises for a lack of memory."""
+    text = str(error)
+    if (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or any(sign in text.lower() for sign in _TEXTS)
+    ):
+        limited = FIX if warning() else "Free memory, or give the process more."
+        return OutOfMemory(f"Not enough memory ({type(error).__name__}: {text[:200]})", fix=limited)
+    return None
+
+
 COMMANDS = {
-    "index": "indexing",
-    "remove": "indexing",
-    "search": "searching",
-    "status": "searching",
-    "sources": "searching",
-    "grep": "grepping",
-    "pull": "pulling",
-    "compact": "keeping",
-    "cleanup": "keeping",
-    "verify": "keeping",
-    "serve": "deploying",
-    "deploy": "deploying",
-    "mcp": "serving",
-    "web": "browsing",
-    "watch": "watching",
-    "branches": "branching",
-    "diff": "branching",
+    "index": "index",
+    "remove": "index",
+    "search": "search",
+    "status": "search",
+    "sources": "search",
+    "grep": "grep",
+    "pull": "pull",
+    "compact": "compact",
+    "cleanup": "compact",
+    "verify": "compact",
+    "serve": "serve",
+    "deploy": "serve",
+    "mcp": "mcp",
+    "web": "web",
+    "watch": "watch",
+    "branches": "branches",
+    "diff": "branches",
     "ci": "ci",
-    "runs": "history",
-    "report": "history",
+    "runs": "runs",
+    "report": "runs",
     "memory": "memory",
-    "token": "tokens",
-    "trust": "trusting",
+    "token": "token",
+    "trust": "trust",
 }
 """The commands, and the modules of this folder that add them to ``app``."""
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
@@ -143,7 +180,7 @@ def explain_aborts(as_json: bool) -> None:
 
 
 def _run(arguments: Sequence[str], as_json: bool) -> int:
-    if low := memory_limit.warning():
+    if low := warning():
         warn(low)
     before = list(takewhile(lambda argument: argument.startswith("-"), arguments))
     command = next(iter(arguments[len(before) :]), None)
@@ -164,7 +201,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
             return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
         if not isinstance(error, Exception):
             raise
-        if failure := memory_limit.as_out_of_memory(error) or _of_the_surroundings(error):
+        if failure := as_out_of_memory(error) or _of_the_surroundings(error):
             return _fail(failure.exit_code, failure.kind, str(failure), as_json, failure.where, failure.fix)
         # A defect, or an unforeseen failure. Python's own exit code would be 1, which means "nothing found".
         if not writes_json():

@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from driftline.flows.commands.app import DONE, NOTHING_FOUND, app
-from driftline.flows.commands.options import JsonOption, MaxDistanceOption, WithinOption, WorkspaceOption
+from driftline.flows.commands.app import (
+    DONE,
+    NOTHING_FOUND,
+    JsonOption,
+    MaxDistanceOption,
+    WithinOption,
+    WorkspaceOption,
+    app,
+)
 from driftline.flows.output.plain import print_json, say
 from driftline.storage.errors import UsageError
 
@@ -89,7 +96,7 @@ def get(
     as_json: JsonOption = False,
 ) -> int:
     """Print the value of a key; with --json, the whole entry. Exit code 1 when there is none."""
-    from driftline.flows.memory.dict_backend import entry_to_dict
+    from driftline.flows.memory import entry_to_dict
 
     with _opened(workspace, config, within) as store:
         entry = store.retrieve(key, scope)
@@ -110,8 +117,8 @@ def list_entries(
     as_json: JsonOption = False,
 ) -> int:
     """List the keys at and below an entity, with owner and size, from its index. Exit code 1 when there are none."""
-    from driftline.storage.memory.catalog.private_keys import BEHIND_PRIVATE, shown
-    from driftline.storage.memory.listing import MemoryListing
+    from driftline.storage.memory.catalog.writes import BEHIND_PRIVATE, shown
+    from driftline.storage.memory.listings import MemoryListing
 
     with _opened(workspace, config, within) as store:
         store.flush()
@@ -145,7 +152,7 @@ def search(
     as_json: JsonOption = False,
 ) -> int:
     """Find the entries that answer QUERY, by words and meaning. Exit code 1 when there are none."""
-    from driftline.flows.memory.dict_backend import hits_to_dict
+    from driftline.flows.memory import hits_to_dict
 
     with _opened(workspace, config, within) as store:
         hits = store.search_memory(
@@ -255,8 +262,7 @@ def restore(
 def _place(workspace: str | None, config: str | None) -> tuple[Workspace, str | None]:
     """The workspace of a command, open for writing, and the URL of the catalog that the settings name."""
     from driftline.flows.config.locate import workspace_for_reading
-    from driftline.flows.config.memory_settings import load_memory_configuration
-    from driftline.flows.config.memory_upkeep import memory_of
+    from driftline.flows.config.memory_settings import load_memory_configuration, memory_of
     from driftline.flows.config.toml_file import options_for
     from driftline.storage.workspace.workspace import Workspace
 
@@ -272,10 +278,9 @@ def _opened(
 ) -> Iterator[MemoryStore]:
     """The store of a command, bound to ``within``; ``create`` allows to create a workspace that was named."""
     from driftline.flows.config.locate import workspace_for_reading
-    from driftline.flows.config.memory_settings import load_memory_configuration, open_memory
-    from driftline.flows.config.memory_upkeep import memory_of
+    from driftline.flows.config.memory_settings import load_memory_configuration, memory_of, open_memory
     from driftline.flows.config.toml_file import options_for
-    from driftline.flows.output.compaction_events import ask_for_memory
+    from driftline.flows.scheduling.events import ask_for_memory
     from driftline.storage.workspace.workspace import Workspace
 
     uri = workspace_for_reading(workspace or load_memory_configuration(config).storage.uri)

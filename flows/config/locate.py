@@ -1,4 +1,7 @@
-"""The workspace that a command uses: the one that is named, else the one that lies nearest."""
+"""The workspace that a command uses: the one that is named, else the one that lies nearest.
+
+Which branch a command means: a name, or ``auto`` for the branch that is checked out.
+"""
 
 from __future__ import annotations
 
@@ -6,43 +9,50 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftline.flows.config.paths import WORKSPACE_FOLDER, absolute_workspace, local_path, nearest_workspace
-from driftline.flows.config.surroundings import Surroundings
+from driftline.flows.config.environment import (
+    WORKSPACE_FOLDER,
+    Environment,
+    absolute_workspace,
+    local_path,
+    nearest_workspace,
+)
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
     from driftline.flows.config.toml_file import Configuration
+    from driftline.storage.entities import Entity
+    from driftline.storage.workspace.workspace import Workspace
 
 WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
 
 
-def workspace_named(name: str, surroundings: Surroundings | None = None) -> str:
+def workspace_named(name: str, environment: Environment | None = None) -> str:
     """The absolute path or URI of the workspace that a caller names: a plain name is below DRIFTLINE_HOME."""
-    around = surroundings or Surroundings.current()
-    return absolute_workspace(name, around.cwd, around.workspaces_home)
+    environment = environment or Environment.current()
+    return absolute_workspace(name, environment.cwd, environment.workspaces_home)
 
 
-def workspace_for_reading(given: str | None, surroundings: Surroundings | None = None) -> str:
+def workspace_for_reading(given: str | None, environment: Environment | None = None) -> str:
     """The workspace to search: ``given``, else the environment's, else the nearest from the working directory upward.
 
     The nearest is a ``.driftline`` folder or the workspace of a ``driftline.toml``. Returns an absolute path or a URI.
     ``surroundings`` default to those of this process. Raises WorkspaceNotFound, UsageError.
     """
-    around = surroundings or Surroundings.current()
-    named = given or around.environ.get(WORKSPACE_VARIABLE)
+    environment = environment or Environment.current()
+    named = given or environment.environ.get(WORKSPACE_VARIABLE)
     if named:
-        return absolute_workspace(named, around.cwd, around.workspaces_home)
+        return absolute_workspace(named, environment.cwd, environment.workspaces_home)
     from driftline.flows.config.toml_file import CONFIG_VARIABLE, find_config, load_config  # loads pydantic
 
-    folder, config = nearest_workspace(around.cwd), find_config(None, around)
+    folder, config = nearest_workspace(environment.cwd), find_config(None, environment)
     if config is not None and (
-        folder is None or around.environ.get(CONFIG_VARIABLE) or config.parent.is_relative_to(folder.parent)
+        folder is None or environment.environ.get(CONFIG_VARIABLE) or config.parent.is_relative_to(folder.parent)
     ):
         return load_config(config).workspace
     if folder is None:
         raise WorkspaceNotFound(
             f"No {WORKSPACE_FOLDER} folder here or above",
-            str(around.cwd),
+            str(environment.cwd),
             f"Run 'driftline index SOURCE' first, or name a workspace with --workspace or {WORKSPACE_VARIABLE}.",
         )
     return str(folder)
@@ -52,17 +62,17 @@ def workspace_for_indexing(
     given: str | None,
     sources: Sequence[str],
     configuration: Configuration | None = None,
-    surroundings: Surroundings | None = None,
+    environment: Environment | None = None,
 ) -> str:
     """The workspace to write: ``given``, else the environment's, else the file's, else the one the sources agree on.
 
     Each local source proposes the nearest ``.driftline`` from itself upward, else one at its own root. Returns an
     absolute path or a URI; creates nothing. ``surroundings`` default to those of this process. Raises UsageError.
     """
-    around = surroundings or Surroundings.current()
-    named = given or around.environ.get(WORKSPACE_VARIABLE) or (configuration.workspace if configuration else None)
+    environment = environment or Environment.current()
+    named = given or environment.environ.get(WORKSPACE_VARIABLE) or (configuration.workspace if configuration else None)
     if named:
-        return absolute_workspace(named, around.cwd, around.workspaces_home)
+        return absolute_workspace(named, environment.cwd, environment.workspaces_home)
     proposals: dict[Path, str] = {}
     for source in sources:
         path = local_path(source)
@@ -72,7 +82,7 @@ def workspace_for_indexing(
                 source,
                 f"Name one with --workspace or {WORKSPACE_VARIABLE}.",
             )
-        root = (around.cwd / path).resolve()
+        root = (environment.cwd / path).resolve()
         proposals.setdefault(nearest_workspace(root) or root / WORKSPACE_FOLDER, source)
     if len(proposals) != 1:
         raise UsageError(
@@ -81,3 +91,36 @@ def workspace_for_indexing(
             f"Name one workspace for all with --workspace or {WORKSPACE_VARIABLE}.",
         )
     return str(next(iter(proposals)))
+
+
+AUTO = "auto"
+
+
+def named_branch(name: str | None, folder: str = ".") -> str | None:
+    """The branch ``name``, or for ``auto`` the one that is checked out in the work tree around ``folder``.
+
+    Raises UsageError if nothing is checked out there, or no branch.
+    """
+    if name != AUTO:
+        return name
+    from driftline.tasks.git.commits import head
+
+    commit = head(folder)
+    if commit is None or commit.branch is None:
+        raise UsageError("No branch is checked out here", folder, "Name it: --branch NAME")
+    return commit.branch
+
+
+def on_named_branch(workspace: Workspace, name: str | None, within: Entity | None = None) -> Workspace:
+    """``workspace`` on the branch that a search names, of the sources at or below ``within``.
+
+    ``auto`` is the main index where it has no such branch. Raises UsageError for any other unknown branch.
+    """
+    if name is None:
+        return workspace
+    from driftline.storage.workspace.branches import has_branch, on_branch
+
+    branch = named_branch(name)
+    if branch is None or (name == AUTO and not has_branch(workspace, branch, within)):
+        return workspace
+    return on_branch(workspace, branch, within)

@@ -1,6 +1,11 @@
 """How a memory store is set up: YAML under ``settings.ltm``, and environment variables, which win.
 
 ``${VAR}`` and ``${VAR:-default}`` stand for variables anywhere in the file. Unknown keys are refused by name.
+
+What upkeep must know of the memory in a workspace: its catalog, and when its indexes are compacted.
+
+Both come from the settings of the memory store (memory_settings.py), but only where the workspace holds memory:
+``DATABASE_URL`` is the application's, and an index without memory must not depend on it.
 """
 
 from __future__ import annotations
@@ -14,11 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from driftline.flows.config.defaults import DEFAULT_MAX_DELTAS
+from driftline.flows.config.environment import DATABASE_VARIABLE, Environment
 from driftline.flows.config.locate import workspace_named
-from driftline.storage.entities import Entity
-from driftline.storage.errors import BadEntity, UsageError
-from driftline.storage.hierarchy import ROOT_ID, EntityName, Hierarchy
+from driftline.flows.config.toml_file import memory_table_for
+from driftline.storage.defaults import DEFAULT_MAX_DELTAS
+from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
+from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
+from driftline.storage.errors import BadEntity, CatalogError, UsageError
+from driftline.storage.memory.binding import belongs, has_embedded_catalog, holds_memory
+from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from driftline.storage.deltas.files import Encoding
@@ -239,7 +248,7 @@ def find_memory(
     It lies where the configuration says, else in ``workspace`` if that holds memory: without memory, no database is
     asked. Nothing is created by looking. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
     """
-    from driftline.storage.memory.presence import find_catalog, holds_memory
+    from driftline.storage.memory.binding import find_catalog, holds_memory
     from driftline.storage.workspace.workspace import Workspace
 
     elsewhere = configuration.storage.uri
@@ -345,3 +354,54 @@ def _told(error: ValidationError) -> str:
         name = ".".join(map(str, part["loc"]))
         parts.append(f"{name}: no such key" if part["type"] == "extra_forbidden" else f"{name}: {part['msg']}")
     return "; ".join(parts) + "."
+
+
+WHERE_CATALOGS_ARE_NAMED = f"{DATABASE_VARIABLE}, LTM_CONFIG, or [memory.catalog] in driftline.toml"
+
+
+def memory_of(workspace: str, path: str | None = None, environment: Environment | None = None) -> MemoryConfiguration:
+    """The settings of the memory in ``workspace``: those of the file at ``path`` or $LTM_CONFIG and of the environment.
+
+    The ``[memory]`` of a ``driftline.toml`` that names the workspace counts where they say nothing. Raises UsageError.
+    """
+    environment = environment or Environment.current()
+    return load_memory_configuration(path, environment.environ, below=memory_table_for(workspace, environment))
+
+
+def catalog_to_keep(workspace: Workspace, environment: Environment | None = None) -> str | None:
+    """The URL of the catalog that the settings name for the memory in ``workspace``, or None.
+
+    $DATABASE_URL counts only if it is the database of this catalog, or if it cannot be read and no catalog is in the
+    workspace. Raises UsageError, CatalogMismatch.
+    """
+    if not holds_memory(workspace):
+        return None
+    environment = environment or Environment.current()
+    table = memory_table_for(workspace.objects.uri, environment)
+    named = load_memory_configuration(None, environment.environ, below=table, without=[DATABASE_VARIABLE]).catalog.url
+    return named or _of_application(workspace, environment.environ.get(DATABASE_VARIABLE))
+
+
+def compaction_threshold(workspace: Workspace, environment: Environment | None = None) -> int | None:
+    """The number of deltas above which an index of the memory in ``workspace`` is folded; None without memory."""
+    if not holds_memory(workspace):
+        return None
+    return memory_of(workspace.objects.uri, None, environment).index.compaction_threshold
+
+
+def memory_encoding(workspace: Workspace, environment: Environment | None = None) -> Encoding:
+    """How the indexes of the memory in ``workspace`` are written."""
+    if not holds_memory(workspace):
+        return DEFAULT_ENCODING
+    return encoding_of(memory_of(workspace.objects.uri, None, environment))
+
+
+def _of_application(workspace: Workspace, url: str | None) -> str | None:
+    if not url:
+        return None
+    try:
+        return url if belongs(workspace, url) else None
+    except CatalogError:
+        return None if has_embedded_catalog(workspace) else url
+    except UsageError:  # another kind of database, which can hold no catalog
+        return None

@@ -21,9 +21,8 @@ from pydantic import (
     field_validator,
 )
 
+from driftline.storage.defaults import MAX_RERANKED, Strategy
 from driftline.storage.errors import UsageError
-from driftline.storage.lines.defaults import Strategy
-from driftline.tasks.search.defaults import MAX_RERANKED
 
 SHORTEST_INTERVAL_SECONDS = 1.0
 _CRON_FIELDS = 5

@@ -1,12 +1,18 @@
-"""What a search does: its caller's arguments, else those of ``[search]`` in ``driftline.toml``, else the defaults."""
+"""What a search does: its caller's arguments, else those of ``[search]`` in ``driftline.toml``, else the defaults.
+
+Named workspaces of ``driftline.toml`` as filters, for every door that searches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from driftline.flows.config.surroundings import Surroundings
-from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
+from driftline.flows.config.environment import Environment
+from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
+
+if TYPE_CHECKING:
+    from driftline.storage.lines.filters import LineFilter
 
 DEFAULT_CACHE_BYTES = 10 * 2**30
 DEFAULTS: Mapping[str, Any] = {
@@ -23,12 +29,24 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def search_arguments(given: Mapping[str, Any], surroundings: Surroundings | None = None) -> dict[str, Any]:
+def search_arguments(given: Mapping[str, Any], environment: Environment | None = None) -> dict[str, Any]:
     """``given`` completed, where it says None, by the file that a command in the current folder uses.
 
     Raises UsageError for a file that is not valid.
     """
     from driftline.flows.config.toml_file import search_settings  # loads pydantic
 
-    settings = {**DEFAULTS, **search_settings(surroundings)}
+    settings = {**DEFAULTS, **search_settings(environment)}
     return {name: settings.get(name) if value is None else value for name, value in given.items()}
+
+
+def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, str]:
+    """The filter of a named workspace, and the workspace that its file names.
+
+    The file is ``config``, else the one that a command in the current folder would use. Raises UsageError, which lists
+    the names that there are.
+    """
+    from driftline.flows.config.toml_file import named_workspace_filter, open_config
+
+    configuration = open_config(config)
+    return named_workspace_filter(configuration, name), configuration.workspace

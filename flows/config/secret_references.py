@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from driftline.storage.errors import UsageError
-from driftline.storage.redaction import may_hold_secret
+from driftline.storage.errors import UsageError, may_hold_secret
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _BLOCK = re.compile(r"block:([a-z0-9][a-z0-9-]*)")

@@ -2,10 +2,16 @@
 
 Paths in the file are relative to its folder. The whole file is validated before a command writes anything; an error
 names the key, its table, and the fix.
+
+Configuration files that the user has trusted, by path and content (as direnv keeps them).
+
+A ``driftline.toml`` that was found by walking up may come from somebody else. Its storage options and references could
+send credentials of this user to an endpoint of its author, so they are used only after ``driftline trust``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import posixpath
@@ -16,16 +22,44 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftline.flows.config.paths import WORKSPACE_FOLDER, absolute_uri, local_path, nearest
+from driftline.flows.config.environment import WORKSPACE_FOLDER, Environment, absolute_uri, local_path, nearest
 from driftline.flows.config.schema import File, SourceTable, WorkspaceTable, parse, place
 from driftline.flows.config.secret_references import check_catalog, check_options, check_uri, resolve_options
-from driftline.flows.config.surroundings import Surroundings
-from driftline.flows.config.trust import distrust, is_trusted, trust
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
 
 if TYPE_CHECKING:
     from driftline.storage.lines.filters import LineFilter
+
+STATE_VARIABLE = "XDG_STATE_HOME"
+
+
+def is_trusted(file: Path, content: bytes, environ: Mapping[str, str]) -> bool:
+    """Whether the user has trusted ``file`` with exactly this content."""
+    return _mark(file, content, environ).is_file()
+
+
+def trust(file: Path, content: bytes, environ: Mapping[str, str]) -> None:
+    """Trust ``file`` with this content. Raises UsageError if that cannot be recorded."""
+    mark = _mark(file, content, environ)
+    try:
+        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark.write_text(f"{file}\n")
+    except OSError as error:
+        raise UsageError("The trust cannot be recorded", str(mark), f"{error.strerror}.") from error
+
+
+def distrust(file: Path, content: bytes, environ: Mapping[str, str]) -> None:
+    """Take the trust in ``file`` back."""
+    _mark(file, content, environ).unlink(missing_ok=True)
+
+
+def _mark(file: Path, content: bytes, environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME") or os.path.expanduser("~")
+    state = Path(environ.get(STATE_VARIABLE) or Path(home, ".local", "state"))
+    digest = hashlib.sha256(os.fsencode(file) + b"\0" + content).hexdigest()
+    return state / "driftline" / "trusted" / digest
+
 
 log = logging.getLogger(__name__)
 
@@ -87,20 +121,20 @@ class Configuration:
         return resolve_options(self.storage_options, os.environ if environ is None else environ, str(self.path))
 
 
-def find_config(given: str | os.PathLike[str] | None, surroundings: Surroundings | None = None) -> Path | None:
+def find_config(given: str | os.PathLike[str] | None, environment: Environment | None = None) -> Path | None:
     """The file ``given``, else $DRIFTLINE_CONFIG, else the nearest ``driftline.toml`` from here upward, else None.
 
     ``surroundings`` default to those of this process. Raises UsageError if a named file does not exist.
     """
-    around = surroundings or Surroundings.current()
-    named = given or around.environ.get(CONFIG_VARIABLE)
+    environment = environment or Environment.current()
+    named = given or environment.environ.get(CONFIG_VARIABLE)
     if named:
-        path = (around.cwd / Path(named).expanduser()).resolve()
+        path = (environment.cwd / Path(named).expanduser()).resolve()
         if not path.is_file():
             fix = f"Check the path in {'--config' if given else CONFIG_VARIABLE}."
             raise UsageError("The configuration file does not exist", str(path), fix)
         return path
-    return nearest(around.cwd, CONFIG_FILE, os.path.isfile)
+    return nearest(environment.cwd, CONFIG_FILE, os.path.isfile)
 
 
 def trusted_config(given: str | os.PathLike[str] | None) -> Configuration:
@@ -113,31 +147,31 @@ def trusted_config(given: str | os.PathLike[str] | None) -> Configuration:
     return config
 
 
-def open_config(given: str | os.PathLike[str] | None, surroundings: Surroundings | None = None) -> Configuration:
+def open_config(given: str | os.PathLike[str] | None, environment: Environment | None = None) -> Configuration:
     """Load the file that ``find_config`` locates. Raises UsageError if there is none or it is invalid."""
-    around = surroundings or Surroundings.current()
-    config = locate_config(given, around)
+    environment = environment or Environment.current()
+    config = locate_config(given, environment)
     if config is None:
-        raise UsageError(f"No {CONFIG_FILE} here or above", str(around.cwd), "Create one, or name it with --config.")
+        raise UsageError(
+            f"No {CONFIG_FILE} here or above", str(environment.cwd), "Create one, or name it with --config."
+        )
     return config
 
 
-def locate_config(
-    given: str | os.PathLike[str] | None, surroundings: Surroundings | None = None
-) -> Configuration | None:
+def locate_config(given: str | os.PathLike[str] | None, environment: Environment | None = None) -> Configuration | None:
     """Load the file that ``find_config`` locates, if there is one. Raises UsageError if it is invalid.
 
     A file that nobody has named must be trusted (``trust``); else its storage options and memory are left out, with a
     warning.
     """
-    around = surroundings or Surroundings.current()
-    path = find_config(given, around)
+    environment = environment or Environment.current()
+    path = find_config(given, environment)
     if path is None:
         return None
     content = _read(path)
     config = _resolve(_parse(content, path), path)
-    is_named = bool(given or around.environ.get(CONFIG_VARIABLE))
-    if is_named or not (config.storage_options or config.memory) or is_trusted(path, content, around.environ):
+    is_named = bool(given or environment.environ.get(CONFIG_VARIABLE))
+    if is_named or not (config.storage_options or config.memory) or is_trusted(path, content, environment.environ):
         return config
     _warn_of(path)
     return replace(config, storage_options={}, memory={}, is_withheld=True)
@@ -154,42 +188,40 @@ def _warn_of(path: Path) -> None:
     )
 
 
-def options_for(workspace: str, surroundings: Surroundings | None = None) -> dict[str, str] | None:
+def options_for(workspace: str, environment: Environment | None = None) -> dict[str, str] | None:
     """The storage options of the located file if ``workspace`` is the one it names, else None."""
-    around = surroundings or Surroundings.current()
-    config = locate_config(None, around)
-    return config.options(around.environ) if config is not None and config.workspace == workspace else None
+    environment = environment or Environment.current()
+    config = locate_config(None, environment)
+    return config.options(environment.environ) if config is not None and config.workspace == workspace else None
 
 
-def named_or_trusted_config(given: str | None, surroundings: Surroundings) -> Configuration | None:
+def named_or_trusted_config(given: str | None, environment: Environment) -> Configuration | None:
     """The located file if the caller has named or trusted it, else None. Raises UsageError if it is invalid."""
-    path = find_config(given, surroundings)
+    path = find_config(given, environment)
     if path is None:
         return None
     content = _read(path)
-    is_ours = bool(given or surroundings.environ.get(CONFIG_VARIABLE)) or is_trusted(
-        path, content, surroundings.environ
-    )
+    is_ours = bool(given or environment.environ.get(CONFIG_VARIABLE)) or is_trusted(path, content, environment.environ)
     return _resolve(_parse(content, path), path) if is_ours else None
 
 
-def prices_for(surroundings: Surroundings | None = None) -> Mapping[str, float]:
+def prices_for(environment: Environment | None = None) -> Mapping[str, float]:
     """The price of 1,000 requests by kind, from the located file; empty without one."""
-    path = find_config(None, surroundings)
+    path = find_config(None, environment)
     return load_config(path).prices if path is not None else {}
 
 
-def search_settings(surroundings: Surroundings | None = None) -> Mapping[str, Any]:
+def search_settings(environment: Environment | None = None) -> Mapping[str, Any]:
     """The ``[search]`` of the located file; empty without one. Raises UsageError."""
-    path = find_config(None, surroundings)
+    path = find_config(None, environment)
     return load_config(path).search if path is not None else {}
 
 
-def memory_table_for(workspace: str, surroundings: Surroundings | None = None) -> Mapping[str, Any]:
+def memory_table_for(workspace: str, environment: Environment | None = None) -> Mapping[str, Any]:
     """The ``[memory]`` of the located file if ``workspace`` is the one it names, else nothing."""
-    around = surroundings or Surroundings.current()
-    config = locate_config(None, around)
-    return config.memory if config is not None and config.workspace == absolute_uri(workspace, around.cwd) else {}
+    environment = environment or Environment.current()
+    config = locate_config(None, environment)
+    return config.memory if config is not None and config.workspace == absolute_uri(workspace, environment.cwd) else {}
 
 
 def load_config(path: str | os.PathLike[str]) -> Configuration:
@@ -200,13 +232,13 @@ def load_config(path: str | os.PathLike[str]) -> Configuration:
 
 def trust_config(given: str | os.PathLike[str] | None, *, revoke: bool = False) -> Configuration:
     """Trust the located file as it is now, or with ``revoke`` no more, and load it. Raises UsageError."""
-    around = Surroundings.current()
-    path = find_config(given, around)
+    environment = Environment.current()
+    path = find_config(given, environment)
     if path is None:
-        raise UsageError(f"No {CONFIG_FILE} here or above", str(around.cwd), "Name the file.")
+        raise UsageError(f"No {CONFIG_FILE} here or above", str(environment.cwd), "Name the file.")
     content = _read(path)
     config = _resolve(_parse(content, path), path)
-    (distrust if revoke else trust)(path, content, around.environ)
+    (distrust if revoke else trust)(path, content, environment.environ)
     return config
 
 

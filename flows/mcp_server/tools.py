@@ -17,20 +17,26 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
-from driftline.flows.config.branch import on_named_branch
-from driftline.flows.config.named_workspaces import named_workspace
+from driftline.flows.config.locate import on_named_branch
+from driftline.flows.config.search_settings import named_workspace
 from driftline.flows.mcp_server import answers
-from driftline.flows.mcp_server.answers import MAX_ANSWER_BYTES, ContextAnswer, IndexStatus, SearchAnswer
-from driftline.flows.mcp_server.memory import FilterValue, MemoryAnswer, memory_answer
-from driftline.flows.output.search_journal import record_search
+from driftline.flows.mcp_server.answers import (
+    MAX_ANSWER_BYTES,
+    ContextAnswer,
+    FilterValue,
+    IndexStatus,
+    MemoryAnswer,
+    SearchAnswer,
+    memory_answer,
+)
+from driftline.flows.output.run_series import record_search
+from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD, Strategy
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, gave_up, is_panic
-from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
-from driftline.tasks.search.excerpts import read_excerpt
-from driftline.tasks.search.narrowing import SearchFilter
+from driftline.tasks.search.filters import SearchFilter
+from driftline.tasks.search.hits import read_excerpt
 from driftline.tasks.search.query import Mode, SearchReport, search
 
 MAX_TOP_K = 50

@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from driftline.flows.output.run_series import History, to_row
 from driftline.flows.output.svg_plots import Series, line_plot, number
 from driftline.storage.model import WorkspaceStats
-from driftline.storage.workspace.run_history import RunRecord
+from driftline.storage.workspace.records import RunRecord
 
 ROWS_SHOWN = 50
 TEMPLATE = "report.html.j2"

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from driftline.flows.output.plain import warn
-from driftline.storage.errors import UsageError
-from driftline.storage.redaction import redacted
+from driftline.storage.errors import UsageError, redacted
 
 LOG_VARIABLE = "DRIFTLINE_LOG"
 _OWN = "driftline"

@@ -1,6 +1,10 @@
 """Plain text for terminals: names, lines and messages are untrusted, and none of them may steer a terminal.
 
 All output of commands passes through here, or is JSON, which escapes what it prints.
+
+Prints the results of a search as text.
+
+Without Rich: loading it takes longer than a search that a server answers.
 """
 
 from __future__ import annotations
@@ -9,10 +13,12 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
-from driftline.storage.redaction import redacted
+from driftline.storage.defaults import is_clipped
+from driftline.storage.errors import redacted
 
 _CONTROLS = (*range(9), *range(10, 32), *range(127, 160))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -54,3 +60,64 @@ def print_traceback() -> None:
     """Print the traceback of the current exception on standard error."""
     for line in traceback.format_exc().splitlines():
         print(printable(redacted(line)), file=sys.stderr)
+
+
+_STYLES = {"place": "1;36", "dim": "2", "definition": "32", "changed": "33", "best": "1;33"}
+"""The attributes of each part, as ECMA-48 numbers them (Select Graphic Rendition)."""
+
+
+def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = None) -> None:
+    """Print each hit as ``path:line`` and its lines, numbered from 1; a colon marks the best line, as in grep.
+
+    ``folders`` maps local sources to their folders; with it, terminals that support links turn ``path:line`` into one.
+    """
+    results: Sequence[Mapping[str, Any]] = result["results"]
+    with_source = len({hit["source"] for hit in results}) > 1
+    styled = _wants_styles()
+    shown = []
+    for hit in results:
+        folder = (folders or {}).get(hit["source"])
+        shown.append("".join([_header(hit, folder, with_source, styled), *_window(hit, styled)]))
+    emit("\n".join(shown))
+
+
+def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, styled: bool) -> str:
+    def part(text: str, style: str) -> str:
+        return "  " + _styled(text, style, styled)
+
+    freshness = hit.get("freshness")
+    line = hit["line_now"] if freshness == "moved" else hit["line"]
+    column = f":{hit['column']}" if is_clipped(hit["text"]) else ""
+    header = _styled(f"{printable(hit['path'])}:{line}{column}", "place", styled)
+    if styled and folder is not None and hit["path"] != "-":
+        header = f"\x1b]8;;{Path(folder, hit['path']).as_uri()}\x1b\\{header}\x1b]8;;\x1b\\"
+    if hit["score"] is not None:
+        header += part(f"{hit['score']:.2f}", "dim")
+    if hit.get("symbol") is not None:
+        header += part(f"{hit['kind']} {printable(hit['symbol'])}", "definition")
+    if with_source:
+        header += part(printable(hit["source"]), "dim")
+    if freshness not in (None, "fresh"):
+        header += part(f"moved from line {hit['line']}" if freshness == "moved" else freshness, "changed")
+    return header + "\n"
+
+
+def _window(hit: Mapping[str, Any], styled: bool) -> Iterator[str]:
+    context = hit["context"] or [hit["text"]]
+    first = hit["start_line"] if hit["context"] else hit["line"]
+    width = len(str(first + len(context) - 1))
+    for number, text in enumerate(context, start=first):
+        best = number == hit["line"]
+        numbered = _styled(f"  {number:>{width}}{':' if best else '-'} ", "dim", styled)
+        yield numbered + _styled(printable(text).expandtabs(4), "best" if best else "dim", styled) + "\n"
+
+
+def _styled(text: str, style: str, styled: bool) -> str:
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if styled and text else text
+
+
+def _wants_styles() -> bool:
+    """Whether standard output is a terminal that understands them, by the usual variables."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()

@@ -1,14 +1,19 @@
-"""The progress of a run: a live bar on a terminal, plain or JSON lines elsewhere, or nothing."""
+"""The progress of a run: a live bar on a terminal, plain or JSON lines elsewhere, or nothing.
+
+The stages of a run, which a front door may show one by one, such as Prefect as tasks in its graph.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, TypeVar
 
 from driftline.flows.output.logs import writes_json
 from driftline.flows.output.plain import printable, warn
@@ -160,3 +165,55 @@ def open_progress() -> AbstractContextManager[Progress]:
     if writes_json():
         return nullcontext(LogProgress())
     return RichProgress() if sys.stderr.isatty() else nullcontext(QuietProgress())
+
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a run does next: ``work``. ``said`` tells counts of its result; a ``repeatable`` one may be retried.
+
+    It comes ``after`` the stages of these names, as far as they have begun, or else is the first one of its run.
+    """
+
+    name: str
+    work: Callable[[], Any]
+    said: Callable[[Any], str]
+    repeatable: bool
+    after: tuple[str, ...] = ()
+
+
+class StageRunner(Protocol):
+    """Runs a stage and returns what its work returns."""
+
+    def __call__(self, stage: Stage) -> Any: ...
+
+
+_RUNNER: ContextVar[StageRunner | None] = ContextVar("stage runner", default=None)
+
+
+def run_stage(
+    name: str,
+    work: Callable[[], _Result],
+    said: Callable[[_Result], str],
+    *,
+    repeatable: bool = False,
+    after: Iterable[str] = (),
+) -> _Result:
+    """Do ``work``, shown as a stage where somebody watches. Raises what it raises."""
+    runner = _RUNNER.get()
+    if runner is None:
+        return work()
+    result: _Result = runner(Stage(name, work, said, repeatable, tuple(after)))
+    return result
+
+
+@contextmanager
+def stages_run_by(runner: StageRunner) -> Iterator[None]:
+    """Have ``runner`` run the stages of this context and of those that are copied from it."""
+    token = _RUNNER.set(runner)
+    try:
+        yield
+    finally:
+        _RUNNER.reset(token)

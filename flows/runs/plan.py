@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from driftline.flows.config.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
 from driftline.flows.config.toml_file import ConfiguredSource
+from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
 from driftline.storage.layout import lease_path
@@ -22,14 +22,13 @@ from driftline.storage.model import DeepModel
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import Source, open_source
 from driftline.storage.workspace.branches import check_name
-from driftline.storage.workspace.records import BranchRecord, SourceRecord, WorkspaceConfig
-from driftline.storage.workspace.run_history import RunHistory
+from driftline.storage.workspace.records import BranchRecord, RunHistory, SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatch
 from driftline.tasks.embedding.context import ModelRef
 from driftline.tasks.embedding.models import dimension, fingerprint, is_earlier_version, resolve_model
 from driftline.tasks.git.work_tree import git_origin
-from driftline.tasks.scanning.claims import Claim
 from driftline.tasks.scanning.ignore import Rules
+from driftline.tasks.scanning.scan import Claim
 
 log = logging.getLogger(__name__)
 

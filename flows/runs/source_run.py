@@ -1,40 +1,108 @@
-"""The index run of one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6)."""
+"""The index run of one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6).
+
+Builds index segments on the executor: of what a run commits while it goes on, and of the rest at its end.
+"""
 
 from __future__ import annotations
 
+import contextvars
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
+from types import TracebackType
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.flows.config.defaults import DEFAULT_MAX_DELTAS
-from driftline.flows.output.progress import Progress
+from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.output.reports import SourceReport
-from driftline.flows.output.stages import run_stage
 from driftline.flows.runs.executors import Executor
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
-from driftline.flows.runs.segment_builds import SegmentBuilds
+from driftline.storage.defaults import DEFAULT_MAX_DELTAS
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
-from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CorruptFile, DeletionRefused, DriftlineError, LeaseLost, StorageError
 from driftline.storage.leases.lease import Lease
+from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, plan_new_segments
+from driftline.storage.lines.table import LineTable
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
-from driftline.storage.workspace.source_lease import acquire_source
+from driftline.storage.workspace.workspace import acquire_source
+from driftline.tasks.embedding.context import Stopwatch
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
-from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
-from driftline.tasks.indexing.reembed import remove_strays
-from driftline.tasks.indexing.reuse import Donations, find_donations, only
-from driftline.tasks.scanning.claims import claimed
+from driftline.tasks.indexing.commit import ChangeSet, Committer, SegmentTask, build, remove_strays, settle
+from driftline.tasks.indexing.rows import Donations, find_donations, only
 from driftline.tasks.scanning.ignore import Matcher
-from driftline.tasks.scanning.partition import PartitionSpec, scan_partition
-from driftline.tasks.scanning.scan import ScanResult, ScanSpec, plan_partitions
-from driftline.tasks.scanning.since_commit import WorkTreeAtCommit
+from driftline.tasks.scanning.scan import (
+    PartitionSpec,
+    ScanResult,
+    ScanSpec,
+    WorkTreeAtCommit,
+    claimed,
+    plan_partitions,
+    scan_partition,
+)
 from driftline.tasks.scanning.walk import Subtree
-from driftline.tasks.stopwatch import Stopwatch
+
+
+def build_on(executor: Executor, place: Entity, table: LineTable, specs: Iterable[SegmentSpec]) -> Generator[Segment]:
+    """Build ``specs`` of ``table`` on ``executor``, in any order."""
+    yield from executor.map(build, (SegmentTask(place, table.fingerprint, spec) for spec in specs))
+
+
+class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
+    """Builds the segments of new fragments beside the embedding of the next ones.
+
+    ``finish`` hands them to the holder of the maintenance lease. Segments that nobody publishes are orphans.
+    """
+
+    def __init__(self, executor: Executor, scope: IndexScope, progress: Progress) -> None:
+        self._executor, self._scope, self._progress = executor, scope, progress
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="segments")
+        self._planned: dict[Entity, set[int]] = {}
+        self._builds: dict[Entity, list[Future[list[Segment]]]] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def committed(self, place: Entity, table: LineTable) -> None:
+        """Start to build the segments of what was committed to ``table``, once there is enough of it."""
+        if self._scope == "none":
+            return
+        with self._lock:
+            specs = plan_new_segments(table, self._scope, self._planned.setdefault(place, set()))
+            if specs:  # requests are counted per context
+                work = self._pool.submit(contextvars.copy_context().run, self._build, place, table, specs)
+                self._builds.setdefault(place, []).append(work)
+
+    def finish(self, place: Entity) -> list[Segment]:
+        """The segments of a table, once they are built. A build that failed is reported, and left to the rest."""
+        built: list[Segment] = []
+        for work in self._builds.pop(place, []):
+            try:
+                built += work.result()
+            except DriftlineError as error:
+                self._progress.message(f"A segment of the search indexes of {place} is built again: {error}")
+        return built
+
+    def _build(self, place: Entity, table: LineTable, specs: list[SegmentSpec]) -> list[Segment]:
+        built: list[Segment] = []
+        with closing(build_on(self._executor, place, table, specs)) as segments:
+            for segment in segments:
+                built.append(segment)
+                if self._stopped.is_set():
+                    break
+        return built
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._pool.shutdown(cancel_futures=True)
+
 
 BATCH_BYTES = 4 * 1024 * 1024
 """Text per batch: about 100,000 lines, whose vectors take 100 MB."""

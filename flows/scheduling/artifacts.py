@@ -11,12 +11,12 @@ from urllib.parse import quote, urlsplit
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from driftline.flows.config.surroundings import SERVER_VARIABLE
+from driftline.flows.config.environment import SERVER_VARIABLE
 from driftline.flows.config.toml_file import prices_for
 from driftline.flows.output.run_series import History, newest_runs
 from driftline.flows.output.svg_plots import Series, line_plot
 from driftline.flows.output.terminal import requests_text
-from driftline.flows.runs.index_run import IndexRequest
+from driftline.flows.runs.index import IndexRequest
 from driftline.storage.errors import DriftlineError
 from driftline.storage.objects.request_counts import KINDS
 from driftline.storage.workspace.workspace import Workspace

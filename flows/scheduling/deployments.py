@@ -1,22 +1,50 @@
 """The Prefect deployments of a workspace: ``deployments/prefect.yaml`` filled in from ``driftline.toml``.
 
 Pure values; ``registration`` sends them to a server.
+
+Registers deployments and automations with a Prefect server; registering again is idempotent.
+
+``driftline serve``: runs the deployments of a workspace on this machine, and a Prefect server if there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
 from importlib.resources import files
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
+from prefect import serve as run_deployments
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.objects import ConcurrencyLimitConfig
+from prefect.deployments.runner import RunnerDeployment
+from prefect.events.schemas.automations import AutomationCore
+from prefect.events.schemas.deployment_triggers import DeploymentTriggerTypes
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.flows import Flow, load_flow_from_entrypoint
+from prefect.schedules import Cron, Interval, Schedule
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.types.entrypoint import EntrypointType
+from prefect.workers.process import ProcessWorker
+from pydantic import TypeAdapter
 
-from driftline.flows.config.defaults import DEFAULT_EXECUTOR
 from driftline.flows.config.toml_file import Configuration, ConfiguredSource
+from driftline.storage.defaults import DEFAULT_EXECUTOR
 from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import ExecutorError, UsageError
 
 WORKSPACE_PLACEHOLDER = "{{ $DRIFTLINE_WORKSPACE }}"
 """Stands for the workspace in the file; Prefect's own command replaces it from the environment."""
@@ -109,3 +137,214 @@ def _filled(value: Any, workspace: str) -> Any:
     if isinstance(value, dict):
         return {name: _filled(item, workspace) for name, item in value.items()}
     return value
+
+
+TAG = "driftline"
+_TRIGGER: TypeAdapter[DeploymentTriggerTypes] = TypeAdapter(DeploymentTriggerTypes)
+
+
+def register(deployments: Deployments, *, pool: str) -> tuple[list[str], list[str]]:
+    """Register ``deployments`` for the workers of the work pool ``pool``; creates the pool if it does not exist.
+
+    Returns ``(registered, paused)`` names; deployments that the workspace no longer has are paused. Raises UsageError
+    if no server answers, or if a name belongs to another workspace.
+    """
+    with connected() as client:
+        check_names(client, deployments)
+        try:
+            template = ProcessWorker.get_default_base_job_template()
+            client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
+        except ObjectAlreadyExists:
+            pass  # keep the worker type that the team has chosen
+        names = []
+        for spec in deployments.deployments:
+            deployment = to_prefect(spec, pool=pool)
+            deployment.apply()
+            names.append(deployment.full_name)
+        register_automations(client, deployments)
+        return names, _pause_others(client, deployments, set(names))
+
+
+def server_url() -> str:
+    """The address of the configured server. Raises UsageError if none is configured."""
+    url = PREFECT_API_URL.value()
+    if url is None:
+        raise UsageError(
+            "No Prefect server is configured",
+            "PREFECT_API_URL",
+            "Set it, for example to http://HOST:4200/api, or run 'driftline serve', which starts one.",
+        )
+    return str(url)
+
+
+@contextmanager
+def connected() -> Iterator[SyncPrefectClient]:
+    """A client of the configured server. Raises UsageError if it does not answer."""
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+        if error is not None:
+            raise UsageError(
+                f"No Prefect server answers ({error})", str(client.api_url), "Start it, or correct PREFECT_API_URL."
+            ) from error
+        yield client
+
+
+def to_prefect(spec: dict[str, Any], *, pool: str | None) -> RunnerDeployment:
+    """A deployment of ``prefect.yaml`` as Prefect's object: for workers of ``pool``, or to be served without one."""
+    return RunnerDeployment.from_flow(
+        load_flow_from_entrypoint(spec["entrypoint"]),
+        spec["name"],
+        paused=False,
+        schedules=[_schedule(given) for given in spec["schedules"]],
+        concurrency_limit=ConcurrencyLimitConfig.model_validate(spec["concurrency_limit"]),
+        parameters=spec["parameters"],
+        triggers=[
+            _TRIGGER.validate_python(given | {"name": _trigger_name(spec)}) for given in spec.get("triggers", [])
+        ],
+        tags=spec["tags"],
+        enforce_parameter_schema=spec["enforce_parameter_schema"],
+        work_pool_name=pool,
+        job_variables=spec["work_pool"]["job_variables"] if pool else None,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+
+
+def check_names(client: SyncPrefectClient, deployments: Deployments) -> None:
+    """Refuse names that the server uses for another workspace. Raises UsageError."""
+    for spec in deployments.deployments:
+        flow: Flow[..., Any] = load_flow_from_entrypoint(spec["entrypoint"])
+        try:
+            known = client.read_deployment_by_name(f"{flow.name}/{spec['name']}")
+        except ObjectNotFound:
+            continue
+        workspace = known.parameters.get("workspace")
+        if workspace != spec["parameters"]["workspace"]:
+            raise UsageError(
+                f"The deployment belongs to another workspace, {workspace}",
+                f"{flow.name}/{spec['name']}",
+                "Choose other names with --prefix, or delete that deployment.",
+            )
+
+
+def register_automations(client: SyncPrefectClient, deployments: Deployments) -> None:
+    """Create or update the automations, and delete duplicates by name."""
+    for spec in deployments.automations:
+        automation = AutomationCore.model_validate(spec)
+        known = client.read_automations_by_name(automation.name)
+        for duplicate in known[1:]:
+            client.delete_automation(duplicate.id)
+        if known:
+            client.update_automation(known[0].id, automation)
+        else:
+            client.create_automation(automation)
+
+
+def _schedule(given: dict[str, Any]) -> Schedule:
+    if "cron" in given:
+        return Cron(given["cron"], slug=given["slug"])
+    return Interval(given["interval"], anchor_date=datetime.fromisoformat(given["anchor_date"]), slug=given["slug"])
+
+
+def _trigger_name(spec: dict[str, Any]) -> str:
+    return f"driftline: {spec['name']} when there are too many deltas"
+
+
+def _pause_others(client: SyncPrefectClient, deployments: Deployments, names: set[str]) -> list[str]:
+    """Pause the workspace's other deployments, whose sources are no longer in the file; returns their names."""
+    workspaces = {spec["parameters"]["workspace"] for spec in deployments.deployments}
+    paused = []
+    ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
+    flows = {flow.id: flow.name for flow in client.read_flows()}
+    for known in client.read_deployments(deployment_filter=ours):
+        name = f"{flows[known.flow_id]}/{known.name}"
+        if name not in names and known.parameters.get("workspace") in workspaces and not known.paused:
+            client.pause_deployment(known.id)
+            paused.append(name)
+    return paused
+
+
+START_SECONDS = 900
+"""Of a server whose process runs; on a quiet machine it takes ten."""
+STOP_SECONDS = 20
+
+
+def serve(deployments: Deployments, *, workspace: str, port: int, limit: int, announce: Callable[[str], None]) -> bool:
+    """Run at most ``limit`` flow runs at once until the process is stopped.
+
+    Returns False at once if another process on this machine serves the workspace. Without a configured server it uses
+    the one at ``port`` of this machine, and starts one there, with its data in PREFECT_HOME, if none answers.
+    ``announce`` receives a line once the deployments are ready. Raises UsageError if a configured server does not
+    answer, ExecutorError if a server does not start.
+    """
+    url = PREFECT_API_URL.value()
+    own = f"http://127.0.0.1:{port}/api"
+    key = blake2b(f"{url or own} {workspace}".encode(), digest_size=8).hexdigest()
+    home = get_current_settings().home
+    home.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(home / f"driftline-serve-{key}.lock", timeout=0), _server(url, own) as address:
+            with connected() as client:
+                check_names(client, deployments)
+                register_automations(client, deployments)
+            runners = [to_prefect(spec, pool=None) for spec in deployments.deployments]
+            names = ", ".join(runner.full_name for runner in runners)
+            announce(f"serving {names} at {address.removesuffix('/api')}; Ctrl-C stops it")
+            run_deployments(*runners, limit=limit, print_starting_message=False)
+    except Timeout:
+        return False
+    return True
+
+
+@contextmanager
+def _server(configured: str | None, own: str) -> Iterator[str]:
+    """The address of the server to use; a server that this starts stops when the context closes."""
+    if configured is not None:
+        yield configured
+    elif _answers(own):
+        with _used(own):
+            yield own
+    else:
+        with _started(own), _used(own):
+            yield own
+
+
+@contextmanager
+def _started(url: str) -> Iterator[None]:
+    host, _, port = url.removeprefix("http://").removesuffix("/api").partition(":")
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", port]
+    log = get_current_settings().home / "driftline-server.log"
+    # The web page asks the API at the default port unless it is told otherwise.
+    environment = {"PREFECT_UI_API_URL": url, **os.environ}
+    with log.open("wb") as output:
+        # A new session keeps Ctrl-C from the server: the deployments still report to it while they stop.
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not _answers(url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ExecutorError("The Prefect server did not start", url, f"See {log}, or choose another --port.")
+            time.sleep(0.2)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _used(url: str) -> AbstractContextManager[object]:
+    """Use ``url`` as the Prefect server of this process and its children."""
+    os.environ["PREFECT_API_URL"] = url
+    return temporary_settings({PREFECT_API_URL: url})
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.read() == b"true")
+    except OSError:
+        return False

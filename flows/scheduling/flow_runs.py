@@ -27,9 +27,9 @@ from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 
 from driftline.flows.config.secret_references import check_catalog, check_options, resolve_catalog, resolve_options
-from driftline.flows.output.stages import Stage, stages_run_by
+from driftline.flows.output.progress import Stage, stages_run_by
 from driftline.storage.errors import StorageError, WorkspaceNotFound
-from driftline.storage.ids import new_ulid
+from driftline.storage.model import new_ulid
 from driftline.storage.workspace.workspace import Workspace
 
 UPDATE_SECONDS = 1.0
@@ -226,7 +226,7 @@ def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
 
     It touches only leases whose holder is provably dead: live holders release theirs, and those of other hosts expire.
     """
-    from driftline.tasks.maintenance.fence import release_abandoned  # loads SQLAlchemy, which flow runs do not need
+    from driftline.tasks.maintenance.cleanup import release_abandoned  # loads SQLAlchemy, which flow runs do not need
 
     parameters = flow_run.parameters
     workspace, options = parameters["workspace"], options_of(parameters.get("storage_options"))

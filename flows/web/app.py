@@ -1,4 +1,9 @@
-"""The routes: pages for people, ``/api/v1`` for programs, ``/healthz`` and ``/readyz`` for whoever runs the server."""
+"""The routes: pages for people, ``/api/v1`` for programs, ``/healthz`` and ``/readyz`` for whoever runs the server.
+
+The pages for people: a search, a document, the index.
+
+The sign-in page: people give their token once, and their browser keeps it as a cookie that no script can read.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +12,27 @@ import re
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import parse_qs, urlsplit
 
+from anyio.to_thread import run_sync
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from driftline.flows.web import openapi, pages
-from driftline.flows.web.access import granted
-from driftline.flows.web.authentication import Authentication
-from driftline.flows.web.guard import MCP, SIGN_IN, Guard, is_page
-from driftline.flows.web.metrics import IndexMetrics, Metrics
-from driftline.flows.web.observing import INTERNAL_ERROR, UNEXPECTED, Observed, Tracer
-from driftline.flows.web.page_routes import Pages
+from driftline.flows.web.authentication import COOKIE, Authentication, granted
+from driftline.flows.web.guard import MCP, SIGN_IN, Guard, RateLimit, in_thread, is_page
+from driftline.flows.web.observability import INTERNAL_ERROR, UNEXPECTED, IndexMetrics, Metrics, Observed, Tracer
+from driftline.flows.web.pages import outline, remote_link, split_address
 from driftline.flows.web.problems import (
     BAD_REQUEST,
     UNAVAILABLE,
@@ -37,8 +43,8 @@ from driftline.flows.web.problems import (
     problem_of,
     wrong_parameters,
 )
-from driftline.flows.web.rate_limit import RateLimit
 from driftline.flows.web.requests import (
+    MAX_QUERY_CHARACTERS,
     MAX_RANK,
     Around,
     BranchName,
@@ -70,12 +76,134 @@ from driftline.flows.web.requests import (
     encode_cursor,
     no_such_page,
 )
-from driftline.flows.web.signing_in import SignIn
-from driftline.flows.web.threads import in_thread
 from driftline.flows.web.tools import Tools
+from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.storage.errors import DriftlineError
-from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.documents import DocumentCursor
+from driftline.tasks.search.hits import Hit
+
+MAX_TOKEN_BYTES = 4_096
+SIGNED_IN_FOR = timedelta(days=30)
+"""At most: a token that expires earlier ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignIn:
+    """The routes of the page."""
+
+    authentication: Authentication
+
+    async def form(self, next: str = "/") -> Response:
+        """Show the form."""
+        return HTMLResponse(pages.sign_in_page(_local(next)))
+
+    async def submit(self, request: Request) -> Response:
+        """Set the cookie if the token is good, and go where the browser came from."""
+        body = (await request.body())[:MAX_TOKEN_BYTES].decode("utf-8", "replace")
+        fields = {name: values[0] for name, values in parse_qs(body).items()}
+        token, back = fields.get("token", "").strip(), _local(fields.get("next", "/"))
+        tokens = self.authentication.tokens
+        if tokens is not None and tokens.is_old:
+            await run_sync(tokens.refresh)
+        if self.authentication.access_with(token) is None:
+            return HTMLResponse(pages.sign_in_page(back, "This token is unknown, revoked, or has expired."), 401)
+        response = RedirectResponse(back, 303)
+        response.set_cookie(
+            COOKIE,
+            token,
+            max_age=int(SIGNED_IN_FOR.total_seconds()),
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="lax",  # links from elsewhere lead to their page, and no route that changes anything takes GET
+        )
+        return response
+
+    async def sign_out(self) -> Response:
+        """Forget the cookie."""
+        response = RedirectResponse("/sign-in", 303)
+        response.delete_cookie(COOKIE, httponly=True, samesite="lax")
+        return response
+
+
+def _local(target: str) -> str:
+    """``target`` if it is a page of this server, else the first one."""
+    parts = urlsplit(target)
+    is_local = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.netloc
+    return target if is_local and target.isprintable() else "/"
+
+
+_AROUND = 4
+"""Lines of context on each side of a hit."""
+_SIMILAR = 5
+"""Lines like the one that a document is read at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The routes."""
+
+    reader: Reader
+
+    def search(
+        self,
+        request: Request,
+        q: str = "",
+        mode: Literal["hybrid", "vector", "text"] = "hybrid",
+        source: Sources = (),
+        dir: Dirs = (),
+        ext: Exts = (),
+        glob: Globs = (),
+        path: Paths = (),
+        lang: Langs = (),
+        kind: Kinds = (),
+        branch: BranchName = None,
+    ) -> Response:
+        """Show the box and, once something is asked, the results."""
+        narrowing = Narrowing(source, dir, ext, glob, path, lang, kind)
+        asked = pages.Asked(q[:MAX_QUERY_CHARACTERS].strip(), mode, narrowing, branch)
+        if not asked.q:
+            return HTMLResponse(pages.search_page(asked, ()))
+        try:
+            report = self.reader.search(asked.q, asked.narrowing, n_lines=_AROUND, mode=mode, branch=branch)
+            branches = self.reader.branch_names()
+        except DriftlineError as error:
+            failed = problem_of(error, to_owner=request.app.state.tells_owner)
+            request.state.error = failed.kind
+            return HTMLResponse(pages.search_page(asked, (), failed.detail), failed.status_code)
+        return HTMLResponse(pages.search_page(asked, report.results, branches=branches, notes=report.notes))
+
+    def document(self, request: Request, line: Line | None = None, branch: BranchName = None) -> Response:
+        """Show a document as it was indexed, with lines that are like ``line``."""
+        address = request.scope["raw_path"].removeprefix(b"/d/")
+        source, path = split_address(address, self.reader.newest().config.hierarchy)
+        at = line or 1
+        excerpt = self.reader.excerpt(source, path, at, pages.MAX_PAGE_LINES, branch)
+        record = self.reader.record_of(source)
+        view = pages.DocumentView(
+            excerpt=excerpt,
+            line=at,
+            branch=branch,
+            outline=outline(path, excerpt["lines"], excerpt["start_line"]),
+            similar=self._similar(excerpt, line, branch) if line is not None else (),
+            remote=remote_link(record, path, at, branch) if record is not None else None,
+        )
+        return HTMLResponse(pages.document_page(view))
+
+    def index(self) -> Response:
+        """Show what the index holds, how it grew, and what was skipped."""
+        return HTMLResponse(pages.index_page(self.reader.index()))
+
+    def _similar(self, excerpt: dict[str, object], line: int, branch: str | None) -> list[Hit]:
+        lines, first = excerpt["lines"], excerpt["start_line"]
+        assert isinstance(lines, list)
+        assert isinstance(first, int)
+        text = lines[line - first][:MAX_QUERY_CHARACTERS].strip() if line - first < len(lines) else ""
+        if not text:
+            return []
+        report = self.reader.search(text, Narrowing(), _SIMILAR + 1, 0, "vector", branch)
+        itself = (excerpt["source"], excerpt["path"], line)
+        return [hit for hit in report.results if (hit.source, hit.path, hit.line) != itself][:_SIMILAR]
+
 
 MIN_COMPRESSED_BYTES = 2_000
 COMPRESSION_LEVEL = 4

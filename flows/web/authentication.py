@@ -1,4 +1,7 @@
-"""Who asks: a token of the workspace, a user that a trusted proxy names, or, on loopback, anybody."""
+"""Who asks: a token of the workspace, a user that a trusted proxy names, or, on loopback, anybody.
+
+What a request may see, known to everything that answers it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,41 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from starlette.datastructures import Headers
 
-from driftline.flows.web.access import Access
-from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, StorageError
-from driftline.storage.hierarchy import is_within
-from driftline.storage.workspace.tokens import TokenRecord, token_hash
+from driftline.storage.entities import Entity, is_within
+from driftline.storage.errors import AccessDenied, DriftlineError, StorageError
+from driftline.storage.workspace.tokens import SCOPES, Scope, TokenRecord, token_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Everything at or below ``within``, of what ``scopes`` name; ``token_id`` tells who asks, if a token does."""
+
+    within: Entity | None = None
+    scopes: frozenset[Scope] = frozenset(SCOPES)
+    token_id: str = ""
+
+
+_CURRENT: ContextVar[Access] = ContextVar("access")
+
+
+def grant(access: Access) -> None:
+    """Let the rest of this request, and the threads that it starts, see what ``access`` allows."""
+    _CURRENT.set(access)
+
+
+def granted(scope: Scope) -> Access:
+    """What the request that is being answered may see. Raises AccessDenied without ``scope``: nobody granted it."""
+    access = _CURRENT.get(None)
+    if access is None or scope not in access.scopes:
+        raise AccessDenied(f"The token has no scope {scope!r}", "", "Ask for another: driftline token create --scope")
+    return access
+
 
 COOKIE = "driftline_token"
 REFRESH_SECONDS = 5.0

@@ -1,24 +1,87 @@
-"""What every request passes: the names and the access that it needs, its limits, the headers that answers carry."""
+"""What every request passes: the names and the access that it needs, its limits, the headers that answers carry.
+
+How often each client may ask: a token bucket for each, of which a bounded number is remembered.
+
+Routes that wait for disks and buckets run in threads, and no client waits for them without limit.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import math
+import os
 import secrets
-from collections.abc import Collection
+import time
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlencode
 
+import anyio
 from anyio.to_thread import run_sync
+from cachetools import LRUCache
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.flows.web import access
-from driftline.flows.web.access import Access
-from driftline.flows.web.authentication import Authentication
+from driftline.flows.web import authentication
+from driftline.flows.web.authentication import Access, Authentication
 from driftline.flows.web.problems import problem, problem_of
-from driftline.flows.web.rate_limit import RateLimit
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.tokens import Scope as TokenScope
+
+MAX_CLIENTS = 10_000
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """Lets each client make ``per_second`` requests on average, and ``burst`` at once. For one event loop."""
+
+    per_second: float
+    burst: int
+    clock: Callable[[], float] = time.monotonic
+    _left: LRUCache[str, tuple[float, float]] = field(default_factory=lambda: LRUCache(MAX_CLIENTS))
+    """For each client, the requests that were left, and when."""
+
+    def seconds_to_wait(self, client: str) -> int:
+        """0 if ``client`` may ask now, which counts; else the whole seconds until it may."""
+        now = self.clock()
+        left, then = self._left.get(client, (float(self.burst), now))
+        left = min(float(self.burst), left + (now - then) * self.per_second)
+        allowed = left >= 1.0
+        self._left[client] = (left - 1.0 if allowed else left, now)
+        return 0 if allowed else max(1, math.ceil((1.0 - left) / self.per_second))
+
+
+ANSWER_SECONDS = 60.0
+"""How long a client waits for an answer. Its thread ends by itself: nothing that it does can be left half done."""
+
+
+SEARCHES_AT_ONCE = max(4, 2 * (os.cpu_count() or 1))
+"""More would take the interpreter from each other, and memory: the others wait for their turn."""
+
+
+@functools.lru_cache(16)  # a limiter belongs to an event loop
+def _turns(_: object) -> anyio.CapacityLimiter:
+    return anyio.CapacityLimiter(SEARCHES_AT_ONCE)
+
+
+def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Callable[..., Awaitable[Response]]:
+    """``route`` as a coroutine, with the same parameters; one that ``searches`` waits until few others do.
+
+    Raises StorageError after ANSWER_SECONDS.
+    """
+
+    @functools.wraps(route)
+    async def call(*args: object, **kwargs: object) -> Response:
+        with anyio.move_on_after(ANSWER_SECONDS):
+            turn = _turns(asyncio.get_running_loop()) if searches else None
+            return await run_sync(partial(route, *args, **kwargs), abandon_on_cancel=True, limiter=turn)
+        raise StorageError(f"The answer took more than {ANSWER_SECONDS:.0f} s", "", "Narrow the request, or ask again.")
+
+    return call
+
 
 NO_CONTENT = 204
 UNAUTHORIZED, FORBIDDEN, TOO_LARGE, MISDIRECTED, TOO_MANY = 401, 403, 413, 421, 429
@@ -118,7 +181,7 @@ class Guard:
         if allowed is None:
             return _unauthorized(scope)
         scope["state"]["token_id"] = allowed.token_id
-        access.grant(allowed)
+        authentication.grant(allowed)
         return self._limited(allowed, client) or _without_scope(allowed, path)
 
     def _is_for_another_page(self, scope: Scope) -> bool:

@@ -1,39 +1,166 @@
-"""What requests may ask, with the limits of each parameter, and the answers as plain data."""
+"""What requests may ask, with the limits of each parameter, and the answers as plain data.
+
+What the page of the index shows: its figures, its growth, its runs, and what was skipped and why.
+
+The memory stores of the web server: one for each boundary that asks, bound to it, a bounded number at a time.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from operator import call
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from cachetools import TTLCache
 from fastapi import Query
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from driftline.flows.output.search_journal import record_search
-from driftline.flows.runs.branch_upkeep import list_branches
-from driftline.flows.web.access import granted
-from driftline.flows.web.index_view import IndexView, index_view
-from driftline.flows.web.memory_stores import MemoryStores, no_memory
-from driftline.storage.entities import Entity
+from driftline.flows.output.run_series import newest_runs, record_search
+from driftline.flows.runs.branches import list_branches
+from driftline.flows.web.authentication import granted
+from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import NotIndexed
-from driftline.storage.hierarchy import is_within
 from driftline.storage.lines.outline import KINDS
+from driftline.storage.model import WorkspaceStats
 from driftline.storage.workspace.branches import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branches import branch_records, on_branch
-from driftline.storage.workspace.records import SourceRecord
+from driftline.storage.workspace.records import RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.tasks.search.documents import DocumentCursor, DocumentPage, document_page
-from driftline.tasks.search.excerpts import read_excerpt
-from driftline.tasks.search.file_kinds import ALIASES, LANGUAGES
-from driftline.tasks.search.narrowing import SearchFilter
+from driftline.tasks.search.filters import ALIASES, LANGUAGES, SearchFilter
+from driftline.tasks.search.hits import read_excerpt
 from driftline.tasks.search.query import Mode, SearchReport, prepare, search, warm
+
+if TYPE_CHECKING:
+    from driftline.storage.memory.store import MemoryStore
+
+MAX_STORES = 16
+"""Each has connections to the catalog and threads of its own."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    store: MemoryStore
+    users: int = 0
+
+
+@dataclass(slots=True)
+class MemoryStores:
+    """Opens stores by ``find``, which returns what opens the store of a boundary, or None where there is no memory."""
+
+    find: Callable[[Entity | None], Callable[[], MemoryStore] | None]
+    _open: OrderedDict[Entity | None, _Shared] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def bound_to(self, boundary: Entity | None) -> Iterator[MemoryStore]:
+        """The store that sees nothing beyond ``boundary``. Raises NotIndexed where there is no memory."""
+        with self._lock:
+            shared = self._open.get(boundary) or self._add(boundary)
+            self._open.move_to_end(boundary)
+            shared.users += 1
+        try:
+            yield shared.store
+        finally:
+            with self._lock:
+                shared.users -= 1
+
+    def close(self) -> None:
+        """Close all stores."""
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].store.close()
+
+    def _add(self, boundary: Entity | None) -> _Shared:
+        opened = self.find(boundary)
+        if opened is None:
+            raise no_memory()
+        for other in [name for name, shared in self._open.items() if not shared.users]:
+            if len(self._open) < MAX_STORES:
+                break
+            self._open.pop(other).store.close()
+        return self._open.setdefault(boundary, _Shared(opened()))
+
+
+def no_memory() -> NotIndexed:
+    """What a search of memory is answered with where there is none."""
+    return NotIndexed("The workspace holds no memory", "", "Store some: driftline memory put")
+
+
+MAX_RUNS = 200
+MAX_SKIPPED_PATHS = 20
+"""Paths shown of each reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Documents that have no lines for the same ``reason``; ``paths`` are the first ones."""
+
+    reason: str
+    count: int
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexView:
+    """The index at or below an entity; ``runs`` are newest first."""
+
+    stats: WorkspaceStats
+    skipped: tuple[Skipped, ...]
+    runs: tuple[RunRecord, ...]
+
+
+def index_view(workspace: Workspace, within: Entity | None = None) -> IndexView:
+    """Read the view of what is at or below ``within``. Raises StorageError, CorruptFile."""
+    runs = newest_runs(workspace, MAX_RUNS)
+    return IndexView(
+        stats=workspace.stats(within),
+        skipped=tuple(_skipped(workspace, within)),
+        runs=tuple(runs) if within is None else tuple(_within(runs, within)),
+    )
+
+
+def _skipped(workspace: Workspace, within: Entity | None) -> list[Skipped]:
+    tables = [
+        workspace.manifest(entity).read(columns=["path", "reason"]) for entity, _ in workspace.readable_sources(within)
+    ]
+    if not tables:
+        return []
+    rows = pa.concat_tables(tables)
+    rows = rows.filter(pc.is_valid(rows["reason"]))
+    found = []
+    for count in pc.value_counts(rows["reason"]).to_pylist():
+        reason = count["values"]
+        paths = rows.filter(pc.equal(rows["reason"], reason))["path"].slice(0, MAX_SKIPPED_PATHS).to_pylist()
+        found.append(Skipped(reason, count["counts"], tuple(paths)))
+    return sorted(found, key=lambda each: -each.count)
+
+
+def _within(runs: Iterable[RunRecord], within: Entity) -> Iterable[RunRecord]:
+    """Index runs with nothing but what they say of the sources at or below ``within``.
+
+    A run reports on sources beside each other: how long it took, and what it cost, is of all of them.
+    """
+    for run in runs:
+        sources = [
+            source
+            for source in run.report.get("sources", ())
+            if run.kind == "index" and is_within(Entity.parse(source["entity"]), within)
+        ]
+        if sources:
+            yield run.model_copy(update={"report": {"sources": sources}, "seconds": 0.0, "outcome": "done"})
+
 
 MAX_QUERY_CHARACTERS = 2_000
 MAX_TOP_K = 50
@@ -293,7 +420,7 @@ class Reader:
         within = granted("memory").within
         if self.memory is None:
             raise no_memory()
-        from driftline.flows.memory.dict_backend import hits_to_dict  # its libraries take half a second to load
+        from driftline.flows.memory import hits_to_dict  # its libraries take half a second to load
 
         with self.memory.bound_to(within) as store:
             return hits_to_dict(store.search_memory(query, top_k, scope=entity, mode=mode))

@@ -1,7 +1,7 @@
 """Runs the reads of the web server in other processes: one at a time in each of them.
 
 The threads of a Python process share one core for all that is Python, so that searches beside each other take it from
-each other. And a damaged file of a table can end the process that reads it (storage/lance/beside.py).
+each other. And a damaged file of a table can end the process that reads it (storage/lance/worker.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from driftline.flows.output.logs import json_lines, quiet_libraries, writes_json
 from driftline.storage.errors import DriftlineError, StorageError
-from driftline.storage.lance.beside import OtherProcess, ProcessDied
+from driftline.storage.lance.worker import OtherProcess, ProcessDied
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.query import SearchReport, prepare, search, warm
 

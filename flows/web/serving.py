@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
-from driftline.flows.serving.impatient import impatient
-from driftline.flows.serving.listening import is_loopback, listen, own_places
+from driftline.flows.http_server import impatient, is_loopback, listen, own_addresses
 from driftline.flows.web.app import make_app
 from driftline.flows.web.authentication import Authentication
-from driftline.flows.web.rate_limit import RateLimit
+from driftline.flows.web.guard import RateLimit
+from driftline.flows.web.observability import tracer
 from driftline.flows.web.requests import Reader
 from driftline.flows.web.tools import Tools
-from driftline.flows.web.tracing import tracer
 from driftline.storage.errors import UsageError
 
 GRACE_SECONDS = 10
@@ -68,7 +67,7 @@ def web_server(
     listener = listen(host, port, what=_WHAT)
     try:
         _check(exposed, host, listener)
-        places = own_places(host, listener)
+        places = own_addresses(host, listener)
         scheme, port = "https" if exposed.certificate else "http", listener.getsockname()[1]
         named = [place for name in exposed.names for place in ([name] if _has_port(name) else [name, f"{name}:{port}"])]
         # A proxy may end TLS: browsers then name another scheme than the server's own.

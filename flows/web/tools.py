@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from anyio.to_thread import run_sync
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from driftline.flows.web.access import granted
+from driftline.flows.web.authentication import granted
 from driftline.flows.web.requests import Reader
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
     """What answers, and the application whose lifespan it needs."""
     from mcp.server.transport_security import TransportSecuritySettings
 
-    from driftline.flows.mcp_server.http import WholePosts
-    from driftline.flows.mcp_server.server import server_of
+    from driftline.flows.mcp_server.server import WholePosts, server_of
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
 
     lines = LineTools(reader.newest, lambda: granted("search").within, reader.run)

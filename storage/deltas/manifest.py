@@ -10,9 +10,8 @@ import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import DeltaIndex
 from driftline.storage.entities import Entity
-from driftline.storage.ids import derived_ulid
 from driftline.storage.layout import parse_staged_name, staged_name
-from driftline.storage.model import ManifestRow
+from driftline.storage.model import ManifestRow, derived_ulid
 from driftline.storage.objects.store import ObjectStore
 
 KIND = "documents"

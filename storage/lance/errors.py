@@ -1,13 +1,28 @@
-"""Translates the exceptions of Lance into Driftline's errors."""
+"""Translates the exceptions of Lance into Driftline's errors.
+
+Tries operations of Lance again whose repetition does no harm, while the store fails in passing.
+
+Lance retries requests, but not what follows them: a listing that breaks off in its body fails at once.
+
+Reads of a Lance table that survive damaged indexes: they scan the data instead, and say so once.
+"""
 
 from __future__ import annotations
 
 import errno
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from driftline.storage.errors import StorageError, is_panic
+from driftline.storage.errors import CorruptFile, StorageError, gave_up, is_panic
+from driftline.storage.objects import backend
+
+if TYPE_CHECKING:
+    from lance import LanceDataset, LanceFragment
 
 REASON_CHARACTERS = 300
 _FULL = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT})\b")
@@ -47,3 +62,134 @@ def writing(what: str, where: str) -> Iterator[None]:
         if not is_lance_failure(error):
             raise
         raise write_failed(what, where, error) from error
+
+
+_NETWORK = re.compile(
+    r"error sending request|HTTP error|response body|timed out|timeout|connection|status code: (?:408|429|5\d\d)"
+    r"|os error 11[013]",
+    re.I,
+)
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def is_network_failure(error: BaseException) -> bool:
+    """Whether Lance failed since the store, or the way to it, did; the files may be sound."""
+    return is_lance_failure(error) and bool(_NETWORK.search(str(error)))
+
+
+def with_retries(operation: Callable[[], _Result]) -> _Result:
+    """The result of an idempotent ``operation``; raises what its last attempt raises."""
+    return backend.with_retries(operation, _may_pass)
+
+
+def persistent(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """``function``, which is idempotent, as ``with_retries`` calls it."""
+
+    @wraps(function)
+    def persist(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
+        return with_retries(lambda: function(*arguments, **options))
+
+    return persist
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, StorageError) and error.__cause__ is not None:
+        error = error.__cause__
+    return is_network_failure(error) and not backend.are_used_up(str(error))
+
+
+log = logging.getLogger(__name__)
+
+REPAIR = "Run 'driftline verify --repair'."
+_MAX_REMEMBERED = 1_000
+
+_UNUSABLE: dict[tuple[str, int], None] = {}
+"""The versions of tables with an index that this process could not use."""
+
+
+@contextmanager
+def without_panic(where: str = "") -> Iterator[None]:
+    """Translate a panic of native code, which no ``except Exception`` sees, into CorruptFile; a decorator, too."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise gave_up(first_line(error), where) from error
+
+
+@contextmanager
+def reading(title: str, where: str) -> Iterator[None]:
+    """Translate what Lance raises for unreadable data into CorruptFile, or StorageError for a store out of reach."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_lance_failure(error):
+            raise
+        if is_network_failure(error):
+            raise StorageError(
+                f"The table of {title} cannot be read ({first_line(error)})", where, "Run it again."
+            ) from error
+        raise CorruptFile(f"The table of {title} cannot be read ({first_line(error)})", where, REPAIR) from error
+
+
+def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
+    """Lance's statistics of each index of ``dataset`` by name; None for one whose files cannot be read."""
+    names = [index.name for index in with_retries(dataset.describe_indices)]
+    # Each waits for several reads of a bucket, one after another.
+    with ThreadPoolExecutor(max(1, len(names))) as pool:
+        return dict(zip(names, pool.map(partial(_index_stats, dataset), names), strict=True))
+
+
+def _index_stats(dataset: LanceDataset, name: str) -> dict[str, Any] | None:
+    try:
+        return with_retries(partial(dataset.stats.index_stats, name))
+    except BaseException as error:
+        if not is_lance_failure(error) or is_network_failure(error):
+            raise
+        return None
+
+
+def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Result]) -> _Result:
+    """``read(True)``, which uses the indexes of ``dataset``, or ``read(False)``, which scans, if one is unusable.
+
+    Raises CorruptFile, StorageError.
+    """
+    version = (dataset.uri, dataset.version)
+    if version in _UNUSABLE:
+        with reading(title, dataset.uri):
+            return with_retries(lambda: read(False))
+    try:
+        return with_retries(lambda: read(True))
+    except BaseException as error:
+        if not is_lance_failure(error):
+            raise
+        reason = first_line(error)
+    with reading(title, dataset.uri):
+        result = with_retries(lambda: read(False))
+    if len(_UNUSABLE) >= _MAX_REMEMBERED:
+        _UNUSABLE.clear()
+    _UNUSABLE[version] = None
+    log.warning("A search index of %s is unusable (%s): it is scanned instead. %s", dataset.uri, reason, REPAIR)
+    return result
+
+
+def _read_all(fragment: LanceFragment) -> None:
+    for _ in fragment.to_batches():  # every column, since a page of one of them may be damaged
+        pass
+
+
+def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = None) -> list[int]:
+    """The ids of the fragments, of all or ``among`` some, whose files are missing, cut, changed or not Lance's."""
+    unreadable: list[int] = []
+    for fragment in dataset.get_fragments():
+        if among is not None and fragment.fragment_id not in among:
+            continue
+        try:
+            with_retries(partial(_read_all, fragment))
+        except BaseException as error:
+            if not is_lance_failure(error) or is_network_failure(error):
+                raise
+            unreadable.append(fragment.fragment_id)
+    return unreadable

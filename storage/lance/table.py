@@ -1,9 +1,17 @@
-"""A Lance table of a workspace: opens, creates and writes it, and provides the parts of a commit (decision 0004)."""
+"""A Lance table of a workspace: opens, creates and writes it, and provides the parts of a commit (decision 0004).
+
+Compacts the fragments of a table and removes its old versions (DESIGN, "Compaction").
+
+Index optimization, compaction and version clean-up conflict with each other, so one process runs them in sequence
+under the tenant's maintenance lease. Only rewriting is distributed over workers.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,17 +21,27 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CorruptFile, StorageError, UsageError
+from driftline.storage.errors import CommitConflict, CorruptFile, StorageError, UsageError
 from driftline.storage.globs import is_unicode
-from driftline.storage.lance.beside import ProcessDied, survived
-from driftline.storage.lance.damage import unreadable_fragments, with_indexes
-from driftline.storage.lance.errors import first_line, is_lance_failure, write_failed, writing
-from driftline.storage.lance.retries import is_network_failure, persistent, persistently
+from driftline.storage.lance.errors import (
+    first_line,
+    is_conflict,
+    is_lance_failure,
+    is_network_failure,
+    persistent,
+    unreadable_fragments,
+    with_indexes,
+    with_retries,
+    write_failed,
+    writing,
+)
+from driftline.storage.lance.worker import ProcessDied, survived
 from driftline.storage.layout import branch_table_path, table_path
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, Transaction
+    from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
 
 COMMIT_ATTEMPTS = 20
 VECTOR_TYPE = pa.float16()
@@ -73,7 +91,7 @@ class LanceTable:
             allow_parallel_reads()
         try:
             session = _session() if cached else None
-            return persistently(lambda: lance.dataset(self.uri, version, storage_options=self.options, session=session))
+            return with_retries(lambda: lance.dataset(self.uri, version, storage_options=self.options, session=session))
         except BaseException as error:
             if not is_lance_failure(error):
                 raise
@@ -152,7 +170,7 @@ class LanceTable:
         files: set[str] = set()
         try:
             dataset = self.open()
-            for batch in persistently(lambda: list(dataset.tracked_files())):
+            for batch in with_retries(lambda: list(dataset.tracked_files())):
                 files.update(pc.unique(batch.column("path")).to_pylist())
         except BaseException as error:
             if not is_lance_failure(error):
@@ -176,7 +194,7 @@ class LanceTable:
         from lance.fragment import write_fragments
 
         with writing(f"{self.TITLE[0].upper()}{self.TITLE[1:]} cannot be written", self.uri):
-            return persistently(
+            return with_retries(
                 lambda: list(
                     write_fragments(
                         rows,
@@ -252,3 +270,68 @@ def without_rows(dataset: LanceDataset, filters: Sequence[str]) -> tuple[list[in
         else:
             updated.append(rest)
     return removed, updated
+
+
+_OPTIONS: CompactionOptions = {"target_rows_per_fragment": 1024 * 1024, "num_threads": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """The tasks of a compaction of ``version``. Each task is picklable input for ``rewrite`` on any worker."""
+
+    version: int
+    tasks: tuple[CompactionTask, ...]
+
+
+def plan_compaction(table: LanceTable) -> CompactionPlan:
+    """Plan which fragments to merge, and which to rewrite without their deleted rows."""
+    from lance.optimize import Compaction
+
+    dataset = table.open()
+    plan = with_retries(lambda: Compaction.plan(dataset, _OPTIONS))
+    return CompactionPlan(dataset.version, tuple(plan.tasks))
+
+
+def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
+    """Rewrite the fragments of a task under new names, invisible until the commit. The result is picklable.
+
+    Raises StorageError.
+    """
+    with writing("Could not rewrite fragments", table.uri):
+        return with_retries(lambda: task.execute(table.open(task.read_version)))
+
+
+def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
+    """Replace the compacted fragments by the results of all tasks, in one version.
+
+    Raises CommitConflict if a writer has changed one of the fragments since the plan, or the store failed in passing,
+    and StorageError if it failed otherwise. After either, plan and rewrite again: a commit that fails deletes the
+    rewritten fragments, so that repeating it would lose their rows.
+    """
+    from lance.optimize import Compaction
+
+    try:
+        Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS)
+    except OSError as error:  # includes CommitConflictError
+        if is_conflict(error):
+            raise CommitConflict("A writer has changed the compacted fragments", table.uri, "Try again.") from error
+        if is_network_failure(error):
+            raise CommitConflict(
+                "The store failed during the commit of a compaction", table.uri, "Try again."
+            ) from error
+        raise write_failed("Could not commit a compaction", table.uri, error) from error
+
+
+def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
+    """Delete versions older than ``older_than`` and the files that only they use; returns the number of versions.
+
+    Files of uncommitted transactions stay until they are a week old, because a worker may still write them. The caller
+    has fenced every writer of the tenant. Raises StorageError.
+    """
+    with writing("Could not remove old versions", table.uri):
+        stats = with_retries(
+            lambda: table.open().cleanup_old_versions(
+                max(older_than, timedelta(microseconds=1)), delete_unverified=False, error_if_tagged_old_versions=False
+            )
+        )
+    return int(stats.old_versions)

@@ -32,8 +32,8 @@ from driftline.storage.errors import (
     StorageError,
     WorkspaceTooNew,
 )
-from driftline.storage.leases import life_sign
-from driftline.storage.leases.process_identity import ProcessIdentity
+from driftline.storage.leases import liveness
+from driftline.storage.leases.liveness import ProcessIdentity
 from driftline.storage.objects.store import ObjectStore
 
 FORMAT_VERSION = 1
@@ -96,7 +96,7 @@ class Lease:
         self._version = version
         self._pid = os.getpid()
         self._ended = threading.Event()
-        life_sign.need(+1)
+        liveness.need(+1)
         # A copy of this context, so that the tally counts the thread's requests.
         renew = contextvars.copy_context().run
         self._thread = threading.Thread(
@@ -127,9 +127,9 @@ class Lease:
             return
         try:
             self._write("released")
-            life_sign.need(-1)
+            liveness.need(-1)
         except LeaseLost:
-            life_sign.need(-1)
+            liveness.need(-1)
             _log.warning("Another run took the lease over before its release: %s", self._where)
         except DriftlineError as error:
             _log.warning("The lease was not released and will expire: %s", error)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict
-from driftline.storage.lance.damage import with_indexes
-from driftline.storage.lance.errors import write_failed, writing
+from driftline.storage.lance.errors import with_indexes, write_failed, writing
 from driftline.storage.lance.table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
 from driftline.storage.lance.vector_index import VECTOR_METRIC, create_vector_index, is_indexed, through_index
 from driftline.storage.layout import table_fingerprint, tables_directory

@@ -1,14 +1,23 @@
-"""The search indexes of a table of lines: their names, kinds and coverage (decisions 0003, 0010)."""
+"""The search indexes of a table of lines: their names, kinds and coverage (decisions 0003, 0010).
+
+Builds the search indexes of a table of lines in segments, and publishes them (decision 0010).
+
+A segment is the part of an index that covers some fragments. Any worker builds one, which nobody sees until the holder
+of the tenant's maintenance lease publishes it.
+
+Which fragments of a table need a segment of an index: a pure decision (decision 0010).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from driftline.storage.lance.damage import index_stats
-from driftline.storage.lance.errors import writing
-from driftline.storage.lance.vector_index import VECTOR
+from driftline.storage.errors import CommitConflict
+from driftline.storage.lance.errors import index_stats, is_conflict, persistent, write_failed, writing
+from driftline.storage.lance.table import COMMIT_ATTEMPTS
+from driftline.storage.lance.vector_index import VECTOR, is_indexable, vector_options
 from driftline.storage.lines.table import TEXT_COLUMN, LineTable
 
 if TYPE_CHECKING:
@@ -72,3 +81,229 @@ def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
         for name, stats in index_stats(dataset).items()
         if stats is not None
     }
+
+
+SEGMENT_ROWS = 1 << 20
+"""Target rows of a segment: small enough that every worker has one to build, large enough that searches open few."""
+SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
+"""A segment with fewer rows is merged with others in time; one with more stays as it is."""
+MAX_SMALL_SEGMENTS = 8
+"""More small segments than these are merged, by building one segment of all their fragments."""
+MAX_UNINDEXED_ROWS = 20_000
+"""Up to this many unindexed rows, searches scan them, which is cheaper than another segment."""
+
+
+def groups_to_build(
+    rows: Mapping[int, int], segments: Sequence[Set[int]], *, thorough: bool = False
+) -> list[tuple[int, ...]]:
+    """The groups of fragments that need a segment each; a group holds every fragment of the segments it replaces.
+
+    ``rows`` are the rows of each live fragment, ``segments`` the fragments that each segment covers. ``thorough``
+    covers every row and merges small segments, because fragments of different segments cannot be compacted together.
+    """
+    live = [found for segment in segments if (found := segment & rows.keys())]
+    uncovered = set(rows).difference(*live)
+    small = [segment for segment in live if _total(rows, segment) < SMALL_SEGMENT_ROWS]
+    lags = bool(uncovered) and (thorough or not live or _total(rows, uncovered) > MAX_UNINDEXED_ROWS)
+    new = packed(rows, uncovered) if lags else []
+    count = len(small) + sum(_total(rows, group) < SMALL_SEGMENT_ROWS for group in new)
+    if small and count > (1 if thorough else MAX_SMALL_SEGMENTS):
+        return packed(rows, uncovered.union(*small))
+    return new
+
+
+def packed(rows: Mapping[int, int], fragments: Iterable[int]) -> list[tuple[int, ...]]:
+    """``fragments`` in groups of at most SEGMENT_ROWS or of one fragment; at most one group is small."""
+    groups: list[list[int]] = []
+    open_group: list[int] = []
+    size = 0
+    for fragment in sorted(fragments):
+        if rows[fragment] >= SMALL_SEGMENT_ROWS:
+            groups.append([fragment])
+            continue
+        if not open_group or size + rows[fragment] > SEGMENT_ROWS:
+            open_group, size = [], 0
+            groups.append(open_group)
+        open_group.append(fragment)
+        size += rows[fragment]
+    return sorted(tuple(group) for group in groups)
+
+
+def _total(rows: Mapping[int, int], fragments: Iterable[int]) -> int:
+    return sum(rows[fragment] for fragment in fragments)
+
+
+MIN_ROWS_FOR_VECTOR_INDEX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpec:
+    """A segment to build: of the index ``name``, over ``fragments`` of a version of the table. Picklable."""
+
+    name: str
+    version: int
+    fragments: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A built segment of the index ``name``, invisible until it is published; ``index`` is Lance's. Picklable."""
+
+    name: str
+    fragments: frozenset[int]
+    index: Any
+
+
+Build = Callable[[Iterable[SegmentSpec]], Iterable[Segment]]
+
+
+@persistent
+def build_segment(table: LineTable, spec: SegmentSpec) -> Segment:
+    """Build a segment under a unique name, on any worker. Raises StorageError."""
+    column = COLUMNS[spec.name]
+    options: dict[str, Any] = {"name": spec.name, "fragment_ids": list(spec.fragments), "replace": True}
+    with writing("Could not build an index", table.uri):
+        dataset = table.open(spec.version)
+        if spec.name == VECTOR:
+            options |= vector_options(dataset.schema.field(column).type.list_size)
+        elif spec.name == TEXT:
+            options |= {"index_type": "INVERTED", "with_position": False, **TOKENIZER}
+        else:
+            options |= {"index_type": SCALAR_INDEXES[spec.name]}
+        return Segment(spec.name, frozenset(spec.fragments), dataset.create_index_uncommitted(column, **options))
+
+
+@persistent
+def plan_new_segments(table: LineTable, scope: IndexScope, planned: set[int]) -> list[SegmentSpec]:
+    """The segments of new fragments, once these are enough; adds the fragments to ``planned``.
+
+    The rest is left to ``maintain``. Raises StorageError, CorruptFile.
+    """
+    dataset = table.open()
+    rows = _rows(dataset)
+    known = planned.union(*(covered for segments in _segments(dataset).values() for covered in segments))
+    # The next commit replaces the commit marker, which has a fragment of its own.
+    new = {fragment for fragment in rows.keys() - known if rows[fragment] > 1}
+    groups = packed(rows, new)
+    ready = [group for group in groups if sum(rows[fragment] for fragment in group) >= SMALL_SEGMENT_ROWS]
+    planned.update(*ready)
+    return [SegmentSpec(name, dataset.version, group) for group in ready for name in _names(dataset, scope)]
+
+
+@persistent
+def maintain(
+    table: LineTable,
+    scope: IndexScope = "all",
+    *,
+    thorough: bool = False,
+    built: Sequence[Segment] = (),
+    build: Build | None = None,
+) -> list[str]:
+    """Create missing indexes and extend those that lag; returns the names of the changed indexes.
+
+    Publishes the segments that are already ``built``, and builds what else is missing by ``build``, by default in this
+    process. ``scope="text"`` skips the vector index. ``thorough`` covers every row and merges small segments. The
+    caller holds the tenant's maintenance lease. Without indexes searches are slower, and words are neither split nor
+    stemmed. Raises StorageError, CommitConflict.
+    """
+    if scope == "none" or not table.exists():
+        return []
+    changed = _drop_unusable(table, thorough=thorough)
+    changed |= publish(table, built)
+    specs = _plan(table, scope, thorough=thorough)
+    if specs:
+        changed |= publish(table, list(build(specs) if build else (build_segment(table, spec) for spec in specs)))
+    return [name for name in COLUMNS if name in changed]
+
+
+def publish(table: LineTable, built: Sequence[Segment]) -> set[str]:
+    """Make segments visible, in one version for each index; returns the names of the changed indexes.
+
+    They replace the segments whose fragments they cover. One whose fragments have changed since it was built is left
+    to cleanup, which may also have deleted it. Raises CommitConflict, StorageError.
+    """
+    by_name: dict[str, list[Segment]] = {}
+    present = table.index_files() if built else frozenset()
+    for segment in built:
+        if {f"{segment.index.uuid}/{file.path}" for file in segment.index.files or ()} <= present:
+            by_name.setdefault(segment.name, []).append(segment)
+    return {name for name in COLUMNS if name in by_name and _publish(table, name, by_name[name])}
+
+
+def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
+    for _ in range(COMMIT_ATTEMPTS):
+        dataset = table.open()
+        live, published = _rows(dataset).keys(), _segments(dataset).get(name, [])
+        fitting = _fitting([segment for segment in built if segment.fragments <= live], published, live)
+        if not fitting:
+            return False
+        try:
+            dataset.commit_existing_index_segments(name, COLUMNS[name], [segment.index for segment in fitting])
+        except (OSError, RuntimeError, ValueError) as error:
+            if not is_conflict(error):
+                raise write_failed("Could not publish an index", table.uri, error) from error
+        else:
+            return True
+    raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", table.uri, "Run it again.")
+
+
+def _fitting(built: Sequence[Segment], published: Sequence[Set[int]], live: Set[int]) -> Sequence[Segment]:
+    """The segments that together replace whole published ones; others would leave rows without an index."""
+    covered = frozenset[int]().union(*(segment.fragments for segment in built))
+    fitting = [
+        segment for segment in built if all(other & live <= covered for other in published if other & segment.fragments)
+    ]
+    return fitting if len(fitting) == len(built) else _fitting(fitting, published, live)
+
+
+def _plan(table: LineTable, scope: IndexScope, *, thorough: bool) -> list[SegmentSpec]:
+    dataset = table.open()
+    rows, published = _rows(dataset), _segments(dataset)
+    if thorough and _is_partitioned(dataset):
+        del published[VECTOR]
+    return [
+        SegmentSpec(name, dataset.version, group)
+        for name in _names(dataset, scope)
+        if name in published or (bool(rows) and (name != VECTOR or _has_vectors_to_index(dataset)))
+        for group in groups_to_build(rows, published.get(name, []), thorough=thorough)
+    ]
+
+
+def _has_vectors_to_index(dataset: LanceDataset) -> bool:
+    """Whether an index pays; commit markers and lines without known words have no vector."""
+    rows = dataset.scanner(columns=["id"], filter="vector IS NOT NULL", limit=MIN_ROWS_FOR_VECTOR_INDEX).to_table()
+    return len(rows) == MIN_ROWS_FOR_VECTOR_INDEX
+
+
+def _names(dataset: LanceDataset, scope: IndexScope) -> list[str]:
+    without = set() if scope == "all" and is_indexable(dataset) else {VECTOR}
+    return [name for name in COLUMNS if name not in without] if scope != "none" else []
+
+
+def _rows(dataset: LanceDataset) -> dict[int, int]:
+    """The rows of each fragment, with the deleted ones, which indexes hold as well."""
+    return {fragment.fragment_id: fragment.physical_rows for fragment in dataset.get_fragments()}
+
+
+def _segments(dataset: LanceDataset) -> dict[str, list[set[int]]]:
+    """The fragments that each segment of each index covers."""
+    return {
+        index.name: [set(segment.fragment_ids) for segment in index.segments] for index in dataset.describe_indices()
+    }
+
+
+def _is_partitioned(dataset: LanceDataset) -> bool:
+    """Whether the vector index was built by an earlier version, with many partitions."""
+    stats = index_stats(dataset).get(VECTOR)
+    return stats is not None and any(part["num_partitions"] > 1 for part in stats["indices"])
+
+
+def _drop_unusable(table: LineTable, *, thorough: bool) -> set[str]:
+    """Drop the indexes whose files cannot be read, which are then built again, and one of too few vectors."""
+    dataset = table.open()
+    stats = index_stats(dataset)
+    unusable = {name for name, found in stats.items() if found is None}
+    if thorough and VECTOR in stats and not _has_vectors_to_index(dataset):
+        unusable.add(VECTOR)
+    drop(table, sorted(unusable))
+    return unusable

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.errors import CorruptFile, StorageError
-from driftline.storage.lance.errors import is_lance_failure
-from driftline.storage.lance.retries import is_network_failure, persistent, persistently
+from driftline.storage.lance.errors import is_lance_failure, is_network_failure, persistent, with_retries
 from driftline.storage.lance.table import AGAIN, quote
 from driftline.storage.lance.vector_index import VECTOR, VECTOR_METRIC
 from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, coverage
@@ -152,7 +151,7 @@ def check_indexes(table: LineTable, seed: int = 0) -> Iterator[tuple[str, str]]:
     sample = _sample(dataset, rows, seed)
     for name in known:
         try:
-            missed = sum(not persistently(partial(_finds, dataset, name, line)) for line in sample)
+            missed = sum(not with_retries(partial(_finds, dataset, name, line)) for line in sample)
         except BaseException as error:
             if not is_lance_failure(error) or is_network_failure(error):
                 raise

@@ -1,9 +1,15 @@
-"""Searches over a table of lines, with filter pushdown (DESIGN, "Search")."""
+"""Searches over a table of lines, with filter pushdown (DESIGN, "Search").
+
+Reads ahead what a search of a bucket needs of the indexes: few large reads side by side instead of many small ones.
+
+An index that is searched without it is read in small parts, one after another, each of which waits for the bucket.
+"""
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,19 +20,58 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.errors import UsageError
-from driftline.storage.lance.damage import with_indexes
+from driftline.storage.lance.errors import with_indexes
 from driftline.storage.lance.table import is_one_of
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
-from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import TEXT
 from driftline.storage.lines.outline import OUTLINE_COLUMN
-from driftline.storage.lines.read_ahead import read_ahead
 from driftline.storage.lines.table import LINES_PER_BLOCK, TEXT_COLUMN, LineTable, no_lines, schema
 
 if TYPE_CHECKING:
     from lance import LanceDataset
+
+MAX_TEXT_BYTES = 64 * 2**20
+"""Beyond this size, the postings of the words of a query are less to read than the whole text index."""
+
+_done: set[tuple[str, str]] = set()
+"""Segments of indexes that this process holds, by the URI of their table; they are immutable."""
+_lock = threading.Lock()
+_MAX_DONE = 10_000
+
+
+def read_ahead(dataset: LanceDataset, names: Iterable[str], title: str) -> None:
+    """Bring the indexes ``names`` of ``dataset`` into the memory of its session, all at once.
+
+    An index that is damaged is left to the search, which does without it.
+    """
+    wanted = set(names)
+    found = [
+        (index.name, {(dataset.uri, str(segment.uuid)) for segment in index.segments})
+        for index in dataset.describe_indices()
+        if index.name in wanted and (index.name != TEXT or (index.total_size_bytes or 0) <= MAX_TEXT_BYTES)
+    ]
+    with _lock:
+        missing = [(name, segments) for name, segments in found if not segments <= _done]
+    if not missing:
+        return
+
+    def read(name: str) -> None:
+        def attempt(indexed: bool) -> None:
+            if indexed:
+                dataset.prewarm_index(name)
+
+        with_indexes(dataset, title, attempt)
+
+    with ThreadPoolExecutor(len(missing)) as pool:
+        list(pool.map(read, [name for name, _ in missing]))
+    with _lock:
+        if len(_done) > _MAX_DONE:
+            _done.clear()
+        _done.update(*(segments for _, segments in missing))
+
 
 __all__ = ["LineFilter", "LineQuery", "Passage", "Strategy", "matching_blocks", "nearest_lines"]
 

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, LeaseLost, StorageError
-from driftline.storage.lance.damage import with_indexes
-from driftline.storage.lance.errors import write_failed
+from driftline.storage.lance.errors import with_indexes, write_failed
 from driftline.storage.lance.table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
 from driftline.storage.lines.outline import OUTLINE_COLUMN
 

@@ -1,4 +1,7 @@
-"""Applies the changes in the outbox to indexes and vectors, in batches, about a second after each write."""
+"""Applies the changes in the outbox to indexes and vectors, in batches, about a second after each write.
+
+Who flushes: names of claims, from which this host can tell whether the process that made one has ended.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -13,15 +17,42 @@ from functools import partial
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
+from driftline.storage.leases.liveness import ProcessIdentity
 from driftline.storage.memory.catalog import outbox
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.outbox import Change
-from driftline.storage.memory.claimant import has_ended, new_claimant
-from driftline.storage.memory.delta_watch import DeltaWatch
-from driftline.storage.memory.index import publish
+from driftline.storage.memory.index import DeltaWatch, publish
 from driftline.storage.memory.search import MemorySearch
 from driftline.storage.memory.vectors import vector_tables
+from driftline.storage.model import content_hash
 from driftline.storage.objects.store import ObjectStore
+
+_HOST_CHARACTERS = 10
+_UNIQUE_CHARACTERS = 4
+
+
+def new_claim_owner() -> str:
+    """A unique name with the identity of this process, of at most 64 characters."""
+    this = ProcessIdentity.current()
+    unique = uuid.uuid4().hex[:_UNIQUE_CHARACTERS]
+    return ":".join((_host(this), str(this.pid), this.start_time, unique, this.sign))
+
+
+def has_ended(claim_owner: str) -> bool:
+    """Whether the process of ``claimant`` was on this host, in this boot, and is provably dead."""
+    this = ProcessIdentity.current()
+    host, _, rest = claim_owner.partition(":")
+    pid, _, rest = rest.partition(":")
+    if host != _host(this) or not pid.isdecimal():
+        return False
+    start_time, _, rest = rest.partition(":")
+    sign = rest.partition(":")[2]
+    return ProcessIdentity(this.host, this.boot_id, int(pid), start_time, sign).is_provably_dead()
+
+
+def _host(process: ProcessIdentity) -> str:
+    return content_hash(f"{process.host}/{process.boot_id}".encode())[:_HOST_CHARACTERS]
+
 
 FLUSH_SECONDS = 1.0
 FLUSH_ROWS = 1_000
@@ -62,7 +93,7 @@ class Flusher:
         self._watch = watch
         self._within = within
         self._encoding = encoding
-        self._name = new_claimant()
+        self._name = new_claim_owner()
         self._one_at_a_time = threading.Lock()
         self._state = threading.Condition()
         self._waiting = 0

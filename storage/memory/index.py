@@ -1,27 +1,46 @@
-"""The Parquet indexes of memory: each entity has a delta index of the entries at or below it (DESIGN, "Memory")."""
+"""The Parquet indexes of memory: each entity has a delta index of the entries at or below it (DESIGN, "Memory").
+
+Watches how many deltas the indexes of memory have, so that a program can ask for a compaction.
+
+Work in threads that is done without them where there are none any more: while the interpreter ends.
+"""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import ADD, REMOVE, DeltaIndex
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import CorruptFile
-from driftline.storage.hierarchy import directories
-from driftline.storage.ids import new_ulid
 from driftline.storage.layout import BASE
 from driftline.storage.memory.catalog.outbox import Change
 from driftline.storage.memory.catalog.queries import EntryRow
-from driftline.storage.memory.threads import in_threads
+from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def in_threads(pool: ThreadPoolExecutor, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    """The results of ``work``, which is idempotent, in the order of ``items``; raises what ``work`` raises first."""
+    all_items = list(items)
+    try:
+        futures = [pool.submit(work, item) for item in all_items]
+    except RuntimeError:  # the pool has ended, or the interpreter ends and starts no thread
+        return [work(item) for item in all_items]
+    return [future.result() for future in futures]
+
 
 KIND = "memory"
 _TIME = pa.timestamp("us", tz="UTC")
@@ -38,7 +57,7 @@ FIELDS = (
 """``entity`` is the directory of the owner, ``metadata`` is JSON."""
 VALUE_FIELDS = (pa.field("inline", pa.binary()), pa.field("blob_path", pa.string()))
 """The value, or where its blob is, in the owner's own index only: from these a lost catalog is restored."""
-_VALUES = [field.name for field in VALUE_FIELDS]
+_VALUES = [column.name for column in VALUE_FIELDS]
 WRITE_THREADS = 8
 """Deltas written at once; each waits for the disk or for a round trip."""
 
@@ -114,9 +133,9 @@ def to_table(rows: Sequence[EntryRow]) -> pa.Table:
 def _own_values(rows: pa.Table, directory: str) -> pa.Table:
     """``rows`` with the values of those entries alone that the entity of ``directory`` owns."""
     own = pc.equal(rows["entity"], directory)
-    for field in VALUE_FIELDS:
-        values = pc.if_else(own, rows[field.name], pa.scalar(None, field.type))
-        rows = rows.set_column(rows.schema.get_field_index(field.name), field, values)
+    for column in VALUE_FIELDS:
+        values = pc.if_else(own, rows[column.name], pa.scalar(None, column.type))
+        rows = rows.set_column(rows.schema.get_field_index(column.name), column, values)
     return rows
 
 
@@ -162,3 +181,34 @@ def _readable_keys(index: MemoryIndex) -> set[str]:
 def _with_heads(index: MemoryIndex, op: str, revs: Sequence[int], values: pa.Table, now: datetime) -> pa.Table:
     rows = index.changes(op, 0, values, now=now)
     return rows.set_column(rows.schema.get_field_index("rev"), "rev", pa.array(revs, pa.int64()))
+
+
+@dataclass(slots=True)
+class DeltaWatch:
+    """Calls ``tell`` with a tenant and its deltas when its index has more than ``threshold``.
+
+    Every flush adds a delta to the index of its tenant, so no index below has more. Counting them lists a directory,
+    which happens after as many flushes of this process as the threshold has, and in ``look``.
+    """
+
+    objects: ObjectStore
+    threshold: int
+    tell: Callable[[Entity, int], None]
+    _flushes: Counter[Entity] = field(default_factory=Counter)
+
+    def flushed(self, tenant: Entity) -> None:
+        """Take note of a flush. Raises StorageError."""
+        self._flushes[tenant] += 1
+        if self._flushes[tenant] > self.threshold:
+            self._count(tenant)
+
+    def look(self) -> None:
+        """Count the deltas of every tenant that was flushed since they were counted last. Raises StorageError."""
+        for tenant in [tenant for tenant, flushes in self._flushes.items() if flushes]:
+            self._count(tenant)
+
+    def _count(self, tenant: Entity) -> None:
+        self._flushes[tenant] = 0
+        deltas = len(MemoryIndex(self.objects, tenant.directory).log().deltas)
+        if deltas > self.threshold:
+            self.tell(tenant, deltas)

@@ -2,29 +2,91 @@
 
 The index of each entity holds its own entries with their values, or with the paths of their blobs. Entries of indexes
 from before they held values are restored if they have a blob; the others are reported.
+
+Writes entries as an index describes them into a catalog that is being restored.
+
+The functions run in an open transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogMismatch
-from driftline.storage.ids import content_hash
 from driftline.storage.layout import Kind, parse_name
 from driftline.storage.memory.binding import CatalogRecord, catalog_url, older_tenants, place_of, recorded, write_record
 from driftline.storage.memory.catalog import entities as entity_tree
-from driftline.storage.memory.catalog import restoring
-from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.queries import has_no_entries
+from driftline.storage.memory.catalog.database import Catalog, bulk_insert
+from driftline.storage.memory.catalog.entities import chunks, ensure, lock_tenant
+from driftline.storage.memory.catalog.queries import COLUMNS, EntryRow, has_no_entries
+from driftline.storage.memory.catalog.tables import entities, entries, outbox
+from driftline.storage.memory.catalog.writes import add_to_owners
 from driftline.storage.memory.index import FIELDS, VALUE_FIELDS, MemoryIndex
 from driftline.storage.memory.vectors import last_change, vector_tables
+from driftline.storage.model import content_hash
 from driftline.storage.workspace.workspace import Workspace
+
+_COPIED = (
+    "key",
+    "rev",
+    "inline",
+    "blob_path",
+    "content_hash",
+    "size_bytes",
+    "metadata",
+    "created",
+    "updated",
+    "expires",
+)
+
+
+def insert(connection: Connection, tenant: Entity, rows: Sequence[Mapping[str, Any]], now: datetime) -> int:
+    """Add ``rows`` whose keys are not there yet, or with an earlier revision; returns the number of added entries.
+
+    ``metadata`` is JSON text, and ``entity`` the directory of the owner. Nothing is added to the outbox: the rows come
+    from the indexes.
+    """
+    locked = lock_tenant(connection, tenant, create=True)
+    assert locked is not None
+    known: dict[str, EntryRow] = {}
+    for some in chunks(row["key"] for row in rows):
+        query = sa.select(*COLUMNS).join(entities, entities.c.id == entries.c.entity_id)
+        query = query.where(entries.c.tenant_id == locked.id, entries.c.key.in_(some))
+        known |= {row.key: row for row in (EntryRow(*each) for each in connection.execute(query))}
+    new = [row for row in rows if row["key"] not in known or known[row["key"]].rev < row["rev"]]
+    if not new:
+        return 0
+    # A flush that was interrupted leaves an entry that has moved in the index of its earlier owner, too.
+    replaced = [known[row["key"]] for row in new if row["key"] in known]
+    for keys in chunks(row.key for row in replaced):
+        connection.execute(entries.delete().where(entries.c.tenant_id == locked.id, entries.c.key.in_(keys)))
+    ids = ensure(connection, locked, {row["entity"] for row in new}, now)
+    owners = [ids[row["entity"]] for row in new]
+    columns = {name: [row[name] for row in new] for name in _COPIED} | {"entity_id": owners}
+    bulk_insert(connection, entries, columns, {"tenant_id": locked.id})
+    add_to_owners(connection, owners, columns["size_bytes"], replaced)
+    return len(new)
+
+
+def continue_outbox(connection: Connection, last: int) -> None:
+    """Let the ids of later changes be above ``last``, which the tables of vectors have applied."""
+    if connection.dialect.name == "sqlite":
+        connection.execute(outbox.insert().values(id=last, tenant_id=0, key="", rev=0))
+        connection.execute(outbox.delete().where(outbox.c.id == last))
+        return
+    sequence = connection.execute(sa.select(sa.func.pg_get_serial_sequence("ltm_outbox", "id"))).scalar_one()
+    reached = connection.execute(sa.text(f"SELECT last_value FROM {sequence}")).scalar_one()
+    connection.execute(sa.select(sa.func.setval(sequence, max(reached, last))))
+
 
 _COLUMNS = tuple(field.name for field in (*FIELDS, *VALUE_FIELDS))
 
@@ -60,7 +122,7 @@ def restore_catalog(workspace: Workspace, configured: str | None) -> Restored:
             if _restore_tenant(workspace, catalog, tenant, restored):
                 restored.tenants += 1
         if last:
-            catalog.write(partial(restoring.continue_outbox, last=last))
+            catalog.write(partial(continue_outbox, last=last))
         write_record(workspace, catalog, identity.catalog_id)
         return restored
     finally:
@@ -140,6 +202,6 @@ def _restore_pieces(
             else:
                 rows.append(row)
         if rows:
-            catalog.write(partial(restoring.insert, tenant=tenant, rows=rows, now=datetime.now(UTC)))
+            catalog.write(partial(insert, tenant=tenant, rows=rows, now=datetime.now(UTC)))
         entries += len(rows)
     return entries, lost

@@ -1,11 +1,14 @@
-"""Search of memory by words and meaning: embeds the text of entries, and confirms every hit with the catalog."""
+"""Search of memory by words and meaning: embeds the text of entries, and confirms every hit with the catalog.
+
+How well entries of memory answer a query: their words and their meaning; pure functions.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -13,11 +16,47 @@ from driftline.storage.entities import Entity
 from driftline.storage.lines.words import telling_words
 from driftline.storage.memory.catalog.outbox import Change
 from driftline.storage.memory.catalog.queries import EntryRow
-from driftline.storage.memory.explanation import MemoryExplanation
-from driftline.storage.memory.ranking import Mode, ranked
-from driftline.storage.memory.vectors import Found, VectorFilter, VectorRow, VectorTable, vector_tables
+from driftline.storage.memory.vectors import (
+    Found,
+    MemoryExplanation,
+    VectorFilter,
+    VectorRow,
+    VectorTable,
+    vector_tables,
+)
 from driftline.storage.model import Embedder
 from driftline.storage.objects.store import ObjectStore
+
+Mode = Literal["hybrid", "vector", "text"]
+MODES: tuple[Mode, ...] = ("hybrid", "vector", "text")
+
+
+def relevance(entry: Found, mode: Mode) -> float:
+    """By which hits are ordered, at most 1: the cosine, the match of the words, or both.
+
+    A match closes its share of what the cosine lacks of 1, so that without any match the score is the cosine.
+    """
+    cosine = 1.0 - entry.distance
+    match mode:
+        case "vector":
+            return cosine
+        case "text":
+            return entry.match
+        case _:
+            return cosine + entry.match * (1.0 - cosine)
+
+
+def ranked(
+    near: Iterable[Found], worded: Iterable[Found], mode: Mode, max_distance: float | None = None
+) -> list[Found]:
+    """The distinct entries of both searches within ``max_distance``, best first; of ties the nearest, then by key."""
+    by_entry = {(entry.key, entry.rev): entry for entry in worded}
+    for entry in near:  # its distance is the one that Lance has ordered by
+        known = by_entry.get((entry.key, entry.rev))
+        by_entry[entry.key, entry.rev] = entry._replace(match=known.match if known else 0.0)
+    allowed = (each for each in by_entry.values() if max_distance is None or each.distance <= max_distance)
+    return sorted(allowed, key=lambda entry: (-relevance(entry, mode), entry.distance, entry.key))
+
 
 TEXT_FIELD = "text_field"
 """The metadata field that names the text field of the value; without it, the whole value is embedded."""

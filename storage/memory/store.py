@@ -1,7 +1,13 @@
-"""The hierarchical memory store: JSON values under keys, each owned by an entity (DESIGN, "Memory")."""
+"""The hierarchical memory store: JSON values under keys, each owned by an entity (DESIGN, "Memory").
+
+How a memory store ends: by a call, with the object, or with the process, so that the last writes are indexed.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,16 +19,15 @@ from typing import Any, Self
 from sqlalchemy.engine import Connection
 
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
-from driftline.storage.entities import Entity
-from driftline.storage.errors import BadEntry, UsageError
-from driftline.storage.hierarchy import EntityName, Hierarchy
-from driftline.storage.memory import index_query, upkeep
+from driftline.storage.entities import Entity, EntityName, Hierarchy
+from driftline.storage.errors import BadEntry, DriftlineError, UsageError
+from driftline.storage.memory import listings, upkeep
 from driftline.storage.memory.binding import Generations, open_own_catalog
 from driftline.storage.memory.catalog import entities as entity_tree
-from driftline.storage.memory.catalog import private_keys
 from driftline.storage.memory.catalog import queries as entry_queries
+from driftline.storage.memory.catalog import writes
 from driftline.storage.memory.catalog import writes as entry_rows
-from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
+from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog
 from driftline.storage.memory.catalog.entities import EntityRecord
 from driftline.storage.memory.catalog.queries import EntryRow, Everywhere, Scope
 from driftline.storage.memory.catalog.values import (
@@ -31,22 +36,58 @@ from driftline.storage.memory.catalog.values import (
     check_fields,
     check_key,
 )
-from driftline.storage.memory.closing import Closing
-from driftline.storage.memory.delta_watch import DeltaWatch
-from driftline.storage.memory.explanation import added_up
+from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
 from driftline.storage.memory.flush import Flusher
-from driftline.storage.memory.index_query import KeyRange
-from driftline.storage.memory.listing import MemoryListing
-from driftline.storage.memory.names import bound_names, split_filter
-from driftline.storage.memory.pages import Cursor, Page, check_count
-from driftline.storage.memory.ranking import MODES, Mode, relevance
-from driftline.storage.memory.reader import EntryReader, MemoryEntry, as_shown
-from driftline.storage.memory.registry import DEFAULT_LIMIT, EntityRegistry, utc_now
-from driftline.storage.memory.search import MemoryHit, MemoryHits, MemorySearch, Question
-from driftline.storage.memory.vectors import VectorFilter
-from driftline.storage.memory.writer import EntryWriter, MemoryItem
+from driftline.storage.memory.index import DeltaWatch
+from driftline.storage.memory.listings import Cursor, KeyRange, MemoryListing, Page, check_count
+from driftline.storage.memory.registry import DEFAULT_LIMIT, EntityRegistry, bound_names, split_filter, utc_now
+from driftline.storage.memory.search import MODES, MemoryHit, MemoryHits, MemorySearch, Mode, Question, relevance
+from driftline.storage.memory.vectors import VectorFilter, added_up
 from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
+
+_log = logging.getLogger(__name__)
+
+
+class Closing:
+    """Flushes and closes the parts of ``store`` once: in ``close``, or when the store is collected or Python exits."""
+
+    def __init__(self, store: object, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
+        self._parts = flusher, pool, catalog
+        self._finalizer = weakref.finalize(store, _close_unattended, os.getpid(), *self._parts)
+
+    def close(self) -> None:
+        """Flush and close; does nothing the second time. Raises StorageError, CatalogError."""
+        if self._finalizer.detach() is not None:
+            _close(*self._parts, Flusher.count_deltas)
+
+
+def _close(
+    flusher: Flusher,
+    pool: ThreadPoolExecutor,
+    catalog: Catalog,
+    last: Callable[[Flusher], None] = lambda flusher: None,
+) -> None:
+    try:
+        flusher.close()
+        last(flusher)
+    finally:
+        pool.shutdown()
+        catalog.close()
+
+
+def _close_unattended(process: int, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
+    """Close without a caller that could be told of a failure: the outbox keeps what is not flushed for other readers.
+
+    A process that was forked has the connections of its parent, which closes them itself.
+    """
+    if os.getpid() != process:
+        return
+    try:
+        _close(flusher, pool, catalog)
+    except DriftlineError as error:
+        _log.warning("Could not update the memory indexes at the end, the next reader will: %s", error)
+
 
 __all__ = ["MemoryItem", "MemoryStore"]
 
@@ -173,7 +214,7 @@ class MemoryStore:
             removed = entry_rows.remove(connection, tenant, [checked], visible, now)
             if removed:
                 return removed
-            own = [row.key for row in private_keys.find(connection, [checked], visible, now).values()]
+            own = [row.key for row in writes.find(connection, [checked], visible, now).values()]
             return entry_rows.remove(connection, tenant, own, visible, now) if own else 0
 
         self._generations.check(visible.within.tenant)
@@ -265,7 +306,7 @@ class MemoryStore:
         tenant, which must not precede the last compaction; it needs a scope if no root is configured. The rows are
         those of ``index_query``, of one tenant after the other.
         """
-        keys = index_query.check_range(range)
+        keys = listings.check_range(range)
         level = group_by and self.hierarchy.check_type(group_by)
         if rev is not None and scope is None and self.hierarchy.root is None:
             raise UsageError("A revision is one of a tenant", str(rev), "Name the tenant, such as org:acme.")
@@ -274,10 +315,10 @@ class MemoryStore:
         listing, now = MemoryListing(self.workspace.objects), self._now()
         for entity in self.names.tops(scope):
             if level:
-                rows += index_query.totals_by_level(listing, entity, level, keys, now, as_of=rev)
+                rows += listings.totals_by_level(listing, entity, level, keys, now, as_of=rev)
             else:
                 left = room - len(rows)
-                rows += index_query.entries_between(listing, entity, keys, now, limit=left, as_of=rev)
+                rows += listings.entries_between(listing, entity, keys, now, limit=left, as_of=rev)
         return rows
 
     # -- reading -----------------------------------------------------------------------------
@@ -294,10 +335,10 @@ class MemoryStore:
 
     def _rows_of(self, keys: Sequence[str], visible: Scope | Everywhere) -> list[EntryRow]:
         """The entries of ``keys``. Raises BadEntry if two tenants have one of them, CatalogMismatch."""
-        rows = self.catalog.read(lambda connection: private_keys.get(connection, keys, visible, self._now()))
+        rows = self.catalog.read(lambda connection: writes.get(connection, keys, visible, self._now()))
         places: dict[str, list[str]] = {}
         for row in rows:
-            places.setdefault(private_keys.shown(row.key), []).append(row.path)
+            places.setdefault(writes.shown(row.key), []).append(row.path)
         for key, paths in places.items():
             if len(paths) > 1:
                 raise BadEntry(

@@ -11,11 +11,9 @@ from sqlalchemy.engine import Connection
 
 from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.deltas.files import DEFAULT_ENCODING, Encoding
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import BadEntity, CommitConflict
-from driftline.storage.hierarchy import directories
-from driftline.storage.ids import new_ulid
-from driftline.storage.lance.maintenance import commit_compaction, plan_compaction, remove_old_versions, rewrite
+from driftline.storage.lance.table import commit_compaction, plan_compaction, remove_old_versions, rewrite
 from driftline.storage.layout import Kind, lease_path, parse_name
 from driftline.storage.leases.lease import acquire
 from driftline.storage.memory import index as memory_index
@@ -27,6 +25,7 @@ from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.queries import EntryRow, Scope
 from driftline.storage.memory.search import MemorySearch
 from driftline.storage.memory.vectors import vector_tables
+from driftline.storage.model import new_ulid
 from driftline.storage.workspace.workspace import Workspace
 
 EXPIRED_AT_ONCE = 1_000

@@ -2,26 +2,27 @@
 
 The commit marker, a row with an empty key, holds the highest outbox id that was applied. Every commit rewrites the
 marker, so two commits conflict, and each change is applied once and in order, whichever process flushes it.
+
+What a search of memory did, for those who ask.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import CommitConflict, StorageError
-from driftline.storage.hierarchy import directories
-from driftline.storage.lance.damage import index_stats, reading, with_indexes
-from driftline.storage.lance.errors import first_line
-from driftline.storage.lance.retries import persistent
+from driftline.storage.lance.errors import first_line, index_stats, persistent, reading, with_indexes
 from driftline.storage.lance.table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
 from driftline.storage.lance.vector_index import (
     EXACT_SEARCH_ROWS,
@@ -35,11 +36,66 @@ from driftline.storage.lance.vector_index import (
 from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.lines.indexes import TOKENIZER
 from driftline.storage.lines.words import as_indexed, spelled_for_index, terms, terms_asked
-from driftline.storage.memory.explanation import MemoryExplanation
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset
+
+
+@dataclass(slots=True)
+class MemoryExplanation:
+    """What a search did.
+
+    ``words`` are those of the query that were looked for. ``entries`` is how many have text, ``matches`` how many of
+    them the filter allows. ``index`` is the kind of the vector index, None if entries were compared one by one, and
+    ``unindexed_words`` the number of entries that the index of words does not cover. ``by_words`` and ``by_meaning``
+    are what each search has found, ``candidates`` both together, ``dropped`` those that the catalog has not confirmed.
+    ``seconds`` are by phase.
+    """
+
+    mode: str
+    words: list[str] = field(default_factory=list)
+    entries: int = 0
+    matches: int = 0
+    index: str | None = None
+    unindexed_words: int = 0
+    by_words: int = 0
+    by_meaning: int = 0
+    candidates: int = 0
+    dropped: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def hide_tenant(self) -> None:
+        """Leave out what counts entries of the whole tenant, of which a store bound below it must not learn."""
+        self.entries, self.unindexed_words = self.matches, 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``memory search --explain --json`` prints it."""
+        return asdict(self)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of a ``with`` block to ``seconds[phase]``."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
+
+
+def added_up(explanations: Sequence[MemoryExplanation]) -> MemoryExplanation | None:
+    """One explanation of searches of several tenants for the same words; None of none."""
+    if not explanations:
+        return None
+    total = MemoryExplanation(explanations[0].mode, explanations[0].words)
+    for each in explanations:
+        for name in ("entries", "matches", "unindexed_words", "by_words", "by_meaning", "candidates", "dropped"):
+            setattr(total, name, getattr(total, name) + getattr(each, name))
+        total.index = total.index or each.index
+        for phase, seconds in each.seconds.items():
+            total.seconds[phase] = total.seconds.get(phase, 0.0) + seconds
+    return total
+
 
 KEYS_PER_LOOKUP = 2_000
 MIN_INDEXED_ROWS = 10_000

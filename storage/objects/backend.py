@@ -1,11 +1,17 @@
-"""The interface of object stores that ``ObjectStore`` uses; ``Bucket`` and ``LocalDisk`` implement it."""
+"""The interface of object stores that ``ObjectStore`` uses; ``Bucket`` and ``LocalDisk`` implement it.
+
+Tries idempotent operations on a store again: bounded attempts, exponential delay, full jitter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -51,3 +57,55 @@ class Backend(Protocol):
     def directories(self, prefix: str) -> list[str]: ...
 
     def delete(self, paths: Sequence[str]) -> None: ...
+
+
+ATTEMPTS = 6
+FIRST_DELAY_SECONDS = 0.1
+MAX_DELAY_SECONDS = 2.0
+NO_ATTEMPT_AFTER_SECONDS = 20.0
+"""Since the first attempt. The clients below retry on their own, so that a store that is down is not asked for long."""
+
+_CLIENT = re.compile(r"after (\d+) retries, max_retries: (\d+)")
+_Result = TypeVar("_Result")
+
+
+def are_used_up(text: str) -> bool:
+    """Whether the client library says in ``text`` that it has tried as often as it may."""
+    client = _CLIENT.search(text)
+    return client is not None and int(client[1]) >= int(client[2])
+
+
+def delays(
+    *, clock: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
+) -> Iterator[float]:
+    """The seconds to wait before each further attempt, until the attempts or the time are used up."""
+    deadline = clock() + NO_ATTEMPT_AFTER_SECONDS
+    longest = FIRST_DELAY_SECONDS
+    for _ in range(ATTEMPTS - 1):
+        delay = longest * chance()
+        if clock() + delay >= deadline:
+            return
+        yield delay
+        longest = min(2 * longest, MAX_DELAY_SECONDS)
+
+
+def with_retries(
+    operation: Callable[[], _Result],
+    is_transient: Callable[[BaseException], bool],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    chance: Callable[[], float] = random.random,
+    sleep: Callable[[float], object] = time.sleep,
+) -> _Result:
+    """The result of ``operation``, which is repeated while it fails with a transient error.
+
+    Raises the error of the last attempt.
+    """
+    for delay in delays(clock=clock, chance=chance):
+        try:
+            return operation()
+        except BaseException as error:
+            if not is_transient(error):
+                raise
+        sleep(delay)
+    return operation()

@@ -1,31 +1,235 @@
-"""Objects in a bucket, through obstore: S3 and compatible stores, Google Cloud Storage, Azure."""
+"""Objects in a bucket, through obstore: S3 and compatible stores, Google Cloud Storage, Azure.
+
+Translates the exceptions of obstore into Driftline's errors, and tells which of them may pass.
+
+How a store of the S3 kind wants etags to be spelled in ``If-Match``: quoted, or bare as Ceph's up to version 16.
+
+By how much the clock of this machine differs from that of a store that refuses its signatures.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import obstore
 import pyarrow as pa
-from obstore.exceptions import BaseError, PreconditionError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PreconditionError,
+    UnknownConfigurationKeyError,
+)
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from driftline.storage.errors import ObjectNotFound, PreconditionFailed, UnsafeStore
-from driftline.storage.objects.backend import ObjectInfo
-from driftline.storage.objects.bucket_errors import USE_ANOTHER, BucketErrors, is_about_a_condition, is_transient
+from driftline.storage.errors import (
+    AccessDenied,
+    AlreadyExists,
+    DriftlineError,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageError,
+    UnsafeStore,
+    UsageError,
+)
+from driftline.storage.objects.backend import ObjectInfo, are_used_up, delays, with_retries
 from driftline.storage.objects.bucket_options import BucketOptions
-from driftline.storage.objects.etags import Etags
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
 from driftline.storage.objects.request_counts import count
-from driftline.storage.objects.retries import delays, persistently
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ListResult, ObjectMeta, PutResult, UpdateVersion
+
+_STALE = '"00000000000000000000000000000000"'
+"""The etag of no object."""
+
+
+class Etags:
+    """The spelling that one store takes: quoted, as HTTP demands, until it shows otherwise."""
+
+    def __init__(self) -> None:
+        self._is_bare = False
+        self.are_known = False
+        """Whether a condition has ever been accepted in this spelling."""
+
+    def spelled(self, etag: str) -> str:
+        return etag.strip('"') if self._is_bare else etag
+
+    def learn(self, etag: str, replace: Callable[[str], str]) -> bool:
+        """Find the spelling with an object of ``etag``, which ``replace`` replaces if an etag matches.
+
+        False if the store takes neither, or takes a bare etag without comparing it.
+        """
+        with contextlib.suppress(BaseError):
+            replace(etag)
+            self.are_known = True
+            return True
+        bare = etag.strip('"')
+        if bare == etag:
+            return False
+        with contextlib.suppress(BaseError):
+            replace(_STALE.strip('"'))
+            return False
+        with contextlib.suppress(BaseError):
+            replace(bare)
+            self._is_bare = self.are_known = True
+            return True
+        return False
+
+
+CODE = "RequestTimeTooSkewed"
+"""The code of S3 and of compatible stores."""
+FIX = "Set the clock of this machine; it should follow a time server."
+TIMEOUT_SECONDS = 3
+_SERVER_TIME = re.compile(r"<ServerTime>([^<]+)</ServerTime>")
+
+
+def describe(answer: str, endpoint: str, *, now: datetime | None = None) -> str:
+    """What happened, with the difference if ``answer`` or, without credentials, ``endpoint`` ("" if none) tells it."""
+    now = now or datetime.now(UTC)
+    theirs = _told_in(answer) or _asked(endpoint)
+    if theirs is None:
+        return "The clock of this machine differs too much from that of the store"
+    seconds = round((now - theirs).total_seconds())
+    direction = "fast" if seconds > 0 else "slow"
+    return f"The clock of this machine is {timedelta(seconds=abs(seconds))} h {direction}, by that of the store"
+
+
+def _told_in(answer: str) -> datetime | None:
+    if match := _SERVER_TIME.search(answer):
+        with contextlib.suppress(ValueError):
+            told = datetime.fromisoformat(match[1])
+            return told if told.tzinfo else told.replace(tzinfo=UTC)
+    return None
+
+
+def _asked(endpoint: str) -> datetime | None:
+    """The time in the head of any answer of the store."""
+    url = urlsplit(endpoint)
+    if not url.hostname:
+        return None
+    import email.utils  # these take longer to import than most commands have to spare
+    import http.client
+
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError, TypeError):
+        connection = kind(url.hostname, url.port, timeout=TIMEOUT_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("HEAD", "/")
+            date = connection.getresponse().getheader("Date")
+            return email.utils.parsedate_to_datetime(date) if date else None
+    return None
+
+
+REASON_CHARACTERS = 200
+USE_ANOTHER = "Keep the workspace in a store with conditional writes, or on a local disk."
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_TRANSPORT = re.compile(r"HttpError \{\s*kind: (\w+)")
+_REFUSED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
+_WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+_SET_CREDENTIALS = {
+    "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profile files are not read).",
+    "gs": "Set GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT.",
+    "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY.",
+}
+_MAY_PASS = {"Timeout", "Request", "Decode", "Interrupted", "Unknown"}
+"""Failures on the way. Without a connection ("Connect") obstore has tried for long enough."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same request may succeed soon; False for what obstore has retried as often as it may."""
+    if not isinstance(error, BaseError) or isinstance(error, (AlreadyExistsError, PreconditionError)):
+        return False
+    text = str(error)
+    if are_used_up(text):
+        return False
+    status = _first(_STATUS, text)
+    return status in ("408", "429") or status.startswith("5") or _first(_TRANSPORT, text) in _MAY_PASS
+
+
+def is_about_a_condition(error: BaseException) -> bool:
+    """Whether the store says that a condition of the request does not hold, or is malformed."""
+    return isinstance(error, PreconditionError) or _first(_STATUS, str(error)) == "400"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketErrors:
+    """The translation for one bucket; its errors never contain credentials."""
+
+    scheme: str
+    uri: str
+    options: BucketOptions
+
+    @contextlib.contextmanager
+    def translated(self, action: str, key: str) -> Iterator[None]:
+        """Raise what obstore raises for ``action`` on ``key`` as a DriftlineError."""
+        try:
+            yield
+        except (BaseError, FileNotFoundError, ValueError) as error:
+            # The original text may hold signed URLs and keys, so the error is not chained.
+            raise self._translate(error, action, key) from None
+
+    def _translate(self, error: Exception, action: str, key: str) -> DriftlineError:
+        text = str(error)
+        where = f"{self.uri}/{key}".rstrip("/")
+        code = _first(_CODE, text)
+        status = _first(_STATUS, text)
+        reason = self.options.without_secrets(
+            code or status or text.partition("\n")[0].rpartition(" - ")[2][:REASON_CHARACTERS]
+        )
+        if isinstance(error, UnknownConfigurationKeyError) or action == "open":
+            return UsageError("The storage options are not valid", self.uri, reason)
+        if isinstance(error, AlreadyExistsError):
+            return AlreadyExists("The object already exists", where)
+        if isinstance(error, PreconditionError):
+            return PreconditionFailed("Another writer has changed the object", where)
+        if code in ("NoSuchBucket", "ContainerNotFound"):
+            return AccessDenied("The bucket does not exist", self.uri, "Create it, or correct the URI.")
+        if isinstance(error, FileNotFoundError):
+            return ObjectNotFound("The object does not exist", where)
+        refusal = self._refusal(text, code, status, action, where)
+        if refusal is not None:
+            return refusal
+        if code == "InvalidBucketName":
+            return UsageError("The bucket name is not valid", self.uri, "Correct the URI.")
+        if isinstance(error, NotSupportedError) or status == "501":
+            return UnsafeStore(f"The store does not {action} objects conditionally", where, USE_ANOTHER)
+        match _first(_TRANSPORT, text):
+            case "Connect":
+                return StorageError(f"Could not {action}: no connection", where, "Check the endpoint and the network.")
+            case "Timeout":
+                return StorageError(f"Could not {action}: no answer in time", where, "Check the endpoint; run again.")
+        return StorageError(f"Could not {action}", where, f"The store answered: {reason}")
+
+    def _refusal(self, text: str, code: str, status: str, action: str, where: str) -> AccessDenied | None:
+        """The error if the store knows the caller not, or not in this way."""
+        credentials = _SET_CREDENTIALS[self.scheme]
+        if "/latest/api/token" in text or "metadata.google" in text or "metadata/identity" in text:
+            return AccessDenied("No credentials were found", self.uri, credentials)
+        if code == CODE:
+            return AccessDenied(describe(text, self.options.endpoint), where, FIX)
+        if code in _WRONG_REGION or status == "301":
+            return AccessDenied("The bucket is in another region", self.uri, "Set AWS_REGION to its region.")
+        if code in _REFUSED or status in ("401", "403"):
+            return AccessDenied(f"The store refused to {action} ({code or status})", where, credentials)
+        return None
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.search(text)
+    return match[1] if match else ""
+
 
 USER_AGENT = "driftline"
 """Appears in the access log of a store; requests of Lance carry Lance's own."""
@@ -135,7 +339,7 @@ class Bucket:
             count("put")
             return self._version(obstore.put(self._writer, self._key(path), data, mode=mode))
 
-        return persistently(replace, is_transient)
+        return with_retries(replace, is_transient)
 
     def _refuses_own_etags(self, path: str, version: str, error: BaseError) -> bool:
         """Whether ``error`` is about the spelling of ``version``; if so, the other one is used from now on."""
@@ -224,7 +428,7 @@ class Bucket:
     def _persistently(self, action: str, path: str, operation: Callable[[], _Result]) -> _Result:
         """The result of an idempotent operation, with the errors of Driftline."""
         with self._translated(action, path):
-            return persistently(operation, is_transient)
+            return with_retries(operation, is_transient)
 
     def _translated(self, action: str, path: str) -> contextlib.AbstractContextManager[None]:
         return self._errors.translated(action, self._key(path))

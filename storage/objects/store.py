@@ -1,4 +1,7 @@
-"""The objects of a workspace on a local disk or in a bucket: conditional writes, reads, listings and deletions."""
+"""The objects of a workspace on a local disk or in a bucket: conditional writes, reads, listings and deletions.
+
+A cache of immutable objects, which avoids repeated requests to a bucket.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+from cachetools import LRUCache
 
 from driftline.storage.errors import (
     AlreadyExists,
@@ -21,11 +26,30 @@ from driftline.storage.errors import (
     UnknownScheme,
     UnsafeStore,
     UsageError,
+    may_hold_secret,
 )
 from driftline.storage.objects.backend import Backend, ObjectInfo
-from driftline.storage.objects.buffer_cache import BufferCache
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
-from driftline.storage.redaction import may_hold_secret
+
+
+class BufferCache:
+    """Buffers by name, up to ``max_bytes`` in total, with LRU eviction. Thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._lock = threading.Lock()
+        self._buffers: LRUCache[str, pa.Buffer] = LRUCache(max_bytes, getsizeof=lambda buffer: buffer.size)
+
+    def get(self, name: str) -> pa.Buffer | None:
+        """The buffer of this name, or None."""
+        with self._lock:
+            return self._buffers.get(name)
+
+    def put(self, name: str, buffer: pa.Buffer) -> None:
+        """Cache a buffer, unless it is larger than ``max_bytes``."""
+        if buffer.size <= self._buffers.maxsize:
+            with self._lock:
+                self._buffers[name] = buffer
+
 
 __all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
 

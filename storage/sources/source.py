@@ -1,19 +1,30 @@
 """Sources: open a local path or any fsspec URL, and list, read and stat its files.
 
 Local trees are read with ``os`` (``sources.local_tree``), everything else through fsspec with its caches disabled.
+
+The files of a local source: list, stat and read them without following a link (``sources.beneath``).
+
+The metadata of one file of a source.
+
+Translates the exceptions of source file systems into Driftline's errors.
+
+The exceptions of fsspec's file systems come from their SDKs and share no base class. ``source`` therefore catches
+every ``Exception`` of a call into fsspec and passes it to ``raise_translated``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from driftline.storage.errors import (
     AccessDenied,
@@ -24,14 +35,131 @@ from driftline.storage.errors import (
     StorageError,
     UnknownScheme,
     UsageError,
+    has_query,
+    may_hold_secret,
 )
+from driftline.storage.objects import bucket
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
-from driftline.storage.redaction import has_query, may_hold_secret
-from driftline.storage.sources.beneath import Beneath, check_names_are_utf8
-from driftline.storage.sources.errors import raise_translated, translate
-from driftline.storage.sources.file_info import FileInfo
-from driftline.storage.sources.local_tree import list_folder, read_file, stat_file
+from driftline.storage.sources.access import SafeFolder, check_names_are_utf8
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One file: ``path`` is relative to the source and posix; ``etag`` is "" and the other metadata 0 where unknown."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    etag: str = ""
+    ctime_ns: int = 0
+    inode: int = 0
+
+
+_CREDENTIAL_ERRORS = frozenset(
+    {
+        "ClientAuthenticationError",
+        "CredentialRetrievalError",
+        "DefaultCredentialsError",
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "ProfileNotFound",
+        "RefreshError",
+        "TokenRetrievalError",
+    }
+)
+
+
+def translate(error: BaseException, where: str, what: str = "Reading failed") -> DriftlineError:
+    """``error`` as a DriftlineError about ``where``; ``what`` describes a failure that has no class of its own."""
+    if isinstance(error, DriftlineError):
+        return error
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return ObjectNotFound("Not found", where)
+    if bucket.CODE in str(error):
+        return AccessDenied(bucket.describe(str(error), ""), where, bucket.FIX)
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if isinstance(error, PermissionError) or names & _CREDENTIAL_ERRORS or _http_status(error) in (401, 403):
+        return AccessDenied("Access denied", where, f"Check credentials and permissions ({_one_line(error)}).")
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        return ObjectNotFound("Symbolic links are not followed", where)
+    return StorageError(what, where, _one_line(error))
+
+
+def raise_translated(error: BaseException, where: str, what: str = "Reading failed") -> NoReturn:
+    """Raise what ``translate`` makes of ``error``, because of it; a DriftlineError as it is, not because of itself."""
+    if isinstance(error, DriftlineError):
+        raise error
+    raise translate(error, where, what) from error
+
+
+def _http_status(error: BaseException) -> int | None:
+    """The HTTP status behind an error; S3 answers 403 under many names, so the name alone is not enough."""
+    for candidate in (error, error.__cause__):
+        response = getattr(candidate, "response", None)
+        if isinstance(response, Mapping):
+            return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
+        status = getattr(candidate, "status", None) or getattr(candidate, "code", None)
+        if isinstance(status, int):
+            return status
+    return None
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+INODE_BITS = (1 << 63) - 1
+"""What of an inode's number a signed column holds."""
+VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""Errors of a lookup through a folder that has vanished, or that is now a file or a link."""
+
+
+def list_folder(root: str, prefix: str) -> tuple[Sequence[str], Sequence[FileInfo]]:
+    """The folders (relative paths with a trailing slash) and the regular files directly in ``prefix``, each sorted.
+
+    A missing ``prefix`` is empty. Raises AccessDenied, ObjectNotFound, StorageError.
+    """
+    folders: list[str] = []
+    files: list[FileInfo] = []
+    try:
+        with SafeFolder(root) as tree:
+            for entry in tree.entries(prefix):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{prefix}{entry.name}/")
+                elif info := stat_file(tree, prefix + entry.name):
+                    files.append(info)
+    except OSError as error:
+        if not prefix or error.errno not in VANISHED:
+            raise translate(error, f"{root}/{prefix}") from error
+    return sorted(folders), sorted(files, key=lambda info: info.path)
+
+
+def stat_file(tree: SafeFolder, path: str) -> FileInfo | None:
+    """The metadata of a regular file; None if there is none. Raises AccessDenied, StorageError."""
+    try:
+        status = tree.stat(path)
+    except OSError as error:
+        if error.errno in VANISHED:
+            return None
+        raise translate(error, f"{tree.root}/{path}") from error
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return FileInfo(
+        path, status.st_size, status.st_mtime_ns, ctime_ns=status.st_ctime_ns, inode=status.st_ino & INODE_BITS
+    )
+
+
+def read_file(tree: SafeFolder, path: str) -> bytes:
+    """The bytes of a regular file. Raises ObjectNotFound, AccessDenied, StorageError."""
+    try:
+        data = tree.read(path)
+    except OSError as error:
+        raise translate(error, f"{tree.root}/{path}") from error
+    if data is None:
+        raise ObjectNotFound("Not a regular file", f"{tree.root}/{path}")
+    return data
+
 
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
@@ -130,9 +258,9 @@ class Source:
         """Whether the URI of a remote source names an object, which is no folder. False if the store does not tell."""
         return bool(self._fs.isfile(self._root)) if self._root else False
 
-    def beneath(self) -> Beneath:
+    def beneath(self) -> SafeFolder:
         """The tree of a local source, for several reads."""
-        return Beneath(self.uri)
+        return SafeFolder(self.uri)
 
     def read(self, path: str) -> bytes:
         """The bytes of a file; local links are not followed. Raises ObjectNotFound, AccessDenied, StorageError."""

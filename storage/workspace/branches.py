@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import NotIndexed, ObjectNotFound, PreconditionFailed, StorageError, UsageError
-from driftline.storage.ids import new_ulid
-from driftline.storage.lance.errors import writing
-from driftline.storage.lance.retries import persistently
+from driftline.storage.lance.errors import with_retries, writing
 from driftline.storage.layout import BASE, BRANCH, branches_directory, cut_of, lance_branch
 from driftline.storage.lines.table import CommitMarker, LineTable
+from driftline.storage.model import new_ulid
 from driftline.storage.workspace.records import BranchRecord, parse_record, read_record
 from driftline.storage.workspace.workspace import Branch, Workspace
 
@@ -144,11 +143,11 @@ def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
     with writing("Could not cut a branch", table.uri):
         for _ in range(CUT_ATTEMPTS - 1):
             try:
-                return persistently(attempt)
+                return with_retries(attempt)
             except (OSError, ValueError) as error:
                 if not _ANSWER_LOST.search(str(error)):
                     raise
-        return persistently(attempt)
+        return with_retries(attempt)
 
 
 def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[LanceDataset, CommitMarker, bytes, int]:
@@ -202,7 +201,7 @@ def delete_cut(workspace: Workspace, tenant: Entity, cut: str, index_directory: 
     """Delete what a cut that no record names holds: its branch of any table, and its manifest. Raises StorageError."""
     for table in workspace.on(()).line_tables(tenant.tenant):
         with writing("Could not delete a branch", table.uri):
-            persistently(partial(_delete_from, table, cut))
+            with_retries(partial(_delete_from, table, cut))
     if index_directory is not None:
         objects = workspace.objects
         objects.delete([info.path for info in objects.list(index_directory, temporary=True)])
@@ -221,7 +220,7 @@ def cuts_of(table: LineTable) -> dict[str, datetime]:
     """The cuts in a table of lines, and when each was made. Raises StorageError, CorruptFile."""
     if not table.exists():
         return {}
-    found = persistently(table.open().branches.list)
+    found = with_retries(table.open().branches.list)
     return {
         cut: datetime.fromtimestamp(branch["create_at"], UTC)
         for name, branch in found.items()

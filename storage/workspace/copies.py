@@ -19,8 +19,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from driftline.storage.errors import LeaseHeld, StorageError, UsageError
-from driftline.storage.ids import new_ulid
 from driftline.storage.layout import CONFIG, COPY_RECORD
+from driftline.storage.model import new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, read_record
 

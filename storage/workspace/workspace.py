@@ -1,14 +1,21 @@
-"""A workspace: the URI below which Driftline stores everything, its configuration and its sources."""
+"""A workspace: the URI below which Driftline stores everything, its configuration and its sources.
+
+The statistics of a workspace.
+
+The lease of a source, whose tokens keep growing even if its file is lost (DESIGN, "Leases").
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
-from driftline.storage.deltas.manifest import Manifest
+from driftline.storage.deltas.manifest import Manifest, token_of, totals
 from driftline.storage.entities import Entity, decode_id
 from driftline.storage.errors import (
     AlreadyExists,
@@ -20,6 +27,7 @@ from driftline.storage.errors import (
     UsageError,
     WorkspaceNotFound,
 )
+from driftline.storage.lance.vector_index import VECTOR
 from driftline.storage.layout import (
     BRANCH,
     CONFIG,
@@ -33,21 +41,58 @@ from driftline.storage.layout import (
     table_fingerprint,
     tables_directory,
 )
+from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.lines.deep_table import DeepTable
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import DeepModel, WorkspaceStats
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.sources.access import LOCAL, SourceAccess
 from driftline.storage.workspace.copies import read_copy_record
-from driftline.storage.workspace.reach import LOCAL, Reach
 from driftline.storage.workspace.records import (
     BranchRecord,
     DeepRecord,
+    RunHistory,
     SourceRecord,
     WorkspaceConfig,
     parse_record,
     read_record,
 )
-from driftline.storage.workspace.stats import collect
+
+
+def collect(
+    objects: ObjectStore,
+    config: WorkspaceConfig,
+    sources_of_workspace: Iterable[tuple[Entity, SourceRecord]],
+    tenants: Sequence[Entity],
+) -> WorkspaceStats:
+    """Collect the statistics from manifests, tables and the run history; needs only read access."""
+    sources: list[dict[str, Any]] = []
+    deltas = 0
+    for entity, record in sources_of_workspace:
+        manifest = Manifest(objects, entity)
+        rows = manifest.read(columns=["lines", "reason"])
+        indexed, lines = totals(rows)
+        deltas += len(manifest.log().deltas)
+        sources.append({"entity": str(entity), "uri": record.uri, "documents": indexed, "lines": lines})
+    index_types = set()
+    if config.fingerprint is not None:
+        tables = [LineTable(objects, tenant, config.fingerprint) for tenant in tenants]
+        known = (index for table in tables if table.exists() for index in table.open().describe_indices())
+        index_types = {index.index_type for index in known if index.name == VECTOR}
+    runs = [run for tenant in tenants if (run := RunHistory(objects, tenant).last()) is not None]
+    last = max(runs, key=lambda run: run.run_id, default=None)
+    return WorkspaceStats(
+        workspace=objects.uri,
+        total_documents=sum(source["documents"] for source in sources),
+        total_lines=sum(source["lines"] for source in sources),
+        has_index=bool(index_types),
+        index_type=min(index_types, default=None),
+        model=config.model,
+        sources=tuple(sources),
+        deltas=deltas,
+        last_run=last.model_dump(exclude={"format_version"}) if last else None,
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +130,7 @@ class Workspace:
 
     objects: ObjectStore
     config: WorkspaceConfig
-    reach: Reach = LOCAL
+    reach: SourceAccess = LOCAL
     branches: tuple[Branch, ...] = ()
 
     def on(self, branches: Iterable[Branch]) -> Workspace:
@@ -110,7 +155,9 @@ class Workspace:
         return self.lease_of(place) if self.branch_of(place) else lease_path(place.tenant, "maintenance")
 
     @classmethod
-    def open(cls, uri: str, storage_options: Mapping[str, str] | None = None, reach: Reach | None = None) -> Workspace:
+    def open(
+        cls, uri: str, storage_options: Mapping[str, str] | None = None, reach: SourceAccess | None = None
+    ) -> Workspace:
         """Open an existing workspace; readers may look at the sources within ``reach``, by default at local ones.
 
         Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
@@ -363,3 +410,45 @@ def fingerprint_mismatch(where: str, current: WorkspaceConfig, model: str) -> Fi
         where,
         "Use the same model, or embed everything again with: driftline index --reembed",
     )
+
+
+def acquire_source(workspace: Workspace, entity: Entity, run_id: str, *, wait_seconds: float = 0.0) -> Lease:
+    """Acquire the lease of ``entity``, or of its branch; as ``acquire``.
+
+    Raises LeaseHeld, LeaseLost if the branch is another cut by now, CorruptFile, WorkspaceTooNew, StorageError.
+    """
+    branch = workspace.branch_of(entity)
+    lease = acquire(
+        workspace.objects,
+        workspace.lease_of(entity),
+        run_id,
+        wait_seconds=wait_seconds,
+        known_token=lambda: _known_token(workspace, entity),
+        at_least=_record(workspace, branch).token if branch else 0,
+    )
+    if branch is not None:
+        try:
+            _record(workspace, branch)
+        except BaseException:
+            lease.release()
+            raise
+    return lease
+
+
+def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
+    """The record of the cut that holds ``branch``. Raises LeaseLost if there is none any more."""
+    record = read_record(workspace.objects, branch.record_path, BranchRecord)
+    if record is None or record.cut != branch.cut:
+        where = f"{workspace.objects.uri}/{branch.record_path}"
+        raise LeaseLost("Another run has deleted this branch, or cut it anew", where, "Run it again.")
+    return record
+
+
+def _known_token(workspace: Workspace, entity: Entity) -> int:
+    """The highest token in the commit markers and the manifest; 0 for a new source."""
+    # The first run of another source may have written fragments, and no version of the table yet.
+    tables = [table for table in workspace.line_tables(entity) if table.exists()]
+    tokens = [table.commit_marker(entity).token for table in tables]
+    with contextlib.suppress(CorruptFile):  # a repair sets the damaged file aside under this very lease
+        tokens.append(token_of(workspace.manifest(entity).max_rev()))
+    return max(tokens, default=0)

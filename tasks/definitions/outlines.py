@@ -1,20 +1,232 @@
-"""The definitions of a document: functions, classes, types, sections, keys (decision 0012)."""
+"""The definitions of a document: functions, classes, types, sections, keys (decision 0012).
+
+The sections of documents whose headings patterns find: Markdown, reStructuredText and HTML.
+
+Definitions by patterns, in languages without a grammar: lines that begin with what many languages say.
+
+The tree-sitter grammars by file extension, and the queries that find definitions (``queries/*.scm``).
+"""
 
 from __future__ import annotations
 
+import html
+import importlib
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftline.storage.lines.outline import Definition
-from driftline.tasks.definitions.grammars import BY_EXTENSION, Grammar, loaded
-from driftline.tasks.definitions.headings import HEADINGS
-from driftline.tasks.definitions.patterns import by_patterns
+from driftline.storage.lines.outline import KINDS, Definition
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
+    from tree_sitter import Language, Node, Query
+
+_KINDS = {
+    "def": "function", "func": "function", "fn": "function", "fun": "function", "sub": "function",
+    "record": "struct", "defmodule": "module", "defp": "function", "package": "module",
+}  # fmt: skip
+_DEFINITION = re.compile(
+    r"[ \t]*(?:(?:export|default|public|private|protected|internal|static|abstract|final|async|inline|local"
+    r"|pub(?:\([^)\n]*\))?)[ \t]+)*"
+    r"(def|defp|defmodule|class|func|function|fn|fun|sub|interface|struct|enum|trait|impl|module|type|record|namespace)"
+    r"[ \t]+([\w.<>:]+)[ \t]*(?:[(:{<=\[]|$|(?:struct|interface|extends|implements|for|do)\b)",
+    re.MULTILINE,
+)
+
+
+def begins_definition(line: str) -> bool:
+    """Whether a line begins the definition of a function, a class or a type."""
+    return _DEFINITION.match(line) is not None
+
+
+def by_patterns(text: str) -> list[Definition]:
+    """The definitions whose first lines look like one; each lasts until a line that is indented no deeper follows."""
+    lines = text.split("\n")
+    found: list[Definition] = []
+    open_: list[tuple[int, int]] = []  # (indent, position in found) of the definitions that hold the current line
+    for number, line in enumerate(lines):
+        bare = line.lstrip()
+        if not bare:
+            continue
+        indent = len(line) - len(bare)
+        while open_ and indent <= open_[-1][0]:
+            _, at = open_.pop()
+            closes = bare[0] in "})]" or bare.startswith("end")
+            found[at] = _until(found[at], number if closes else number - 1)
+        match = _DEFINITION.match(line)
+        if match:
+            kind = _KINDS.get(match[1], match[1])
+            name = f"{found[open_[-1][1]].name}.{match[2]}" if open_ else match[2]
+            open_.append((indent, len(found)))
+            found.append(Definition(kind if kind in KINDS else "type", name, number, number, number))
+    for _, at in open_:
+        found[at] = _until(found[at], len(lines) - 1)
+    return found
+
+
+def _until(each: Definition, last: int) -> Definition:
+    return Definition(each.kind, each.name, each.line, each.first, last)
+
+
+_SLASHES = ("//", "/*", "*", "@", "#[")
+_HASHES = ("#", "@")
+_DASHES = ("--",)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A language: its query, the package and function that give its grammar, and what lines above a definition that
+    belong to it begin with (comments, decorators, attributes)."""
+
+    language: str
+    package: str
+    function: str = "language"
+    leading: tuple[str, ...] = _SLASHES
+
+
+_PYTHON = Grammar("python", "tree_sitter_python", leading=_HASHES)
+_JAVASCRIPT = Grammar("javascript", "tree_sitter_javascript")
+_TYPESCRIPT = Grammar("typescript", "tree_sitter_typescript", "language_typescript")
+_TSX = Grammar("typescript", "tree_sitter_typescript", "language_tsx")
+_GO = Grammar("go", "tree_sitter_go")
+_RUST = Grammar("rust", "tree_sitter_rust")
+_JAVA = Grammar("java", "tree_sitter_java")
+_KOTLIN = Grammar("kotlin", "tree_sitter_kotlin")
+_C = Grammar("c", "tree_sitter_c")
+_CPP = Grammar("cpp", "tree_sitter_cpp")
+_CSHARP = Grammar("csharp", "tree_sitter_c_sharp", leading=("//", "/*", "*", "["))
+_RUBY = Grammar("ruby", "tree_sitter_ruby", leading=_HASHES)
+_PHP = Grammar("php", "tree_sitter_php", "language_php")
+_SWIFT = Grammar("swift", "tree_sitter_swift")
+_SCALA = Grammar("scala", "tree_sitter_scala")
+_BASH = Grammar("bash", "tree_sitter_bash", leading=_HASHES)
+_SQL = Grammar("sql", "tree_sitter_sql", leading=_DASHES)
+_YAML = Grammar("yaml", "tree_sitter_yaml", leading=_HASHES)
+_TOML = Grammar("toml", "tree_sitter_toml", leading=_HASHES)
+
+BY_EXTENSION: dict[str, Grammar] = {
+    **dict.fromkeys(("py", "pyi", "pyw"), _PYTHON),
+    **dict.fromkeys(("js", "jsx", "mjs", "cjs"), _JAVASCRIPT),
+    **dict.fromkeys(("ts", "mts", "cts"), _TYPESCRIPT),
+    "tsx": _TSX,
+    "go": _GO,
+    "rs": _RUST,
+    "java": _JAVA,
+    **dict.fromkeys(("kt", "kts"), _KOTLIN),
+    "c": _C,
+    **dict.fromkeys(("h", "cc", "cpp", "cxx", "hh", "hpp", "hxx", "ipp", "cu", "cuh"), _CPP),
+    "cs": _CSHARP,
+    **dict.fromkeys(("rb", "rake", "gemspec"), _RUBY),
+    "php": _PHP,
+    "swift": _SWIFT,
+    **dict.fromkeys(("scala", "sc", "sbt"), _SCALA),
+    **dict.fromkeys(("sh", "bash"), _BASH),
+    "sql": _SQL,
+    **dict.fromkeys(("yaml", "yml"), _YAML),
+    "toml": _TOML,
+}
+"""Headers of C are parsed as C++, which reads nearly all of them."""
+
+
+@cache
+def loaded(grammar: Grammar) -> tuple[Language, Query]:
+    """The grammar, and its query; once in a process."""
+    from tree_sitter import Language, Query
+
+    language = Language(getattr(importlib.import_module(grammar.package), grammar.function)())
+    source = Path(__file__).with_name("queries") / f"{grammar.language}.scm"
+    return language, Query(language, source.read_text("utf-8"))
+
+
+SEPARATOR = " > "
+MAX_HEADING_CHARACTERS = 120
+_UNDERLINE = re.compile(r"([=\-~^\"'`#*+:.<>_])\1{2,}\s*")
+_ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*")
+_SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+_NO_PARAGRAPH = re.compile(r" {4}|\t| {0,3}(?:[-+*>|]|\d+[.)])(?:[ \t]|$)")
+_HTML_HEADING = re.compile(r"<h([1-6])\b[^>]*>(.*?)</h\1\s*>", re.IGNORECASE | re.DOTALL)
+_MARKUP = re.compile(r"<[^>]*>|[`*]|\]\([^)]*\)|\[(?=[^\]]*\]\()")
+_TAG = re.compile(r"<[^>]*>")
+
+
+def markdown_sections(text: str) -> list[Definition]:
+    """Headings that begin with ``#``, and those that are underlined (CommonMark); none in a fence of code."""
+    lines = text.split("\n")
+    fence = "---" if lines[0] == "---" and "---" in lines[1:] else ""  # front matter
+    headings: list[tuple[int, int, str]] = []
+    for at, line in enumerate(lines):
+        marks = _FENCE.fullmatch(line)
+        if fence:
+            closes = marks and marks[1].startswith(fence) and not marks[2].strip()
+            fence = "" if closes or (fence == "---" == line and at) else fence
+        elif marks:
+            fence = marks[1]
+        elif (atx := _ATX.fullmatch(line)) and atx[2]:
+            headings.append((len(atx[1]), at, atx[2]))
+        elif at and (under := _SETEXT.fullmatch(line)) and lines[at - 1].strip():
+            above = lines[at - 1]
+            if not (_NO_PARAGRAPH.match(above) or _ATX.fullmatch(above) or _SETEXT.fullmatch(above)):
+                headings.append((1 if under[1][0] == "=" else 2, at - 1, above))
+    return _nested(headings, text)
+
+
+def rst_sections(text: str) -> list[Definition]:
+    """Titles with an underline; the order in which underlines first appear is that of their levels (docutils)."""
+    lines = text.split("\n")
+    levels: dict[str, int] = {}
+    headings: list[tuple[int, int, str]] = []
+    for at, (title, below) in enumerate(pairwise(lines)):
+        if not title.strip() or title[0].isspace() or _UNDERLINE.fullmatch(title):
+            continue
+        if _UNDERLINE.fullmatch(below) and len(below.rstrip()) >= len(title.rstrip()):
+            overlined = at > 0 and _UNDERLINE.fullmatch(lines[at - 1]) is not None and lines[at - 1][0] == below[0]
+            level = levels.setdefault(below[0] * (1 + overlined), len(levels))
+            headings.append((level, at, title))
+    return _nested(headings, text)
+
+
+def html_sections(text: str) -> list[Definition]:
+    """The headings ``h1`` to ``h6``."""
+
+    def found() -> Iterator[tuple[int, int, str]]:
+        line = counted = 0
+        for match in _HTML_HEADING.finditer(text):
+            line += text.count("\n", counted, match.start())
+            counted = match.start()
+            yield int(match[1]), line, html.unescape(_TAG.sub("", match[2]))
+
+    return _nested([*found()], text)
+
+
+def _nested(headings: Sequence[tuple[int, int, str]], text: str) -> list[Definition]:
+    """Sections from ``(level, line, title)``; each lasts until the next heading of its level or above."""
+    end = text.count("\n") + (not text.endswith("\n"))
+    found: list[Definition] = []
+    around: list[tuple[int, int]] = []  # (level, position in found)
+    for level, line, heading in headings:
+        while around and around[-1][0] >= level:
+            _, at = around.pop()
+            found[at] = replace(found[at], last=max(found[at].line, line - 1))
+        title = " ".join(_MARKUP.sub("", heading).split())[:MAX_HEADING_CHARACTERS]
+        name = SEPARATOR.join((found[around[-1][1]].name, title)) if around else title
+        around.append((level, len(found)))
+        found.append(Definition("section", name, line, line, max(line, end - 1)))
+    return found
+
+
+HEADINGS: dict[str, Callable[[str], list[Definition]]] = {
+    "md": markdown_sections,
+    "markdown": markdown_sections,
+    "rst": rst_sections,
+    "html": html_sections,
+    "htm": html_sections,
+}
+
 
 MAX_PARSED_CHARACTERS = 1_000_000
 """Larger files are generated code or data; patterns are enough for them."""

@@ -19,8 +19,8 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.redaction import redacted
-from driftline.storage.sources.beneath import Beneath
+from driftline.storage.errors import redacted
+from driftline.storage.sources.access import SafeFolder
 from driftline.tasks.git.isolation import (
     Repository,
     Running,
@@ -183,7 +183,7 @@ class NestedRepository:
         return f"{self.common_dir}/info/exclude"
 
 
-def find_nested(tree: Beneath, folder: str) -> NestedRepository | None:
+def find_nested(tree: SafeFolder, folder: str) -> NestedRepository | None:
     """What the ``.git`` in ``folder`` of a source makes of it: None if it is no repository, as git judges."""
     entry = f"{tree.root.rstrip('/')}/{folder}.git"
     git_dir = entry

@@ -1,8 +1,15 @@
-"""Embed one batch of documents: read, hash, decode, split, embed, write fragments (DESIGN, "Index run", step 4)."""
+"""Embed one batch of documents: read, hash, decode, split, embed, write fragments (DESIGN, "Index run", step 4).
+
+Read the files of a batch: consistent bytes and metadata, or the reason why a file cannot be indexed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,17 +18,90 @@ import pyarrow as pa
 
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
-from driftline.storage.model import DocumentState, ManifestRow, SkipReason
-from driftline.storage.sources.source import Source
-from driftline.tasks.definitions.beside import definitions_beside
-from driftline.tasks.embedding.context import TaskContext
-from driftline.tasks.indexing.reading import ReadFile, read_all
-from driftline.tasks.indexing.reuse import Donated, Donations, copy_rows
-from driftline.tasks.indexing.rows import line_rows
-from driftline.tasks.scanning.diff import classify
+from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
+from driftline.storage.model import DocumentState, ManifestRow, SkipReason, content_hash
+from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
+from driftline.tasks.definitions.worker import definitions_in_worker
+from driftline.tasks.embedding.context import Stopwatch, TaskContext
+from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
+from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
 from driftline.tasks.scanning.ignore import holds_key
-from driftline.tasks.stopwatch import Stopwatch
-from driftline.tasks.text import decode, has_replaced_bytes, split_documents
+from driftline.tasks.text import MAX_TEXT_BYTES, decode, has_replaced_bytes, split_documents
+
+READ_ATTEMPTS = 3
+_STATUS = ("size_bytes", "mtime_ns", "ctime_ns", "inode")
+_MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """The metadata, bytes and hash of a file. A ``racy`` file may change again within the same tick of its clock."""
+
+    info: FileInfo
+    data: bytes
+    content_hash: str
+    racy: bool
+
+
+def read_all(
+    source: Source, changes: Sequence[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], ReadFile | SkipReason]]:
+    """Each of ``changes`` (``diff.CHANGE_SCHEMA``) with its file or skip reason, in order. Raises StorageError."""
+    files = (_read_local(source, change) for change in changes) if source.is_local else _read_remote(source, changes)
+    return zip(changes, map(_checked, files), strict=True)
+
+
+def _checked(read: ReadFile | SkipReason) -> ReadFile | SkipReason:
+    """A file may have grown since the listing."""
+    return SkipReason.TOO_LARGE if isinstance(read, ReadFile) and len(read.data) > MAX_TEXT_BYTES else read
+
+
+def _read_remote(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[ReadFile | SkipReason]:
+    for change, data in zip(changes, source.read_many([c["path"] for c in changes]), strict=True):
+        if isinstance(data, (ObjectNotFound, SourceNotFound)):
+            yield SkipReason.UNSTABLE
+        elif isinstance(data, AccessDenied):
+            yield SkipReason.UNREADABLE
+        elif isinstance(data, DriftlineError):
+            raise data
+        else:
+            yield _as_listed(change, data)
+
+
+def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason:
+    """Read a local file between two equal stats."""
+    path = change["path"]
+    for _ in range(READ_ATTEMPTS):
+        started_ns = time.time_ns()
+        try:
+            with source.beneath() as tree:
+                before = stat_file(tree, path)
+                data = read_file(tree, path)
+                after = stat_file(tree, path)
+        except ObjectNotFound:
+            return SkipReason.UNSTABLE
+        except (AccessDenied, SourceNotFound, StorageError):
+            return SkipReason.UNREADABLE
+        if before is None or after is None:
+            return SkipReason.UNSTABLE
+        if before == after and len(data) == after.size_bytes:
+            as_listed = all(getattr(after, name) == change[name] for name in _STATUS)
+            info = replace(after, path=path, etag=change["etag"] if as_listed else "")
+            young = after.mtime_ns > started_ns - RACY_NS or after.ctime_ns > started_ns - CTIME_TICK_NS
+            racy = not info.etag and young
+            return ReadFile(info, data, content_hash(data), racy)
+    return SkipReason.UNSTABLE
+
+
+def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
+    """A file of a store, with the etag of the listing unless size or MD5 show another version."""
+    digest = _MD5_ETAG.fullmatch(change["etag"])
+    same = len(data) == change["size_bytes"] and (
+        digest is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]
+    )
+    info = FileInfo(change["path"], len(data), change["mtime_ns"], change["etag"] if same else "")
+    return ReadFile(info, data, content_hash(data), racy=not info.etag)
+
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +163,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
             )
     if lines is not None and not spec.dry_run:
         documents = [(meta.path, text) for meta, text in zip(embedded, drafts.texts, strict=True)]
-        outlined = definitions_beside(documents, allowed=context.has_cores_to_spare)
+        outlined = definitions_in_worker(documents, allowed=context.has_cores_to_spare)
         with watch.phase("embed"):
             vectors = context.embedder.embed(lines.text, np.float16)
         counts = np.bincount(lines.doc_index.to_numpy(), minlength=len(embedded))

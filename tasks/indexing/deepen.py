@@ -16,7 +16,7 @@ from driftline.storage.lines.deep_table import schema
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode
 from driftline.storage.model import DeepModel
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.deep.texts import definition_text
+from driftline.tasks.deep.files import definition_text
 from driftline.tasks.deep.transformer import load_transformer
 from driftline.tasks.embedding.context import TaskContext
 from driftline.tasks.indexing.rows import extension, parent_dirs

@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import NotIndexed, UsageError
-from driftline.storage.ids import new_ulid
 from driftline.storage.lines.queries import LineFilter, nearest_lines
-from driftline.storage.model import CURRENT_EMBEDDING_VERSION, DocMeta, LineEmbedding, ManifestRow
+from driftline.storage.model import CURRENT_EMBEDDING_VERSION, DocMeta, LineEmbedding, ManifestRow, new_ulid
 from driftline.storage.workspace.records import SourceRecord
-from driftline.storage.workspace.source_lease import acquire_source
-from driftline.storage.workspace.workspace import Workspace
+from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.embedding.models import model_of
-from driftline.tasks.indexing.committer import ChangeSet, Committer, settle
+from driftline.tasks.indexing.commit import ChangeSet, Committer, settle
 from driftline.tasks.indexing.rows import line_rows
 
 OWN_SOURCE = "source:lines"

@@ -1,23 +1,192 @@
-"""Check the consistency of a workspace: documents against lines, lines against documents, indexes against both."""
+"""Check the consistency of a workspace: documents against lines, lines against documents, indexes against both.
+
+Check the branches of sources: each cut must hold the lines of its documents (decision 0015).
+
+Remove the findings of a verification, so that an index run can complete the repair (DESIGN, "Verification").
+
+Rebuilds a lost ``_workspace.json`` from what the workspace holds (DESIGN, "Verification").
+"""
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from driftline.storage.deltas.delta_index import ADD
+from driftline.storage.deltas.manifest import SCHEMA, Manifest
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CorruptFile
-from driftline.storage.lance.beside import ProcessDied, survived
-from driftline.storage.layout import lease_path, leased_entity
-from driftline.storage.leases.lease import Sighting, look
+from driftline.storage.errors import AlreadyExists, CorruptFile, ObjectNotFound, PreconditionFailed, StorageError
+from driftline.storage.lance.table import quote
+from driftline.storage.lance.worker import ProcessDied, survived
+from driftline.storage.layout import CONFIG, SOURCE, branch_lease_path, lease_path, leased_entity
+from driftline.storage.leases.lease import Sighting, acquire, look
+from driftline.storage.lines.indexes import drop, maintain
 from driftline.storage.lines.inventory import EMPTY, Inventory, check_indexes, index_names, take_inventory
 from driftline.storage.lines.table import LineTable
-from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.verify_branches import check_branches
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.branches import branch_at, branch_records
+from driftline.storage.workspace.records import BranchRecord, WorkspaceConfig, read_record
+from driftline.storage.workspace.workspace import Workspace, acquire_source
+from driftline.tasks.indexing.commit import ChangeSet, Committer, settle
+
+_COLUMNS = ["path", "hash", "lines", "reason"]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchFinding:
+    """A branch that does not hold what it says, and in what way."""
+
+    entity: Entity
+    name: str
+    detail: str
+
+
+def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFinding]:
+    """The branches of a tenant that are inconsistent; those that a run works on are not judged.
+
+    It compares the lines of each document that differs from the main index, and the number of all others.
+    Raises CorruptFile for a record that cannot be read, StorageError.
+    """
+    for entity, _ in workspace.readable_sources(tenant):
+        for record in branch_records(workspace, entity):
+            if not look(workspace.objects, branch_lease_path(entity, record.name)).is_free:
+                continue
+            if record.fingerprint != workspace.config.fingerprint:
+                continue  # the next run of the branch cuts it anew
+            try:
+                detail = survived(_difference, workspace.on([branch_at(entity, record)]), entity, record)
+            except (CorruptFile, StorageError) as error:
+                detail = str(error)
+            if detail:
+                yield BranchFinding(entity, record.name, detail)
+
+
+def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> str:
+    documents, table = workspace.manifest(entity), workspace.lines(entity)
+    expected = pc.sum(documents.read(columns=["lines"])["lines"], min_count=0).as_py()
+    actual = table.count(f"entity = {quote(str(entity))}")
+    if expected != actual:
+        return f"{actual:,} lines of {expected:,}"
+    changed = documents.changes_since(record.main_revision, columns=_COLUMNS)
+    there = changed.filter(pc.and_(pc.equal(changed["op"], ADD), pc.greater(changed["lines"], 0)))
+    rows = table.of_documents(entity, changed["path"].to_pylist()).select(["path", "hash"])
+    counted = rows.group_by(["path", "hash"]).aggregate([([], "count_all")])
+    found = _triples(counted["path"], counted["hash"], counted["count_all"])
+    wrong = _triples(there["path"], there["hash"], there["lines"]) ^ found
+    return f"the lines of {min(wrong)[0]} are not those of its document" if wrong else ""
+
+
+def _triples(*columns: pa.ChunkedArray) -> set[tuple[str, str, int]]:
+    return set(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+DAMAGED_PREFIX = "_damaged_"
+
+
+def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
+    """Rename a damaged base, delta, record or lease of ``entity``, so that the rest is readable. Raises LeaseHeld.
+
+    The lines of its documents, or the next index run, reveal what is missing. Returns whether a file was renamed.
+    """
+    directory, _, name = path.rpartition("/")
+    objects = workspace.objects
+    if path == lease_path(entity):
+        # Whoever still holds it loses it: the token of the next lease, which continues from the index, fences them.
+        with contextlib.suppress(ObjectNotFound):
+            objects.create(f"{path}.{DAMAGED_PREFIX}{run_id}", objects.get(path))
+            objects.delete([path])
+            return True
+        return False
+    if directory != entity.directory or not name.startswith(("_index", SOURCE)):
+        return False
+    with acquire_source(workspace, entity, run_id), contextlib.suppress(ObjectNotFound):
+        objects.create(f"{directory}/{DAMAGED_PREFIX}{run_id}_{name}", objects.get(path))
+        objects.delete([path])
+        return True
+    return False
+
+
+def set_table_aside(workspace: Workspace, tenant: Entity, fingerprint: str, run_id: str) -> int:
+    """Drop what cannot be read of the table of ``fingerprint``; returns how many versions and fragments those were.
+
+    The manifests then reveal the documents whose lines are missing. Raises LeaseHeld, StorageError.
+    """
+    with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
+        return workspace.lines(tenant, fingerprint).set_damage_aside(f".{DAMAGED_PREFIX}{run_id}")
+
+
+def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
+    """Settle ``entity``, and remove the documents ``paths`` from each table, by fingerprint. Raises LeaseHeld.
+
+    A table without documents to remove gets a new commit marker, so that there is exactly one.
+    """
+    with acquire_source(workspace, entity, run_id) as lease:
+        settle(workspace, entity, lease)
+        batch = 0
+        for fingerprint, names in sorted(paths.items()):
+            table = workspace.lines(entity, fingerprint)
+            if not names:
+                table.fence(entity, lease.token)
+                continue
+            committer = Committer(workspace, entity, lease, run_id, table, workspace.config.dim or 0, batch=batch)
+            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(sorted(names))))
+            batch = committer.batch
+
+
+def repair_indexes(workspace: Workspace, tenant: Entity, names: Sequence[str], run_id: str) -> None:
+    """Rebuild the search indexes ``names`` of the serving table. Raises LeaseHeld."""
+    with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
+        table = workspace.lines(tenant)
+        drop(table, names)
+        maintain(table)
+
+
+def config_is_lost(objects: ObjectStore) -> bool:
+    """Whether a workspace lies here whose configuration is missing or damaged. Raises WorkspaceTooNew."""
+    try:
+        config = read_record(objects, CONFIG, WorkspaceConfig)
+    except CorruptFile:
+        return True
+    return config is None and bool(Workspace(objects, WorkspaceConfig()).tenants())
+
+
+def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None = None) -> None:
+    """Write a lost configuration again; ``workspace_id`` is what the memory catalog says, if there is one.
+
+    The embedding is that of most documents. The name of its model is unknown until the next run chooses the model.
+    Raises StorageError.
+    """
+    config = WorkspaceConfig() if workspace_id is None else WorkspaceConfig(workspace_id=workspace_id)
+    fingerprint, dim = _embedding(Workspace(objects, config))
+    data = config.model_copy(update={"fingerprint": fingerprint, "dim": dim}).model_dump_json(indent=1).encode()
+    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # somebody else has written it meanwhile
+        try:
+            damaged, version = objects.get_versioned(CONFIG)
+        except ObjectNotFound:
+            objects.create(CONFIG, data)
+        else:
+            objects.create(f"_damaged_{run_id}{CONFIG}", damaged)
+            objects.replace(CONFIG, data, version)
+
+
+def _embedding(workspace: Workspace) -> tuple[str | None, int | None]:
+    counts: Counter[str] = Counter()
+    for entity in workspace.entities():
+        with contextlib.suppress(CorruptFile):
+            rows = Manifest(workspace.objects, entity).read(columns=["fingerprint"])
+            counts.update(filter(None, rows["fingerprint"].to_pylist()))
+    for fingerprint, _ in counts.most_common():
+        for tenant in workspace.tenants():
+            table = LineTable(workspace.objects, tenant, fingerprint)
+            if table.exists():
+                return fingerprint, int(table.open().schema.field("vector").type.list_size)
+    return None, None
 
 
 class FindingKind(enum.StrEnum):

@@ -12,7 +12,7 @@ from functools import partial
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile
-from driftline.storage.lance.beside import survived
+from driftline.storage.lance.worker import survived
 from driftline.storage.layout import Kind, parse_name
 from driftline.storage.memory import upkeep as memory_upkeep
 from driftline.storage.memory.catalog import entities as entity_tree

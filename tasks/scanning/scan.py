@@ -1,25 +1,184 @@
-"""Scan a part of a source: list it and compare it with its slice of the manifest."""
+"""Scan a part of a source: list it and compare it with its slice of the manifest.
+
+Scan one partition of a source against its slice of the manifest, on any worker.
+
+Limit a run to the paths that git reports as changed since the last indexed commit (DESIGN, "After a commit").
+
+Which source a file belongs to that several sources of a tenant select: the one whose folder is nearest to it.
+
+Of two sources over one folder the one that comes first by its entity has it. So one file is one document, whatever the
+order in which sources are indexed.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import os
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from itertools import islice, takewhile
+from operator import itemgetter
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.model import SkipReason
-from driftline.storage.sources.file_info import FileInfo
-from driftline.storage.sources.source import Source
-from driftline.tasks.git.work_tree import TrackedFiles, clean_blobs, find_work_tree
-from driftline.tasks.scanning.claims import Claim, claimed
+from driftline.storage.deltas.manifest import SCHEMA
+from driftline.storage.entities import Entity
+from driftline.storage.model import SkipReason, content_hash
+from driftline.storage.sources.source import FileInfo, Source
+from driftline.storage.workspace.records import IndexedCommit, SourceRecord
+from driftline.tasks.embedding.context import TaskContext
+from driftline.tasks.git.commits import ChangedPaths, Commit, changes_between, changes_on_disk, head, union
+from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, clean_blobs, find_work_tree
 from driftline.tasks.scanning.diff import SKIPPED_SCHEMA, Diff, diff
-from driftline.tasks.scanning.ignore import Matcher, Rules
+from driftline.tasks.scanning.ignore import IGNORE_FILES, Matcher, Rules
 from driftline.tasks.scanning.walk import Listing, Subtree, Walk, above_and_self
 from driftline.tasks.text import MAX_TEXT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Files below ``prefix`` ("" or a folder with a trailing slash) that ``rules`` admit belong to another source."""
+
+    prefix: str
+    rules: Rules
+
+    @property
+    def is_whole(self) -> bool:
+        return self.rules == Rules()
+
+    def covers(self, paths: pa.Array) -> NDArray[np.bool_]:
+        """``(n,) bool``: the paths, relative to the source that loses them, which the claim takes."""
+        below = np.asarray(pc.starts_with(paths, self.prefix).to_numpy(zero_copy_only=False), dtype=bool)
+        if not self.is_whole and below.any():
+            inside = pc.utf8_slice_codeunits(paths.filter(pa.array(below)), len(self.prefix))
+            below[np.flatnonzero(below)] = ~Matcher(self.rules).excluded(inside)
+        return below
+
+
+def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
+    """``(n,) bool``: the paths that any of ``claims`` covers."""
+    taken = np.zeros(len(paths), dtype=bool)
+    for claim in claims:
+        taken |= claim.covers(paths)
+    return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The sources of a workspace by their folders, so that those that may share files are found among many."""
+
+    records: Mapping[Entity, SourceRecord]
+    _sorted: list[tuple[str, Entity]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_sorted", sorted((_root(record.uri), e) for e, record in self.records.items()))
+
+    def at_or_below(self, uri: str) -> list[Entity]:
+        """The sources whose folder is ``uri``, or lies in it."""
+        root = _root(uri)
+        start = bisect_left(self._sorted, root, key=itemgetter(0))
+        return [
+            entity for _, entity in takewhile(lambda item: item[0].startswith(root), islice(self._sorted, start, None))
+        ]
+
+    def at_or_above(self, uri: str) -> list[Entity]:
+        """The sources whose folder is ``uri``, or holds it."""
+        root = _root(uri)
+        lengths = [at + 1 for at, character in enumerate(root) if character == "/"]
+        found: list[Entity] = []
+        for folder in (root[:length] for length in lengths):
+            start = bisect_left(self._sorted, folder, key=itemgetter(0))
+            end = bisect_right(self._sorted, folder, start, key=itemgetter(0))
+            found += [entity for _, entity in self._sorted[start:end]]
+        return found
+
+    def claims_on(self, entity: Entity, record: SourceRecord) -> tuple[Claim, ...]:
+        """What other sources of the tenant have of the files below the folder of ``record``."""
+        others = (other for other in self.at_or_below(record.uri) if other != entity)
+        claims = (claim_of(other, self.records[other], entity, record) for other in others)
+        return tuple(claim for claim in claims if claim is not None)
+
+
+def claim_of(entity: Entity, record: SourceRecord, on: Entity, loser: SourceRecord) -> Claim | None:
+    """What ``record`` has of the files of another source; None if it has none, or yields to that one."""
+    inside = below(loser.uri, record.uri)
+    if inside is None or entity.tenant != on.tenant or (not inside and str(entity) >= str(on)):
+        return None
+    return Claim(f"{inside}/" if inside else "", Rules(record.include, record.exclude))
+
+
+def below(folder: str, path: str) -> str | None:
+    """A path or URI relative to ``folder`` ("" for itself), None if it lies elsewhere."""
+    if path == folder:
+        return ""
+    root = _root(folder)
+    return path[len(root) :] if path.startswith(root) else None
+
+
+def _root(uri: str) -> str:
+    return uri.rstrip("/") + "/"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTreeAtCommit:
+    """A work tree and the commit that is checked out when a run begins.
+
+    ``scanned_with`` is a hash of all settings that decide what a run indexes. A run with another one scans everything.
+    """
+
+    tree: WorkTree
+    commit: Commit
+    scanned_with: str
+
+    @classmethod
+    def look(cls, root: str, rules: object) -> Self | None:
+        """The work tree that contains ``root``, or None; the ``repr`` of ``rules`` identifies them."""
+        tree = find_work_tree(root)
+        commit = head(root) if tree is not None else None
+        if tree is None or commit is None:
+            return None
+        settings = repr((rules, tree.prefix, version("driftline"))).encode() + _read(tree.exclude)
+        settings += b"\0" + _read(tree.excludes)
+        return cls(tree, commit, content_hash(settings))
+
+    def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
+        """The paths to scan so that an index that was exact at ``last`` is exact for the disk.
+
+        ``token`` is that of the current lease, or None for a dry run, which holds no lease and may miss changes.
+        """
+        if last is None:
+            return ChangedPaths(None, "no indexed commit is recorded")
+        if token is not None and last.token != token - 1:
+            return ChangedPaths(None, "another run has worked on the source since")
+        if last.scanned_with != self.scanned_with:
+            return ChangedPaths(None, "the source was indexed with other settings")
+        return union(
+            changes_between(self.tree, last.id, self.commit.id, ignore_files=IGNORE_FILES),
+            changes_on_disk(self.tree, ignore_files=IGNORE_FILES),
+        )
+
+    def reached(self, token: int) -> IndexedCommit | None:
+        """The commit to record at the end of the run; None unless the disk is still at it."""
+        if head(self.tree.root) != self.commit or changes_on_disk(self.tree, ignore_files=IGNORE_FILES).paths != ():
+            return None
+        return IndexedCommit(
+            id=self.commit.id, committed=self.commit.committed, token=token, scanned_with=self.scanned_with
+        )
+
+
+def _read(path: str) -> bytes:
+    if not os.path.isfile(path):
+        return b""
+    with open(path, "rb") as file:
+        return file.read()
+
 
 log = logging.getLogger(__name__)
 
@@ -223,3 +382,26 @@ def _subfolders_remote(source: Source, prefixes: Sequence[str]) -> list[str]:
             return []
         subfolders += filter(_is_plain, folders)
     return subfolders
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSpec:
+    """A part of a source; ``now_ns`` is the start of the scan. With ``paths`` only these files are scanned."""
+
+    scan: ScanSpec
+    entity: Entity
+    now_ns: int
+    paths: tuple[str, ...] | None = None
+
+
+def scan_partition(spec: PartitionSpec, context: TaskContext) -> ScanResult:
+    """List the partition and compare it with its slice of the manifest. Raises StorageError."""
+    started = time.monotonic()
+    return replace(_scan(spec, context), seconds=time.monotonic() - started)
+
+
+def _scan(spec: PartitionSpec, context: TaskContext) -> ScanResult:
+    manifest = context.workspace.manifest(spec.entity)
+    if spec.paths is not None:
+        return scan_paths(spec.scan, spec.paths, manifest.get, now_ns=spec.now_ns)
+    return scan(spec.scan, lambda prefixes: manifest.read(prefixes, columns=SCHEMA.names), now_ns=spec.now_ns)

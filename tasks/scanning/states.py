@@ -10,16 +10,14 @@ import pyarrow as pa
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, DriftlineError, ModelNotFound, UsageError
-from driftline.storage.ids import content_hash
-from driftline.storage.model import DocumentState
+from driftline.storage.model import DocumentState, content_hash
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
-from driftline.tasks.scanning.claims import Neighbours
 from driftline.tasks.scanning.diff import classify
 from driftline.tasks.scanning.ignore import Rules
-from driftline.tasks.scanning.scan import ScanSpec, scan_paths
+from driftline.tasks.scanning.scan import Neighbours, ScanSpec, scan_paths
 
 
 def analyze_document_states(

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from driftline.storage.errors import StorageError
 from driftline.storage.model import SkipReason
-from driftline.storage.sources.beneath import Beneath, read_regular
-from driftline.storage.sources.local_tree import INODE_BITS, VANISHED
+from driftline.storage.sources.access import SafeFolder, read_regular
+from driftline.storage.sources.source import INODE_BITS, VANISHED
 from driftline.tasks.git.isolation import excludes_file
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, find_nested, tracked_in
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
@@ -160,7 +160,7 @@ class Walk:
         tracked: TrackedFiles | None = None,
     ) -> None:
         self._root = root.rstrip("/")
-        self._tree = Beneath(root)
+        self._tree = SafeFolder(root)
         # Patterns of folders above the source are relative to them, so paths are matched from the top of the work tree.
         self._above = work_tree.prefix if work_tree else ""
         self._matcher = Matcher(rules, self._above)

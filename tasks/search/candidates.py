@@ -1,9 +1,12 @@
-"""The lines among which a hybrid search chooses: those of the best blocks by words, and the nearest by meaning."""
+"""The lines among which a hybrid search chooses: those of the best blocks by words, and the nearest by meaning.
+
+The best of a search's candidates, best first (DESIGN, "Search").
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -14,8 +17,22 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode
 from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
-from driftline.storage.lines.words import telling_words, terms_asked
-from driftline.tasks.search.ranking import CandidateLines, count_words
+from driftline.storage.lines.words import telling_words, terms, terms_asked
+from driftline.storage.model import Embedder
+from driftline.tasks.definitions.outlines import begins_definition
+from driftline.tasks.search.filters import ALL_LINES, LineKinds, is_prose, is_test
+from driftline.tasks.search.ranking import (
+    WEIGHTS,
+    CandidateLines,
+    Reach,
+    Weights,
+    count_words,
+    document_scores,
+    line_scores,
+    meaning_scores,
+    text_scores,
+    word_weights,
+)
 
 Document = tuple[str, str, str]
 """Entity, path and hash."""
@@ -202,3 +219,133 @@ def _places(document: NDArray[np.int64], number: NDArray[np.int64], column: NDAr
 
 def _documents(rows: pa.Table) -> list[Document]:
     return list(zip(*(rows[name].to_pylist() for name in ("entity", "path", "hash")), strict=True))
+
+
+JUDGED_LINES = 20
+"""For each result wanted, so many lines with the best words are also judged by their meaning."""
+MIN_RESULTS = 10
+DISTANCE_DIGITS = 6
+"""Sums of float32 in another order differ behind it: a line that is the query itself has the distance 0."""
+_ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
+
+
+def rank(
+    vector: NDArray[np.float32],
+    candidates: Candidates,
+    blocks: pa.Table,
+    embedder: Embedder,
+    *,
+    top_k: int,
+    meaning: bool = True,
+    only: LineKinds = ALL_LINES,
+    weights: Weights = WEIGHTS,
+) -> Iterator[dict[str, Any]]:
+    """The best of ``candidates``, which are of ``blocks`` (``lines_of``) and others (``gather``), best first.
+
+    They are rows of ``storage.queries.nearest_lines`` with a ``relevance``, by which they are ordered, and a ``fit``,
+    which leaves their neighbours out. ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, words alone
+    decide, and lines without any are left out, as those are that ``only`` does not allow.
+    """
+    if not len(candidates):
+        return iter(())
+    lines, texts = candidates.lines, candidates.texts
+    of_words, of_own_words = _text_scores(candidates, blocks, weights)
+    allowed = _allowed(candidates, only)
+    chosen = np.flatnonzero((of_words > 0) & allowed)
+    chosen = chosen[np.argsort(-of_words[chosen], kind="stable")][: JUDGED_LINES * max(top_k, MIN_RESULTS)]
+    if meaning:
+        chosen = np.union1d(chosen, np.flatnonzero(candidates.near & allowed))
+    relevance, fit = of_words[chosen], of_own_words[chosen]
+    if not meaning:
+        own_cosines = embedder.embed([texts[number] for number in chosen.tolist()]) @ vector
+    else:
+        prose = _of_documents(candidates, is_prose)[lines.document[chosen]]
+        prose &= (relevance > 0).any()  # without words, all are judged alike
+        own_cosines, gain, own_gain = np.zeros((3, len(chosen)), np.float32)
+        for kind, rows in ((weights.code, np.flatnonzero(~prose)), (weights.prose, np.flatnonzero(prose))):
+            if len(rows):
+                own_cosines[rows], gain[rows] = _meaning(candidates, chosen[rows], kind, vector, embedder)
+                own_gain[rows] = kind[0].weight * own_cosines[rows]
+        bonus = weights.definition * (_begins_definition(candidates, chosen) & (relevance > 0) & ~prose)
+        relevance, fit = relevance + gain + bonus, fit + own_gain + bonus
+    if not _ASKS_FOR_TESTS & {*candidates.words}:
+        relevance = relevance + weights.test * _of_documents(candidates, is_test)[lines.document[chosen]]
+    return (
+        {
+            **candidates.row(chosen[i]),
+            "distance": round(1 - float(own_cosines[i]), DISTANCE_DIGITS),
+            "relevance": float(relevance[i]),
+            "fit": float(fit[i]),
+        }
+        for i in np.argsort(-relevance, kind="stable").tolist()
+    )
+
+
+def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
+    """``(n,)``: the lines that ``only`` allows."""
+    if only == ALL_LINES:
+        return np.ones(len(candidates), np.bool_)
+    paths, numbers = [path for _, path, _ in candidates.documents], candidates.lines.number.tolist()
+    documents = candidates.lines.document.tolist()
+    found = (
+        only.allow(candidates.definition_of(at), numbers[at], paths[documents[at]]) for at in range(len(candidates))
+    )
+    return np.fromiter(found, np.bool_, len(candidates))
+
+
+def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArray[np.bool_]:
+    """``(d,)``: whether it holds of the path of each document."""
+    return np.fromiter((holds(path) for _, path, _ in candidates.documents), np.bool_, len(candidates.documents))
+
+
+def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """``(n,)``: which of the ``chosen`` rows of candidates begin the definition of a function, a class or a type."""
+
+    def begins(at: int) -> bool:
+        if candidates.definition[at] == UNKNOWN:
+            return begins_definition(candidates.texts[at])
+        found = candidates.definition_of(at)
+        return found is not None and found.line == candidates.lines.number[at] and found.is_code
+
+    return np.fromiter(map(begins, chosen.tolist()), np.bool_, len(chosen))
+
+
+def _meaning(
+    candidates: Candidates,
+    chosen: NDArray[np.int64],
+    meaning: Sequence[Reach],
+    vector: NDArray[np.float32],
+    embedder: Embedder,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """``(n,)`` each, of the ``chosen`` rows of candidates: their cosines, and their ``meaning_scores``."""
+    farthest = max(reach.lines for reach in meaning)
+    around = np.unique((chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1))
+    vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
+    at = np.searchsorted(around, chosen)  # where the chosen ones are among those around them
+    lines = CandidateLines(candidates.lines.document[around], candidates.lines.number[around])
+    return vectors[at] @ vector, meaning_scores(lines, vectors, vector, meaning)[at]
+
+
+def _text_scores(
+    candidates: Candidates, blocks: pa.Table, chosen: Weights
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """``(n,)`` each: what the words around the candidates, and of their documents, say; and their own alone."""
+    words, counts, lengths = candidates.words, candidates.counts, candidates.lengths
+    in_path, path_lengths = count_words([path for _, path, _ in candidates.documents], words)
+    inside = candidates.block >= 0
+    block = candidates.block[inside]
+    block_counts = np.zeros((len(blocks), len(words)), np.float32)
+    np.add.at(block_counts, block, counts[inside])
+    block_lengths = np.bincount(block, lengths[inside], minlength=len(blocks)).astype(np.float32)
+    document = candidates.block_documents
+    bm25 = blocks["bm25"].to_numpy()
+    in_heads, head_lengths = count_words(candidates.block_names, words)
+    weights = word_weights(
+        block_counts + in_path[document] + in_heads, block_lengths + path_lengths[document] + head_lengths, bm25
+    )
+    lines = candidates.lines
+    in_names, _ = count_words([*(each.name for each in candidates.definitions), ""], words)
+    in_names = in_names[candidates.definition.clip(-1)]  # the last row, without words, stands for no definition
+    scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, weights, chosen)
+    scores += document_scores(document, bm25, len(candidates.documents), chosen)[lines.document] * (scores > 0)
+    return scores, line_scores(counts, lengths, weights)

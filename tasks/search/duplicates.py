@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, innermost
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.workspace.workspace import Branch, Workspace
-from driftline.tasks.search.branch_diff import changed_paths
+from driftline.tasks.search.documents import changed_paths
 
 MAX_DISTANCE = 0.25
 """Functions farther than this from all others are not reported."""

@@ -1,25 +1,349 @@
-"""From windows of lines to results: their text, the lines around them, and what has become of them since."""
+"""From windows of lines to results: their text, the lines around them, and what has become of them since.
+
+Hits that are lines become windows of neighbouring lines.
+
+A part of one indexed document, and of nothing else: what a program may read that only knows search results.
+
+Whether the line behind a hit is still where the index says, judged by the file as it is now.
+
+One file is shown once, even if several sources hold it: those of different tenants, or of a run that is not done.
+"""
 
 from __future__ import annotations
 
+import enum
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from driftline.storage.errors import DriftlineError
+from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS
+from driftline.storage.entities import Entity, is_within
+from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
+from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.outline import Definition, innermost
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
+from driftline.storage.lines.words import telling_words
+from driftline.storage.model import content_hash
 from driftline.storage.sources.source import known_source
+from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.excerpts import clipped, match_in
-from driftline.tasks.search.freshness import Read, is_unchanged, judge_read
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.same_files import SourceRecords
-from driftline.tasks.search.windows import Window
-from driftline.tasks.text import decode, lines_between
+from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
+
+_BEFORE_CHARACTERS = 100
+"""Of a window, before what matches."""
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Lines ``start_line`` (1-based) and on of a document, as they were indexed.
+
+    ``current`` is False when the document cannot be read or has changed since: then the lines come from the
+    index, which leaves out lines without a letter or digit: those are empty.
+    """
+
+    source: str
+    path: str
+    start_line: int
+    lines: tuple[str, ...]
+    current: bool
+
+
+@without_panic()
+def read_excerpt(
+    workspace: Workspace,
+    path: str,
+    line: int,
+    *,
+    n_lines: int,
+    source: str | None = None,
+    within: Entity | None = None,
+) -> Excerpt:
+    """The line of an indexed document, and ``n_lines`` on each side; ``source`` may be left out where one has the path.
+
+    Only documents of sources at or below ``within`` are read.
+
+    What has not been indexed is never returned: a document is read by its path in the manifest, and only believed when
+    its hash is the manifest's. Raises NotIndexed for anything else, UsageError, StorageError.
+    """
+    if line < 1 or n_lines < 0:
+        raise UsageError("Lines count from 1, and n_lines must not be negative", f"{line}, {n_lines}")
+    entity, digest = _indexed_excerpt(workspace, path, source, within)
+    lines = _read_excerpt(workspace, entity, path, digest)
+    first, last = max(0, line - 1 - n_lines), line - 1 + n_lines
+    current = lines is not None
+    part = lines[first : last + 1] if lines is not None else _from_index(workspace, entity, path, first, last)
+    if not part:
+        raise NotIndexed(f"The document has no line {line}", path, "Take line numbers from search results.")
+    return Excerpt(str(entity), path, first + 1, tuple(part), current)
+
+
+def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within: Entity | None) -> tuple[Entity, str]:
+    """The source at or below ``within`` that has indexed ``path``, and the hash of what it has indexed."""
+    if source is None:
+        entities = [entity for entity, _ in workspace.readable_sources(within)]
+    else:
+        entities = [Entity.parse(source, workspace.config.hierarchy)]
+        if within is not None:
+            entities = [entity for entity in entities if is_within(entity, within)]
+    found: list[tuple[Entity, str]] = []
+    for entity in entities:
+        rows = workspace.manifest(entity).get([path], columns=["hash", "reason"]).to_pylist()
+        found += [(entity, row["hash"]) for row in rows if row["reason"] is None]
+    if not found:
+        raise NotIndexed("No such document is indexed", path, "Take path and source from search results.")
+    if len(found) > 1:
+        names = ", ".join(str(entity) for entity, _ in found)
+        raise UsageError("Several sources have this document", path, f"Name one of them: {names}.")
+    return found[0]
+
+
+def _read_excerpt(workspace: Workspace, entity: Entity, path: str, digest: str) -> list[str] | None:
+    record = workspace.readable_source(entity)
+    if record is None or not workspace.reach.allows(record.uri):
+        return None
+    try:
+        data = known_source(record.uri, workspace.objects.storage_options).read(path)
+    except DriftlineError:
+        return None  # the index answers for it
+    if content_hash(data) != digest:
+        return None
+    return split_lines(decode(data)[0])
+
+
+def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
+    rows = LineQuery(workspace.lines(entity)).passages([Passage(str(entity), path, first, last)])
+    known: dict[int, str] = {}
+    for row in rows.sort_by("column_number").to_pylist():
+        known[row["line_number"]] = known.get(row["line_number"], "") + row["text"]
+    return [known.get(number, "") for number in range(first, max(known, default=first - 1) + 1)]
+
+
+def clipped(line: str, at: int = 0) -> str:
+    """``line``, or its window of MAX_SHOWN_CHARACTERS around the character ``at``, with an ellipsis where it is cut."""
+    if len(line) <= MAX_SHOWN_CHARACTERS:
+        return line
+    start = max(0, min(at - _BEFORE_CHARACTERS, len(line) - MAX_SHOWN_CHARACTERS))
+    end = start + MAX_SHOWN_CHARACTERS
+    head, tail = (CUT if start else ""), (CUT if end < len(line) else "")
+    return head + line[start + len(head) : end - len(tail)] + tail
+
+
+def match_in(line: str, query: str) -> int:
+    """Where ``line`` answers ``query``: the first character of the window with most of its words; 0 without any."""
+    words = {*map(str.lower, _WORD.findall(query))} | {*telling_words(query)}
+    words = {word for word in words if len(word) > 1} or words
+    if not words:
+        return 0
+    anyone = re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))))
+    found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())]
+    best, most, end = 0, 0, 0
+    held: Counter[str] = Counter()
+    for start, word in found:
+        while end < len(found) and found[end][0] < start + MAX_SHOWN_CHARACTERS - _BEFORE_CHARACTERS:
+            held[found[end][1]] += 1
+            end += 1
+        if len(held) > most:
+            best, most = start, len(held)
+        held[word] -= 1
+        if not held[word]:
+            del held[word]
+    return best
+
+
+MAX_WINDOW_LINES = 32
+"""A window does not grow beyond so many lines, context apart."""
+MAX_WINDOWS_OF_DEFINITION = 3
+"""A long function does not take all places, as a long section of prose may."""
+
+
+@dataclass(slots=True)
+class Window:
+    """Neighbouring hits of one document; lines are 0-based, both ends included.
+
+    ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance``, ``text``, ``column``, at which
+    the text begins in its line, and ``definition``, the innermost around it, are its. Whether it has one is unknown
+    unless it is ``outlined``. ``score`` is that of the hit by which the window has its place: its relevance, or its
+    cosine where hits are ordered by that.
+    """
+
+    entity: str
+    path: str
+    hash: str
+    best: int
+    distance: float
+    text: str
+    fit: float
+    first: int
+    last: int
+    definition: Definition | None = None
+    outlined: bool = False
+    score: float = field(default=0.0, compare=False)
+    column: int = 0
+
+    @classmethod
+    def around(cls, row: Mapping[str, Any]) -> Window:
+        """The window of one hit."""
+        line, distance = row["line_number"], row["distance"]
+        fit = row.get("fit", -distance)
+        known: dict[str, Any] = {"score": row.get("relevance", 1 - distance), "column": row.get("column_number", 0)}
+        known |= {"definition": row["definition"], "outlined": row["outlined"]} if "definition" in row else {}
+        document = row["entity"], row["path"], row["hash"]
+        return cls(*document, line, distance, row["text"], fit, first=line, last=line, **known)
+
+    def take_in(self, other: Window) -> None:
+        """Become a window of both; the one that fits better names the best line."""
+        if other.fit > self.fit:
+            self.best, self.distance, self.text, self.fit = other.best, other.distance, other.text, other.fit
+            self.definition, self.outlined, self.column = other.definition, other.outlined, other.column
+        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
+
+
+def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, top_k: int) -> list[Window]:
+    """Hits, best first, as at most ``top_k`` windows, in the order of their first hits.
+
+    ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` if that is
+    not simply the better the nearer. Hits up to ``reach`` lines apart become one window, unless it would be too long:
+    then the later one is left out. Hits are read until there are enough windows, so that none grows by hits that are
+    worse than all of them.
+    """
+    windows: list[Window] = []
+    of_document: dict[tuple[str, str], list[Window]] = {}
+    for row in rows:
+        new = Window.around(row)
+        known = of_document.setdefault((new.entity, new.path), [])
+        near = [window for window in known if window.first - reach <= new.first <= window.last + reach]
+        if near:
+            joined = (*near, new)
+            if max(w.last for w in joined) - min(w.first for w in joined) < MAX_WINDOW_LINES:
+                for other in joined[1:]:
+                    near[0].take_in(other)
+                for other in near[1:]:
+                    known.remove(other)
+                    windows.remove(other)
+            continue
+        defined = new.definition is not None and new.definition.is_code
+        if defined and sum(new.definition == each.definition for each in known) >= MAX_WINDOWS_OF_DEFINITION:
+            continue
+        known.append(new)
+        windows.append(new)
+        if len(windows) == top_k:
+            break
+    return windows
+
+
+Read = bytes | DriftlineError
+"""What reading a document came to."""
+
+
+class State(enum.StrEnum):
+    """What has become of an indexed line."""
+
+    FRESH = "fresh"
+    MOVED = "moved"
+    STALE = "stale"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """The state of a line; ``line`` is its number now (1-based), None where it is stale or gone."""
+
+    state: State
+    line: int | None = None
+
+
+def judge(text: str, line: int, current: Sequence[str], column: int = 0) -> Freshness:
+    """What has become of ``text``, indexed as ``line`` (1-based), in a file whose lines are ``current`` now.
+
+    It is the part of the line that begins at ``column`` (0-based), as ``tasks.text.rows_of_line`` cuts lines.
+
+    A line that stands elsewhere has moved to the nearest place, the later of two that are as near.
+    """
+
+    def matches(number: int) -> bool:
+        return 1 <= number <= len(current) and (column, text) in rows_of_line(current[number - 1])
+
+    if matches(line):
+        return Freshness(State.FRESH, line)
+    for away in range(1, max(line, len(current) - line) + 1):
+        for number in (line + away, line - away):
+            if matches(number):
+                return Freshness(State.MOVED, number)
+    return Freshness(State.STALE)
+
+
+def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
+    """Whether a document that was read still has the content whose hash stands in its rows."""
+    return isinstance(read, bytes) and content_hash(read) == indexed_hash
+
+
+def judge_read(text: str, line: int, read: Read | None, *, unchanged: bool, column: int = 0) -> Freshness | None:
+    """As ``judge``, from what reading the document came to; None where that does not tell.
+
+    A document that is ``unchanged``, as ``is_unchanged`` says, needs no look at its lines.
+    """
+    if isinstance(read, ObjectNotFound):
+        return Freshness(State.GONE)
+    if read is None or isinstance(read, DriftlineError):
+        return None
+    if unchanged:
+        return Freshness(State.FRESH, line)
+    content, reason = decode(read)
+    return Freshness(State.STALE) if reason is not None else judge(text, line, split_lines(content), column)
+
+
+@dataclass(slots=True)
+class SourceRecords:
+    """The records of the sources of a search, each read once."""
+
+    workspace: Workspace
+    _read: dict[str, SourceRecord | None] = field(default_factory=dict)
+
+    def get(self, entity: str) -> SourceRecord | None:
+        """The record of a source; None if it was forgotten."""
+        if entity not in self._read:
+            self._read[entity] = self.workspace.readable_source(Entity.parse(entity, self.workspace.config.hierarchy))
+        return self._read[entity]
+
+
+def distinct_windows(find: Callable[[int], Sequence[Window]], top_k: int, records: SourceRecords) -> list[Window]:
+    """The first ``top_k`` of the windows that ``find`` gives, for a number of them, without files of two sources."""
+    wanted = top_k
+    while True:
+        found = find(wanted)
+        kept = _distinct(found, records)
+        if len(kept) >= top_k or len(found) < wanted:
+            return kept[:top_k]
+        wanted *= 2
+
+
+def _distinct(windows: Sequence[Window], records: SourceRecords) -> list[Window]:
+    if len({window.entity for window in windows}) < 2:
+        return list(windows)
+    owners: dict[tuple[str, ...], str] = {}
+    return [
+        window for window in windows if owners.setdefault(_file_of(window, records), window.entity) == window.entity
+    ]
+
+
+def _file_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
+    """What identifies the file of a window, whatever source it comes from."""
+    record = records.get(window.entity)
+    if record is None:
+        return window.entity, window.path
+    if records.workspace.objects.is_local or not known_source(record.uri).is_local:
+        return (posixpath.join(record.uri, window.path),)
+    if record.origin is not None:
+        return record.origin, posixpath.join(record.subpath, window.path)
+    return window.entity, window.path  # a path of one of several machines
 
 
 @dataclass(frozen=True, slots=True)

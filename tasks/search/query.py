@@ -13,11 +13,11 @@ import pyarrow as pa
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD, Strategy
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
 from driftline.storage.globs import is_unicode
-from driftline.storage.lance.damage import without_panic
-from driftline.storage.lines.defaults import FALLBACK_THRESHOLD, Strategy
+from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.queries import LineQuery
@@ -27,19 +27,20 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.deep.files import deep_fingerprint, resolve_deep_model
 from driftline.tasks.deep.transformer import load_transformer
 from driftline.tasks.embedding.context import ModelRef, load_embedder
-from driftline.tasks.search.candidates import Candidates, gather, lines_of
-from driftline.tasks.search.deep_join import JOINED_WINDOWS, DeepSearch, joined
-from driftline.tasks.search.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
+from driftline.tasks.search.deep import (
+    JOINED_WINDOWS,
+    DeepSearch,
+    Encoder,
+    joined,
+    reranked,
+    weight_in,
+    windows_to_rerank,
+)
 from driftline.tasks.search.explanation import Explanation
-from driftline.tasks.search.hits import Hit, hits
-from driftline.tasks.search.line_kinds import ALL_LINES, LineKinds
-from driftline.tasks.search.narrowing import SearchFilter, as_filter
-from driftline.tasks.search.rank import rank
-from driftline.tasks.search.relative_filters import relative_to_sources
+from driftline.tasks.search.filters import ALL_LINES, LineKinds, SearchFilter, as_filter, relative_to_sources
+from driftline.tasks.search.hits import Hit, SourceRecords, Window, distinct_windows, hits, merge_windows
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.reranking import Encoder, reranked, weight_in, windows_to_rerank
-from driftline.tasks.search.same_files import SourceRecords, distinct_windows
-from driftline.tasks.search.windows import Window, merge_windows
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,8 @@ A line is judged with its neighbours, since one line alone says little:
           + 4 if it begins a definition, in code; - 3 in a test
 
 ``weights.py`` holds the figures.
+
+What each sign of an answer weighs; ``tests/benchmarks/weights.py`` chose the figures on the tuning halves.
 """
 
 from __future__ import annotations
@@ -21,7 +23,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.lines.words import name_parts, terms_of
-from driftline.tasks.search.weights import WEIGHTS, Reach, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far the vectors around a line count, as words do, and what their cosine counts then."""
+
+    weight: float
+    lines: int
+    decay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of a ranking.
+
+    Words within ``word_reach`` lines count for a line, less by ``word_decay`` with each line of distance. ``path`` and
+    ``names`` are for words in the path and in the names of the definitions around a line, of the weights of these
+    words; ``document`` is for the BM25 of the ``document_blocks`` best blocks of a document. ``definition`` is for a
+    line that begins one, ``test`` for a line of a test. A few lines of code say what they do; of prose it takes a
+    paragraph, and even then words say more.
+    """
+
+    word_reach: int = 16
+    word_decay: float = 0.85
+    path: float = 0.25
+    names: float = 0.5
+    document: float = 0.06
+    document_blocks: int = 4
+    definition: float = 5.0
+    test: float = -4.0
+    code: tuple[Reach, ...] = (Reach(8.0, 3, 0.7),)
+    prose: tuple[Reach, ...] = (Reach(2.0, 3, 0.7), Reach(4.0, 16, 0.95))
+
+
+WEIGHTS = Weights()
+
 
 BM25_K1, BM25_B = 1.2, 0.75
 _ASCII_PARTS = "".join(chr(code) if chr(code).isalnum() or chr(code) == "\n" else " " for code in range(128))

@@ -20,8 +20,8 @@ from bucket import QUERIES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from driftline.flows.runs.branch_upkeep import list_branches
-from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.branches import list_branches
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.garbage.survey import survey
 from driftline.storage.workspace.branches import on_branch
 from driftline.storage.workspace.workspace import Workspace

@@ -44,7 +44,7 @@ import json, sys, time
 
 tree, workspace, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
-from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.index import IndexRequest, index_sources
 
 def timed(work, clock=time.perf_counter):
     started = clock()

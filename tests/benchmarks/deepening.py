@@ -19,7 +19,7 @@ from bucket import QUERIES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.query import search
 

@@ -21,8 +21,8 @@ import measure
 import numpy as np
 from queries import choose_directories, recall, sample_texts
 
+from driftline.storage.defaults import Strategy
 from driftline.storage.lines import queries as storage_queries
-from driftline.storage.lines.defaults import Strategy
 from driftline.storage.lines.queries import LineFilter, LineQuery, nearest_lines
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder

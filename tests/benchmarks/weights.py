@@ -3,7 +3,7 @@
     .venv/bin/python tests/benchmarks/weights.py --queries 60
 
 Candidates are looked up once; then each variant ranks them again. ``mean`` is the mean of MRR@10 over all sets but the
-questions, which are few. A weight in ``tasks/search/weights.py`` was changed where the mean rose and no set lost much;
+questions, which are few. A weight in ``tasks/search/ranking.py`` was changed where the mean rose and no set lost much;
 the reporting halves were not looked at.
 """
 
@@ -23,17 +23,16 @@ from language_sets import LANGUAGES, language_set, question_sets
 from numpy.typing import NDArray
 from quality_sets import Query, QuerySet, code_set, prose_set
 
+from driftline.storage.defaults import DEFAULT_N_LINES
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.lines.words import as_indexed, telling_words
 from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef, load_embedder
-from driftline.tasks.search.candidates import Candidates, gather, lines_of
-from driftline.tasks.search.defaults import DEFAULT_N_LINES
+from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
+from driftline.tasks.search.hits import merge_windows
 from driftline.tasks.search.query import CANDIDATE_BLOCKS, CANDIDATE_LINES
-from driftline.tasks.search.rank import rank
-from driftline.tasks.search.weights import WEIGHTS, Reach, Weights
-from driftline.tasks.search.windows import merge_windows
+from driftline.tasks.search.ranking import WEIGHTS, Reach, Weights
 
 TOP_K = 10
 REACH = 2 * DEFAULT_N_LINES + 1

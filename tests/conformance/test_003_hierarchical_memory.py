@@ -19,7 +19,7 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import MemoryConfiguration, load_memory_configuration
-from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
+from driftline.flows.memory import HierarchicalLTMBackend
 from driftline.storage.errors import BadEntity, CatalogError, StorageError
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.objects.local_disk import LocalDisk

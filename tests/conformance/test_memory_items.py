@@ -24,10 +24,10 @@ from mcp import Client, StdioServerParameters
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import MemoryConfiguration, find_memory, load_memory_configuration
-from driftline.flows.memory.dict_backend import HierarchicalLTMBackend
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
+from driftline.flows.memory import HierarchicalLTMBackend
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 from driftline.storage.errors import BadEntity, BadEntry, CatalogError, DriftlineError
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.store import MemoryItem

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.storage.ids import new_ulid
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
+from driftline.storage.model import new_ulid
 from tests.conformance.search_places import (
     Answer,
     Driftline,

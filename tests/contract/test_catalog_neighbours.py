@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from driftline.storage.memory.binding import find_catalog
 from driftline.storage.memory.catalog.database import parse_url
-from driftline.storage.memory.presence import find_catalog
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 

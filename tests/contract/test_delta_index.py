@@ -26,8 +26,8 @@ from driftline.storage.errors import (
     UsageError,
     WorkspaceTooNew,
 )
-from driftline.storage.ids import new_ulid
 from driftline.storage.layout import BASE
+from driftline.storage.model import new_ulid
 from driftline.storage.objects import bucket as buckets
 from driftline.storage.objects.bucket import Bucket
 from driftline.storage.objects.local_disk import LocalDisk

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from driftline.storage.model import Embedder
 from driftline.tasks.embedding import embedder as embedding
-from driftline.tasks.embedding.embedder import WordTableEmbedder
+from driftline.tasks.embedding.embedder import WordTableEmbedder, plan_words
 from driftline.tasks.embedding.models import dimension, fingerprint, load_parts, resolve_model
-from driftline.tasks.embedding.words import plan_words
 
 CODE = [line for line in inspect.getsource(inspect).splitlines() if line.strip()][:1500]
 BLANKS = (

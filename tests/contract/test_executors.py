@@ -22,7 +22,7 @@ import pytest
 from driftline.flows.output.reports import IndexReport
 from driftline.flows.runs import source_run
 from driftline.flows.runs.executors import DaskExecutor, Executor, InlineExecutor, open_executor
-from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import ModelRef, TaskContext

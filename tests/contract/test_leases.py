@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from driftline.storage.errors import CorruptFile, LeaseHeld, LeaseLost, StorageError, WorkspaceTooNew
-from driftline.storage.leases import life_sign
-from driftline.storage.leases import process_identity as processes
+from driftline.storage.leases import liveness
+from driftline.storage.leases import liveness as processes
 from driftline.storage.leases.lease import Lease, acquire
-from driftline.storage.leases.life_sign import Sign
+from driftline.storage.leases.liveness import Liveness
 from driftline.storage.objects.store import ObjectStore
 from tests.support.waiting import PATIENCE_SECONDS, until
 
@@ -283,7 +283,7 @@ print(lease.token"""
     "name", ["", "1", "../../etc-0123456789abcdef", f"{os.getuid()}-../../../../etc/passwd", "x" * 300]
 )
 def test_a_life_sign_of_another_form_is_unknown(name: str) -> None:
-    assert life_sign.read(name) is Sign.UNKNOWN
+    assert liveness.read(name) is Liveness.UNKNOWN
 
 
 def test_a_folder_that_others_may_write_to_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,12 +291,12 @@ def test_a_folder_that_others_may_write_to_proves_nothing(tmp_path: Path, monkey
     folder, name = tmp_path / f"driftline-{os.getuid()}", f"{os.getuid()}-{'a' * 16}"
     folder.mkdir(mode=0o755)
     (folder / ("a" * 16)).touch()
-    assert life_sign.read(name) is Sign.ENDED
+    assert liveness.read(name) is Liveness.ENDED
     folder.chmod(0o777)
-    assert life_sign.read(name) is Sign.UNKNOWN
+    assert liveness.read(name) is Liveness.UNKNOWN
     (tmp_path / "driftline-12345").mkdir()  # of ours, with another's name
     (tmp_path / "driftline-12345" / ("a" * 16)).touch()
-    assert life_sign.read(f"12345-{'a' * 16}") is Sign.UNKNOWN
+    assert liveness.read(f"12345-{'a' * 16}") is Liveness.UNKNOWN
 
 
 def test_a_process_leaves_its_life_sign_only_with_a_lease(disk: ObjectStore, tmp_path: Path) -> None:
@@ -324,23 +324,23 @@ def test_where_nothing_is_writable_leases_work_and_prove_nothing(
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", fail)
-    monkeypatch.setattr(life_sign._process, "own", None)
+    monkeypatch.setattr(liveness._process, "own", None)
     with acquire(disk, PATH, "run-1"):
         assert lease_file(disk)["owner"]["sign"] == ""
-    assert life_sign.read(f"{os.getuid()}-{'a' * 16}") is Sign.UNKNOWN
+    assert liveness.read(f"{os.getuid()}-{'a' * 16}") is Liveness.UNKNOWN
 
 
 def test_life_signs_of_processes_long_dead_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(life_sign._process, "own", None)
+    monkeypatch.setattr(liveness._process, "own", None)
     folder = tmp_path / f"driftline-{os.getuid()}"
     folder.mkdir()
-    for number, age in enumerate((10, life_sign.FORGOTTEN_AFTER_SECONDS + 60)):
+    for number, age in enumerate((10, liveness.FORGOTTEN_AFTER_SECONDS + 60)):
         (folder / f"{number:016x}").touch()
         os.utime(folder / f"{number:016x}", (time.time() - age,) * 2)
-    mine = life_sign.own_name().partition("-")[2]
+    mine = liveness.own_name().partition("-")[2]
     assert sorted(path.name for path in folder.iterdir()) == sorted([f"{0:016x}", mine])
-    assert life_sign.read(f"{os.getuid()}-{mine}") is Sign.ALIVE
+    assert liveness.read(f"{os.getuid()}-{mine}") is Liveness.ALIVE
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pid namespaces are a matter of Linux")

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Entity, Hierarchy, lineage
 from driftline.storage.errors import BadEntity, BadEntry
-from driftline.storage.hierarchy import Hierarchy, lineage
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 

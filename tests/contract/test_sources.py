@@ -278,7 +278,7 @@ def test_keys_that_are_not_paths_are_reported(s3_bucket: str, s3_environment: An
 def test_a_key_that_would_not_read_back_is_left_out_with_its_reason(
     key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from driftline.storage.sources.file_info import FileInfo
+    from driftline.storage.sources.source import FileInfo
 
     source = Source("memory://x", {}, is_local=False)
     infos = [FileInfo(key, 1, 1, "e"), FileInfo("good.py", 1, 1, "e")]

@@ -12,7 +12,7 @@ import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
 from driftline.storage.errors import AccessDenied, PreconditionFailed, StorageError
-from driftline.storage.objects import bucket, clock_skew, retries
+from driftline.storage.objects import backend, bucket
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import open_source
 from tests.servers.flaky import Fault, FlakyProxy
@@ -26,7 +26,7 @@ ROUNDS = 3
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(backend, "FIRST_DELAY_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize("fault", list(Fault))
@@ -116,8 +116,8 @@ def test_an_unsorted_listing_that_breaks_off_is_no_complete_one(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("error", "attempts"),
     [
-        (GenericError("HttpError { kind: Interrupted"), retries.ATTEMPTS),
-        (GenericError("status code: 503 Service Unavailable"), retries.ATTEMPTS),
+        (GenericError("HttpError { kind: Interrupted"), backend.ATTEMPTS),
+        (GenericError("status code: 503 Service Unavailable"), backend.ATTEMPTS),
         (GenericError("in 8s, after 5 retries, max_retries: 5 - status code: 503"), 1),
         (GenericError("HttpError { kind: Connect"), 1),
         (PermissionDeniedError("status code: 403 Forbidden"), 1),
@@ -141,11 +141,11 @@ def test_only_what_may_pass_is_tried_again_and_only_so_often(
 
 def test_attempts_end_in_time_and_their_delays_grow() -> None:
     now = itertools.count(0, 6)
-    assert len(list(retries.delays(clock=lambda: next(now), chance=lambda: 1.0))) == 3
-    waits = list(retries.delays(clock=lambda: 0.0, chance=lambda: 1.0))
+    assert len(list(backend.delays(clock=lambda: next(now), chance=lambda: 1.0))) == 3
+    waits = list(backend.delays(clock=lambda: 0.0, chance=lambda: 1.0))
     assert waits == sorted(waits)
-    assert len(waits) == retries.ATTEMPTS - 1
-    assert max(waits) <= retries.MAX_DELAY_SECONDS
+    assert len(waits) == backend.ATTEMPTS - 1
+    assert max(waits) <= backend.MAX_DELAY_SECONDS
 
 
 # --- etags ------------------------------------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ def test_a_skewed_clock_is_reported_as_what_it_is(
 
 
 def test_a_store_that_tells_no_time_still_names_the_clock() -> None:
-    assert clock_skew.describe("<Code>RequestTimeTooSkewed</Code>", "http://127.0.0.1:1").endswith("of the store")
-    assert clock_skew.describe("<ServerTime>soon</ServerTime>", "").endswith("of the store")
+    assert bucket.describe("<Code>RequestTimeTooSkewed</Code>", "http://127.0.0.1:1").endswith("of the store")
+    assert bucket.describe("<ServerTime>soon</ServerTime>", "").endswith("of the store")
     with contextlib.suppress(ValueError):
         now = datetime(2026, 1, 2, tzinfo=UTC)
-        assert "1:00:00 h fast" in clock_skew.describe("<ServerTime>2026-01-01T23:00:00Z</ServerTime>", "", now=now)
+        assert "1:00:00 h fast" in bucket.describe("<ServerTime>2026-01-01T23:00:00Z</ServerTime>", "", now=now)

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 
 from driftline.flows.commands.main import main
-from driftline.storage.lance.beside import ProcessDied, survived
+from driftline.storage.lance.worker import ProcessDied, survived
 
 DOCUMENTS = 60
 WAYS: dict[str, Callable[[bytes], bytes | None]] = {

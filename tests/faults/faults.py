@@ -14,7 +14,7 @@ import lance
 import pytest
 
 from driftline.storage.errors import StorageError
-from driftline.storage.leases.process_identity import ProcessIdentity
+from driftline.storage.leases.liveness import ProcessIdentity
 from driftline.storage.lines.table import LineTable
 from driftline.storage.objects.bucket import Bucket
 from driftline.storage.objects.local_disk import LocalDisk

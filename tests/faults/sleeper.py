@@ -15,7 +15,7 @@ from driftline.storage.lines.table import LineTable
 from tests.support.waiting import PATIENCE_SECONDS
 
 CLOCKS = (
-    "driftline.tasks.indexing.committer.datetime",
+    "driftline.tasks.indexing.commit.datetime",
     "driftline.storage.leases.lease.datetime",
     "driftline.storage.deltas.delta_index.datetime",
 )
@@ -99,5 +99,5 @@ def clock_wrong_by(seconds: float) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in CLOCKS:
             patch.setattr(name, Skewed)
-        patch.setattr("driftline.storage.ids.time", SkewedTime)
+        patch.setattr("driftline.storage.model.time", SkewedTime)
         yield

@@ -14,19 +14,19 @@ import time
 from driftline.flows.commands.main import main
 from driftline.flows.runs import source_run
 from driftline.storage.leases import lease as leases
-from driftline.storage.lines import segment_groups, segments
+from driftline.storage.lines import indexes
 from driftline.storage.lines.table import LineTable
 
 source_run.BATCH_DOCUMENTS = int(os.environ.get("BATCH_DOCUMENTS", "4"))
 source_run.BATCHES_PER_COMMIT = 1
 if "SEGMENT_ROWS" in os.environ:
     rows = int(os.environ["SEGMENT_ROWS"])
-    segments.MIN_ROWS_FOR_VECTOR_INDEX = 1
-    segment_groups.SMALL_SEGMENT_ROWS = rows
-    vars(segments)["SMALL_SEGMENT_ROWS"] = rows  # imported from there
-    segment_groups.SEGMENT_ROWS = 2 * rows
-    segment_groups.MAX_SMALL_SEGMENTS = 2
-    segment_groups.MAX_UNINDEXED_ROWS = 5
+    indexes.MIN_ROWS_FOR_VECTOR_INDEX = 1
+    indexes.SMALL_SEGMENT_ROWS = rows
+    vars(indexes)["SMALL_SEGMENT_ROWS"] = rows  # imported from there
+    indexes.SEGMENT_ROWS = 2 * rows
+    indexes.MAX_SMALL_SEGMENTS = 2
+    indexes.MAX_UNINDEXED_ROWS = 5
 assert leases.acquire.__kwdefaults__ is not None
 leases.acquire.__kwdefaults__["ttl_seconds"] = float(os.environ.get("LEASE_SECONDS", leases.LEASE_TTL_SECONDS))
 

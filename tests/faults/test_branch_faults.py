@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from lance import LanceDataset
 
-from driftline.flows.runs.branch_upkeep import delete_named
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.flows.runs.branches import delete_named
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, UsageError
 from driftline.storage.workspace.branches import branch_records, cuts_of, on_branch

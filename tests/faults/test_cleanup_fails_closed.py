@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from driftline.flows.commands import main as cli
-from driftline.flows.runs.cleanup_run import CleanupReport, CleanupRequest, clean_workspace
+from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_workspace
 from driftline.storage.errors import CleanupAborted, StorageError
 from driftline.storage.garbage.orphans import Reason
 from driftline.storage.layout import lease_path

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.runs import compaction_run as compaction
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs import compact as compaction
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StorageError
-from driftline.storage.lines.quality import SearchQuality
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance import compact
+from driftline.tasks.maintenance.compact import SearchQuality
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.effort import examples
 from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.lance.maintenance import commit_compaction, plan_compaction, rewrite
+from driftline.storage.lance.table import commit_compaction, plan_compaction, rewrite
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.flaky import Fault, FlakyProxy
 from tests.servers.serving import serving

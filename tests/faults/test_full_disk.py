@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import COLUMNS, coverage
-from driftline.storage.lines.quality import SearchQuality
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance import compact
+from driftline.tasks.maintenance.compact import SearchQuality
 from tests.faults.faults import Faults, injected
 from tests.faults.segment_sizes import small_segments
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.workspace import Workspace

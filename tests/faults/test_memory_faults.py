@@ -13,10 +13,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.errors import CatalogConnectionError, CatalogError, ObjectNotFound, StorageError
 from driftline.storage.memory.catalog import database as catalog_module
-from driftline.storage.memory.catalog import drafts as entry_drafts
+from driftline.storage.memory.catalog import writes as entry_drafts
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.database import BULK_ROWS, Catalog
 from driftline.storage.memory.catalog.outbox import claim

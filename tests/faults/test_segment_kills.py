@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import COLUMNS, coverage
 from driftline.storage.workspace.workspace import Workspace

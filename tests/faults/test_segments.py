@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 
 from driftline.flows.output.progress import NullProgress
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.index_run import IndexRequest, index_sources
-from driftline.flows.runs.segment_builds import SegmentBuilds
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.source_run import SegmentBuilds
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.lance import vector_index
-from driftline.storage.lance.maintenance import commit_compaction, plan_compaction, rewrite
-from driftline.storage.lines import segment_groups, segments
-from driftline.storage.lines.indexes import COLUMNS, coverage
-from driftline.storage.lines.segments import build_segment, maintain, plan_new_segments, publish
+from driftline.storage.lance.table import commit_compaction, plan_compaction, rewrite
+from driftline.storage.lines import indexes
+from driftline.storage.lines.indexes import COLUMNS, build_segment, coverage, maintain, plan_new_segments, publish
 from driftline.storage.lines.table import LineTable
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.query import search
@@ -166,14 +165,14 @@ def test_a_segment_that_fails_is_reported_and_built_at_the_end(
         def message(self, text: str) -> None:
             messages.append(text)
 
-    monkeypatch.setattr("driftline.tasks.indexing.segments.build_segment", build)
+    monkeypatch.setattr("driftline.tasks.indexing.commit.build_segment", build)
     index_sources(IndexRequest((str(tree),), uri, "source:tree", model=str(model), workers=1), Told())
     assert [text for text in messages if "is built again" in text]
     assert_covered(uri)
     assert_sound(uri, tree)
 
 
-def prebuilt(tree: Path, uri: str, model: Path) -> list[segments.Segment]:
+def prebuilt(tree: Path, uri: str, model: Path) -> list[indexes.Segment]:
     """Segments of a table without indexes, built but not published."""
     index(tree, uri, model, indexes="none")
     table = lines(uri)
@@ -198,8 +197,8 @@ def test_a_late_segment_does_not_replace_one_that_covers_more(
     uri = str(tmp_path / "workspace")
     built = prebuilt(tree, uri, model)
     table = lines(uri)
-    monkeypatch.setattr(segment_groups, "SMALL_SEGMENT_ROWS", 100)
-    monkeypatch.setattr(segment_groups, "SEGMENT_ROWS", 100)
+    monkeypatch.setattr(indexes, "SMALL_SEGMENT_ROWS", 100)
+    monkeypatch.setattr(indexes, "SEGMENT_ROWS", 100)
     maintain(table, thorough=True)
     before = {name: each.unindexed_rows for name, each in coverage(table.open()).items()}
     wide = [part for found in table.open().describe_indices() for part in found.segments if len(part.fragment_ids) > 2]

@@ -10,7 +10,7 @@ import pytest
 
 from driftline.storage.model import SkipReason
 from driftline.storage.sources.source import Source
-from driftline.tasks.indexing import reading
+from driftline.tasks.indexing import batch
 from driftline.tasks.text import MAX_TEXT_BYTES
 
 
@@ -30,7 +30,7 @@ def test_a_file_beyond_the_limit_is_skipped_and_the_rest_is_indexed(
 
 def test_a_file_that_grew_beyond_the_limit_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 3 * MAX_TEXT_BYTES < 2**31
-    monkeypatch.setattr(reading, "MAX_TEXT_BYTES", 10)
+    monkeypatch.setattr(batch, "MAX_TEXT_BYTES", 10)
     (tmp_path / "a.txt").write_text("longer than ten")
     change = {"path": "a.txt", "size_bytes": 3, "mtime_ns": 1, "etag": ""}
-    assert [read for _, read in reading.read_all(Source(str(tmp_path)), [change])] == [SkipReason.TOO_LARGE]
+    assert [read for _, read in batch.read_all(Source(str(tmp_path)), [change])] == [SkipReason.TOO_LARGE]

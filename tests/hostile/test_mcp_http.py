@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from driftline.flows.mcp_server import http as mcp_http
+from driftline.flows import http_server
+from driftline.flows.mcp_server import server as mcp_http
 from driftline.flows.mcp_server.server import make_server
-from driftline.flows.serving import impatient
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import PATIENCE_SECONDS, until
 
@@ -31,7 +31,7 @@ def address(
     tmp_path: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, int]]:
     """Host and port of a running server that holds 40 connections."""
-    monkeypatch.setattr(impatient, "MAX_CONNECTIONS", MAX_CONNECTIONS)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", MAX_CONNECTIONS)
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/a.txt").write_text("a line\n")
     assert driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws").code == 0
@@ -93,7 +93,7 @@ def is_closed(connection: socket.socket, seconds: float) -> bool:
 def test_a_request_that_does_not_arrive_is_given_up(
     address: tuple[str, int], begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(impatient, "REQUEST_SECONDS", REQUEST_SECONDS)
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", REQUEST_SECONDS)
     with socket.create_connection(address) as connection:
         connection.sendall(begun.replace(b"x", f"{address[0]}:{address[1]}".encode()))
         started = time.monotonic()
@@ -102,7 +102,7 @@ def test_a_request_that_does_not_arrive_is_given_up(
 
 
 def test_a_request_that_trickles_in_is_given_up(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(impatient, "REQUEST_SECONDS", REQUEST_SECONDS)
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", REQUEST_SECONDS)
     with socket.create_connection(address) as connection:
         connection.sendall(b"POST /mcp HTTP/1.1\r\n")
 
@@ -119,7 +119,7 @@ def test_a_flood_of_connections_is_held_to_a_limit_and_locks_nobody_out(
 ) -> None:
     for seconds, closed in ((PATIENCE_SECONDS, 300 - MAX_CONNECTIONS), (REQUEST_SECONDS, 300)):
         with monkeypatch.context() as patch, ExitStack() as stack:
-            patch.setattr(impatient, "REQUEST_SECONDS", seconds)
+            patch.setattr(http_server, "REQUEST_SECONDS", seconds)
             flood = [stack.enter_context(socket.create_connection(address)) for _ in range(300)]
             until(lambda: sum(is_closed(each, 0.001) for each in flood) == closed, f"{closed} closed")  # noqa: B023
     assert ask(address).status == 200

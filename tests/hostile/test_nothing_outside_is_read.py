@@ -18,7 +18,7 @@ from driftline.storage.errors import ObjectNotFound, StorageError
 from driftline.storage.model import SkipReason
 from driftline.storage.sources.source import Source, open_source
 from driftline.tasks.git.work_tree import find_work_tree
-from driftline.tasks.indexing.reading import read_all
+from driftline.tasks.indexing.batch import read_all
 from driftline.tasks.scanning.diff import MANIFEST_SCHEMA
 from driftline.tasks.scanning.ignore import Rules
 from driftline.tasks.scanning.scan import ScanSpec, scan

@@ -17,10 +17,9 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
-from driftline.storage.errors import StorageError
+from driftline.storage.errors import StorageError, has_query, may_hold_secret, redacted
 from driftline.storage.memory.catalog import database
 from driftline.storage.memory.store import MemoryStore
-from driftline.storage.redaction import has_query, may_hold_secret, redacted
 
 Driftline = Callable[..., Any]
 SECRET = "pl4nted-s3cret"

@@ -16,9 +16,9 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.mcp_server.server import make_server
-from driftline.storage.workspace.reach import Reach
+from driftline.storage.sources.access import SourceAccess
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.excerpts import read_excerpt
+from driftline.tasks.search.hits import read_excerpt
 
 Driftline = Callable[..., Any]
 TEXT = "the first line\n\nthe needle of the haystack\n\n***\nthe last line\n"
@@ -191,4 +191,4 @@ def test_pipes_and_links_in_the_place_of_files_are_not_read(
     ],
 )
 def test_reach_is_a_matter_of_names(uri: str, expected: bool) -> None:
-    assert Reach(("s3://bucket/docs",), "/home/me/code").allows(uri) is expected
+    assert SourceAccess(("s3://bucket/docs",), "/home/me/code").allows(uri) is expected

@@ -21,14 +21,12 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 import driftline as dl
-from driftline.flows.config.boundary import boundary_in
+from driftline.flows.config.access import boundary_in
 from driftline.flows.config.memory_settings import find_memory, load_memory_configuration
 from driftline.flows.web import authentication as authenticating
 from driftline.flows.web.authentication import Authentication, KnownTokens, TrustedProxy
-from driftline.flows.web.guard import MAX_BODY_BYTES
-from driftline.flows.web.memory_stores import MemoryStores
-from driftline.flows.web.rate_limit import RateLimit
-from driftline.flows.web.requests import Reader
+from driftline.flows.web.guard import MAX_BODY_BYTES, RateLimit
+from driftline.flows.web.requests import MemoryStores, Reader
 from driftline.flows.web.serving import Exposure, web_server
 from driftline.flows.web.tools import Tools
 from driftline.storage.errors import StorageError, UsageError

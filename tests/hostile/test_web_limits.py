@@ -31,10 +31,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 import driftline as dl
-from driftline.flows.serving import impatient
-from driftline.flows.serving.impatient import ImpatientProtocol
-from driftline.flows.serving.listening import listen
-from driftline.flows.web import threads
+from driftline.flows import http_server
+from driftline.flows.http_server import TimeoutProtocol, listen
+from driftline.flows.web import guard
 from driftline.flows.web.authentication import cookie
 from driftline.flows.web.guard import MAX_BODY_BYTES
 from driftline.flows.web.requests import MAX_NAMES, MAX_QUERY_CHARACTERS, Reader
@@ -164,7 +163,7 @@ def test_a_certificate_without_its_key_is_refused(workspace: Workspace, certific
 
 def test_a_request_that_does_not_arrive_is_dropped(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, serving(server(workspace)) as place:
-        patch.setattr(impatient, "REQUEST_SECONDS", 0.5)
+        patch.setattr(http_server, "REQUEST_SECONDS", 0.5)
         for sent in (
             b"",
             b"GET /api/v1/search?q=lea",
@@ -179,7 +178,7 @@ def test_a_request_that_does_not_arrive_is_dropped(workspace: Workspace, monkeyp
 
 
 def test_only_so_many_connections_are_held(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(impatient, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
     made = server(workspace)
     with serving(made) as place:
         held = [connected(place) for _ in range(5)]
@@ -194,7 +193,7 @@ def test_only_so_many_connections_are_held(workspace: Workspace, monkeypatch: py
 def test_connections_whose_request_is_being_answered_are_kept(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(impatient, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
     go_on, asked = threading.Event(), threading.Semaphore(0)
 
     def slow() -> Workspace:
@@ -238,7 +237,7 @@ def test_parameters_have_limits_that_errors_name(place: str) -> None:
 
 
 def test_nobody_waits_for_an_answer_without_end(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(guard, "ANSWER_SECONDS", 0.3)
     go_on = threading.Event()
 
     def slow() -> Workspace:
@@ -253,7 +252,7 @@ def test_nobody_waits_for_an_answer_without_end(workspace: Workspace, monkeypatc
 
 
 def test_few_searches_run_at_once_and_the_others_wait(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "SEARCHES_AT_ONCE", 2)
+    monkeypatch.setattr(guard, "SEARCHES_AT_ONCE", 2)
     running, most, changed = [0], [0], threading.Condition()
 
     def newest() -> Workspace:
@@ -295,7 +294,7 @@ def never_reading(place: str, target: str = "/static/style.css") -> socket.socke
 
 @pytest.mark.parametrize("answer_bytes", [100, 100_000, 20_000_000])
 def test_clients_that_never_read_lose_their_connection(monkeypatch: pytest.MonkeyPatch, answer_bytes: int) -> None:
-    monkeypatch.setattr(impatient, "WRITE_SECONDS", 0.5)
+    monkeypatch.setattr(http_server, "WRITE_SECONDS", 0.5)
     answered = [0]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -304,7 +303,7 @@ def test_clients_that_never_read_lose_their_connection(monkeypatch: pytest.Monke
 
     listener = listen("127.0.0.1", 0, what="The server")
     place = f"127.0.0.1:{listener.getsockname()[1]}"
-    running = uvicorn.Server(uvicorn.Config(app, http=impatient.impatient(), lifespan="off", timeout_keep_alive=1))
+    running = uvicorn.Server(uvicorn.Config(app, http=http_server.impatient(), lifespan="off", timeout_keep_alive=1))
     with serving(WebServer(f"http://{place}", running, listener)):
         held = [never_reading(place) for _ in range(3)]
         until(lambda: answered[0] == 3 and not running.server_state.connections)
@@ -317,9 +316,9 @@ def test_clients_that_never_read_lose_their_connection(monkeypatch: pytest.Monke
 def test_a_new_client_takes_the_place_of_one_that_lets_the_server_wait(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(impatient, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 4)
     for name in ("WRITE_SECONDS", "REQUEST_SECONDS"):
-        monkeypatch.setattr(impatient, name, 3_600.0)
+        monkeypatch.setattr(http_server, name, 3_600.0)
     for begin in (never_reading, connected):
         with serving(server(workspace)) as place:
             held = [begin(place) for _ in range(8)]
@@ -329,14 +328,14 @@ def test_a_new_client_takes_the_place_of_one_that_lets_the_server_wait(
 
 
 def test_one_client_cannot_take_all_connections(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(impatient, "MAX_CONNECTIONS_OF_A_CLIENT", 2)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS_OF_A_CLIENT", 2)
     made = server(workspace)
     with serving(made) as place:  # many clients share loopback
         held = [connected(place) for _ in range(5)]
         until(lambda: len(made.server.server_state.connections) == 5)
         for each in held:
             each.close()
-    monkeypatch.setattr(ImpatientProtocol, "_is_shared", lambda self, address: False)
+    monkeypatch.setattr(TimeoutProtocol, "_is_shared", lambda self, address: False)
     made = server(workspace)
     with serving(made) as place:
         held = [connected(place) for _ in range(5)]
@@ -361,7 +360,7 @@ def test_one_client_cannot_take_all_connections(workspace: Workspace, monkeypatc
     ],
 )
 def test_loopback_and_the_trusted_proxy_are_shared_by_many_clients(address: str, shares: bool) -> None:
-    protocol = impatient.impatient([ip_network("10.0.0.0/24")])
+    protocol = http_server.impatient([ip_network("10.0.0.0/24")])
     assert protocol._is_shared(protocol.__new__(protocol), address) is shares
 
 
@@ -477,7 +476,7 @@ def test_no_stream_is_held_open_for_clients_of_mcp(workspace: Workspace) -> None
 def test_a_body_that_is_cut_off_is_no_failure_of_the_server(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(impatient, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 1.0)
     caplog.set_level(logging.INFO, "driftline.access")
     accepts = "Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
     with serving(mcp_server(workspace)) as place:
@@ -487,7 +486,7 @@ def test_a_body_that_is_cut_off_is_no_failure_of_the_server(
                 head = f"POST {path} HTTP/1.1\r\nHost: {place}\r\n{accepts}"
                 connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
                 assert is_closed(connection)
-        monkeypatch.setattr(impatient, "REQUEST_SECONDS", 60.0)
+        monkeypatch.setattr(http_server, "REQUEST_SECONDS", 60.0)
         for path in ("/mcp", "/sign-in"):
             with connected(place) as connection:
                 connection.sendall(f"POST {path} HTTP/1.1\r\nHost: {place}\r\n{accepts}".encode())

@@ -355,7 +355,7 @@ def test_a_damaged_table_is_reported_as_index_corrupt(notes: Registry, tree: Pat
 
 
 def test_a_defect_is_raised(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    from driftline.flows.actions.handles import Handles
+    from driftline.flows.actions.registry import Handles
 
     def defect(*_: Any) -> None:
         raise ZeroDivisionError

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from driftline.storage.sources.beneath import Beneath
+from driftline.storage.sources.access import SafeFolder
 from tests.support.oracle import WORDS, save_tiny_model
 
 NOBODY = 65_534
@@ -328,15 +328,15 @@ def test_files_without_permission_are_in_the_run_history_and_stay_indexed(
 def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Callable[[Path], None]]]:
     """Callbacks by path in the source, called right after that file is read."""
     events: dict[str, Callable[[Path], None]] = {}
-    read = Beneath.read
+    read = SafeFolder.read
 
-    def disturbed(self: Beneath, path: str) -> bytes | None:
+    def disturbed(self: SafeFolder, path: str) -> bytes | None:
         data = read(self, path)
         if path in events:
             events[path](Path(self.root, path))
         return data
 
-    monkeypatch.setattr(Beneath, "read", disturbed)
+    monkeypatch.setattr(SafeFolder, "read", disturbed)
     yield events
     events.clear()
 

@@ -12,11 +12,11 @@ import pytest
 
 import driftline
 from driftline.flows.output.reports import SourceReport
-from driftline.flows.runs.branch_upkeep import delete_named, prune_branches
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.remove_run import remove_source
-from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
+from driftline.flows.runs.branches import delete_named, prune_branches
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.remove import remove_source
+from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.errors import StaleBuild, UsageError
 from driftline.storage.workspace.branches import on_branch

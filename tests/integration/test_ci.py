@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from driftline.storage.entities import Entity
-from driftline.storage.ids import new_ulid
+from driftline.storage.model import new_ulid
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.repair import repair_source
+from driftline.tasks.maintenance.verify import repair_source
 from tests.support.oracle import assert_in_step, files_below
 
 Driftline = Callable[..., Any]
@@ -371,7 +371,7 @@ def test_new_functions_of_a_branch_are_compared_with_existing_ones(
     monkeypatch.chdir(repository)
     monkeypatch.setenv("GITLAB_CI", "true")
     monkeypatch.setenv("CI_DEFAULT_BRANCH", "main")
-    (repository / "src/retry.py").write_text("import time\n\n\n" + RETRY.format(name="persistently"))
+    (repository / "src/retry.py").write_text("import time\n\n\n" + RETRY.format(name="with_retries"))
     (repository / "src/other.py").write_text("def area(width, height):\n    total = width * height\n    return total\n")
     commit(repository)
     assert ci("main").code == 0
@@ -383,7 +383,7 @@ def test_new_functions_of_a_branch_are_compared_with_existing_ones(
     assert report["index_branch"] == "topic"
     (found,) = report["duplicates"]
     assert (found["path"], found["line"], found["symbol"]) == ("src/new.py", 3, "with_retries")
-    assert (found["like_path"], found["like_line"], found["like_symbol"]) == ("src/retry.py", 4, "persistently")
+    assert (found["like_path"], found["like_line"], found["like_symbol"]) == ("src/retry.py", 4, "with_retries")
     assert found["distance"] < 0.1
     assert "src/retry.py:4" in summary.read_text()
     assert ci("topic", "--json").json["duplicates"] == []

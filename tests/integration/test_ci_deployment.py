@@ -74,7 +74,7 @@ def ci(
 ) -> Iterator[Driftline]:
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from driftline.flows.ci import deployment as ci_deployment
+    from driftline.flows.ci import run as ci_deployment
 
     monkeypatch.setattr(ci_deployment, "POLL_SECONDS", 0.1)
     monkeypatch.setenv("CI", "true")

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 from driftline.flows.commands import main as cli
-from driftline.flows.runs.cleanup_run import CleanupReport, CleanupRequest, clean_workspace
-from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_workspace
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.errors import CleanupAborted, LeaseLost, StorageError
 from driftline.storage.garbage.orphans import Reason
-from driftline.storage.ids import new_ulid
 from driftline.storage.layout import CONFIG, lease_path
 from driftline.storage.leases.lease import acquire
-from driftline.storage.leases.process_identity import ProcessIdentity
+from driftline.storage.leases.liveness import ProcessIdentity
+from driftline.storage.model import new_ulid
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.workspace.run_history import RunHistory
+from driftline.storage.workspace.records import RunHistory
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.leftovers import ENTITY, SUPERSEDED, Corner, make_corner, make_old
 from tests.support.oracle import assert_nothing_staged, save_tiny_model
@@ -224,7 +224,7 @@ def test_a_cleanup_releases_its_leases(corner: Corner) -> None:
 SLOW_WRITER = """
 import sys
 from driftline.storage.deltas.manifest import BatchId
-from driftline.storage.ids import new_ulid
+from driftline.storage.model import new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.layout import lease_path
 from tests.support.leftovers import ENTITY, Corner
@@ -321,7 +321,7 @@ def test_a_table_without_a_first_version_is_deleted(corner: Corner) -> None:
 def test_a_crash_after_any_deletion_leaves_the_rest_for_the_next_cleanup(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.tasks.maintenance.delete_orphans.DELETE_BATCH", 1)
+    monkeypatch.setattr("driftline.tasks.maintenance.cleanup.DELETE_BATCH", 1)
     original = make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
     planted = original.plant()
     step = 0
@@ -360,7 +360,7 @@ def test_each_deletion_is_in_the_audit_log_and_in_the_run_history_of_its_tenant(
 
 def test_a_replaced_workspace_aborts_the_cleanup(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = local.plant()
-    original = "driftline.flows.runs.cleanup_run.find_orphans"
+    original = "driftline.flows.runs.cleanup.find_orphans"
     from driftline.storage.garbage.orphans import find_orphans
 
     def swap(*arguments: Any, **options: Any) -> Any:

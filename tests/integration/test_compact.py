@@ -12,23 +12,23 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.runs import compaction_run as compaction
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.index_run import IndexRequest, index_sources
-from driftline.flows.runs.remove_run import remove_source
+from driftline.flows.runs import compact as compaction
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.remove import remove_source
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, RecallTooLow
-from driftline.storage.lance.maintenance import plan_compaction
+from driftline.storage.lance.table import plan_compaction
 from driftline.storage.lance.vector_index import VECTOR
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
-from driftline.storage.lines import segments
+from driftline.storage.lines import indexes
 from driftline.storage.lines.indexes import coverage
-from driftline.storage.lines.quality import SearchQuality, measure
 from driftline.storage.lines.queries import LineQuery
-from driftline.storage.workspace.run_history import RunHistory
+from driftline.storage.workspace.records import RunHistory
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance.compact import SearchQuality, measure
 from tests.support.oracle import WORDS, assert_in_step, files_below, manifest_of, save_tiny_model
 
 ENTITY = Entity.parse("source:tree")
@@ -91,7 +91,7 @@ def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_a_compaction_folds_merges_and_cleans_and_the_workspace_holds_the_same(
     workspace: str, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments, "MIN_ROWS_FOR_VECTOR_INDEX", 20)
+    monkeypatch.setattr(indexes, "MIN_ROWS_FOR_VECTOR_INDEX", 20)
     index_often(tree, workspace, model)
     report = compact_workspace(CompactRequest(workspace, max_deltas=2, retention_seconds=0)).to_dict()
     (part,) = report["tenants"]

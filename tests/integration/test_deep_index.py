@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.verification_run import VerifyRequest, verify_workspace
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.errors import MissingExtra, UsageError
 from driftline.storage.workspace.workspace import Workspace
@@ -116,7 +116,7 @@ def test_definitions_of_documents_that_have_changed_since_are_left_out(
     index(tree, workspace, deep=True)
     (tree / "shop/orders.py").write_text("def cook(order):\n    # Boils the carrots.\n    kitchen.boil(order)\n")
     with monkeypatch.context() as patch:
-        patch.setattr("driftline.flows.runs.index_run.deepen", lambda *arguments: None)
+        patch.setattr("driftline.flows.runs.index.deepen", lambda *arguments: None)
         index(tree, workspace)
     assert REFUND not in found(workspace)
     index(tree, workspace)

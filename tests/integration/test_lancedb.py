@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from driftline.storage.lance.vector_index import VECTOR
-from driftline.storage.lines import segment_groups
+from driftline.storage.lines import indexes
 from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, coverage
 from driftline.storage.workspace.workspace import Workspace
 
@@ -138,7 +138,7 @@ def test_a_small_change_is_found_at_once_and_touches_no_index(
 def test_later_runs_extend_the_indexes_and_leave_a_bounded_rest(
     tmp_path: Path, index: Callable[..., Any], best: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_groups, "MAX_UNINDEXED_ROWS", 100)
+    monkeypatch.setattr(indexes, "MAX_UNINDEXED_ROWS", 100)
     write(tmp_path / "tree", 0, 60)
     index()
     for run in range(1, 4):

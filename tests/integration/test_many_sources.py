@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.flows.runs import index_run
+from driftline.flows.runs import index
 from driftline.flows.runs.executors import InlineExecutor, Result, Spec, Task
-from driftline.flows.runs.pull_run import PullRequest, pull_workspace
+from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.flows.runs.source_run import SourceRun
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.workspace import Workspace
@@ -297,7 +297,7 @@ def test_workers_share_the_files_of_one_folder(
     for number in range(400):
         (tmp_path / "flat" / f"{number}.txt").write_text("word7 word8\n".ljust(bytes_each, "x"))
     executor = Recorded(slots, remote=remote)
-    monkeypatch.setattr(index_run, "open_executor", lambda *_: executor)
+    monkeypatch.setattr(index, "open_executor", lambda *_: executor)
     report = dl.index(str(tmp_path / "flat"), workspace=str(tmp_path / "index"), model=str(tiny_model))
     assert report.sources[0].documents_total == 400
     assert executor.batches == expected

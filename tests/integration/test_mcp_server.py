@@ -20,7 +20,7 @@ from mcp import Client, StdioServerParameters
 
 import driftline as dl
 from driftline.flows.config.memory_settings import CONFIG_VARIABLE, find_memory, load_memory_configuration
-from driftline.flows.mcp_server import memory as mcp_memory
+from driftline.flows.mcp_server import answers as mcp_memory
 from driftline.flows.mcp_server.answers import MAX_ANSWER_BYTES, MAX_LINE_CHARACTERS
 from driftline.flows.mcp_server.server import make_server
 from driftline.flows.mcp_server.tools import MAX_TOP_K

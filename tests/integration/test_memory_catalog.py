@@ -19,13 +19,13 @@ import sqlalchemy as sa
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
-from driftline.flows.runs.cleanup_run import CleanupReport, CleanupRequest, clean_workspace
-from driftline.flows.runs.verification_run import VerifyReport, VerifyRequest, verify_workspace
+from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_workspace
+from driftline.flows.runs.verify import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.errors import CatalogMismatch, CatalogMissing, StorageError
 from driftline.storage.layout import CATALOG, CATALOG_RECORD
 from driftline.storage.memory import index as memory_index
+from driftline.storage.memory import restore
 from driftline.storage.memory.binding import adopt, recorded
-from driftline.storage.memory.catalog import restoring
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.catalog.tables import about
 from driftline.storage.memory.restore import restore_catalog
@@ -263,7 +263,7 @@ def test_an_interrupted_restore_is_continued_and_nothing_trusts_it_before(
     fill(place)
     kept = blobs(place)
     lose_catalog(place)
-    original, calls = restoring.insert, iter([False, True])
+    original, calls = restore.insert, iter([False, True])
 
     def insert(*arguments: Any, **options: Any) -> int:
         if next(calls, False):
@@ -271,7 +271,7 @@ def test_an_interrupted_restore_is_continued_and_nothing_trusts_it_before(
         return original(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(restoring, "insert", insert)
+        patch.setattr(restore, "insert", insert)
         with pytest.raises(StorageError):
             restore_catalog(Workspace.open(place), None)
     with pytest.raises(CatalogMismatch, match="being restored"):

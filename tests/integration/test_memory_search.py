@@ -21,8 +21,7 @@ from driftline.storage.lance import vector_index
 from driftline.storage.lance.vector_index import is_indexed
 from driftline.storage.memory import vectors as memory_vectors
 from driftline.storage.memory.catalog.outbox import claim
-from driftline.storage.memory.claimant import new_claimant
-from driftline.storage.memory.flush import CLAIM_SECONDS, OVERDUE_SECONDS
+from driftline.storage.memory.flush import CLAIM_SECONDS, OVERDUE_SECONDS, new_claim_owner
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.upkeep import compact_vectors
@@ -260,20 +259,20 @@ def test_the_claim_of_a_killed_process_is_taken_over_at_once(
     store: MemoryStore, open_store: Callable[..., MemoryStore], clock: list[datetime]
 ) -> None:
     program = (
-        "import os; from driftline.storage.memory.claimant import new_claimant; "
-        "print(new_claimant(), flush=True); os.kill(os.getpid(), 9)"
+        "import os; from driftline.storage.memory.flush import new_claim_owner; "
+        "print(new_claim_owner(), flush=True); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stdout.strip()
     assert len(killed) <= 64
     store.flush()
     ended, reader = open_store(), open_store()
     ended._flusher.notify = lambda rows: None  # type: ignore[method-assign]
-    for n, (claimant, expected) in enumerate(
-        [("of another host:1:2:3", False), (new_claimant(), False), (killed, True)]
+    for n, (claim_owner, expected) in enumerate(
+        [("of another host:1:2:3", False), (new_claim_owner(), False), (killed, True)]
     ):
         ended.store(f"bird {n}", "a bird sings", S1)
         tenant, until = store.hierarchy.entity(ACME), clock[0] + timedelta(seconds=CLAIM_SECONDS)
-        assert store.catalog.write(partial(claim, tenant=tenant, flusher=claimant, now=clock[0], until=until))
+        assert store.catalog.write(partial(claim, tenant=tenant, flusher=claim_owner, now=clock[0], until=until))
         clock[0] += timedelta(seconds=OVERDUE_SECONDS + 1)
         assert (f"bird {n}" in found(reader, "a bird sings", 10)) is expected
         clock[0] += timedelta(seconds=CLAIM_SECONDS)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.runs.cleanup_run import CleanupReport, CleanupRequest, clean_workspace
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
+from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_workspace
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.storage.errors import CatalogError, CatalogMismatch
 from driftline.storage.garbage.orphans import Reason
 from driftline.storage.memory.catalog import writes as entry_rows
 from driftline.storage.memory.catalog.tables import retired_blobs
 from driftline.storage.memory.index import MemoryIndex
-from driftline.storage.memory.listing import MemoryListing, Totals
+from driftline.storage.memory.listings import MemoryListing, Totals
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder

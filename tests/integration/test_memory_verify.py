@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from driftline.flows.config.memory_upkeep import catalog_to_keep
-from driftline.flows.runs import verification_run
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.verification_run import VerifyReport, VerifyRequest, verify_workspace
+from driftline.flows.config.memory_settings import catalog_to_keep
+from driftline.flows.runs import verify
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.verify import VerifyReport, VerifyRequest, verify_workspace
+from driftline.storage.entities import Hierarchy
 from driftline.storage.errors import CatalogMismatch
-from driftline.storage.hierarchy import Hierarchy
 from driftline.storage.memory.index import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.vectors import VectorRow, vector_tables
@@ -159,9 +159,9 @@ def test_memory_that_begins_during_a_verification_is_left_to_the_next_one(
             store.store("key", "value", ACME)
         return found
 
-    monkeypatch.setattr(verification_run, "catalog_to_keep", find_before_memory_begins)
+    monkeypatch.setattr(verify, "catalog_to_keep", find_before_memory_begins)
     report = verify_workspace(VerifyRequest(uri))
     assert list(report.findings) == []
     assert any("another run works on it" in reason for reason in report.skipped)
-    monkeypatch.setattr(verification_run, "catalog_to_keep", find_catalog)
+    monkeypatch.setattr(verify, "catalog_to_keep", find_catalog)
     assert verify_workspace(VerifyRequest(uri)).memory_entries == 1

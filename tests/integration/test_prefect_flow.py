@@ -61,7 +61,7 @@ from driftline.flows.compact import compact
 from driftline.flows.verify import verify
 
 told["upkeep"] = [flow(**there) for flow in (compact, cleanup, verify)]
-from driftline.flows.runs.index_run import index_sources
+from driftline.flows.runs.index import index_sources
 
 tagged.__exit__(None, None, None)
 module.index_sources = index_sources

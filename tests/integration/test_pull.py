@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.pull_run import PullRequest, pull_workspace
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.storage.errors import CorruptFile, LeaseHeld, ObjectNotFound, StorageError, UsageError
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import WorkspaceCopy

@@ -17,11 +17,11 @@ from driftline.flows.mcp_server.tools import LineTools
 from driftline.storage.errors import MissingExtra, UsageError
 from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.deep.texts import as_words
+from driftline.tasks.deep.files import as_words
 from driftline.tasks.deep.transformer import load_transformer
+from driftline.tasks.search.deep import reranked, texts_of
+from driftline.tasks.search.hits import Window
 from driftline.tasks.search.query import Mode, search
-from driftline.tasks.search.reranking import reranked, texts_of
-from driftline.tasks.search.windows import Window
 
 Driftline = Callable[..., Any]
 

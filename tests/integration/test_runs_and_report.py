@@ -17,7 +17,7 @@ from driftline.flows.output.run_series import History, newest_runs, to_row
 from driftline.flows.output.svg_plots import Series, line_plot, number
 from driftline.storage.entities import Entity
 from driftline.storage.model import WorkspaceStats
-from driftline.storage.workspace.run_history import RunHistory, RunRecord
+from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 
 Driftline = Callable[..., Any]

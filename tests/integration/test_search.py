@@ -18,9 +18,8 @@ import driftline as dl
 from driftline.storage.entities import Entity
 from driftline.storage.lines.queries import LineFilter, nearest_lines
 from driftline.tasks.search import query as searching
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.hits import MAX_WINDOW_LINES, Hit, merge_windows
 from driftline.tasks.search.query import search, search_workspace
-from driftline.tasks.search.windows import MAX_WINDOW_LINES, merge_windows
 
 Driftline = Callable[..., Any]
 

@@ -174,7 +174,7 @@ def test_a_missing_or_old_program_is_named_with_how_to_install_it(
 def test_more_files_than_one_call_takes_are_searched_by_several(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.flows.actions.semtools_cli._MAX_ARGUMENT_BYTES", 10)
+    monkeypatch.setattr("driftline.flows.actions.semtools._MAX_ARGUMENT_BYTES", 10)
     program.answers(NEW)
     assert [match["score"] for match in search(files=["a.md", "notes/b.md"])["matches"]] == [0.75, 0.75, 0.5, 0.5]
     assert program.called[2:4] == ["notes/b.md", "--json"]

@@ -14,14 +14,13 @@ import pyarrow as pa
 import pytest
 
 from driftline.flows.commands import main as cli
-from driftline.flows.runs.verification_run import VerifyReport, VerifyRequest, verify_workspace
+from driftline.flows.runs.verify import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.errors import WorkspaceTooNew
-from driftline.storage.ids import new_ulid
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
-from driftline.storage.model import ManifestRow
+from driftline.storage.model import ManifestRow, new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.maintenance.verify import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
@@ -216,7 +215,7 @@ def test_a_newer_format_is_not_damage(local: Corner) -> None:
 
 
 def test_an_index_that_misses_lines_is_detected_and_rebuilt(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("driftline.storage.lines.segment_groups.MAX_UNINDEXED_ROWS", 0)
+    monkeypatch.setattr("driftline.storage.lines.indexes.MAX_UNINDEXED_ROWS", 0)
     (local.tree / "more.txt").write_text("".join(f"word{i} word{i + 1}\n" for i in range(300)))
     local.index(full=True)
     dataset = local.table.open()
@@ -263,7 +262,7 @@ def test_a_source_that_cannot_be_reached_is_named(local: Corner) -> None:
 def test_a_reembedding_in_progress_is_not_damage(
     local: Corner, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from driftline.flows.runs.index_run import IndexRequest, index_sources
+    from driftline.flows.runs.index import IndexRequest, index_sources
 
     second = tmp_path / "second"
     second.mkdir()

@@ -20,10 +20,10 @@ import pytest
 
 import driftline as dl
 from driftline.flows.output.reports import IndexReport
-from driftline.flows.runs import watch_run
-from driftline.flows.runs.index_run import index_sources
+from driftline.flows.runs import watch
+from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest
-from driftline.flows.runs.watch_run import Watcher
+from driftline.flows.runs.watch import Watcher
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask
@@ -116,7 +116,7 @@ def test_a_save_reads_nothing_but_what_was_saved(watching: Watching, tree: Path)
 def test_a_name_that_is_not_utf8_does_not_end_it(
     watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch, name: bytes
 ) -> None:
-    monkeypatch.setattr(watch_run, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "RETRY_SECONDS", 0.5)
     path = os.fsencode(tree) + b"/" + name
     os.makedirs(os.path.dirname(path), exist_ok=True)
     Path(os.fsdecode(path)).write_text("from an old archive\n")
@@ -132,7 +132,7 @@ def test_a_name_that_is_not_utf8_does_not_end_it(
 def test_a_folder_that_is_replaced_is_watched_on(
     watching: Watching, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(watch_run, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "RETRY_SECONDS", 0.5)
     for number in range(2):
         following = tmp_path / f"following{number}"
         following.mkdir()
@@ -154,7 +154,7 @@ def test_a_folder_that_is_replaced_is_watched_on(
 def test_a_refused_deletion_is_told_once_with_a_way_on(
     watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch, driftline: Callable[..., object]
 ) -> None:
-    monkeypatch.setattr(watch_run, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "RETRY_SECONDS", 0.1)
     (tree / "big").mkdir()
     for number in range(120):
         (tree / f"big/{number}.md").write_text(f"file {number}\n")
@@ -163,11 +163,11 @@ def test_a_refused_deletion_is_told_once_with_a_way_on(
     until(lambda: bool(watching.errors))
     (tree / "c.md").write_text("a zebra crosses\n")
     until(lambda: "c.md" in watching.paths())
-    monkeypatch.setattr(watch_run, "COMPARE_SECONDS", 0.1)  # everything is compared again and again
+    monkeypatch.setattr(watch, "COMPARE_SECONDS", 0.1)  # everything is compared again and again
     time.sleep(2.0)
     assert [error.kind for error in watching.errors] == ["deletion_refused"] * len(watching.errors)
     assert len({str(error) for error in watching.errors}) == len(watching.errors) <= 2  # one more document than before
-    monkeypatch.setattr(watch_run, "COMPARE_SECONDS", 600.0)
+    monkeypatch.setattr(watch, "COMPARE_SECONDS", 600.0)
     command = shlex.split(watching.errors[-1].fix.partition("run: ")[2])
     assert command[:2] == ["driftline", "index"]
     outcome: object = driftline(*command[1:], "--wait", "30")
@@ -183,8 +183,8 @@ def test_what_failed_is_tried_again(watching: Watching, tree: Path, monkeypatch:
             raise failures.pop()
         return index_sources(request)
 
-    monkeypatch.setattr(watch_run, "RETRY_SECONDS", 0.5)
-    monkeypatch.setattr(watch_run, "index_sources", failing)
+    monkeypatch.setattr(watch, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "index_sources", failing)
     save(tree / "c.md", "a zebra crosses\n")
     until(lambda: "c.md" in watching.paths())
     assert [error.kind for error in watching.errors] == ["lease_held"]
@@ -193,11 +193,11 @@ def test_what_failed_is_tried_again(watching: Watching, tree: Path, monkeypatch:
 def test_what_no_event_tells_is_found_by_comparing(
     watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_run.Watcher, "_paths", lambda *_: ())  # as if the changes were of another file
+    monkeypatch.setattr(watch.Watcher, "_paths", lambda *_: ())  # as if the changes were of another file
     save(tree / "c.md", "a zebra crosses\n")
     time.sleep(0.5)
     assert "c.md" not in watching.paths()
-    monkeypatch.setattr(watch_run, "COMPARE_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "COMPARE_SECONDS", 0.1)
     until(lambda: "c.md" in watching.paths())
 
 

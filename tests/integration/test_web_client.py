@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 import driftline as dl
-from driftline.flows.client.connection import Connection
+from driftline.flows.client import Connection
 from driftline.flows.web.authentication import Authentication, KnownTokens
 from driftline.flows.web.requests import Reader
 from driftline.flows.web.serving import Exposure, web_server

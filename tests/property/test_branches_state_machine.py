@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from driftline.flows.runs.branch_upkeep import delete_named
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.branches import delete_named
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.lines.quality import SearchQuality
 from driftline.storage.workspace.branches import branch_records, cuts_of, on_branch
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance import compact
+from driftline.tasks.maintenance.compact import SearchQuality
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.effort import examples
 from tests.support.oracle import assert_in_step, save_tiny_model

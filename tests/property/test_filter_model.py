@@ -19,8 +19,8 @@ from driftline.storage.globs import check_glob
 from driftline.storage.lance import vector_index
 from driftline.storage.lines import queries
 from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.queries import LineQuery, Strategy
-from driftline.storage.lines.segments import maintain
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import LineEmbedding
 from driftline.storage.workspace.workspace import Workspace

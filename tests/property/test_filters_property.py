@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from driftline.storage.entities import Entity
 from driftline.storage.lance import vector_index
 from driftline.storage.lines import queries
+from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.queries import LineFilter, nearest_lines
-from driftline.storage.lines.segments import maintain
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import LineEmbedding
 from driftline.storage.workspace.workspace import Workspace

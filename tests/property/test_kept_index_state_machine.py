@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from driftline.flows.runs.cleanup_run import CleanupRequest, clean_workspace
-from driftline.flows.runs.compaction_run import CompactRequest, compact_workspace
-from driftline.flows.runs.index_run import index_sources
+from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
+from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.index import index_sources
 from driftline.storage.errors import DriftlineError, LeaseLost
 from driftline.storage.layout import lease_path
 from driftline.storage.leases import lease as leases
-from driftline.storage.lines.quality import SearchQuality
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance import compact
+from driftline.tasks.maintenance.compact import SearchQuality
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.faults.sleeper import Sleeper, allow_sleepers, clock_wrong_by
 from tests.property.test_index_state_machine import ENTITY, IndexMachine, texts

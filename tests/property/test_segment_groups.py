@@ -7,8 +7,8 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftline.storage.lines import segment_groups
-from driftline.storage.lines.segment_groups import groups_to_build
+from driftline.storage.lines import indexes
+from driftline.storage.lines.indexes import groups_to_build
 
 STEPS = st.lists(
     st.tuples(st.lists(st.integers(1, 120), max_size=4), st.sets(st.integers(0, 30), max_size=3), st.booleans()),
@@ -21,9 +21,7 @@ def test_segments_follow_the_fragments(steps: list[tuple[list[int], set[int], bo
     rows: dict[int, int] = {}
     segments: list[set[int]] = []
     born = 0
-    with patch.multiple(
-        segment_groups, SEGMENT_ROWS=100, SMALL_SEGMENT_ROWS=50, MAX_SMALL_SEGMENTS=3, MAX_UNINDEXED_ROWS=10
-    ):
+    with patch.multiple(indexes, SEGMENT_ROWS=100, SMALL_SEGMENT_ROWS=50, MAX_SMALL_SEGMENTS=3, MAX_UNINDEXED_ROWS=10):
         for added, gone, thorough in steps:
             for size in added:
                 rows[born], born = size, born + 1

@@ -39,10 +39,10 @@ def skew(seconds: float) -> None:
 def become(name: str, ttl_seconds: float) -> None:
     """Take on the identity of another machine, whose leases expire soon."""
     platform.node = lambda: name
-    from driftline.storage.leases import lease, process_identity
+    from driftline.storage.leases import lease, liveness
 
     namespace = os.readlink("/proc/self/ns/pid")
-    process_identity._boot_id = lambda: f"boot of {name}/{namespace}"  # type: ignore[assignment]
+    liveness._boot_id = lambda: f"boot of {name}/{namespace}"  # type: ignore[assignment]
     defaults: dict[str, Any] = lease.acquire.__kwdefaults__ or {}
     defaults["ttl_seconds"] = ttl_seconds
 

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from driftline.flows.runs.index_run import IndexRequest, index_sources
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import BatchId, revision
 from driftline.storage.entities import Entity
 from driftline.storage.garbage.orphans import Reason
-from driftline.storage.ids import new_ulid
 from driftline.storage.lines.table import LineTable
-from driftline.storage.model import ManifestRow
+from driftline.storage.model import ManifestRow, new_ulid
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.rows import line_rows
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below

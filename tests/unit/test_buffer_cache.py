@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from driftline.storage.objects.buffer_cache import BufferCache
+from driftline.storage.objects.store import BufferCache
 
 
 def test_the_least_recently_used_entry_is_evicted() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from driftline.storage.entities import Entity
 from driftline.storage.workspace.records import SourceRecord
-from driftline.tasks.scanning.claims import Claim, Neighbours, below, claimed
 from driftline.tasks.scanning.ignore import Rules
+from driftline.tasks.scanning.scan import Claim, Neighbours, below, claimed
 
 PATHS = ["a.py", "src/a.py", "src/a.md", "src/deep/b.py", "srcs/c.py"]
 

@@ -13,7 +13,7 @@ import pytest
 from typer.models import CommandInfo
 
 from driftline.flows.commands import main as cli
-from driftline.flows.commands import searching
+from driftline.flows.commands import search
 from driftline.flows.commands.app import app
 from driftline.storage.errors import DeletionRefused, UnknownScheme
 
@@ -32,7 +32,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def failing(*_: Any) -> str:
         raise error
 
-    monkeypatch.setattr(searching, "workspace_for_reading", failing)
+    monkeypatch.setattr(search, "workspace_for_reading", failing)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_a_command_loads_no_other() -> None:
     code = "import sys, driftline.flows.commands.main as main; main.load('search'); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     folder = "driftline.flows.commands."
-    others = {folder + module for module in cli.COMMANDS.values()} - {folder + "searching"}
-    assert folder + "searching" in loaded
+    others = {folder + module for module in cli.COMMANDS.values()} - {folder + "search"}
+    assert folder + "search" in loaded
     assert not others & set(loaded)
 
 

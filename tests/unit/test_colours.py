@@ -7,7 +7,7 @@ import re
 
 from pygments.lexers import find_lexer_class_for_filename, get_all_lexers
 
-from driftline.flows.web.colours import _lexer_class, _telling_name, coloured
+from driftline.flows.web.highlight import _lexer_class, _telling_name, coloured
 
 
 def test_the_language_of_every_name_is_that_which_pygments_tells() -> None:

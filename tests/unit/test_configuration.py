@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.config.surroundings import Surroundings
+from driftline.flows.config.environment import Environment
 from driftline.flows.config.toml_file import Configuration, Schedule, find_config, load_config, named_workspace_filter
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
@@ -151,15 +151,13 @@ def test_the_nearest_file_from_here_upward_is_found(write: Write, tmp_path: Path
     path = write("")
     (tmp_path / "other.toml").touch()
     below = path.parent / "web" / "api"
-    assert find_config(None, Surroundings({}, below)) == path
-    assert (
-        find_config(None, Surroundings({"DRIFTLINE_CONFIG": "../../../other.toml"}, below)) == tmp_path / "other.toml"
-    )
-    assert find_config(path, Surroundings({"DRIFTLINE_CONFIG": "../../../other.toml"}, below)) == path
+    assert find_config(None, Environment({}, below)) == path
+    assert find_config(None, Environment({"DRIFTLINE_CONFIG": "../../../other.toml"}, below)) == tmp_path / "other.toml"
+    assert find_config(path, Environment({"DRIFTLINE_CONFIG": "../../../other.toml"}, below)) == path
     with pytest.raises(UsageError, match="path in DRIFTLINE_CONFIG"):
-        find_config(None, Surroundings({"DRIFTLINE_CONFIG": "missing.toml"}, below))
+        find_config(None, Environment({"DRIFTLINE_CONFIG": "missing.toml"}, below))
     with pytest.raises(UsageError, match="path in --config"):
-        find_config("missing.toml", Surroundings({}, below))
+        find_config("missing.toml", Environment({}, below))
 
 
 # Secrets.

@@ -20,8 +20,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from driftline.storage.errors import MissingExtra, ModelNotFound
 from driftline.tasks.deep import transformer as module
 from driftline.tasks.deep.files import DEEP_MODEL_VARIABLE, MAX_TOKENS, resolve_deep_model
-from driftline.tasks.deep.graph import quantized
-from driftline.tasks.deep.transformer import Transformer, load_transformer
+from driftline.tasks.deep.transformer import Transformer, load_transformer, quantized
 
 DIM, HEADS, WIDE, LAYERS = 32, 4, 64, 2
 EPSILON = 1e-12

@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 
 import driftline
 from driftline.storage.lines.outline import KINDS, Definition, decode, encode, innermost
-from driftline.tasks.definitions.grammars import BY_EXTENSION, loaded
-from driftline.tasks.definitions.headings import HEADINGS
-from driftline.tasks.definitions.outlines import MAX_PARSED_CHARACTERS, definitions
-from driftline.tasks.definitions.patterns import begins_definition, by_patterns
+from driftline.tasks.definitions.outlines import (
+    BY_EXTENSION,
+    HEADINGS,
+    MAX_PARSED_CHARACTERS,
+    begins_definition,
+    by_patterns,
+    definitions,
+    loaded,
+)
 
 CODE = {
     "store.py": (

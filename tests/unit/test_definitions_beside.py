@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import driftline
-from driftline.tasks.definitions import beside
-from driftline.tasks.definitions.beside import MIN_CHARACTERS, definitions_beside
+from driftline.tasks.definitions import worker
 from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.definitions.worker import MIN_CHARACTERS, definitions_in_worker
 from tests.support.waiting import until
 
 
@@ -21,8 +21,8 @@ from tests.support.waiting import until
 def documents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """More modules than are parsed in this process, on a machine with two cores."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    helper = beside._Helper()
-    monkeypatch.setattr(beside, "_helper", lambda: helper)
+    helper = worker._Helper()
+    monkeypatch.setattr(worker, "_helper", lambda: helper)
     package = Path(driftline.__file__).parent
     modules = [(path.name, path.read_text("utf-8")) for path in sorted((package / "storage").rglob("*.py"))]
     modules.append(("page.md", "# Größe\n\nText \U0001f680\n"))
@@ -30,43 +30,43 @@ def documents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 def pid() -> int:
-    process = beside._helper()._process
+    process = worker._helper()._process
     assert process is not None
     return process.pid
 
 
 def test_the_answers_are_those_of_this_process(documents: list[tuple[str, str]]) -> None:
     expected = [definitions(*document) for document in documents]
-    first, second = definitions_beside(documents, allowed=True), definitions_beside(documents[::-1], allowed=True)
+    first, second = definitions_in_worker(documents, allowed=True), definitions_in_worker(documents[::-1], allowed=True)
     assert first() == expected
     assert second() == expected[::-1]
     assert pid() != os.getpid()
-    beside._helper()._end()
+    worker._helper()._end()
 
 
 def test_few_documents_start_no_process(documents: list[tuple[str, str]]) -> None:
-    assert definitions_beside(documents[:1], allowed=True)() == [definitions(*documents[0])]
-    assert beside._helper()._process is None
+    assert definitions_in_worker(documents[:1], allowed=True)() == [definitions(*documents[0])]
+    assert worker._helper()._process is None
 
 
 def test_a_worker_of_an_executor_starts_no_process(documents: list[tuple[str, str]]) -> None:
-    assert definitions_beside(documents, allowed=False)() == [definitions(*document) for document in documents]
-    assert beside._helper()._process is None
+    assert definitions_in_worker(documents, allowed=False)() == [definitions(*document) for document in documents]
+    assert worker._helper()._process is None
 
 
 def test_a_killed_process_costs_no_answer(documents: list[tuple[str, str]]) -> None:
-    expected = definitions_beside(documents, allowed=True)()
+    expected = definitions_in_worker(documents, allowed=True)()
     os.kill(pid(), signal.SIGKILL)
-    assert definitions_beside(documents, allowed=True)() == expected
-    assert definitions_beside(documents, allowed=True)() == expected
+    assert definitions_in_worker(documents, allowed=True)() == expected
+    assert definitions_in_worker(documents, allowed=True)() == expected
 
 
 def test_the_process_ends_with_the_one_that_started_it() -> None:
     program = """
 import os, signal, sys
-from driftline.tasks.definitions import beside
+from driftline.tasks.definitions import worker as beside
 os.cpu_count = lambda: 2
-assert beside.definitions_beside([("a.py", "def f(): pass\\n" * 50_000)], allowed=True)()
+assert beside.definitions_in_worker([("a.py", "def f(): pass\\n" * 50_000)], allowed=True)()
 print(beside._helper()._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.output.hits import print_search
-from driftline.flows.output.plain import print_json
+from driftline.flows.output.plain import print_json, print_search
 from driftline.flows.output.progress import QuietProgress
 from driftline.flows.output.terminal import print_index, print_sources, print_status
 

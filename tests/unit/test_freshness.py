@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.errors import AccessDenied, ObjectNotFound
-from driftline.tasks.search.freshness import Freshness, Read, State, is_unchanged, judge, judge_read
+from driftline.tasks.search.hits import Freshness, Read, State, is_unchanged, judge, judge_read
 from driftline.tasks.text import MAX_ROW_CHARACTERS, rows_of_line
 
 

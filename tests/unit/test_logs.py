@@ -38,7 +38,7 @@ def test_only_warnings_of_driftline_are_shown_in_one_line_each(
 def test_json_lines_hold_events_of_driftline_and_none_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
     with json_lines():
         assert writes_json()
-        logging.getLogger("driftline.flows.runs.index_run").info(
+        logging.getLogger("driftline.flows.runs.index").info(
             "two\nlines", extra={"fields": {"run_id": "01", "path": Path("a")}}
         )
         logging.getLogger("gcsfs").error("tried again")
@@ -47,12 +47,12 @@ def test_json_lines_hold_events_of_driftline_and_none_of_libraries(capsys: pytes
         except ZeroDivisionError:
             logging.getLogger("driftline").exception("failed")
     assert not writes_json()
-    logging.getLogger("driftline.flows.runs.index_run").info("afterwards")
+    logging.getLogger("driftline.flows.runs.index").info("afterwards")
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert datetime.fromisoformat(first.pop("time")).tzinfo is not None
     assert first == {
         "level": "info",
-        "logger": "driftline.flows.runs.index_run",
+        "logger": "driftline.flows.runs.index",
         "message": "two\nlines",
         "run_id": "01",
         "path": "a",

@@ -12,9 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Entity, Hierarchy
 from driftline.storage.errors import BadEntity, BadEntry, UsageError
-from driftline.storage.hierarchy import Hierarchy
 from driftline.storage.memory.catalog.database import parse_url
 from driftline.storage.memory.catalog.values import check_metadata, decode, encode
 from driftline.storage.memory.store import MemoryItem, MemoryStore

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.commands import main, memory_limit
+from driftline.flows.commands import main
 from driftline.storage.errors import OutOfMemory
 
 LIMITED = """
@@ -57,7 +57,7 @@ def test_what_libraries_raise_for_a_lack_of_memory_is_named(
 
 
 def test_other_errors_are_no_lack_of_memory() -> None:
-    assert memory_limit.as_out_of_memory(ValueError("no")) is None
-    assert memory_limit.as_out_of_memory(ImportError("No module named 'x'")) is None
-    failure = pickle.loads(pickle.dumps(memory_limit.as_out_of_memory(MemoryError())))
+    assert main.as_out_of_memory(ValueError("no")) is None
+    assert main.as_out_of_memory(ImportError("No module named 'x'")) is None
+    failure = pickle.loads(pickle.dumps(main.as_out_of_memory(MemoryError())))
     assert isinstance(failure, OutOfMemory)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from driftline.storage.lines.words import terms
 from driftline.tasks.search import ranking
 from driftline.tasks.search.ranking import (
+    WEIGHTS,
     CandidateLines,
     count_words,
     document_scores,
@@ -20,7 +21,6 @@ from driftline.tasks.search.ranking import (
     text_scores,
     word_weights,
 )
-from driftline.tasks.search.weights import WEIGHTS
 
 K1, B = 1.2, 0.75
 Floats = NDArray[np.float32]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from driftline.flows.web.rate_limit import MAX_CLIENTS, RateLimit
+from driftline.flows.web.guard import MAX_CLIENTS, RateLimit
 
 
 def test_a_burst_is_followed_by_the_rate() -> None:

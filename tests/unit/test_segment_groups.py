@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from driftline.storage.lines import segment_groups
-from driftline.storage.lines.segment_groups import groups_to_build, packed
+from driftline.storage.lines import indexes
+from driftline.storage.lines.indexes import groups_to_build, packed
 
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_groups, "SEGMENT_ROWS", 100)
-    monkeypatch.setattr(segment_groups, "SMALL_SEGMENT_ROWS", 50)
-    monkeypatch.setattr(segment_groups, "MAX_SMALL_SEGMENTS", 3)
-    monkeypatch.setattr(segment_groups, "MAX_UNINDEXED_ROWS", 10)
+    monkeypatch.setattr(indexes, "SEGMENT_ROWS", 100)
+    monkeypatch.setattr(indexes, "SMALL_SEGMENT_ROWS", 50)
+    monkeypatch.setattr(indexes, "MAX_SMALL_SEGMENTS", 3)
+    monkeypatch.setattr(indexes, "MAX_UNINDEXED_ROWS", 10)
 
 
 def test_fragments_are_packed_in_order_and_large_ones_are_alone() -> None:

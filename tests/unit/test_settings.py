@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from driftline.flows.config.environment import Environment, local_path
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
-from driftline.flows.config.paths import local_path
-from driftline.flows.config.surroundings import Surroundings
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 
@@ -21,9 +20,9 @@ def project(tmp_path: Path) -> Path:
 
 def test_the_option_wins_over_the_environment(project: Path) -> None:
     environ = {"DRIFTLINE_WORKSPACE": "s3://bucket/environment"}
-    assert workspace_for_reading("s3://bucket/option", Surroundings(environ, project)) == "s3://bucket/option"
+    assert workspace_for_reading("s3://bucket/option", Environment(environ, project)) == "s3://bucket/option"
     assert (
-        workspace_for_indexing("s3://bucket/option", ["src"], surroundings=Surroundings(environ, project))
+        workspace_for_indexing("s3://bucket/option", ["src"], environment=Environment(environ, project))
         == "s3://bucket/option"
     )
 
@@ -31,33 +30,33 @@ def test_the_option_wins_over_the_environment(project: Path) -> None:
 def test_the_environment_wins_over_a_folder(project: Path) -> None:
     (project / ".driftline").mkdir()
     environ = {"DRIFTLINE_WORKSPACE": "gs://bucket/x"}
-    assert workspace_for_reading(None, Surroundings(environ, project)) == "gs://bucket/x"
+    assert workspace_for_reading(None, Environment(environ, project)) == "gs://bucket/x"
     assert (
-        workspace_for_indexing(None, ["s3://remote/source"], surroundings=Surroundings(environ, project))
+        workspace_for_indexing(None, ["s3://remote/source"], environment=Environment(environ, project))
         == "gs://bucket/x"
     )
 
 
 def test_reading_finds_the_nearest_folder_upward(project: Path) -> None:
     (project.parent / ".driftline").mkdir()
-    assert workspace_for_reading(None, Surroundings({}, project / "src" / "deep")) == str(project.parent / ".driftline")
+    assert workspace_for_reading(None, Environment({}, project / "src" / "deep")) == str(project.parent / ".driftline")
     (project / ".driftline").mkdir()
-    assert workspace_for_reading(None, Surroundings({}, project / "src" / "deep")) == str(project / ".driftline")
+    assert workspace_for_reading(None, Environment({}, project / "src" / "deep")) == str(project / ".driftline")
 
 
 def test_a_file_named_like_the_folder_is_no_workspace(project: Path) -> None:
     (project / "src" / ".driftline").write_text("")
     (project / ".driftline").mkdir()
-    assert workspace_for_reading(None, Surroundings({}, project / "src")) == str(project / ".driftline")
+    assert workspace_for_reading(None, Environment({}, project / "src")) == str(project / ".driftline")
 
 
 def test_reading_without_any_workspace_says_what_to_do(project: Path) -> None:
     with pytest.raises(WorkspaceNotFound, match="driftline index"):
-        workspace_for_reading(None, Surroundings({}, project))
+        workspace_for_reading(None, Environment({}, project))
 
 
 def test_indexing_makes_a_workspace_at_the_root_of_the_source(project: Path) -> None:
-    assert workspace_for_indexing(None, ["project/src"], surroundings=Surroundings({}, project.parent)) == str(
+    assert workspace_for_indexing(None, ["project/src"], environment=Environment({}, project.parent)) == str(
         project / "src" / ".driftline"
     )
     assert not (project / "src" / ".driftline").exists()
@@ -65,7 +64,7 @@ def test_indexing_makes_a_workspace_at_the_root_of_the_source(project: Path) -> 
 
 def test_indexing_prefers_a_folder_above_the_source_over_a_new_one(project: Path) -> None:
     (project / ".driftline").mkdir()
-    assert workspace_for_indexing(None, [str(project / "src")], surroundings=Surroundings({}, Path("/"))) == str(
+    assert workspace_for_indexing(None, [str(project / "src")], environment=Environment({}, Path("/"))) == str(
         project / ".driftline"
     )
 
@@ -73,7 +72,7 @@ def test_indexing_prefers_a_folder_above_the_source_over_a_new_one(project: Path
 def test_sources_below_one_workspace_share_it(project: Path) -> None:
     (project / "other").mkdir()
     (project / ".driftline").mkdir()
-    assert workspace_for_indexing(None, ["src", "other"], surroundings=Surroundings({}, project)) == str(
+    assert workspace_for_indexing(None, ["src", "other"], environment=Environment({}, project)) == str(
         project / ".driftline"
     )
 
@@ -81,22 +80,22 @@ def test_sources_below_one_workspace_share_it(project: Path) -> None:
 def test_sources_with_different_default_workspaces_are_refused(project: Path) -> None:
     (project / "other").mkdir()
     with pytest.raises(UsageError, match="--workspace"):
-        workspace_for_indexing(None, ["src", "other"], surroundings=Surroundings({}, project))
+        workspace_for_indexing(None, ["src", "other"], environment=Environment({}, project))
 
 
 @pytest.mark.parametrize("sources", [["s3://bucket/code"], ["src", "memory://x"], []])
 def test_a_remote_source_or_none_needs_a_named_workspace(project: Path, sources: list[str]) -> None:
     with pytest.raises(UsageError):
-        workspace_for_indexing(None, sources, surroundings=Surroundings({}, project))
+        workspace_for_indexing(None, sources, environment=Environment({}, project))
 
 
 def test_a_path_becomes_absolute_a_plain_name_is_in_the_home_and_a_uri_stays_as_it_is(project: Path) -> None:
-    assert workspace_for_reading("./ws", Surroundings({}, project)) == str(project / "ws")
-    assert workspace_for_reading("a/ws", Surroundings({}, project)) == str(project / "a" / "ws")
-    assert workspace_for_reading("ws", Surroundings({"DRIFTLINE_HOME": "/home/of"}, project)) == "/home/of/ws"
-    data = Surroundings({"XDG_DATA_HOME": "/data"}, project)
+    assert workspace_for_reading("./ws", Environment({}, project)) == str(project / "ws")
+    assert workspace_for_reading("a/ws", Environment({}, project)) == str(project / "a" / "ws")
+    assert workspace_for_reading("ws", Environment({"DRIFTLINE_HOME": "/home/of"}, project)) == "/home/of/ws"
+    data = Environment({"XDG_DATA_HOME": "/data"}, project)
     assert workspace_for_reading("ws", data) == "/data/driftline/workspaces/ws"
-    assert workspace_for_reading("file:///x/a%20b", Surroundings({}, project)) == "file:///x/a%20b"
+    assert workspace_for_reading("file:///x/a%20b", Environment({}, project)) == "file:///x/a%20b"
 
 
 @pytest.mark.parametrize(

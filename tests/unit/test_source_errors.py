@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from driftline.storage.errors import StorageError
-from driftline.storage.sources.errors import raise_translated
+from driftline.storage.sources.source import raise_translated
 
 
 def test_an_error_is_never_its_own_cause() -> None:

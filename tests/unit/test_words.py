@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from driftline.tasks.embedding.embedder import WordPlan, plan_words
 from driftline.tasks.embedding.models import load, resolve_model
-from driftline.tasks.embedding.words import WordPlan, plan_words
 
 
 @pytest.fixture(scope="module")

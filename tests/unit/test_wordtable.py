@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from driftline.tasks.embedding.word_table import MAX_WORD_CHARACTERS, WordTable
+from driftline.tasks.embedding.embedder import MAX_WORD_CHARACTERS, WordTable
 
 
 def put(table: WordTable, *words: str) -> None:

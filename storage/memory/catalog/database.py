@@ -1,4 +1,10 @@
-"""The memory catalog: one SQL database, SQLite or PostgreSQL, with migrations, transactions and their retries."""
+"""The memory catalog: one SQL database, SQLite or PostgreSQL, with migrations, transactions and their retries.
+
+Databases in which another program has tables that are called like the catalog's: there, the catalog keeps apart.
+
+In PostgreSQL it lies in a schema of its own, and for SQLite in a file of its own beside the other one. Where neither is
+there, names are not taken, and the catalog lies in the database itself.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +34,46 @@ from driftline.storage.errors import (
     StoreClosed,
     UsageError,
 )
-from driftline.storage.ids import new_ulid
 from driftline.storage.layout import CATALOG
-from driftline.storage.memory.catalog import neighbours, tables
+from driftline.storage.memory.catalog import tables
 from driftline.storage.memory.catalog.migrations.unprefixed import is_unprefixed
+from driftline.storage.model import new_ulid
+
+SCHEMA = "driftline"
+_TO_SCHEMA = f"SELECT set_config('search_path', '{SCHEMA},' || current_setting('search_path'), false)"
+
+
+def are_in(connection: Connection) -> bool:
+    """Whether tables with names of the catalog are there, but not the table of its version."""
+    names = set(sa.inspect(connection).get_table_names())
+    return tables.VERSION_TABLE not in names and not names.isdisjoint(tables.metadata.tables)
+
+
+def file_beside(url: URL) -> URL:
+    """The file of a catalog that keeps apart from the SQLite file at ``url``: ``app.driftline.db`` for ``app.db``."""
+    path = Path(url.database or "")
+    return url.set(database=str(path.with_name(f"{path.stem}.driftline{path.suffix}")))
+
+
+def file_of(url: URL) -> URL:
+    """The SQLite file that holds the catalog of ``url``: the one beside it, once that is there."""
+    beside = file_beside(url)
+    return beside if Path(beside.database or "").exists() else url
+
+
+def find_schema(connection: Any, _: object) -> None:
+    """Have a new connection to PostgreSQL see the catalog's schema first, if there is a catalog in it."""
+    cursor = connection.cursor()
+    if cursor.execute(f"SELECT to_regclass('{SCHEMA}.{tables.VERSION_TABLE}')").fetchone()[0] is not None:
+        cursor.execute(_TO_SCHEMA)
+    connection.commit()
+
+
+def create_schema(connection: Connection) -> None:
+    """Create the catalog's schema, and have this transaction create its tables there."""
+    connection.execute(sa.text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+    connection.execute(sa.text(_TO_SCHEMA.replace("false", "true")))
+
 
 RETRY_DELAYS_SECONDS = (0.1, 0.4, 1.6)
 """Delays before each retry of a transaction that lost its connection or was the victim of a deadlock."""
@@ -82,7 +124,7 @@ class Catalog:
         self._is_closed = False
         parsed = parse_url(url)
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
-        self._connect(neighbours.file_of(parsed) if self.is_sqlite else parsed)
+        self._connect(file_of(parsed) if self.is_sqlite else parsed)
 
     def _connect(self, url: URL) -> None:
         self.url = url
@@ -151,9 +193,9 @@ class Catalog:
     def migrate(self) -> None:
         """Create the tables or upgrade them to the current version. Raises CatalogMismatch."""
         version = self.read(self._version)
-        if version is None and self.is_sqlite and self.read(neighbours.are_in):
+        if version is None and self.is_sqlite and self.read(are_in):
             self._engine.dispose()
-            self._connect(neighbours.file_beside(self.url))
+            self._connect(file_beside(self.url))
         if version != _HEAD:
             self.write(self._upgrade)
         if version is None:
@@ -215,8 +257,8 @@ class Catalog:
         version = self._version(connection)
         if version == _HEAD:
             return
-        if version is None and not self.is_sqlite and neighbours.are_in(connection):
-            neighbours.create_schema(connection)
+        if version is None and not self.is_sqlite and are_in(connection):
+            create_schema(connection)
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
         config.attributes["connection"] = connection
@@ -324,7 +366,7 @@ def _engine(url: URL, pool_size: int) -> sa.Engine:
         raise MissingExtra(
             "PostgreSQL needs an optional dependency", "psycopg", "Run: pip install 'driftline[postgres]'"
         ) from error
-    sa.event.listen(engine, "connect", neighbours.find_schema)
+    sa.event.listen(engine, "connect", find_schema)
     return engine
 
 

@@ -15,9 +15,8 @@ from typing import TypeVar
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import BadEntity
-from driftline.storage.hierarchy import directories
 from driftline.storage.memory.catalog.database import MAX_PARAMETERS, bulk_insert, upsert
 from driftline.storage.memory.catalog.tables import closure, entities, entries, owners, tenants
 

@@ -16,8 +16,8 @@ import orjson
 from cachetools import TTLCache
 
 from driftline.storage.errors import BadEntry, CorruptFile
-from driftline.storage.ids import content_hash, new_ulid
 from driftline.storage.memory.catalog.tables import MAX_KEY_CHARACTERS
+from driftline.storage.model import content_hash, new_ulid
 from driftline.storage.objects.store import ObjectStore
 
 MAX_METADATA_BYTES = 64 * 1024

@@ -1,28 +1,188 @@
 """Writes of memory entries: the entries, the totals of their owners, retired blobs and the outbox.
 
 The functions run in an open transaction under the tenant's lock (``entities.lock_tenant``).
+
+Entries about to be written to the catalog, as columns: one object per entry takes a third of a bulk load.
+
+Keys that are taken outside of a boundary: there, an entry has a private form of its key, which nobody sees.
+
+A key is unique in its tenant, but a store that is bound below the tenant must not learn from a refusal which keys
+others use. If an entry outside of its boundary has the key, it stores under ``private(key)`` instead. Entries are shown
+with ``shown(key)``, and a lookup that does not find a key takes the newest private form of it that its scope has.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cache
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
-from driftline.storage.memory.catalog import private_keys
+from driftline.storage.memory.catalog import queries
 from driftline.storage.memory.catalog.database import bulk_insert, upsert
-from driftline.storage.memory.catalog.drafts import COLUMNS as DRAFT_COLUMNS
-from driftline.storage.memory.catalog.drafts import Drafts
 from driftline.storage.memory.catalog.entities import Tenant, chunks, ensure, ids_of
-from driftline.storage.memory.catalog.queries import COLUMNS, EntryRow, Scope, as_list, conditions, is_listed
-from driftline.storage.memory.catalog.tables import UtcTime, closure, entities, entries, outbox, retired_blobs
+from driftline.storage.memory.catalog.queries import (
+    COLUMNS,
+    EntryRow,
+    Everywhere,
+    Scope,
+    as_list,
+    conditions,
+    is_listed,
+)
+from driftline.storage.memory.catalog.tables import (
+    MAX_KEY_CHARACTERS,
+    UtcTime,
+    closure,
+    entities,
+    entries,
+    outbox,
+    retired_blobs,
+    tenants,
+)
+from driftline.storage.memory.catalog.values import check_expiry, check_key, check_metadata, encode
+from driftline.storage.model import content_hash, new_ulid
+
+
+@dataclass(slots=True)
+class Drafts:
+    """Entries of one tenant. Columns are named as in the catalog; ``path`` is the owner's directory, ``metadata`` JSON
+    text. ``large`` maps the keys of entries that are not ``inline`` to their values."""
+
+    key: list[str] = field(default_factory=list)
+    path: list[str] = field(default_factory=list)
+    inline: list[bytes | None] = field(default_factory=list)
+    blob_path: list[str | None] = field(default_factory=list)
+    content_hash: list[str] = field(default_factory=list)
+    size_bytes: list[int] = field(default_factory=list)
+    metadata: list[str] = field(default_factory=list)
+    expires: list[datetime | None] = field(default_factory=list)
+    large: dict[str, bytes] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def add(
+        self,
+        key: str,
+        value: Any,
+        path: str,
+        metadata: Mapping[str, Any] | None,
+        expires_at: datetime | None,
+        inline_bytes: int,
+    ) -> None:
+        """Append an entry. Raises BadEntry."""
+        data = encode(value)
+        is_small = len(data) <= inline_bytes
+        self.key.append(check_key(key))
+        self.path.append(path)
+        self.inline.append(data if is_small else None)
+        self.blob_path.append(None)
+        self.content_hash.append(content_hash(data))
+        self.size_bytes.append(len(data))
+        self.metadata.append(check_metadata(metadata))
+        self.expires.append(check_expiry(expires_at))
+        if is_small:
+            self.large.pop(key, None)
+        else:
+            self.large[key] = data
+
+    def latest(self) -> Drafts:
+        """The last entry of each key."""
+        positions = {key: position for position, key in enumerate(self.key)}
+        if len(positions) == len(self):
+            return self
+        return self.some([positions[key] == position for position, key in enumerate(self.key)])
+
+    def some(self, chosen: Sequence[bool]) -> Drafts:
+        """The entries whose position is true in ``chosen``."""
+        columns = {name: list(compress(getattr(self, name), chosen)) for name in DRAFT_COLUMNS}
+        return Drafts(**columns, large=self.large)
+
+
+DRAFT_COLUMNS = tuple(each.name for each in fields(Drafts) if each.name != "large")
+
+
+MARK = "\x1f"
+"""Stands between a key and what makes it private; keys of users have no control characters."""
+BEHIND_PRIVATE = f"{MARK}~"
+"""A key with this is behind all private forms of it."""
+_BEHIND = " "
+"""The character after MARK: what lies between both begins with the key and MARK."""
+MAX_BOUND_CHARACTERS = MAX_KEY_CHARACTERS - len(MARK) - len(new_ulid())
+
+
+def private(key: str) -> str:
+    """A private form of ``key``, unlike any other."""
+    return f"{key}{MARK}{new_ulid()}"
+
+
+def shown(key: str) -> str:
+    """``key`` without what makes it private."""
+    return key.partition(MARK)[0]
+
+
+def get(connection: Connection, keys: Sequence[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
+    """The entries of ``keys`` that are in ``scope`` and have not expired, by their own key or a private form of it.
+
+    A scope of all tenants may have several entries of one key, one for each tenant.
+    """
+    rows = queries.get(connection, keys, scope, now)
+    if isinstance(scope, Everywhere):
+        found = {(_tenant(row), shown(row.key)): row for row in [*_private(connection, keys, scope, now), *rows]}
+        return list(found.values())
+    missing = set(keys) - {row.key for row in rows}
+    return [*rows, *find(connection, missing, scope, now).values()] if missing else rows
+
+
+def find(connection: Connection, keys: Collection[str], scope: Scope, now: datetime) -> dict[str, EntryRow]:
+    """The newest entry in ``scope`` of each of ``keys`` that has one under a private form, by key."""
+    return {shown(row.key): row for row in _private(connection, keys, scope, now)}
+
+
+def _private(connection: Connection, keys: Collection[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
+    """The entries in ``scope`` under private forms of ``keys``, the newest of each tenant last."""
+    query = _query(connection.dialect.name, queries.depth_of(scope), scope.allowed is not None)
+    parameters = {**queries.parameters_of(scope, now), "keys": queries.as_list(connection, keys)}
+    return sorted((EntryRow(*row) for row in connection.execute(query, parameters)), key=lambda row: row.rev)
+
+
+def _tenant(row: EntryRow) -> str:
+    return row.path.partition("/")[0]
+
+
+def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], within: Entity, now: datetime) -> Drafts:
+    """``new`` with private forms of the keys that entries outside of ``within`` have; ``known`` are all of these keys.
+
+    What is stored in ``within`` under a private form already is replaced there.
+    """
+    inside = {row.key for row in known if f"{row.path}/".startswith(f"{within.directory}/")}
+    taken = {row.key for row in known} - inside
+    own = find(connection, [key for key in new.key if key not in inside], Scope(within), now)
+    forms = {key: private(key) for key in taken} | {key: row.key for key, row in own.items()}
+    return replace(new, key=[forms.get(key, key) for key in new.key]) if forms else new
+
+
+@cache
+def _query(dialect: str, depth: int, is_limited: bool) -> sa.Select[Any]:
+    if dialect == "postgresql":
+        given = sa.func.unnest(sa.bindparam("keys", type_=ARRAY(sa.Text)))
+        asked = given.table_valued("value").render_derived()
+    else:
+        asked = sa.func.json_each(sa.bindparam("keys")).table_valued("value")
+    begins = sa.and_(entries.c.key > asked.c.value.concat(MARK), entries.c.key < asked.c.value.concat(_BEHIND))
+    query = queries.visible(depth, is_limited).join(asked, begins)
+    if depth:
+        return query
+    return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))  # so that the index by tenant and key serves
 
 
 def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, within: Entity | None = None) -> None:
@@ -33,9 +193,9 @@ def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, with
     ids = ensure(connection, tenant, set(new.path), now)
     known = {row.key: row for row in _locked(connection, tenant, new.key)}
     if within is not None and within.tenant != within:
-        apart = private_keys.apart(connection, new, known.values(), within, now)
-        if apart is not new:
-            new, known = apart, {row.key: row for row in _locked(connection, tenant, apart.key)}
+        separate = apart(connection, new, known.values(), within, now)
+        if separate is not new:
+            new, known = separate, {row.key: row for row in _locked(connection, tenant, separate.key)}
     same = {"tenant_id": tenant.id, "rev": tenant.rev, "updated": now}
     added = new.some([key not in known for key in new.key]) if known else new
     bulk_insert(connection, entries, _columns(added, ids), {**same, "created": now})

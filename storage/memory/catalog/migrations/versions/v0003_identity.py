@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from driftline.storage.ids import new_ulid
+from driftline.storage.model import new_ulid
 
 revision = "0003"
 down_revision = "0002"

@@ -1,0 +1,288 @@
+"""How actions come into a registry: all of them, groups, or single ones, beside the actions that an engine has.
+
+What actions keep open between calls, and close with the engine that they are registered for.
+
+How an action is called: arguments are checked, and results and errors are dictionaries, here and only here.
+
+An error is ``{success: False, error, error_type}``. What nobody foresaw is raised, as a defect.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Collection, Mapping, MutableMapping, MutableSequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from driftline.flows.actions.arguments import Parameters
+from driftline.flows.config.access import source_access
+from driftline.flows.config.environment import Environment, absolute_workspace, is_plain_name, local_path
+from driftline.storage.errors import (
+    AccessDenied,
+    CommitConflict,
+    CorruptFile,
+    DeletionRefused,
+    DriftlineError,
+    LeaseHeld,
+    MissingExtra,
+    ModelNotFound,
+    RecallTooLow,
+    SourceNotFound,
+    UnsafeStore,
+    UsageError,
+    WorkspaceNotFound,
+)
+from driftline.storage.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from driftline.storage.model import Embedder
+
+Result: TypeAlias = dict[str, Any]
+Action: TypeAlias = Callable[..., Result]
+
+_ERROR_TYPES: tuple[tuple[type[DriftlineError], str], ...] = (
+    (WorkspaceNotFound, "workspace_not_found"),
+    (CorruptFile, "index_corrupt"),
+    (SourceNotFound, "file_not_found"),
+    (MissingExtra, "prerequisite_missing"),
+    (ModelNotFound, "prerequisite_missing"),
+    (AccessDenied, "storage_error"),
+    (UnsafeStore, "storage_error"),
+    (UsageError, "validation_error"),
+    (CommitConflict, "lancedb_error"),
+    (RecallTooLow, "lancedb_error"),
+    (DeletionRefused, "deletion_refused"),
+    (LeaseHeld, "lease_held"),
+    (DriftlineError, "storage_error"),
+)
+"""The first class that fits decides."""
+
+
+class ActionError(DriftlineError):
+    """A failure with an ``error_type`` of its own, and what its dictionary carries besides."""
+
+    def __init__(self, error_type: str, what: str, **details: Any) -> None:
+        super().__init__(what)
+        self.error_type = error_type
+        self.details = details
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return functools.partial(ActionError, self.error_type, self.what, **self.details), ()
+
+
+def documented_type(error: DriftlineError) -> str:
+    """The ``error_type`` of an error in the actions of search."""
+    return next(name for kind, name in _ERROR_TYPES if isinstance(error, kind))
+
+
+def own_type(error: DriftlineError) -> str:
+    """The ``error_type`` of an error in the actions of memory: its kind, or ``validation_error`` of wrong arguments."""
+    return "validation_error" if type(error) is UsageError else error.kind
+
+
+def action(
+    function: Action,
+    on_failure: Mapping[str, Any] | None = None,
+    *,
+    type_of: Callable[[DriftlineError], str] = documented_type,
+) -> Action:
+    """``function`` as an action: its result gets ``success``; errors become dictionaries, with ``on_failure`` added.
+
+    Its arguments are read as ``arguments`` says; positional ones come after ``state``. ``type_of`` gives the
+    ``error_type`` of an error.
+    """
+    parameters = Parameters.of(function)
+
+    @functools.wraps(function)
+    def call(state: Any = None, *positional: Any, **named: Any) -> Result:
+        try:
+            return {"success": True, **function(state, **parameters.read(positional, named))}
+        except ActionError as error:
+            failure = {"error": str(error), "error_type": error.error_type, **error.details}
+        except DriftlineError as error:
+            error_type = type_of(error)
+            failure = {"error": str(error), "error_type": error_type}
+            if error_type == "prerequisite_missing":
+                failure["install_hint"] = error.fix
+        except Exception as error:  # Lance has no base of its own; what is neither its nor the system's is raised again
+            error_type = "lancedb_error" if _comes_from_lance(error) else "storage_error"
+            if error_type == "storage_error" and not isinstance(error, OSError):
+                raise
+            failure = {"error": f"{type(error).__name__}: {error}", "error_type": error_type}
+        failure["error"] = failure["error"].encode(errors="backslashreplace").decode()  # names may hold surrogates
+        return {"success": False, **failure, **(on_failure or {})}
+
+    return call
+
+
+def _comes_from_lance(error: Exception) -> bool:
+    """Lance raises built-in exceptions: by the frames that they passed."""
+    frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(name).partition(".")[0] in ("lance", "lancedb") for name in frames)
+
+
+CLOSE_HOOKS = ("register_cleanup", "add_close_hook", "on_close")
+"""Methods of an engine that take a function to call when it closes, or lists of such functions; the first counts."""
+
+
+class Handles:
+    """Open workspaces, and the embedders of ad-hoc searches. Threads may share it; it opens nothing after ``close``."""
+
+    def __init__(self, home: str | None = None) -> None:
+        self._home = home
+        self._lock = threading.Lock()
+        self._workspaces: dict[str, Workspace] = {}
+        self._embedders: dict[str | None, Embedder] = {}
+        self._closed = False
+
+    def locate(self, name: str) -> str:
+        """The URI or absolute path of a workspace: a plain name lies in the home, a path where it says."""
+        if is_plain_name(name):
+            environment = Environment.current()
+            return absolute_workspace(name, environment.cwd, self._home or environment.workspaces_home)
+        path = local_path(name)
+        return name if path is None else os.path.abspath(path)
+
+    def workspace(self, uri: str) -> Workspace:
+        """The workspace at ``uri`` as it is now. Raises WorkspaceNotFound and its kin."""
+        self._check()
+        with self._lock:
+            known = self._workspaces.get(uri)
+        opened = Workspace.open(uri, reach=source_access(uri, uri)) if known is None else known.reread()
+        with self._lock:
+            self._workspaces[uri] = opened
+        return opened
+
+    def embedder(self, model: str | None = None) -> Embedder:
+        """The embedder of ``model``, by default the default one, with its table of words. Raises ModelNotFound."""
+        self._check()
+        from driftline.tasks.search.grep import open_embedder
+
+        with self._lock:
+            if model not in self._embedders:
+                self._embedders[model] = open_embedder(model)
+            return self._embedders[model]
+
+    def close(self) -> None:
+        """Let go of everything; may be called again."""
+        with self._lock:
+            self._closed = True
+            self._workspaces.clear()
+            self._embedders.clear()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise UsageError("The engine of this action has been closed", fix="Register the actions with a new one.")
+
+
+def close_with(engine: Any, close: Callable[[], None]) -> None:
+    """Have ``close`` called when ``engine`` closes, or else when it is collected; without an engine, never."""
+    for name in CLOSE_HOOKS:
+        hook = getattr(engine, name, None)
+        if isinstance(hook, MutableSequence):
+            hook.append(close)
+            return
+        if callable(hook):
+            hook(close)
+            return
+    try:
+        weakref.finalize(engine, close)
+    except TypeError:
+        return  # None, or an object that cannot be watched: the handles go when the registry does
+
+
+OWN_PREFIX = "driftline."
+"""Stands before the names of actions whose plain names the engine resolves to its own."""
+_REGISTRIES = ("actions_registry", "actions", "registry")
+"""Attributes under which engines keep what they resolve names with; the first mapping counts."""
+
+
+def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str, Action]]) -> set[str]:
+    """The names of the actions that ``only`` names, by themselves or by their groups; all without it.
+
+    Raises UsageError for a name that is neither.
+    """
+    actions = {name: {name} for group in groups.values() for name in group}
+    if only is None:
+        return set(actions)
+    known = {**actions, **{group: set(names) for group, names in groups.items()}}
+    named = [only] if isinstance(only, str) else list(only)
+    for name in named:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            fix = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+            raise UsageError("There is no such action, and no such group", repr(name), fix)
+    return set().union(*(known[name] for name in named))
+
+
+class UnderNamespace(str):
+    """A name in a registry that an engine hands over empty: the plain name below a namespace, else with OWN_PREFIX.
+
+    Engines put what they find there into their own registry, as ``f"{namespace}.{name}"`` or, without a namespace, as
+    the name itself, over actions of their own; which of the two they do shows only then. Formatted, this is
+    ``ltm.store``, and as a key it is ``driftline.ltm.store``.
+    """
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.removeprefix(OWN_PREFIX), spec)
+
+
+def bind(
+    registry: Any, actions: Mapping[str, Action], engine: Any = None, *, replace: bool = False, **given: Any
+) -> None:
+    """Put ``actions`` into ``registry`` with the arguments ``given``.
+
+    Each is there twice: by its name, and as ``actions.`` and its name with an underscore. Names that are there already
+    stay unless ``replace``. So do those that ``engine`` resolves to actions of its own, which it would overwrite with
+    what it finds in a registry that it hands over empty: it gets ours with OWN_PREFIX, and below every namespace by
+    their plain names.
+    """
+    own = _registry_of(engine)
+    for name, function in actions.items():
+        bound = _bound(function, given)
+        for known_as in (name, f"actions.{name.replace('.', '_')}"):
+            if replace:
+                _put(registry, known_as, bound)
+            elif own is not None and known_as in own and not _is_ours(own[known_as]):
+                target = own if isinstance(own, MutableMapping) else registry
+                _put(target, OWN_PREFIX + known_as, bound)
+                if registry is not own:
+                    _put(registry, UnderNamespace(OWN_PREFIX + known_as), bound)
+            elif not _holds(registry, known_as):
+                _put(registry, known_as, bound)
+
+
+def _bound(function: Action, given: Mapping[str, Any]) -> Action:
+    @functools.wraps(function)
+    def call(*positional: Any, **named: Any) -> Result:
+        return function(*positional, **{**named, **given})
+
+    return call
+
+
+def _registry_of(engine: Any) -> Mapping[str, Any] | None:
+    found = (getattr(engine, name, None) for name in _REGISTRIES)
+    return next((each for each in found if isinstance(each, Mapping)), None)
+
+
+def _is_ours(function: object) -> bool:
+    return getattr(function, "__module__", "").startswith("driftline.flows.actions.")
+
+
+def _put(registry: Any, name: str, function: Action) -> None:
+    if isinstance(registry, MutableMapping):
+        registry[name] = function
+    else:
+        registry.register(name, function)
+
+
+def _holds(registry: Any, name: str) -> bool:
+    if hasattr(registry, "__contains__"):
+        return name in registry
+    return hasattr(registry, "get") and registry.get(name) is not None

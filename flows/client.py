@@ -1,0 +1,233 @@
+"""A web server as an object: ``driftline.connect(URL)``.
+
+Requests to the API of a web server: JSON in, errors as those of Driftline.
+
+It needs the standard library only: the command line asks a server in less time than other clients take to load.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import SplitResult, urlencode, urlsplit
+
+from driftline.storage import errors
+from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
+from driftline.tasks.search.documents import Document
+from driftline.tasks.search.hits import Excerpt, Hit
+from driftline.tasks.search.query import Mode, SearchReport
+
+TOKEN_VARIABLE = "DRIFTLINE_TOKEN"
+TIMEOUT_SECONDS = 90.0
+MAX_WAIT_SECONDS = 10
+"""How long a request waits at most when the server has had too many."""
+ATTEMPTS = 3
+OK, UNAUTHORIZED, FORBIDDEN, TOO_MANY = 200, 401, 403, 429
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The API at ``url``, such as ``https://driftline.example.com``, asked with ``token`` if it needs one."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = self._parts
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise UsageError("This is no URL of a web server", self.url, "Write https://driftline.example.com.")
+        if parts.username or parts.password:
+            raise UsageError("The URL of a server holds no secret", self.url, f"Set {TOKEN_VARIABLE} to the token.")
+
+    @classmethod
+    def to(cls, url: str, token: str | None = None) -> Connection:
+        """The connection to ``url`` with ``token``, by default $DRIFTLINE_TOKEN. Raises UsageError."""
+        return cls(url.rstrip("/"), token or os.environ.get(TOKEN_VARIABLE) or None)
+
+    def get(self, route: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer of ``/api/v1/{route}``; parameters that are None are left out.
+
+        Raises the error that the server names, AccessDenied for a wrong token, StorageError if it cannot be reached.
+        """
+        return self._answer(self._target(route, parameters))[0]
+
+    def pages(self, route: str, parameters: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+        """The answer of ``get``, then those that its link 'next' leads to."""
+        target: str | None = self._target(route, parameters)
+        while target is not None:
+            answer, target = self._answer(target)
+            yield answer
+
+    @property
+    def _parts(self) -> SplitResult:
+        return urlsplit(self.url)
+
+    def _target(self, route: str, parameters: Mapping[str, Any] | None) -> str:
+        given = {name: _parameter(value) for name, value in (parameters or {}).items() if value is not None}
+        query = urlencode(given, doseq=True, errors="surrogatepass")
+        return f"{self._parts.path}/api/v1/{route}" + (f"?{query}" if query else "")
+
+    def _answer(self, target: str) -> tuple[dict[str, Any], str | None]:
+        for attempt in range(ATTEMPTS):
+            response, body = self._request(target)
+            wait = response.getheader("Retry-After", "")
+            if response.status != TOO_MANY or attempt + 1 == ATTEMPTS or not wait.isdigit():
+                break
+            time.sleep(min(int(wait), MAX_WAIT_SECONDS))
+        try:
+            content = json.loads(body)
+        except ValueError as error:
+            what = f"The answer is not of a Driftline server (status {response.status})"
+            raise StorageError(what, self.url, "Check the URL.") from error
+        if response.status != OK:
+            raise self._error(response.status, content)
+        link, _, relation = response.getheader("Link", "").partition(";")
+        return content, link.strip("<>") if 'rel="next"' in relation else None
+
+    def _request(self, target: str) -> tuple[http.client.HTTPResponse, bytes]:
+        parts, headers = self._parts, {"Accept": "application/json"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        https = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        try:
+            connection = kind(parts.netloc, timeout=TIMEOUT_SECONDS)
+            try:  # no redirect is followed: the token is for this server
+                connection.request("GET", target, headers=headers)
+                response = connection.getresponse()
+                return response, response.read()
+            finally:
+                connection.close()
+        except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as error:
+            raise StorageError(
+                f"The server cannot be reached ({error})", self.url, "Is 'driftline web' running?"
+            ) from error
+
+    def _error(self, status: int, content: Any) -> DriftlineError:
+        told = content if isinstance(content, dict) else {}
+        kind, where, fix = (str(told.get(name, "")) for name in ("error", "where", "fix"))
+        what = str(told.get("detail", f"status {status}"))
+        what = what.removesuffix(f". {fix}").removesuffix(f": {where}") if fix or where else what
+        if status in (UNAUTHORIZED, FORBIDDEN):
+            fix = f"Set {TOKEN_VARIABLE} to a token of the server." if status == UNAUTHORIZED else fix
+            return AccessDenied(what, self.url, fix)
+        known = _kinds().get(kind, StorageError if status >= 500 or status == TOO_MANY else UsageError)
+        return known(what, where or self.url, fix)
+
+
+def _parameter(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+def _kinds() -> dict[str, type[DriftlineError]]:
+    found = {
+        cls.kind: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, DriftlineError)
+    }
+    return {kind: cls for kind, cls in found.items() if cls.__init__ is DriftlineError.__init__}
+
+
+DOCUMENTS_AT_ONCE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Asks a web server. Every method raises the errors of the call that it stands for, AccessDenied for a token that
+    may not ask this, and StorageError if the server cannot be reached.
+    """
+
+    connection: Connection
+
+    def search(
+        self,
+        query: str,
+        *,
+        top_k: int = DEFAULT_TOP_K,
+        n_lines: int = DEFAULT_N_LINES,
+        mode: Mode = "hybrid",
+        max_distance: float | None = None,
+        min_relevance: float | None = None,
+        sources: Sequence[str] = (),
+        paths: Sequence[str] = (),
+        dirs: Sequence[str] = (),
+        globs: Sequence[str] = (),
+        exts: Sequence[str] = (),
+        languages: Sequence[str] = (),
+        kinds: Sequence[str] = (),
+        symbols: bool = False,
+        tests: bool = True,
+        branch: str | None = None,
+    ) -> SearchReport:
+        """Find the windows of lines that answer ``query``, best first, as ``driftline.search`` does.
+
+        The server bounds ``top_k`` and ``n_lines``. Paths, directories and globs are relative to their source.
+        """
+        found = self.connection.get(
+            "search",
+            {
+                "q": query,
+                "top_k": top_k,
+                "n_lines": n_lines,
+                "mode": mode,
+                "max_distance": max_distance,
+                "min_relevance": min_relevance,
+                "source": sources,
+                "path": paths,
+                "dir": dirs,
+                "glob": globs,
+                "ext": exts,
+                "lang": languages,
+                "kind": kinds,
+                "symbols": symbols,
+                "tests": tests,
+                "branch": branch,
+            },
+        )
+        nearest = _hit(found["nearest"]) if "nearest" in found else None
+        notes, unmatched = tuple(found.get("notes", ())), tuple(found.get("unmatched", ()))
+        return SearchReport(found["query"], tuple(map(_hit, found["results"])), None, notes, nearest, unmatched)
+
+    def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
+        """Lines of an indexed document: ``line`` (1-based), and ``n_lines`` on each side."""
+        asked = {"source": source, "path": path, "line": line, "n_lines": n_lines, "branch": branch}
+        found = self.connection.get("excerpt", asked)
+        return Excerpt(**{**found, "lines": tuple(found["lines"])})
+
+    def documents(
+        self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
+    ) -> Iterator[Document]:
+        """The indexed documents by source and path."""
+        asked = {"limit": DOCUMENTS_AT_ONCE, "source": sources, "dir": dirs, "ext": exts}
+        for page in self.connection.pages("documents", asked):
+            yield from (Document(**document) for document in page["documents"])
+
+    def search_memory(
+        self, query: str, top_k: int = 5, entity: str | None = None, *, mode: Mode = "hybrid"
+    ) -> list[dict[str, Any]]:
+        """The memory entries that answer ``query``, best first: ``{record, score, rank}`` each."""
+        found = self.connection.get("memory/search", {"q": query, "top_k": top_k, "entity": entity, "mode": mode})
+        return list(found["results"])
+
+    def status(self) -> dict[str, Any]:
+        """As ``driftline status --json`` prints it."""
+        return self.connection.get("status")
+
+    def sources(self) -> list[dict[str, Any]]:
+        """The sources, as ``driftline sources --json`` prints them."""
+        return list(self.connection.get("sources")["sources"])
+
+    def branches(self) -> list[dict[str, Any]]:
+        """The branches of the sources, as ``driftline branches --json`` prints them."""
+        return list(self.connection.get("branches")["branches"])
+
+
+def _hit(told: Mapping[str, Any]) -> Hit:
+    return Hit(**{**told, "context": tuple(told["context"])})

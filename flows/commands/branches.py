@@ -1,0 +1,159 @@
+"""``driftline branches`` and ``driftline diff``: the branches of sources, and what a branch adds to the main index."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from driftline.flows.commands.app import (
+    DONE,
+    NOTHING_FOUND,
+    JsonOption,
+    NLinesOption,
+    QueryArgument,
+    TopKOption,
+    WorkspaceOption,
+    app,
+    show,
+)
+from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.output.plain import say, warn
+from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+from driftline.storage.errors import UsageError
+
+if TYPE_CHECKING:
+    from driftline.storage.entities import Entity
+    from driftline.storage.workspace.workspace import Workspace
+
+MAIN = "main"
+"""What ``driftline diff`` calls the main index."""
+PRUNED_AFTER_DAYS = 14.0
+
+branches = typer.Typer(help="List, delete and prune the branches that runs with --branch have indexed.")
+app.add_typer(branches, name="branches")
+
+EntityOption = Annotated[
+    str | None, typer.Option(metavar="PATH", help="Only this source, or the sources below org:acme/project:alpha.")
+]
+
+
+@branches.callback(invoke_without_command=True)
+def list_all(
+    context: typer.Context, workspace: WorkspaceOption = None, entity: EntityOption = None, as_json: JsonOption = False
+) -> int:
+    """List the branches: base, commit, documents that differ, bytes, age."""
+    if context.invoked_subcommand is not None:
+        return DONE
+    opened, within = _opened(workspace, entity)
+    from driftline.flows.output.terminal import print_branches
+    from driftline.flows.runs.branches import list_branches
+
+    found = [branch.to_dict() for branch in list_branches(opened, within)]
+    show({"workspace": opened.objects.uri, "branches": found}, as_json, print_branches)
+    return DONE
+
+
+@branches.command()
+def delete(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="As 'driftline branches' lists it.")] = None,
+    of_build: Annotated[
+        bool,
+        typer.Option("--of-build", help="Instead of NAME: the branch of the pull request that CI builds or closes."),
+    ] = False,
+    workspace: WorkspaceOption = None,
+    entity: EntityOption = None,
+    wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait this long for a run to finish.")] = 0.0,
+    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Do nothing where no source has it.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Delete a branch of every source that has it. The main index and the files of the source stay."""
+    if (name is None) != of_build:
+        raise UsageError("Name one branch", fix="Write: driftline branches delete NAME, or --of-build in CI")
+    name = name or _of_build()
+    opened, within = _opened(workspace, entity)
+    from driftline.flows.runs.branches import delete_named
+
+    deleted = delete_named(opened, name, within, wait_seconds=wait, missing_ok=missing_ok)
+    show({"name": name, "deleted": deleted}, as_json, partial(_print_deleted, name))
+    return DONE
+
+
+@branches.command()
+def prune(
+    workspace: WorkspaceOption = None,
+    entity: EntityOption = None,
+    older_than_days: Annotated[
+        float, typer.Option(min=0.0, metavar="DAYS", help="Delete branches that no run has indexed for so long.")
+    ] = PRUNED_AFTER_DAYS,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report only.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Delete the branches that are merged, gone from the remote, or old. Asks the remote which branches it has."""
+    opened, within = _opened(workspace, entity)
+    from driftline.flows.runs.branches import prune_branches
+
+    pruned = prune_branches(opened, within, older_than_days=older_than_days, dry_run=dry_run, skip=warn)
+    result = {"workspace": opened.objects.uri, "dry_run": dry_run, "pruned": [asdict(branch) for branch in pruned]}
+    show(result, as_json, _print_pruned)
+    return DONE
+
+
+@app.command()
+def diff(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="main, for the main index.")],
+    branch: Annotated[str, typer.Argument(metavar="BRANCH", help="As 'driftline branches' lists it.")],
+    query: QueryArgument,
+    workspace: WorkspaceOption = None,
+    top_k: TopKOption = DEFAULT_TOP_K,
+    n_lines: NLinesOption = DEFAULT_N_LINES,
+    as_json: JsonOption = False,
+) -> int:
+    """Find what answers QUERY on BRANCH and does not stand in the main index. Exit code 1 when there is nothing."""
+    if base != MAIN:
+        raise UsageError("A branch is compared with the main index only", base, f"Write: driftline diff {MAIN} BRANCH")
+    opened, _ = _opened(workspace, None)
+    from driftline.flows.output.plain import print_search
+    from driftline.storage.workspace.branches import on_branch
+    from driftline.tasks.search.documents import search_new_lines
+
+    report = search_new_lines(on_branch(opened, branch), query, top_k=top_k, n_lines=n_lines)
+    show(report.to_dict(), as_json, lambda result: print_search(result, None))
+    return DONE if report.results else NOTHING_FOUND
+
+
+def _of_build() -> str:
+    """The branch of the pull request that CI builds. Raises UsageError for any other build."""
+    from driftline.flows.ci.build import Build
+
+    build = Build.detect(os.environ, ".")
+    branch = build.index_branch() if build.is_request else None
+    if branch is None:
+        raise UsageError("This is no build of a pull request", build.system, "Name the branch.")
+    return branch
+
+
+def _opened(workspace: str | None, entity: str | None) -> tuple[Workspace, Entity | None]:
+    target = workspace_for_reading(workspace)
+    from driftline.flows.config.toml_file import options_for
+    from driftline.storage.entities import Entity
+    from driftline.storage.workspace.workspace import Workspace
+
+    opened = Workspace.open(target, options_for(target))
+    return opened, Entity.parse(entity, opened.config.hierarchy) if entity else None
+
+
+def _print_deleted(name: str, result: dict[str, Any]) -> None:
+    for entity in result["deleted"]:
+        say(f"deleted the branch {name} of {entity}")
+
+
+def _print_pruned(result: dict[str, Any]) -> None:
+    done = "would delete" if result["dry_run"] else "deleted"
+    for branch in result["pruned"]:
+        say(f"{done} {branch['name']} of {branch['entity']}: {branch['why']}")
+    if not result["pruned"]:
+        say("no branch to prune")

@@ -1,0 +1,78 @@
+"""``driftline grep``: search files and pipes by meaning, without a workspace."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from driftline.flows.commands.app import (
+    JsonOption,
+    MaxDistanceOption,
+    MinRelevanceOption,
+    ModelOption,
+    NLinesOption,
+    QueryArgument,
+    TopKOption,
+    app,
+    show_search,
+)
+from driftline.flows.output.plain import warn
+from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+
+if TYPE_CHECKING:
+    from driftline.storage.model import SkipReason
+
+_NAMED_SKIPS = 5
+"""Up to this many skipped files are named; more are counted by reason."""
+
+
+@app.command()
+def grep(
+    query: QueryArgument,
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files, folders, quoted globs, or - for standard input.")
+    ],
+    top_k: TopKOption = DEFAULT_TOP_K,
+    max_distance: MaxDistanceOption = None,
+    min_relevance: MinRelevanceOption = None,
+    n_lines: NLinesOption = DEFAULT_N_LINES,
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
+    model: ModelOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Find the lines of FILE that mean QUERY, without an index. Exit code 1 when there are none."""
+    from driftline.flows.output.plain import print_search
+    from driftline.tasks.search.grep import grep as search_texts
+    from driftline.tasks.search.grep import open_embedder, read_texts
+
+    skipped: list[tuple[str, SkipReason]] = []
+    texts = read_texts(files, sys.stdin.buffer.read, lambda path, reason: skipped.append((path, reason)))
+    result = search_texts(
+        query,
+        texts,
+        open_embedder(model),
+        top_k=top_k,
+        max_distance=max_distance,
+        min_relevance=min_relevance,
+        n_lines=n_lines,
+        ignore_case=ignore_case,
+    ).to_dict()
+    _warn_of_skipped(skipped)
+    return show_search(result, as_json, partial(print_search, folders={"": os.getcwd()}))
+
+
+def _warn_of_skipped(skipped: Sequence[tuple[str, SkipReason]]) -> None:
+    """Name the skipped files on standard error, or count them by reason where there are many."""
+    if len(skipped) <= _NAMED_SKIPS:
+        for path, reason in skipped:
+            warn(f"{path} is not searched: {reason}")
+        return
+    reasons = Counter(str(reason) for _, reason in skipped).most_common()
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
+    warn(f"{len(skipped):,} files are not searched: {counts}")

@@ -1,0 +1,158 @@
+"""``driftline index`` and ``driftline remove``: what a workspace holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from driftline.flows.commands.app import (
+    DONE,
+    FAILED,
+    BranchOption,
+    ConfigOption,
+    ExecutorOption,
+    JsonOption,
+    MaxDeleteFractionOption,
+    ModelOption,
+    WaitOption,
+    WorkersOption,
+    WorkspaceOption,
+    app,
+    show,
+)
+from driftline.flows.config.locate import named_branch, workspace_for_indexing, workspace_for_reading
+from driftline.flows.output.plain import print_json, say
+from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
+from driftline.storage.errors import UsageError
+
+if TYPE_CHECKING:
+    from driftline.flows.config.toml_file import Configuration
+
+SourcesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="SOURCE...", help="Folders, git work trees or bucket URIs.")
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Index all sources of driftline.toml.")]
+EntityOption = Annotated[
+    str | None, typer.Option(metavar="PATH", help="org:acme/project:alpha/source:web; default: from the name.")
+]
+IncludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Index only matching files.")]
+ExcludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave out matching files.")]
+FullOption = Annotated[bool, typer.Option("--full", help="Read and embed everything again.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")]
+MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.")]
+RebindOption = Annotated[bool, typer.Option("--rebind", help="Let the entity move to another URI.")]
+ReembedOption = Annotated[bool, typer.Option("--reembed", help="Let the workspace move to another model.")]
+IndexesOption = Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")]
+DeepOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--deep/--no-deep",
+        help="Embed definitions and sections by a transformer, too. Needs the extra deep. Later runs go on with it.",
+        show_default="as before",
+    ),
+]
+DeepModelOption = Annotated[
+    str | None,
+    typer.Option("--deep-model", metavar="NAME", help="As --deep, with this transformer: a directory or a hub name."),
+]
+ByCommitOption = Annotated[
+    bool, typer.Option("--ci", help="Scan only what changed since the commit indexed last, as driftline ci does.")
+]
+
+
+@app.command()
+def index(
+    sources: SourcesArgument = None,
+    all_sources: AllOption = False,
+    config: ConfigOption = None,
+    workspace: WorkspaceOption = None,
+    entity: EntityOption = None,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    model: ModelOption = None,
+    executor: ExecutorOption = DEFAULT_EXECUTOR,
+    workers: WorkersOption = None,
+    full: FullOption = False,
+    dry_run: DryRunOption = False,
+    max_delete_fraction: MaxDeleteFractionOption = DEFAULT_MAX_DELETE_FRACTION,
+    max_file_bytes: MaxFileBytesOption = DEFAULT_MAX_FILE_BYTES,
+    rebind: RebindOption = False,
+    reembed: ReembedOption = False,
+    wait: WaitOption = 0.0,
+    indexes: IndexesOption = "all",
+    by_commit: ByCommitOption = False,
+    branch: BranchOption = None,
+    deep: DeepOption = None,
+    deep_model: DeepModelOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Bring the index in step with SOURCE: embed new and changed documents, delete vanished ones.
+
+    With --all, a source that fails does not stop the others; the exit code is then 3.
+    """
+    configuration = _configuration(config, sources, all_sources, filtered=bool(entity or include or exclude))
+    target = workspace_for_indexing(workspace, sources or (), configuration)
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.output.terminal import print_index
+    from driftline.flows.runs.index import IndexRequest, index_sources
+    from driftline.flows.runs.plan import requests_of
+
+    how: dict[str, Any] = {"executor": executor, "workers": workers, "full": full, "dry_run": dry_run}
+    how |= {"max_delete_fraction": max_delete_fraction, "max_file_bytes": max_file_bytes, "rebind": rebind}
+    how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit}
+    how |= {"deep": deep_model if deep is not False and deep_model else deep}
+    request = IndexRequest(
+        sources=requests_of(configuration.sources) if configuration else tuple(sources or ()),
+        workspace=target,
+        entity=entity,
+        include=tuple(include or ()),
+        exclude=tuple(exclude or ()),
+        model=configuration.model if configuration and model is None else model,
+        storage_options=configuration.options() if configuration else None,
+        keep_going=all_sources,
+        branch=named_branch(branch, (sources or ["."])[0]),
+        **how,
+    )
+    with open_progress() as progress:
+        result = index_sources(request, progress).to_dict()
+    show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
+    return FAILED if result["failed"] else DONE
+
+
+def _configuration(
+    config: str | None, sources: Sequence[str] | None, all_sources: bool, filtered: bool
+) -> Configuration | None:
+    """The configuration whose sources ``--all`` indexes, else None. Raises UsageError for options that disagree."""
+    if all_sources:
+        if sources or filtered:
+            fix = "Leave out --all, or SOURCE, --entity, --include and --exclude."
+            raise UsageError("--all takes the sources and their filters from driftline.toml", fix=fix)
+        from driftline.flows.config.toml_file import open_config
+
+        return open_config(config)
+    if config or not sources:
+        fix = "Name a folder or a bucket, or use --all for the sources of a driftline.toml."
+        raise UsageError("--config requires --all" if config else "No SOURCE was given", fix=fix)
+    return None
+
+
+@app.command()
+def remove(
+    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="As 'driftline sources' lists it.")],
+    workspace: WorkspaceOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Forget a source: delete its documents and lines from the index, never its files."""
+    target = workspace_for_reading(workspace)
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.runs.remove import remove_source
+
+    result = remove_source(target, entity, storage_options=options_for(target)).to_dict()
+    if as_json:
+        print_json(result)
+    else:
+        say(f"removed {result['entity']}: {result['documents']:,} documents, {result['lines']:,} lines")
+    return DONE

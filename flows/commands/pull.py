@@ -1,0 +1,40 @@
+"""``driftline pull``: a copy of a workspace on the local disk that follows the original."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from driftline.flows.commands.app import DONE, JsonOption, app, show
+from driftline.flows.config.locate import workspace_named
+from driftline.flows.output.plain import say
+
+
+@app.command()
+def pull(
+    origin: Annotated[str, typer.Argument(metavar="ORIGIN", help="The workspace to copy: a path or URI.")],
+    place: Annotated[
+        str | None, typer.Argument(metavar="[DIR]", help="Where the copy lies; default: the last name in ORIGIN.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Bring the newest version of a workspace to a local disk, to search it without network and credentials.
+
+    Later pulls fetch only what is new. Searches see one version or the other.
+    """
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.output.progress import open_progress
+    from driftline.flows.runs.pull import PullRequest, pull_workspace
+
+    uri = workspace_named(origin)
+    request = PullRequest(uri, place or uri.rstrip("/").rpartition("/")[2], options_for(uri))
+    with open_progress() as progress:
+        report = pull_workspace(request, progress)
+    show(report.to_dict(), as_json, _print)
+    return DONE
+
+
+def _print(report: dict[str, Any]) -> None:
+    files = f"{report['fetched']:,} of {report['files']:,} files fetched"
+    say(f"{report['copy']}: {files}, {report['bytes'] / 1e6:,.1f} MB, in {report['seconds']:.1f} s")

@@ -1,0 +1,92 @@
+"""``driftline deploy`` and ``driftline serve``: the sources of ``driftline.toml`` on a schedule, through Prefect."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from driftline.flows.commands.app import DONE, ConfigOption, ExecutorOption, JsonOption, app
+from driftline.flows.output.plain import print_json, say
+from driftline.storage.defaults import DEFAULT_EXECUTOR
+
+DEFAULT_POOL = "driftline"
+DEFAULT_PORT = 4200
+ENVIRONMENT = {
+    # Runs send a heartbeat, which the automation in prefect.yaml expects.
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+    # Runs that CI starts begin within 5 s, not 10.
+    "PREFECT_RUNNER_POLL_FREQUENCY": "5",
+    # Send no usage data.
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "DO_NOT_TRACK": "1",
+}
+
+PrefixOption = Annotated[
+    str, typer.Option(metavar="TEXT", help="Put TEXT before every name, so that several workspaces can share a server.")
+]
+
+
+@app.command()
+def deploy(
+    config: ConfigOption = None,
+    pool: Annotated[
+        str, typer.Option(metavar="NAME", help="The work pool; created if it does not exist.")
+    ] = DEFAULT_POOL,
+    executor: ExecutorOption = DEFAULT_EXECUTOR,
+    prefix: PrefixOption = "",
+    as_json: JsonOption = False,
+) -> int:
+    """Register schedules for the sources of driftline.toml with a Prefect server; its workers run them."""
+    from driftline.flows.config.toml_file import trusted_config
+    from driftline.flows.scheduling.deployments import deployments_of
+
+    deployments = deployments_of(trusted_config(config), executor=executor, prefix=prefix)
+    _prepare_environment()
+    from driftline.flows.scheduling.deployments import register, server_url
+
+    url = server_url()
+    names, paused = register(deployments, pool=pool)
+    if as_json:
+        print_json({"server": url, "pool": pool, "deployments": names, "paused": paused})
+        return DONE
+    for name in names:
+        say(f"deployed {name}")
+    for name in paused:
+        say(f"paused   {name}, which driftline.toml no longer contains")
+    say(f"Start a worker where the sources are: prefect worker start --pool {pool}")
+    return DONE
+
+
+@app.command()
+def serve(
+    config: ConfigOption = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of the server that is started if none is configured.")
+    ] = DEFAULT_PORT,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent runs.")] = 2,
+    executor: ExecutorOption = DEFAULT_EXECUTOR,
+    prefix: PrefixOption = "",
+) -> int:
+    """Run the sources of driftline.toml on schedule on this machine; start a Prefect server if none is configured."""
+    from driftline.flows.config.toml_file import trusted_config
+    from driftline.flows.scheduling.deployments import deployments_of
+
+    configuration = trusted_config(config)
+    deployments = deployments_of(configuration, executor=executor, prefix=prefix)
+    _prepare_environment()
+    from driftline.flows.scheduling.deployments import serve as serve_deployments
+
+    if not serve_deployments(
+        deployments, workspace=configuration.workspace, port=port, limit=limit, announce=typer.echo
+    ):
+        say("This machine already serves them.")
+    return DONE
+
+
+def _prepare_environment() -> None:
+    """Set what Prefect reads from the environment when it is imported, here and in the processes that it starts."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,128 @@
+"""``driftline token``: create, list and revoke the tokens of the web server."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from driftline.flows.commands.app import DONE, JsonOption, WithinOption, WorkspaceOption, app, show
+from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.output.plain import say, warn
+from driftline.storage.errors import UsageError
+
+if TYPE_CHECKING:
+    from driftline.storage.entities import Entity
+    from driftline.storage.workspace.tokens import Scope, TokenRecord
+    from driftline.storage.workspace.workspace import Workspace
+
+NEVER = "never"
+DEFAULT_EXPIRY = "90d"
+_DURATION = re.compile(r"([1-9]\d{0,4})([hdw])")
+_HOURS = {"h": 1, "d": 24, "w": 7 * 24}
+
+token = typer.Typer(help="Create, list and revoke tokens of the web server.", no_args_is_help=True)
+app.add_typer(token, name="token")
+
+
+@token.command()
+def create(
+    workspace: WorkspaceOption = None,
+    within: WithinOption = None,
+    scope: Annotated[
+        str, typer.Option(metavar="NAMES", help="What the token may ask: search, memory, metrics.")
+    ] = "search",
+    expires: Annotated[
+        str, typer.Option(metavar="DURATION", help=f"When it ends: 12h, 90d, 8w, or {NEVER}.")
+    ] = DEFAULT_EXPIRY,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="Who uses it, for 'driftline token list'.")] = "",
+    as_json: JsonOption = False,
+) -> int:
+    """Create a token and print it, once: the workspace keeps only its hash."""
+    ends, scopes = _expiry(expires), _scopes(scope)
+    opened = _opened(workspace)
+    from driftline.storage.workspace.tokens import create_token
+
+    boundary = _boundary(opened, within) if within is not None else None
+    made, record = create_token(opened, within=boundary, scopes=scopes, expires=ends, note=note)
+    show({"token": made, **_described(record)}, as_json, _print_created)
+    return DONE
+
+
+@token.command("list")
+def list_all(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
+    """List the tokens: id, boundary, scopes, expiry. The tokens themselves cannot be read."""
+    opened = _opened(workspace)
+    from driftline.flows.output.terminal import print_tokens
+    from driftline.storage.workspace.tokens import read_tokens
+
+    tokens = [_described(record) for record in read_tokens(opened.objects)]
+    show({"workspace": opened.objects.uri, "tokens": tokens}, as_json, print_tokens)
+    return DONE
+
+
+@token.command()
+def revoke(
+    identifier: Annotated[str, typer.Argument(metavar="ID", help="As 'driftline token list' shows it.")],
+    workspace: WorkspaceOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Revoke a token. Running servers refuse it within seconds."""
+    opened = _opened(workspace)
+    from driftline.storage.workspace.tokens import revoke_token
+
+    revoked = revoke_token(opened, identifier)
+    show({"revoked": _described(revoked)}, as_json, lambda result: say(f"revoked {result['revoked']['id']}"))
+    return DONE
+
+
+def _opened(workspace: str | None) -> Workspace:
+    target = workspace_for_reading(workspace)
+    from driftline.flows.config.toml_file import options_for
+    from driftline.storage.workspace.workspace import Workspace
+
+    return Workspace.open(target, options_for(target))
+
+
+def _boundary(workspace: Workspace, within: str) -> Entity:
+    from driftline.flows.config.access import boundary_in
+
+    return boundary_in(workspace, within)
+
+
+def _expiry(given: str) -> datetime | None:
+    if given == NEVER:
+        return None
+    match = _DURATION.fullmatch(given)
+    if match is None:
+        raise UsageError("This is no duration", repr(given), f"Write 12h, 90d, 8w, or {NEVER}.")
+    return datetime.now(UTC) + timedelta(hours=int(match[1]) * _HOURS[match[2]])
+
+
+def _scopes(given: str) -> list[Scope]:
+    from driftline.storage.workspace.tokens import SCOPES
+
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in SCOPES]:
+        raise UsageError("There is no such scope", ", ".join(unknown), f"Use {', '.join(SCOPES)}.")
+    return [scope for scope in SCOPES if scope in names]
+
+
+def _described(record: TokenRecord) -> dict[str, Any]:
+    boundary = record.boundary
+    return {
+        "id": record.id,
+        "within": str(boundary) if boundary is not None else None,
+        "scopes": list(record.scopes),
+        "created": record.created.isoformat(timespec="seconds"),
+        "expires": record.expires.isoformat(timespec="seconds") if record.expires is not None else None,
+        "note": record.note,
+    }
+
+
+def _print_created(result: dict[str, Any]) -> None:
+    where, ends = result["within"] or "the whole workspace", result["expires"] or NEVER
+    warn(f"token {result['id']}: {', '.join(result['scopes'])} in {where}; expires: {ends}. It is shown only now:")
+    say(result["token"])

@@ -1,0 +1,80 @@
+"""``driftline watch``: the index of a folder, in step while people work in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from driftline.flows.commands.app import DONE, ModelOption, WorkspaceOption, app
+from driftline.flows.config.locate import workspace_for_indexing
+from driftline.flows.output.plain import warn
+from driftline.storage.errors import DeletionRefused, DriftlineError
+
+if TYPE_CHECKING:
+    from driftline.flows.output.reports import IndexReport
+    from driftline.flows.runs.watch import Watcher
+    from driftline.storage.workspace.workspace import Workspace
+
+WAIT_SECONDS = 30.0
+"""How long a run waits for another one of the same source."""
+
+SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The folder; default: this one.")]
+
+
+@app.command()
+def watch(source: SourceArgument = ".", workspace: WorkspaceOption = None, model: ModelOption = None) -> int:
+    """Bring the index in step with SOURCE, and keep it so: each saved file is indexed at once. Ctrl+C ends it."""
+    watcher = watcher_of(source, workspace_for_indexing(workspace, [source], None), model)
+    with suppress(KeyboardInterrupt):  # the usual way to stop it
+        watcher.run()
+    warn(f"stopped; go on with: driftline watch {source}")
+    return DONE
+
+
+def watcher_of(source: str, workspace: str, model: str | None = None) -> Watcher:
+    """What watches ``source``, and says on standard error what each run has done."""
+    from driftline.flows.runs.plan import IndexRequest
+    from driftline.flows.runs.watch import Watcher
+
+    # One process embeds what a person saves faster than it starts others.
+    request = IndexRequest((source,), workspace, model=model, executor="inline", wait_seconds=WAIT_SECONDS)
+    return Watcher(request, _told, _failed)
+
+
+def _told(report: IndexReport) -> None:
+    for source in report.sources:
+        states = ", ".join(f"{count:,} {state}" for state, count in source.states.items() if count)
+        warn(f"{source.uri}: {states or 'no documents'} after {report.seconds:.1f} s")
+
+
+def _failed(error: DriftlineError) -> None:
+    warn(str(error) if isinstance(error, DeletionRefused) else f"{error} It is tried again.")
+
+
+@contextmanager
+def watching_sources(workspace: Workspace) -> Iterator[None]:
+    """Keep the local sources of ``workspace`` in step, in a thread each, until the end of the block."""
+    from driftline.storage.sources.source import known_source
+
+    local = [record.uri for _, record in workspace.sources() if known_source(record.uri).is_local]
+    stop = threading.Event()
+
+    def run(uri: str) -> None:
+        try:
+            watcher_of(uri, workspace.objects.uri).run(stop)
+        except DriftlineError as error:
+            warn(f"{uri} is no longer watched: {error}")
+
+    threads = [threading.Thread(target=run, args=(uri,), name=f"watch {uri}") for uri in local]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,239 @@
+"""``driftline web``: a workspace as pages for people, an HTTP API for programs, and tools for MCP clients."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from importlib.util import find_spec
+from ipaddress import ip_network
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from driftline.flows.commands.app import DONE, CacheOption, WithinOption, WorkspaceOption, app
+from driftline.flows.commands.watch import watching_sources
+from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
+from driftline.flows.output.plain import warn
+from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFound
+
+if TYPE_CHECKING:
+    from driftline.flows.web.authentication import Authentication, TrustedProxy
+    from driftline.flows.web.guard import RateLimit
+    from driftline.flows.web.requests import MemoryStores, Reader
+    from driftline.flows.web.search_processes import SearchProcesses
+    from driftline.flows.web.tools import Tools
+    from driftline.storage.entities import Entity
+    from driftline.storage.memory.store import MemoryStore
+    from driftline.storage.workspace.workspace import Workspace
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+DEFAULT_RATE = 50.0
+"""Requests per second of one token: a page that searches as somebody types makes at most ten."""
+
+HostsOption = Annotated[
+    list[str] | None,
+    typer.Option("--allowed-host", metavar="NAME", help="A host, or host:port, that clients may write into the URL."),
+]
+ProxyHeaderOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Let in whom a proxy names in this header; see --trusted-proxy.")
+]
+OriginsOption = Annotated[
+    list[str] | None,
+    typer.Option("--cors-origin", metavar="URL", help="Let scripts of the pages at this origin ask the API."),
+]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Processes that search at once.", show_default="one a core, at most 4"),
+]
+ProxiesOption = Annotated[
+    list[str] | None,
+    typer.Option("--trusted-proxy", metavar="ADDRESS", help="Where the proxy asks from, such as 10.0.0.0/24."),
+]
+
+
+@app.command()
+def web(
+    workspace: WorkspaceOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback, tokens are needed.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8030,
+    cache: CacheOption = None,
+    within: WithinOption = None,
+    require_token: Annotated[
+        bool, typer.Option("--require-token", help="Ask for tokens on loopback, too: behind a proxy of this machine.")
+    ] = False,
+    allowed_host: HostsOption = None,
+    trusted_proxy_header: ProxyHeaderOption = None,
+    trusted_proxy: ProxiesOption = None,
+    rate: Annotated[
+        float, typer.Option(min=0.1, metavar="N", help="Requests per second of one token, twice as many at once.")
+    ] = DEFAULT_RATE,
+    tls_certificate: Annotated[str | None, typer.Option(metavar="FILE", help="Serve HTTPS: the certificates.")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
+    cors_origin: OriginsOption = None,
+    processes: ProcessesOption = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Index what people save in the local sources; without any, in this folder.")
+    ] = False,
+) -> int:
+    """Serve the workspace: a search page, an API at /api/v1, and MCP at /mcp.
+
+    On loopback anybody of this machine may ask; any other address needs tokens ('driftline token create') or a proxy.
+    """
+    target = _indexed_here(workspace) if watch else workspace_for_reading(workspace)
+    from driftline.flows.config.access import source_access
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.web.requests import Reader
+    from driftline.flows.web.serving import Exposure, web_server
+    from driftline.storage.workspace.workspace import Workspace
+
+    opened = Workspace.open(target, options_for(target), source_access(target, workspace))
+    boundary, proxy = _boundary(opened, within), _proxy(trusted_proxy_header, trusted_proxy)
+    is_public = host not in LOOPBACK or bool(allowed_host) or require_token
+    exposure = Exposure(
+        names=tuple(allowed_host or ()),
+        certificate=tls_certificate,
+        key=tls_key,
+        authentication=_authentication(opened, boundary, proxy, needs_token=is_public, is_encrypted=bool(tls_key)),
+        rate_limit=_rate_limit(rate) if is_public or proxy else None,
+        cors_origins=tuple(cors_origin or ()),
+    )
+    searches: list[SearchProcesses] = []
+    with (
+        _newest(opened, cache, searches) as newest,
+        closing(_memory(target, opened)) as memory,
+        closing(_searching(newest().objects.is_local, processes)) as searching,
+    ):
+        reader = Reader(newest, memory, searching.run)
+        server = web_server(reader, host, port, exposure, _tools(reader))
+        searching.start(newest())
+        searches.append(searching)
+        warn(f"serving {server.url}")
+        _prepare_beside(reader)
+        with watching_sources(opened) if watch else nullcontext(), suppress(KeyboardInterrupt):
+            server.run()  # until a signal
+    return DONE
+
+
+def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
+    """What reads the index. Searches of a bucket wait for it, not for each other."""
+    from driftline.flows.web import search_processes as made
+
+    if not is_local:
+        return made.SearchProcesses(1, made.SEARCHES_BESIDE_EACH_OTHER)
+    return made.SearchProcesses(processes or made.default_processes())
+
+
+def _prepare_beside(reader: Reader) -> None:
+    """Load what the first page and later searches need, without waiting for it."""
+    from driftline.flows.web import pages
+
+    def prepare() -> None:
+        pages.prepare()
+        with suppress(DriftlineError):  # requests tell it, too
+            reader.prepare()
+
+    threading.Thread(target=prepare, daemon=True).start()
+
+
+def _indexed_here(workspace: str | None) -> str:
+    """The workspace to watch; if there is none yet, that of this folder, with its index."""
+    from driftline.flows.runs.index import index_sources
+    from driftline.flows.runs.plan import IndexRequest
+    from driftline.storage.workspace.workspace import Workspace
+
+    try:
+        target = workspace_for_reading(workspace)
+        Workspace.open(target)
+    except WorkspaceNotFound:
+        target = workspace_for_indexing(workspace, ["."])
+        warn("indexing this folder")
+        index_sources(IndexRequest((".",), target))
+    return target
+
+
+def _boundary(workspace: Workspace, within: str | None) -> Entity | None:
+    if within is None:
+        return None
+    from driftline.flows.config.access import boundary_in  # loads the libraries of memory
+
+    return boundary_in(workspace, within)
+
+
+def _newest(
+    workspace: Workspace, cache: bool | None, searches: list[SearchProcesses]
+) -> AbstractContextManager[Callable[[], Workspace]]:
+    """What opens the workspace for each request: in its copy, if one is asked for, or if a search has kept one."""
+    from driftline.flows.config.search_settings import search_arguments
+    from driftline.flows.config.toml_file import search_settings
+    from driftline.flows.runs.pull import has_copy, newest_of
+    from driftline.tasks.search.query import warm
+
+    def prepare(found: Workspace) -> None:
+        for each in searches:  # none before the first copy
+            each.run(warm, found)
+
+    if cache is None and not workspace.objects.is_local and "cache" not in search_settings():
+        cache = has_copy(workspace)
+    found = search_arguments({"cache": cache, "cache_bytes": None})
+    return newest_of(workspace, cache=found["cache"], max_bytes=found["cache_bytes"], warn=warn, prepare=prepare)
+
+
+def _memory(target: str, workspace: Workspace) -> MemoryStores:
+    from driftline.flows.web.requests import MemoryStores
+
+    def find(boundary: Entity | None) -> Callable[[], MemoryStore] | None:
+        from driftline.flows.config.memory_settings import find_memory, memory_of
+
+        return find_memory(memory_of(target), workspace, boundary)
+
+    return MemoryStores(find)
+
+
+def _tools(reader: Reader) -> Tools | None:
+    """The MCP tools of a server, if the extra is installed."""
+    from driftline.flows.web.tools import Tools
+
+    return Tools(reader) if find_spec("mcp") is not None else None
+
+
+def _authentication(
+    workspace: Workspace,
+    within: Entity | None,
+    proxy: TrustedProxy | None,
+    *,
+    needs_token: bool,
+    is_encrypted: bool,
+) -> Authentication:
+    from driftline.flows.web.authentication import Authentication, KnownTokens
+    from driftline.storage.workspace.tokens import read_tokens
+
+    if not needs_token and proxy is None:
+        return Authentication(within=within)
+    if not read_tokens(workspace.objects) and proxy is None:
+        fix = "Create one: driftline token create"
+        raise UsageError("The workspace has no token, so nobody could ask", workspace.objects.uri, fix)
+    if needs_token and not is_encrypted and proxy is None:
+        warn("tokens travel unencrypted: name --tls-certificate and --tls-key, or put a proxy with TLS in front")
+    return Authentication(KnownTokens(lambda: read_tokens(workspace.objects)), proxy, within)
+
+
+def _proxy(header: str | None, addresses: list[str] | None) -> TrustedProxy | None:
+    from driftline.flows.web.authentication import TrustedProxy
+
+    if header is None and not addresses:
+        return None
+    if header is None or not addresses:
+        fix = "Name both --trusted-proxy-header and --trusted-proxy: everybody else could send the header, too."
+        raise UsageError("A trusted proxy has a header and an address", header or ", ".join(addresses or ()), fix)
+    try:
+        networks = tuple(ip_network(address) for address in addresses)
+    except ValueError as error:
+        raise UsageError("This is no address of a proxy", str(error), "Write 10.0.0.7 or 10.0.0.0/24.") from error
+    return TrustedProxy(header, networks)
+
+
+def _rate_limit(per_second: float) -> RateLimit:
+    from driftline.flows.web.guard import RateLimit
+
+    return RateLimit(per_second, burst=max(1, round(2 * per_second)))

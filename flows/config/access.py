@@ -1,0 +1,46 @@
+"""The entity beyond which a token or a server sees nothing, of lines and of memory.
+
+Which sources of a workspace a front door may read: those that the caller has named, not those that it names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from driftline.flows.config.environment import Environment, local_path
+from driftline.flows.config.locate import WORKSPACE_VARIABLE
+from driftline.flows.config.memory_settings import boundary_of, memory_of
+from driftline.flows.config.toml_file import named_or_trusted_config
+from driftline.storage.entities import Entity
+from driftline.storage.sources.access import SourceAccess
+from driftline.storage.workspace.workspace import Workspace
+
+
+def boundary_in(workspace: Workspace, within: str) -> Entity:
+    """The entity that ``within`` names by its whole path: one of the memory's hierarchy, or a source.
+
+    Nothing is looked up: lines and memory must mean the same entity. Raises BadEntity, UsageError.
+    """
+    levels = workspace.config.hierarchy
+    if within.strip("/").rpartition("/")[2].startswith(f"{levels[-1]}:"):
+        return Entity.parse(within, levels)
+    return boundary_of(memory_of(workspace.objects.uri), within)
+
+
+def source_access(
+    workspace: str, given: str | None, config: str | None = None, environment: Environment | None = None
+) -> SourceAccess:
+    """The sources of ``workspace`` that may be read; ``given`` is its name if the caller has named it, ``config`` a
+    configuration that the caller has named.
+
+    The places that a named or trusted ``driftline.toml`` lists may be read. Beyond them no remote source may; a local
+    one may if the workspace was named, else if it lies in the folder in which the workspace was found.
+    Raises UsageError.
+    """
+    around = environment or Environment.current()
+    trusted = named_or_trusted_config(config, around)
+    places = tuple(source.uri for source in trusted.sources) if trusted is not None else ()
+    if given or around.environ.get(WORKSPACE_VARIABLE):
+        return SourceAccess(places)
+    found = local_path(workspace)
+    return SourceAccess(places, str(Path(found).resolve().parent) if found is not None else None)

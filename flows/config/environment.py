@@ -1,0 +1,101 @@
+"""The environment variables and the working directory that a front door resolves its defaults from.
+
+Paths and URIs as people write them: which are local, what they resolve to, and what lies above them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+HOME_VARIABLE = "DRIFTLINE_HOME"
+"""Names the folder of the workspaces that are called by a plain name."""
+DATABASE_VARIABLE = "DATABASE_URL"
+SERVER_VARIABLE = "DRIFTLINE_SERVER"
+"""The URL of the web server that searches ask, and that reports of flows lead to."""
+"""Names the catalog of the memory store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The environment variables and the working directory of a process."""
+
+    environ: Mapping[str, str]
+    cwd: Path
+
+    @classmethod
+    def current(cls) -> Environment:
+        """Those of this process, as they are at the time of the call."""
+        return cls(os.environ, Path.cwd())
+
+    @property
+    def workspaces_home(self) -> str:
+        """Where the plain names of workspaces lead: DRIFTLINE_HOME, else the user's data folder (XDG)."""
+        data = self.environ.get("XDG_DATA_HOME") or "~/.local/share"
+        return self.environ.get(HOME_VARIABLE) or f"{data}/driftline/workspaces"
+
+
+WORKSPACE_FOLDER = ".driftline"
+
+# A single letter before the colon is a Windows drive, not a scheme.
+_URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_LOCAL_SCHEMES = frozenset({"file", "local"})
+
+
+def local_path(uri: str) -> Path | None:
+    """The local path that ``uri`` names (a bare path or ``file://``), else None; percent escapes stay as they are."""
+    if "::" in uri:  # chained file systems, such as zip://…::s3://…
+        return None
+    match = _URI.fullmatch(uri)
+    if match is None:
+        return Path(uri).expanduser()
+    return Path(match["rest"]) if match["scheme"].lower() in _LOCAL_SCHEMES else None
+
+
+def absolute_workspace(workspace: str, cwd: Path, home: str) -> str:
+    """A plain name, such as ``notes``, below ``home``; another bare path as an absolute one; a URI as it is.
+
+    A workspace in ``cwd`` goes on being found by its name while there is none of this name in ``home``.
+    """
+    if is_plain_name(workspace):
+        at_home, here = (cwd / Path(home).expanduser() / workspace).absolute(), cwd / workspace
+        return str(here.resolve() if _is_workspace(here) and not _is_workspace(at_home) else at_home)
+    return workspace if _URI.fullmatch(workspace) else str((cwd / Path(workspace).expanduser()).resolve())
+
+
+def is_plain_name(workspace: str) -> bool:
+    """Whether ``workspace`` is a name, rather than a path such as ``./notes`` or a URI."""
+    return _PLAIN_NAME.fullmatch(workspace) is not None
+
+
+def _is_workspace(folder: Path) -> bool:
+    from driftline.storage.layout import CONFIG  # compiles many patterns, which a search of a server does not need
+
+    return os.path.isfile(folder / CONFIG)
+
+
+def absolute_uri(uri: str, folder: Path) -> str:
+    """A local URI or path as an absolute path, relative to ``folder``; any other URI without a trailing slash."""
+    path = local_path(uri)
+    if path is None:
+        scheme, separator, rest = uri.partition("://")
+        return f"{scheme}{separator}{rest.rstrip('/')}"
+    return os.path.realpath(folder / path)
+
+
+def nearest(start: Path, name: str, exists: Callable[[Path], bool]) -> Path | None:
+    """The first ``name`` in ``start`` or a folder above it for which ``exists`` is true.
+
+    Pass ``os.path.isdir`` or ``os.path.isfile``: the methods of ``Path`` raise PermissionError.
+    """
+    resolved = start.resolve()
+    return next((path for folder in (resolved, *resolved.parents) if exists(path := folder / name)), None)
+
+
+def nearest_workspace(start: Path) -> Path | None:
+    """The first ``.driftline`` folder in ``start`` or above it."""
+    return nearest(start, WORKSPACE_FOLDER, os.path.isdir)

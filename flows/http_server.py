@@ -1,0 +1,191 @@
+"""An HTTP/1.1 protocol that waits only so long for a client, and holds only so many connections.
+
+uvicorn waits without limit for the first request of a connection, for the rest of each request, and for a client to
+read what was written to it.
+
+The socket that a server listens on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Collection
+from typing import ClassVar, cast
+
+import h11
+from h11._connection import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from driftline.storage.errors import UsageError
+
+REQUEST_SECONDS = 10.0
+"""How long a request may take to arrive, from the first byte or the connection to the last byte."""
+WRITE_SECONDS = 30.0
+"""How long a client may take to read what was written to it, until nothing of it is left to send."""
+MAX_CONNECTIONS = 256
+MAX_CONNECTIONS_OF_A_CLIENT = 64
+"""Of one address that only one client has: neither loopback nor a proxy."""
+HEAD_TOO_LARGE = 431
+
+Networks = Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
+
+
+class TimeoutProtocol(H11Protocol):
+    """Closes a connection whose request does not arrive in time, or whose client does not read its answer in time.
+
+    One that sends more requests before the first one is answered is closed behind that answer.
+
+    Where there are too many connections, a new one takes the place of the one that has waited for its client for the
+    longest time, if there is one; connections whose request is being answered stay.
+    """
+
+    shared: ClassVar[Networks] = ()
+    """The addresses that many clients share, beside loopback."""
+    _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _waits_since: float | None = None
+    """Since when the client lets the server wait."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # Any byte that is left to send is seen: pause_writing follows at once, resume_writing once all are sent.
+        transport.set_write_buffer_limits(high=1, low=0)
+        self.app = cast("ASGIApp", _HeadLimit(self.app, self.config.h11_max_incomplete_event_size))
+        self._make_room()
+        self._expect_request()
+
+    def data_received(self, data: bytes) -> None:
+        self._expect_request()
+        super().data_received(data)
+        if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
+            self.cycle.keep_alive = False  # a client that does not wait for its answer gets one
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE:
+            self._waits_since = self.loop.time()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def _expect_request(self) -> None:
+        if self._timer is None:
+            self._waits_since = self.loop.time()
+            self._timer = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        self._waits_since = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _make_room(self) -> None:
+        """Close a connection if there are too many: of this client, if it has too many, else of all."""
+        connections = cast("set[TimeoutProtocol]", self.connections)
+        address = self.client[0] if self.client else ""
+        if not self._is_shared(address):
+            own = [each for each in connections if each.client and each.client[0] == address]
+            if len(own) > MAX_CONNECTIONS_OF_A_CLIENT:
+                self._close_one(own)
+        if len(connections) > MAX_CONNECTIONS:
+            self._close_one(connections)
+
+    def _close_one(self, connections: Collection[TimeoutProtocol]) -> None:
+        waiting = [(since, id(each), each) for each in connections if (since := each.waits_since) is not None]
+        closed = min(waiting)[2] if waiting else self
+        self.connections.discard(closed)
+        closed.transport.abort()
+
+    @property
+    def waits_since(self) -> float | None:
+        """Since when the client has let the server wait for a request or for reading; None if the server works."""
+        if self._write_timer is not None:
+            return self._write_timer.when() - WRITE_SECONDS
+        return self._waits_since
+
+    def _is_shared(self, address: str) -> bool:
+        try:
+            parsed = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return True
+        plain = getattr(parsed, "ipv4_mapped", None) or parsed
+        return plain.is_loopback or any(plain in network for network in self.shared)
+
+
+def impatient(shared: Networks = ()) -> type[TimeoutProtocol]:
+    """The protocol of a server that many clients ask through the addresses ``shared``."""
+    return type("TimeoutProtocol", (TimeoutProtocol,), {"shared": tuple(shared)})
+
+
+class _HeadLimit:
+    """Refuses requests whose line and headers exceed ``max_bytes``: h11 counts only heads that are incomplete."""
+
+    __slots__ = ("app", "max_bytes")
+
+    def __init__(self, app: object, max_bytes: int | None) -> None:
+        self.app = cast("ASGIApp", app)
+        self.max_bytes = max_bytes if max_bytes is not None else DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) + len(b": \r\n") for name, value in scope["headers"])
+        if size <= self.max_bytes:
+            await self.app(scope, receive, send)
+            return
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": HEAD_TOO_LARGE, "headers": headers})
+        text = f"The request line and the headers have more than {self.max_bytes:,} bytes."
+        await send({"type": "http.response.body", "body": text.encode()})
+
+
+def listen(host: str, port: int, *, what: str, only_loopback: str = "") -> socket.socket:
+    """Listen on an address; port 0 chooses a free port. ``what`` names the server in errors.
+
+    Raises UsageError for an address that is in use, or that other machines can reach where ``only_loopback`` says what
+    to do instead.
+    """
+    place = f"{host}:{port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if only_loopback and not ipaddress.ip_address(address[0]).is_loopback:
+            raise UsageError(f"{what} listens on loopback only", place, only_loopback)
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()  # clients that read the URL can connect at once
+    except OSError as error:
+        raise UsageError(f"{what} cannot listen on this address", place, f"Choose another --port ({error}).") from error
+    return listener
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine can reach the socket."""
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def own_addresses(host: str, listener: socket.socket) -> list[str]:
+    """``host:port`` of the socket first, then the other names of loopback, if it is one of them."""
+    shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
+    names = [shown] + (["127.0.0.1", "localhost", "[::1]"] if is_loopback(listener) else [])
+    return [f"{name}:{port}" for name in names]

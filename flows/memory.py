@@ -1,0 +1,585 @@
+"""The memory store for hosts that expect dictionaries: ``{success, ...}`` or ``{success: False, error, error_type}``.
+
+``error_type`` is the stable ``kind`` of the error, such as ``storage_error`` or ``connection_error``. What nobody
+foresaw is raised, as a defect.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
+
+from driftline.flows.config.memory_settings import (
+    MemoryConfiguration,
+    encoding_of,
+    load_memory_configuration,
+    merged,
+    nested_performance,
+    open_memory,
+)
+from driftline.flows.scheduling.events import ask_for_memory
+from driftline.storage.defaults import DEFAULT_MAX_AGE_SECONDS
+from driftline.storage.deltas.delta_index import Folded
+from driftline.storage.entities import Entity, EntityName
+from driftline.storage.errors import BadEntry, DriftlineError, UsageError
+from driftline.storage.memory.entries import MemoryEntry
+from driftline.storage.memory.listings import KeyRange
+from driftline.storage.memory.search import MemoryHits, Mode
+from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.memory.upkeep import compact_index, compact_indexes, entries_of
+
+Result = dict[str, Any]
+Errors = Literal["return", "raise"]
+_P = ParamSpec("_P")
+_Answer = TypeVar("_Answer")
+
+MAX_AGE_SECONDS = 10**9
+_SHOWN_CHARACTERS = 80
+_ITEM = frozenset({"key", "value", "entity", "metadata", "expires_at"})
+_OF_ENTRIES = frozenset({"key", "metadata", "expires_at", "items"})
+"""Arguments whose errors are of the kind ``bad_entry``."""
+
+
+def entry_to_dict(entry: MemoryEntry) -> Result:
+    """An entry as JSON has it: times are ISO 8601 with their zone, the entity is its path."""
+    return {
+        "key": entry.key,
+        "value": entry.value,
+        "entity": entry.entity.directory,
+        "metadata": entry.metadata,
+        "size_bytes": entry.size_bytes,
+        "content_hash": entry.content_hash,
+        "created": entry.created.isoformat(),
+        "updated": entry.updated.isoformat(),
+        "expires": entry.expires.isoformat() if entry.expires else None,
+    }
+
+
+def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
+    """``{results: [{record, score, rank, distance}]}``, and ``explanation`` if the hits have one."""
+    results = [
+        {"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank, "distance": hit.distance}
+        for hit in hits
+    ]
+    return {"results": results, **({"explanation": hits.explanation.to_dict()} if hits.explanation else {})}
+
+
+def _told(
+    method: Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer],
+) -> Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer]:
+    """``method`` with its arguments checked by their names; what it returns and what it raises become dictionaries."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(self: HierarchicalLTMBackend, *args: _P.args, **kwargs: _P.kwargs) -> Any:
+        try:
+            self.core.catalog.check_open()
+            checked: Callable[..., Any] = method
+            answer = checked(self, **_checked(signature, args, kwargs))
+            return {"success": True, **answer} if isinstance(answer, Mapping) else answer
+        except DriftlineError as error:
+            if self.errors == "raise":
+                raise
+            return failure(error)
+
+    return call  # type: ignore[return-value]  # wraps() hides that it is a function, which binds to its object
+
+
+def _checked(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments of a call by name, each as ARGUMENTS has it. Raises UsageError, which names the wrong one."""
+    try:
+        given = signature.bind(None, *args, **kwargs).arguments
+    except TypeError as error:
+        raise UsageError(f"The arguments do not fit ({str(error)[:200]})", "", "See the reference of Python.") from None
+    given.pop("self")
+    for name, value in given.items():
+        optional = signature.parameters[name].default is None
+        if not (value is None and optional):
+            given[name] = _read(name, value)
+    return given
+
+
+def _read(name: str, value: Any) -> Any:
+    read, wanted = ARGUMENTS[name]
+    try:
+        return read(value)
+    except (TypeError, ValueError, OverflowError):
+        kind = BadEntry if name in _OF_ENTRIES else UsageError
+        raise kind(f"{name} must be {wanted}, not {_shown(value)}") from None
+
+
+def _shown(value: object) -> str:
+    """``value`` as an error shows it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a foreign object's repr() may raise anything
+        return f"{type(value).__name__} whose repr() raises {type(error).__name__}"
+    return text.encode(errors="backslashreplace").decode()[:_SHOWN_CHARACTERS]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    if "\0" in value:
+        raise ValueError
+    value.encode()  # refuses unpaired surrogates
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _range(value: Any) -> KeyRange:
+    low, high = _list(value)
+    return None if low is None else _text(low), None if high is None else _text(high)
+
+
+def _revision(value: Any) -> int:
+    if not 0 <= _count(value) < 2**63:
+        raise ValueError
+    return int(value)
+
+
+def _number(low: float, high: float) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        if isinstance(value, bool | str | bytes) or not low <= float(value) <= high:  # false for NaN
+            raise ValueError
+        return float(value)
+
+    return read
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping):
+        raise TypeError
+    return list(value)
+
+
+def _texts(value: Any) -> list[str]:
+    return [_text(each) for each in _list(value)]
+
+
+def _ids(value: Any) -> dict[str, str]:
+    return {_text(level): _text(name) for level, name in _mapping(value).items()}
+
+
+def _entity(value: Any) -> EntityName:
+    if isinstance(value, Entity):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    kind, name = _texts(value)
+    return kind, name
+
+
+def _entities(value: Any) -> list[EntityName]:
+    return [_entity(each) for each in _list(value)]
+
+
+def _moment(value: Any) -> datetime:
+    found = value if isinstance(value, datetime) else datetime.fromisoformat(_text(value).strip())
+    found = found if found.utcoffset() is not None else found.replace(tzinfo=UTC)
+    found.astimezone(UTC)  # overflows where a time is too early or late to be stored
+    return found
+
+
+_AN_ENTITY = "an entity: its path type:id/type:id, or the pair of its type and id"
+_FIELDS = (_mapping, "a mapping")
+_TEXT = (_text, "text without NUL and unpaired surrogates")
+_FLAG = (_flag, "True or False")
+_COUNT = (_count, "a whole number")
+ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "key": (_text, "text without control characters"),
+    "value": (lambda value: value, ""),  # the store checks that it is JSON
+    **dict.fromkeys(("entity", "within", "parent", "entity_path"), (_entity, _AN_ENTITY)),
+    **dict.fromkeys(("metadata", "metadata_filter", "filter"), _FIELDS),
+    **dict.fromkeys(("entity_type", "entity_id", "query", "mode", "cursor", "group_by"), _TEXT),
+    **dict.fromkeys(("include_descendants", "explain", "cascade", "dry_run"), _FLAG),
+    **dict.fromkeys(("limit", "offset", "top_k", "max_deltas"), _COUNT),
+    "allowed_ancestors": (_entities, "a list of entities"),
+    "expires_at": (_moment, "a datetime, or a date or time in ISO 8601; without a zone it is UTC"),
+    "items": (_list, "a list of mappings"),
+    "keys": (_texts, "a list of keys"),
+    "max_age_seconds": (_number(0, MAX_AGE_SECONDS), f"a number from 0 to {MAX_AGE_SECONDS:,}"),
+    "max_distance": (_number(0, 2), "a number from 0 to 2"),
+    "parents": (_ids, "a mapping of levels to ids"),
+    "range": (_range, "the first key and the one behind the last: [low, high]"),
+    "rev": (_revision, "a revision: the rev of an entry"),
+}
+"""How each argument is read, by its name, and what an error says that it must be."""
+
+
+def failure(error: DriftlineError) -> Result:
+    """``{success, error, error_type}``, and the ``blob_path`` and ``blob_paths`` that were written in vain, if any."""
+    blobs = {name: value for name, value in error.to_dict().items() if name in ("blob_path", "blob_paths")}
+    return {"success": False, "error": str(error), "error_type": error.kind, **blobs}
+
+
+class HierarchicalLTMBackend:
+    """A memory store behind dictionaries; ``core`` is what it adapts. Close it after use.
+
+    With ``errors="raise"`` failures are raised as the typed exceptions of ``core``.
+    """
+
+    core: MemoryStore
+    configuration: MemoryConfiguration
+    errors: Errors
+
+    def __init__(
+        self,
+        catalog_url: str | None = None,
+        storage_uri: str | None = None,
+        hierarchy_levels: Sequence[str] | None = None,
+        hierarchy_defaults: Mapping[str, str] | None = None,
+        index_config: Mapping[str, Any] | None = None,
+        performance_config: Mapping[str, Any] | None = None,
+        *,
+        catalog: Mapping[str, Any] | None = None,
+        storage: Mapping[str, Any] | None = None,
+        hierarchy: Mapping[str, Any] | None = None,
+        index: Mapping[str, Any] | None = None,
+        performance: Mapping[str, Any] | None = None,
+        embedding: Mapping[str, Any] | None = None,
+        inline_threshold: int | None = None,
+        config: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        within: EntityName | None = None,
+        errors: Errors = "return",
+    ) -> None:
+        """Open a store; the arguments are those of ``create_ltm_backend``."""
+        if errors not in get_args(Errors):
+            raise UsageError("There is no such way to report errors", _shown(errors), "It is 'return' or 'raise'.")
+        sections: dict[str, tuple[Any, Any]] = {
+            "catalog": (catalog, {"url": catalog_url}),
+            "storage": (storage, {"uri": storage_uri}),
+            "hierarchy": (hierarchy, {"levels": hierarchy_levels, "defaults": hierarchy_defaults}),
+            "index": (index, index_config),
+            "performance": (performance, performance_config),
+            "embedding": (embedding, None),
+            "settings": (settings, None),
+        }
+        for name, parts in sections.items():
+            for part in parts:
+                if part is not None and not isinstance(part, Mapping):
+                    raise UsageError(f"{name} must be a mapping, not {_shown(part)}")
+        whole = {name: merged(below or {}, above or {}) for name, (below, above) in sections.items()}
+        nested = [nested_performance(each or {}) for each in (performance, performance_config)]
+        whole["performance"] = merged(*nested)
+        del whole["settings"]
+        found = load_memory_configuration(config, settings=settings, **whole, inline_threshold=inline_threshold)
+        self.core = open_memory(found, ask_for_compaction=ask_for_memory, within=within)
+        self.configuration = found
+        self.errors = errors
+
+    def close(self) -> None:
+        """Flush what is waiting and close the store."""
+        self.core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- entries -----------------------------------------------------------------------------
+
+    @_told
+    def store(
+        self,
+        key: str,
+        value: Any,
+        entity: EntityName | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        expires_at: datetime | str | None = None,
+    ) -> Result:
+        """``{key, entity}``; without an entity the root owns it."""
+        owner = self.core.names.root if entity is None else self.core.names.owner(entity)
+        self.core.store(key, value, owner, metadata, _given(expires_at))
+        return {"key": key, "entity": owner.directory}
+
+    @_told
+    def store_many(self, items: Sequence[Mapping[str, Any]]) -> Result:
+        """``{stored}``; items have the arguments of ``store`` as keys."""
+        drafts = []
+        for item in list[Any](items):
+            if not isinstance(item, Mapping) or not {"key", "value"} <= set(item) <= _ITEM:
+                shown = _shown(list(item) if isinstance(item, Mapping) else item)
+                raise BadEntry("An item has key, value and perhaps entity, metadata, expires_at", shown)
+            given = {name: _read(name, value) for name, value in item.items() if value is not None or name == "key"}
+            owner = given.get("entity", self.core.names.root)
+            draft = MemoryItem(given["key"], item["value"], owner, given.get("metadata"), given.get("expires_at"))
+            drafts.append(draft)
+        return {"stored": self.core.store_many(drafts)}
+
+    @_told
+    def retrieve(self, key: str, entity: EntityName | None = None) -> Result:
+        """``{found, entry, value}``; ``value`` is None, too, where nothing was found."""
+        entry = self.core.retrieve(key, entity)
+        found = entry_to_dict(entry) if entry is not None else None
+        return {"found": entry is not None, "entry": found, "value": entry.value if entry else None}
+
+    @_told
+    def retrieve_batch(self, keys: Sequence[str], entity: EntityName | None = None) -> Result:
+        """``{entries: {key: entry}, missing}``."""
+        found = self.core.retrieve_batch(keys, entity)
+        entries = {key: entry_to_dict(entry) for key, entry in found.items()}
+        return {"entries": entries, "missing": [key for key in keys if key not in found]}
+
+    @_told
+    def retrieve_by_entity(
+        self,
+        entity_type: str,
+        entity_id: str,
+        include_descendants: bool = True,
+        limit: int = 1_000,
+        offset: int = 0,
+        allowed_ancestors: Sequence[EntityName] | None = None,
+        cursor: str | None = None,
+        within: EntityName | None = None,
+    ) -> Result:
+        """``{entries, total_count, has_more, cursor}``."""
+        page = self.core.retrieve_by_entity(
+            entity_type,
+            entity_id,
+            include_descendants,
+            limit,
+            offset,
+            within=within,
+            allowed_ancestors=allowed_ancestors,
+            cursor=cursor,
+        )
+        entries = [entry_to_dict(entry) for entry in page.entries]
+        return {
+            "entries": entries,
+            "total_count": page.total_count,
+            "has_more": page.has_more,
+            "cursor": page.cursor,
+        }
+
+    @_told
+    def delete(self, key: str, entity: EntityName | None = None) -> Result:
+        """``{deleted}``: whether there was such an entry."""
+        return {"deleted": self.core.delete(key, entity)}
+
+    @_told
+    def search(
+        self,
+        query: str = "",
+        metadata_filter: Mapping[str, Any] | None = None,
+        entity: EntityName | None = None,
+        allowed_ancestors: Sequence[EntityName] | None = None,
+        limit: int = 1_000,
+    ) -> Result:
+        """``{entries}`` by the words of their keys and by their metadata."""
+        found = self.core.search(query, metadata_filter, entity, allowed_ancestors=allowed_ancestors, limit=limit)
+        return {"entries": [entry_to_dict(entry) for entry in found]}
+
+    @_told
+    def search_memory(
+        self,
+        query: str,
+        top_k: int = 5,
+        filter: Mapping[str, Any] | None = None,
+        entity: EntityName | None = None,
+        allowed_ancestors: Sequence[EntityName] | None = None,
+        max_distance: float | None = None,
+        mode: Mode = "hybrid",
+        explain: bool = False,
+    ) -> Result:
+        """``{results: [{record, score, rank}]}`` by words and meaning, best first; with ``explain``, ``explanation``.
+
+        The score is 1 - distance. ``max_distance`` drops what is farther. ``mode`` is hybrid, vector or text.
+        """
+        hits = self.core.search_memory(
+            query,
+            top_k,
+            filter,
+            entity,
+            allowed_ancestors=allowed_ancestors,
+            max_distance=max_distance,
+            mode=mode,
+            explain=explain,
+        )
+        return hits_to_dict(hits)
+
+    @_told
+    def query_index(
+        self,
+        range: KeyRange | None = None,
+        group_by: str | None = None,
+        entity: EntityName | None = None,
+        rev: int | None = None,
+        limit: int = 1_000,
+    ) -> Result:
+        """``{rows}`` of the index of an entity: entries without values, or ``{LEVEL: id, entity, entries, size_bytes}``
+        of each entity of the level ``group_by``.
+
+        ``range`` is the first key and the one behind the last. ``rev`` asks for an earlier revision of the index.
+        """
+        return {"rows": self.core.query_index(range, group_by, entity, rev=rev, limit=limit)}
+
+    # -- entities ----------------------------------------------------------------------------
+
+    @_told
+    def register_entity(
+        self, entity: EntityName, entity_id: str | None = None, parent: EntityName | None = None
+    ) -> Result:
+        """``{entity}``: its path. ``register_entity("user", "alice", parent="project:alpha")`` is another spelling."""
+        if entity_id is None and parent is not None:
+            raise UsageError("A parent needs the type and the id of the entity", "", 'Write ("user", "alice", parent).')
+        name = entity if entity_id is None else (str(entity), entity_id)
+        if parent is not None:
+            above = self.core.names.find(parent)
+            name = Entity((*above.parts, (str(entity), entity_id or "")))
+        return {"entity": self.core.register_entity(name).entity.directory}
+
+    @_told
+    def register_entity_with_defaults(
+        self, entity_type: str, entity_id: str, parents: Mapping[str, str] | None = None
+    ) -> str | Result:
+        """The path of the entity, with the defaults of the levels that were not named; a dictionary of a failure."""
+        return self.core.register_entity_with_defaults(entity_type, entity_id, parents).entity.directory
+
+    def _generate_hierarchical_path(self, entity: EntityName) -> str:
+        """The URI of the folder that holds what ``entity`` owns. Raises BadEntity."""
+        return f"{self.core.workspace.objects.uri}/{self.core.names.find(entity).directory}/"
+
+    @_told
+    def list_entities(
+        self, within: EntityName | None = None, entity_type: str | None = None, limit: int = 1_000
+    ) -> Result:
+        """``{entities}``, by their paths."""
+        found = self.core.list_entities(within, entity_type, limit=limit)
+        return {"entities": [record.entity.directory for record in found]}
+
+    @_told
+    def move_entity(self, entity: EntityName, parent: EntityName) -> Result:
+        """``{entity}``: where it is now."""
+        return {"entity": self.core.move_entity(entity, parent).directory}
+
+    @_told
+    def delete_entity(self, entity: EntityName, cascade: bool = False) -> Result:
+        """``{entries_deleted}``."""
+        return {"entries_deleted": self.core.delete_entity(entity, cascade=cascade)}
+
+    # -- upkeep ------------------------------------------------------------------------------
+
+    @_told
+    def compact_indexes(self, entity_path: EntityName | None = None, max_deltas: int | None = None) -> Result:
+        """``{compacted_paths, entries_processed}`` of the index of an entity, or of all with more than ``max_deltas``.
+
+        An entry counts once, in however many indexes it is.
+        """
+        self.core.flush()
+        workspace = self.core.workspace
+        threshold = self.configuration.index.compaction_threshold if max_deltas is None else max_deltas
+        encoding, folded = encoding_of(self.configuration), dict[str, Folded]()
+        if entity_path is not None:
+            folded = compact_index(workspace, self.core.names.find(entity_path), encoding)
+        else:
+            boundary = self.core.names.boundary
+            for top in workspace.tenants() if boundary is None else [boundary]:
+                folded |= compact_indexes(workspace, top, threshold, encoding)
+        return {"compacted_paths": sorted(folded), "entries_processed": entries_of(folded)}
+
+    @_told
+    def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
+        """What ``driftline cleanup --json`` prints; a bound store cleans the memory blobs within its boundary."""
+        from driftline.flows.runs.cleanup import CleanupRequest, clean_within, clean_workspace
+
+        core, objects = self.core, self.core.workspace.objects
+        if (boundary := core.names.boundary) is not None:
+            if not dry_run:
+                core.collect_expired()
+            report = clean_within(core.workspace, core.catalog, boundary, max_age_seconds, dry_run=dry_run)
+            return report.to_dict()
+        request = CleanupRequest(
+            objects.uri,
+            max_age_seconds,
+            dry_run,
+            storage_options=objects.storage_options,
+            catalog_url=self.configuration.catalog.url,
+        )
+        return clean_workspace(request).to_dict()
+
+
+def create_ltm_backend(
+    backend: str = "hierarchical",
+    *,
+    catalog_url: str | None = None,
+    storage_uri: str | None = None,
+    hierarchy_levels: Sequence[str] | None = None,
+    hierarchy_defaults: Mapping[str, str] | None = None,
+    index_config: Mapping[str, Any] | None = None,
+    performance_config: Mapping[str, Any] | None = None,
+    catalog: Mapping[str, Any] | None = None,
+    storage: Mapping[str, Any] | None = None,
+    hierarchy: Mapping[str, Any] | None = None,
+    index: Mapping[str, Any] | None = None,
+    performance: Mapping[str, Any] | None = None,
+    embedding: Mapping[str, Any] | None = None,
+    inline_threshold: int | None = None,
+    config: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    within: EntityName | None = None,
+    errors: Errors = "return",
+) -> HierarchicalLTMBackend:
+    """Open a memory store whose methods return dictionaries.
+
+    Arguments win over environment variables, and those over ``config``, a YAML file, or ``settings``, what its
+    ``settings.ltm`` holds. ``catalog``, ``storage``,
+    ``hierarchy``, ``index``, ``performance`` and ``embedding`` are sections of that file; ``catalog_url``,
+    ``storage_uri``, ``hierarchy_levels`` and ``hierarchy_defaults`` are single keys of them, and win over them, as
+    ``index_config`` and ``performance_config`` win over ``index`` and ``performance``. ``inline_threshold`` is in
+    bytes. ``within`` binds the store to an entity (see ``MemoryStore``). With ``errors="raise"`` the methods raise
+    typed exceptions. Raises BadEntity, UsageError, CatalogMismatch, UnsafeStore, WorkspaceTooNew, CorruptFile,
+    AccessDenied, CatalogError, StorageError.
+    """
+    if backend != "hierarchical":
+        raise UsageError("There is no such memory backend", _shown(backend), "It is 'hierarchical'.")
+    return HierarchicalLTMBackend(
+        catalog_url,
+        storage_uri,
+        hierarchy_levels,
+        hierarchy_defaults,
+        index_config,
+        performance_config,
+        catalog=catalog,
+        storage=storage,
+        hierarchy=hierarchy,
+        index=index,
+        performance=performance,
+        embedding=embedding,
+        inline_threshold=inline_threshold,
+        config=config,
+        settings=settings,
+        within=within,
+        errors=errors,
+    )
+
+
+def _given(expires_at: datetime | str | None) -> datetime | None:
+    """The time that ``ARGUMENTS`` has read."""
+    return expires_at if isinstance(expires_at, datetime) else None

@@ -1,0 +1,340 @@
+"""The branches of a workspace: list, delete, and prune those that nobody needs any more (decision 0015).
+
+Before a run of a branch: find the cut that holds it, cut it from the main index, or cut it anew (decision 0015).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.flows.output.progress import Progress
+from driftline.flows.runs.plan import IndexPlan, SourcePlan
+from driftline.storage.deltas.delta_index import ADD, REMOVE
+from driftline.storage.entities import Entity
+from driftline.storage.errors import LeaseHeld, NotIndexed, StaleBuild, UsageError
+from driftline.storage.layout import branch_lease_path, lease_path
+from driftline.storage.leases.lease import Lease, acquire, fenced
+from driftline.storage.model import new_ulid
+from driftline.storage.workspace.branches import (
+    branch_at,
+    branch_records,
+    cut,
+    delete,
+    delete_cut,
+    read_branch,
+    write_record,
+)
+from driftline.storage.workspace.records import BranchRecord
+from driftline.storage.workspace.workspace import Branch, Workspace
+from driftline.tasks.embedding.context import TaskContext
+from driftline.tasks.git.commits import (
+    ask_remote_branches,
+    branch_named,
+    changes_between,
+    head,
+    is_ancestor,
+    is_merged,
+    local_branches,
+)
+from driftline.tasks.git.work_tree import find_work_tree
+from driftline.tasks.scanning.ignore import IGNORE_FILES
+from driftline.tasks.scanning.scan import PartitionSpec, ScanSpec, scan_partition
+
+DEFAULT_PRUNED_AFTER_DAYS = 14.0
+
+
+@dataclass(frozen=True, slots=True)
+class BranchReport:
+    """A branch of a source.
+
+    ``base`` is the commit of the main index that it was cut from and ``commit`` the one that it was indexed at, where
+    git names them; ``documents`` differ from the main index of today, with ``lines``, and ``deleted`` are missing.
+    ``size_bytes`` is what the branch does not share with the main index; ``age_seconds`` count from its last run.
+    """
+
+    name: str
+    entity: str
+    base: str | None
+    commit: str | None
+    documents: int
+    deleted: int
+    lines: int
+    size_bytes: int
+    age_seconds: float
+    behind: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``branches --json`` prints it; ``behind`` says that the main index has changed since the cut."""
+        return {
+            "name": self.name,
+            "entity": self.entity,
+            "base": self.base,
+            "commit": self.commit,
+            "documents": self.documents,
+            "deleted": self.deleted,
+            "lines": self.lines,
+            "size_bytes": self.size_bytes,
+            "age_seconds": round(self.age_seconds, 3),
+            "behind": self.behind,
+        }
+
+
+def list_branches(workspace: Workspace, within: Entity | None = None) -> list[BranchReport]:
+    """The branches of the sources at or below ``within``, by source and name. Raises CorruptFile, StorageError."""
+    now = datetime.now(UTC)
+    return [
+        _report(workspace, entity, record, now)
+        for entity, _ in workspace.readable_sources(within)
+        for record in branch_records(workspace, entity)
+    ]
+
+
+def _report(workspace: Workspace, entity: Entity, record: BranchRecord, now: datetime) -> BranchReport:
+    here = workspace.on([branch_at(entity, record)])
+    changed = here.manifest(entity).changes_since(record.main_revision, columns=["path", "hash", "lines", "reason"])
+    main = workspace.manifest(entity).get(changed["path"].to_pylist(), columns=["path", "hash", "reason"])
+    main = main.filter(pc.is_null(main["reason"]))
+    same = pc.is_in(_contents(changed), value_set=_contents(main))
+    is_there = pc.and_(pc.equal(changed["op"], ADD), pc.is_null(changed["reason"]))
+    added = changed.filter(pc.and_(is_there, pc.invert(same)))
+    missing = changed.filter(
+        pc.and_(pc.equal(changed["op"], REMOVE), pc.is_in(changed["path"], value_set=main["path"]))
+    )
+    table = here.lines(entity, record.fingerprint)
+    sizes = [info.size_bytes for info in workspace.objects.list(table.path)]
+    sizes += [info.size_bytes for info in workspace.objects.list(branch_at(entity, record).directory)]
+    return BranchReport(
+        name=record.name,
+        entity=str(entity),
+        base=record.base,
+        commit=record.source.commit.id if record.source.commit else None,
+        documents=len(added),
+        deleted=len(missing),
+        lines=pc.sum(added["lines"], min_count=0).as_py(),
+        size_bytes=sum(sizes),
+        age_seconds=(now - record.updated).total_seconds(),
+        behind=workspace.manifest(entity).recent_rev() != record.main_revision,
+    )
+
+
+def _contents(documents: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(documents["path"], documents["hash"], "\0")
+
+
+def delete_named(
+    workspace: Workspace, name: str, within: Entity | None, *, wait_seconds: float = 0.0, missing_ok: bool = False
+) -> list[str]:
+    """Delete the branch ``name`` of each source at or below ``within``; returns their entities.
+
+    Raises NotIndexed if no source has it, unless it is ``missing_ok``, and LeaseHeld while a run works on it.
+    """
+    sources = [entity for entity, _ in workspace.readable_sources(within)]
+    holders = [entity for entity in sources if read_branch(workspace, entity, name) is not None]
+    if not holders and not missing_ok:
+        known = sorted({record.name for entity in sources for record in branch_records(workspace, entity)})
+        fix = f"It has: {', '.join(known[:20])}." if known else "It has none."
+        raise NotIndexed("The workspace has no branch of this name", name, fix)
+    run_id = new_ulid()
+    for entity in holders:
+        delete_branch(workspace, entity, name, run_id, wait_seconds=wait_seconds)
+    return [str(entity) for entity in holders]
+
+
+def delete_branch(workspace: Workspace, entity: Entity, name: str, run_id: str, *, wait_seconds: float = 0.0) -> None:
+    """Delete a branch of a source under its lease; does nothing if it is gone. Raises LeaseHeld, StorageError."""
+    path = branch_lease_path(entity, name)
+    with acquire(workspace.objects, path, run_id, wait_seconds=wait_seconds) as lease, fenced(lease):
+        record = read_branch(workspace, entity, name)
+        if record is not None:
+            delete(workspace, entity, record)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A branch that was, or in a dry run would be, deleted, and why."""
+
+    name: str
+    entity: str
+    why: str
+
+
+def prune_branches(
+    workspace: Workspace,
+    within: Entity | None = None,
+    *,
+    older_than_days: float = DEFAULT_PRUNED_AFTER_DAYS,
+    dry_run: bool = False,
+    skip: Callable[[str], None] = lambda _: None,
+) -> list[Pruned]:
+    """Delete the branches that are merged, gone from the remote, or older; ``skip`` gets a message for each busy one.
+
+    The work tree of a source, where that is on this disk, shows whether a branch is merged, and names the remote. Only
+    a remote that answers proves that a branch is gone; a pull request is no branch, so that its remote proves nothing.
+    """
+    if older_than_days < 0:
+        raise UsageError("An age cannot be negative", f"{older_than_days:g} d", "Pass 0 or more.")
+    pruned: list[Pruned] = []
+    for entity, known in workspace.readable_sources(within):
+        records = branch_records(workspace, entity)
+        on_remote = ask_remote_branches(known.uri) if records else None
+        if on_remote is not None:
+            on_remote |= local_branches(known.uri)
+        elif records and known.origin is not None:
+            skip(f"The remote of {entity} did not name its branches, so none of them counts as gone.")
+        for record in records:
+            why = _why_pruned(record, known.uri, on_remote, timedelta(days=older_than_days))
+            if why is None:
+                continue
+            try:
+                if not dry_run:
+                    delete_branch(workspace, entity, record.name, new_ulid())
+            except LeaseHeld as error:
+                skip(f"Skipped the branch {record.name} of {entity}: {error.what}")
+                continue
+            pruned.append(Pruned(record.name, str(entity), why))
+    return pruned
+
+
+def _why_pruned(record: BranchRecord, uri: str, on_remote: frozenset[str] | None, limit: timedelta) -> str | None:
+    age = datetime.now(UTC) - record.updated
+    if age > limit:
+        return f"not indexed for {age.days:,} days"
+    commit = record.source.commit
+    branch = branch_named(record.name)
+    if on_remote is not None and record.base is not None and branch is not None and branch not in on_remote:
+        return "gone from the remote"
+    if commit is not None and commit.id != record.base and is_merged(uri, commit.id):
+        return "merged"
+    return None
+
+
+MAINTENANCE_WAIT_SECONDS = 120.0
+"""How long a cut waits for a compaction or an index build of the main index."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """Whether to cut a branch (anew), and why."""
+
+    cuts: bool
+    why: str
+
+
+def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
+    """``plan`` on the branch ``name`` of each of its sources, which is cut where it must be.
+
+    A dry run cuts nothing: it compares with the main index where there is no branch yet. Raises UsageError, StaleBuild,
+    LeaseHeld, StorageError.
+    """
+    parts: list[SourcePlan] = []
+    branches: list[Branch] = []
+    for part in plan.sources:
+        record, entered = _enter(plan, part, name)
+        parts.append(entered)
+        if record is not None:
+            branches.append(branch_at(part.entity, record))
+        progress.message(f"{part.entity}, branch {name}: {entered.branch_cut}")
+    return replace(plan, sources=tuple(parts), workspace=plan.workspace.on(branches))
+
+
+def leave_branch(plan: IndexPlan) -> None:
+    """Delete the cuts that this run has superseded, whose lines it has copied. Raises StorageError."""
+    for part in plan.sources:
+        if part.superseded is not None:
+            directory = branch_at(part.entity, part.superseded).index_directory
+            delete_cut(plan.workspace, part.entity, part.superseded.cut, directory)
+
+
+def _enter(plan: IndexPlan, part: SourcePlan, name: str) -> tuple[BranchRecord | None, SourcePlan]:
+    workspace, entity, request = plan.workspace, part.entity, plan.request
+    known = read_branch(workspace, entity, name)
+    if known is not None:
+        _refuse_older(part, known, request.build, by_commit=request.by_commit)
+    decision = _decide(plan, part, known)
+    if request.dry_run:
+        if known is None and workspace.source(entity) is None:
+            raise UsageError("The source has no main index that a branch could be cut from", str(entity))
+        return known, replace(part, branch_cut=decision.why)
+    if not decision.cuts:
+        return known, replace(part, branch_cut=decision.why)
+    path, wait = branch_lease_path(entity, name), request.wait_seconds
+    with acquire(workspace.objects, path, new_ulid(), wait_seconds=wait) as lease, fenced(lease):
+        return _cut(plan, part, name, known, decision, lease)
+
+
+def _cut(
+    plan: IndexPlan, part: SourcePlan, name: str, known: BranchRecord | None, decision: _Decision, lease: Lease
+) -> tuple[BranchRecord, SourcePlan]:
+    """Cut a branch under its lease: a holder that was replaced commits to the old cut, which nobody reads."""
+    workspace, entity, request = plan.workspace, part.entity, plan.request
+    if read_branch(workspace, entity, name) != known:
+        raise LeaseHeld("Another run has changed this branch meanwhile", name, "Run it again.")
+    maintenance = lease_path(entity.tenant, "maintenance")
+    wait = max(request.wait_seconds, MAINTENANCE_WAIT_SECONDS)
+    with acquire(workspace.objects, maintenance, lease.run_id, wait_seconds=wait) as fence:
+        record = cut(workspace, entity, name, lease.token)
+        if known is not None:
+            record = record.model_copy(update={"created": known.created, "build": known.build})
+        fence.check()
+    lease.check()
+    write_record(workspace, entity, record, known)
+    return record, replace(part, branch_cut=decision.why, superseded=known)
+
+
+def _refuse_older(part: SourcePlan, known: BranchRecord, build: int | None, *, by_commit: bool) -> None:
+    """Keep a build of an earlier state from replacing a later one. Raises StaleBuild."""
+    if build is not None and known.build is not None:
+        if build < known.build:
+            raise StaleBuild(f"Build {known.build} has indexed this branch, which is newer than {build}", known.name)
+        return
+    indexed = known.source.commit
+    if not by_commit or part.commit is None or indexed is None or part.commit == indexed.id:
+        return
+    if is_ancestor(part.source.uri, part.commit, indexed.id):
+        raise StaleBuild(
+            f"The branch is indexed at {indexed.id[:12]}, which descends from {part.commit[:12]}", known.name
+        )
+
+
+def _decide(plan: IndexPlan, part: SourcePlan, known: BranchRecord | None) -> _Decision:
+    """A branch is cut anew when fewer documents differ from the main index of today than from what it holds."""
+    workspace = plan.workspace
+    if known is None:
+        return _Decision(True, "cut from the main index")
+    if known.fingerprint != plan.model.fingerprint:
+        return _Decision(True, "cut anew, since the main index has another model")
+    if workspace.manifest(part.entity).recent_rev() == known.main_revision:
+        return _Decision(False, "kept, since the main index is as it was")
+    here = workspace.on([branch_at(part.entity, known)])
+    kept = _differences(plan, part, here, known)
+    anew = _differences(plan, part, workspace, None) if kept else 0
+    counts = f"{kept:,} documents differ from the branch, {anew:,} from the main index of today"
+    if kept and anew <= kept:
+        return _Decision(True, f"brought forward: {counts}")
+    return _Decision(False, f"kept, which is cheaper: {counts}" if kept else "kept, since no document has changed")
+
+
+def _differences(plan: IndexPlan, part: SourcePlan, workspace: Workspace, known: BranchRecord | None) -> int:
+    """How many documents of the source differ from the index: by commits where git can tell, else by a listing."""
+    if plan.request.by_commit and part.commit is not None:
+        record = known.source if known is not None else workspace.source(part.entity)
+        tree = find_work_tree(part.source.uri)
+        if tree is not None and record is not None and record.commit is not None:
+            at = head(part.source.uri)
+            if at is not None:
+                changed = changes_between(tree, record.commit.id, at.id, ignore_files=IGNORE_FILES)
+                if changed.paths is not None:
+                    return len(changed.paths)
+    request, claims = plan.request, part.claims
+    spec = ScanSpec(part.source, plan.model.fingerprint, rules=part.rules, max_file_bytes=request.max_file_bytes)
+    scan = scan_partition(
+        PartitionSpec(replace(spec, claims=claims), part.entity, time.time_ns()), TaskContext(workspace, plan.model)
+    )
+    return sum(map(len, (scan.diff.new, scan.diff.candidates, scan.diff.deleted)))

@@ -1,0 +1,321 @@
+"""A cleanup: survey, judge, fence, judge again, delete (DESIGN, "Cleanup").
+
+A cleanup deletes an object only if it is an orphan both before and after its writers are fenced off.
+
+A cleanup below one entity: only blobs of memory are looked at, and nothing outside is counted, named or deleted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from driftline.flows.config.memory_settings import WHERE_CATALOGS_ARE_NAMED, catalog_to_keep
+from driftline.flows.output.progress import NullProgress, Progress
+from driftline.storage.defaults import DEFAULT_MAX_AGE_SECONDS
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CatalogError, CleanupAborted, CorruptFile, DriftlineError, StorageError, UsageError
+from driftline.storage.garbage.orphans import RUN_RETENTION, Orphan, Reason, References, Verdict, find_orphans
+from driftline.storage.garbage.survey import Survey, survey
+from driftline.storage.layout import Kind, parse_name
+from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.catalog.queries import blob_references
+from driftline.storage.model import new_ulid
+from driftline.storage.workspace.records import RunHistory, RunRecord
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance.cleanup import (
+    CatalogAtHand,
+    Deletion,
+    Fence,
+    drop_expired,
+    forget_deleted,
+    open_catalog,
+    store_time,
+    unleased,
+)
+
+_OF_TABLES = {Reason.UNCOMMITTED, Reason.SUPERSEDED, Reason.NO_BRANCH}
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupRequest:
+    """The inputs of a cleanup. Objects younger than ``max_age_seconds`` are kept."""
+
+    workspace: str
+    max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS
+    dry_run: bool = True
+    run_retention_days: float = RUN_RETENTION.days
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    catalog_url: str | None = field(default=None, repr=False)
+    """The memory catalog; default: the configured one, else the one in the workspace. Without it, blobs are kept."""
+
+
+@dataclass(slots=True)
+class CleanupReport:
+    """The report of a cleanup. ``published`` counts the commits of killed runs that it completed."""
+
+    run_id: str
+    workspace: str
+    dry_run: bool
+    scanned: int = 0
+    orphans: tuple[Orphan, ...] = ()
+    deleted: list[Orphan] = field(default_factory=list)
+    foreign: tuple[str, ...] = ()
+    skipped: list[str] = field(default_factory=list)
+    published: int = 0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``cleanup --json`` prints it."""
+        return {
+            "run_id": self.run_id,
+            "workspace": self.workspace,
+            "dry_run": self.dry_run,
+            "scanned_count": self.scanned,
+            "orphan_count": len(self.orphans),
+            "deleted_count": len(self.deleted),
+            "deleted_paths": [orphan.path for orphan in self.deleted],
+            "orphans": [_as_dict(orphan) for orphan in self.orphans],
+            "foreign": list(self.foreign),
+            "skipped": self.skipped,
+            "published": self.published,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def clean_workspace(request: CleanupRequest, progress: Progress | None = None) -> CleanupReport:
+    """Delete the orphans of a workspace; a dry run only reports them.
+
+    Raises CleanupAborted if anything cannot be listed or read; nothing is deleted then. Raises StorageError, LeaseLost
+    during the deletion; the log and the run history list what was deleted. Raises UsageError, WorkspaceNotFound.
+    """
+    if request.max_age_seconds < 0 or request.run_retention_days < 0:
+        raise UsageError(
+            "An age cannot be negative",
+            f"{request.max_age_seconds:g} s, {request.run_retention_days:g} d",
+            "Pass 0 or more.",
+        )
+    return _Cleanup(request, progress or NullProgress()).execute()
+
+
+class _Cleanup:
+    def __init__(self, request: CleanupRequest, progress: Progress) -> None:
+        self._request = request
+        self._progress = progress
+        self._started, self._clock = datetime.now(UTC), time.monotonic()
+        try:
+            self._workspace = Workspace.open(request.workspace, request.storage_options)
+        except CorruptFile as error:
+            raise _aborted(error) from error
+        if not request.dry_run and not self._workspace.objects.is_local:
+            self._workspace.objects.probe_conditional_writes()
+        self._report = CleanupReport(new_ulid(), self._workspace.objects.uri, request.dry_run)
+
+    def execute(self) -> CleanupReport:
+        deletion = Deletion(self._workspace, self._report.run_id, lambda: None)
+        with ExitStack() as stack:
+            url = self._request.catalog_url or catalog_to_keep(self._workspace)
+            at_hand = stack.enter_context(open_catalog(self._workspace, url))
+            self._catalog = at_hand.catalog
+            return self._execute(deletion, at_hand)
+
+    def _execute(self, deletion: Deletion, at_hand: CatalogAtHand) -> CleanupReport:
+        if self._catalog is not None and not self._request.dry_run:
+            self._catalog.check(self._workspace.config.workspace_id)
+        problem = at_hand.problem(self._workspace)
+        if problem is not None:
+            self._skip(f"All of the memory is kept, because {problem}. Run: driftline verify")
+            self._catalog = None
+        elif self._catalog is not None and not self._request.dry_run:
+            try:
+                drop_expired(self._workspace, self._catalog)
+            except (CatalogError, StorageError) as error:  # such as a full disk: space is freed below
+                self._skip(f"Expired entries are kept: {error}")
+        with Fence(self._workspace, self._report.run_id, self._skip) as fence:
+            deletion.check = fence.check
+            try:
+                orphans = self._judge(fence, deletion)
+            except DriftlineError as error:
+                self._report.deleted = deletion.deleted
+                raise _aborted(error, len(deletion.deleted)) from error
+            finally:
+                self._report.published = fence.published
+            self._report.orphans = orphans
+            if not self._request.dry_run:
+                self._delete(deletion)
+        self._report.seconds = time.monotonic() - self._clock
+        return self._report
+
+    def _judge(self, fence: Fence, deletion: Deletion) -> tuple[Orphan, ...]:
+        """The orphans to delete, judged again behind ``fence``; a dry run takes no lease.
+
+        Where no lease can be written, as on a full disk, those that need none are deleted first, and make room.
+        """
+        objects = self._workspace.objects
+        self._progress.phase(f"surveying {objects.uri}")
+        surveyed = survey(self._workspace, self._catalog)
+        if self._catalog is None and any(name.kind is Kind.BLOB for _, name in surveyed.listing):
+            self._skip(f"Memory blobs are not judged without their catalog: set {WHERE_CATALOGS_ARE_NAMED}.")
+        listed = [info for info, _ in surveyed.listing]
+        now = store_time(objects, listed, may_write=not self._request.dry_run)
+        first = self._verdict(surveyed, now)
+        self._report.scanned, self._report.foreign = len(listed), first.foreign
+        old_enough = [info.path for info in listed if now - info.modified >= self._max_age]
+        committed = [path for path in old_enough if path in surveyed.committed]
+        tenants = _entities(o.path.partition("/")[0] for o in first.orphans if o.reason in _OF_TABLES)
+        dead = [orphan.path for orphan in first.orphans if orphan.reason is Reason.DEAD_RUN]
+        sources = _entities(path.rpartition("/")[0] for path in [*dead, *committed])
+        if not tenants and not sources:
+            return first.orphans
+        if self._request.dry_run:
+            idle = unleased(surveyed, tenants | {source.tenant for source in sources}, self._skip)
+            return within(first.orphans, *idle)
+        try:
+            _take(fence, surveyed, tenants, sources)
+        except StorageError as error:
+            free = within(first.orphans, (), ())
+            if not free:
+                raise
+            self._skip(f"Deleted {len(free)} objects before taking leases, because none could be written: {error}")
+            deletion.run(free)
+            _take(fence, surveyed, tenants, sources)
+        surveyed = survey(self._workspace, self._catalog)
+        second = self._verdict(surveyed, now)
+        rest = within(seen_twice(first.orphans, second.orphans), fence.tenants, fence.sources)
+        return (*deletion.deleted, *rest)
+
+    def _verdict(self, surveyed: Survey, now: datetime) -> Verdict:
+        return find_orphans(
+            surveyed.listing,
+            surveyed.references,
+            now=now,
+            max_age=self._max_age,
+            run_retention=timedelta(days=self._request.run_retention_days),
+        )
+
+    def _delete(self, deletion: Deletion) -> None:
+        orphans = self._report.orphans
+        self._progress.phase("deleting orphans", total=len(orphans))
+        tenants = self._workspace.tenants()
+        outcome = "failed"
+        try:
+            done = set(deletion.deleted)
+            deletion.run([orphan for orphan in orphans if orphan not in done])
+            if self._catalog is not None:
+                forget_deleted(self._workspace, self._catalog, deletion.deleted)
+            outcome = "done"
+        except DriftlineError as error:
+            outcome = error.kind
+            raise
+        finally:
+            self._report.deleted = deletion.deleted
+            self._report.seconds = time.monotonic() - self._clock
+            self._record(outcome, tenants)
+
+    def _record(self, outcome: str, tenants: Sequence[Entity]) -> None:
+        """Record the run in each tenant, with the deletions of that tenant only."""
+        for tenant in tenants:
+            own = f"{tenant.directory}/"
+            deleted = [_as_dict(orphan) for orphan in self._report.deleted if orphan.path.startswith(own)]
+            record = RunRecord(
+                run_id=self._report.run_id,
+                kind="cleanup",
+                started=self._started.isoformat(),
+                seconds=self._report.seconds,
+                outcome=outcome,
+                report={
+                    "run_id": self._report.run_id,
+                    "max_age_seconds": self._request.max_age_seconds,
+                    "deleted_count": len(deleted),
+                    "deleted": deleted,
+                },
+            )
+            RunHistory(self._workspace.objects, tenant).record(record)
+
+    def _skip(self, message: str) -> None:
+        self._report.skipped.append(message)
+        self._progress.message(message)
+
+    @property
+    def _max_age(self) -> timedelta:
+        return timedelta(seconds=self._request.max_age_seconds)
+
+
+def _take(fence: Fence, surveyed: Survey, tenants: Iterable[Entity], sources: Iterable[Entity]) -> None:
+    for tenant in sorted(tenants):
+        fence.take_tenant(tenant, surveyed.sources_of(tenant.directory))
+    for source in sorted(sources):
+        fence.take_source(source)
+
+
+def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
+    """The orphans of ``second`` that are in ``first`` too; a superseded table is kept unless all its files are."""
+    first_paths = {orphan.path for orphan in first}
+    growing = {
+        parse_name(orphan.path).place
+        for orphan in second
+        if orphan.reason is Reason.SUPERSEDED and orphan.path not in first_paths
+    }
+    return tuple(o for o in second if o.path in first_paths and parse_name(o.path).place not in growing)
+
+
+def within(orphans: Iterable[Orphan], tenants: Container[str], sources: Container[str]) -> tuple[Orphan, ...]:
+    """``orphans`` that are safe to delete behind a fence around these directories of ``tenants`` and ``sources``.
+
+    Drops the table files of other tenants and the staged deltas of other sources.
+    """
+
+    def is_safe(orphan: Orphan) -> bool:
+        if orphan.reason in _OF_TABLES:
+            return orphan.path.partition("/")[0] in tenants
+        return orphan.reason is not Reason.DEAD_RUN or orphan.path.rpartition("/")[0] in sources
+
+    return tuple(filter(is_safe, orphans))
+
+
+def _aborted(error: DriftlineError, deleted: int = 0) -> CleanupAborted:
+    done = f"Only {deleted} objects were deleted" if deleted else "Nothing was deleted"
+    return CleanupAborted(f"{done}: {error.what}", error.where, error.fix)
+
+
+def _entities(directories: Iterable[str]) -> set[Entity]:
+    return {Entity.of_directory(directory) for directory in set(directories)}
+
+
+def _as_dict(orphan: Orphan) -> dict[str, Any]:
+    return {
+        "path": orphan.path,
+        "size_bytes": orphan.size_bytes,
+        "age_seconds": round(orphan.age_seconds, 3),
+        "reason": str(orphan.reason),
+    }
+
+
+def clean_within(
+    workspace: Workspace, catalog: Catalog, top: Entity, max_age_seconds: float, *, dry_run: bool
+) -> CleanupReport:
+    """Delete the memory blobs at and below ``top`` that no entry refers to; a dry run only reports them.
+
+    Raises UsageError, CatalogError, StorageError; what was deleted until then is in the log ``driftline.audit``.
+    """
+    if max_age_seconds < 0:
+        raise UsageError("An age cannot be negative", f"{max_age_seconds:g} s", "Pass 0 or more.")
+    started, objects = time.monotonic(), workspace.objects
+    report = CleanupReport(new_ulid(), objects.uri, dry_run)
+    named = [(info, parse_name(info.path)) for info in objects.list(top.directory)]
+    named = [(info, name) for info, name in named if name.kind is Kind.BLOB]
+    now = store_time(objects, [info for info, _ in named], may_write=not dry_run)
+    blobs, retired = catalog.read(blob_references)  # after the listing: a blob that was seen has its entry by now
+    references = References(blobs=blobs, retired=retired)
+    verdict = find_orphans(named, references, now=now, max_age=timedelta(seconds=max_age_seconds))
+    report.scanned, report.orphans = len(named), verdict.orphans
+    if not dry_run:
+        deletion = Deletion(workspace, report.run_id, lambda: None, report.deleted)
+        deletion.run(verdict.orphans)
+        forget_deleted(workspace, catalog, deletion.deleted)
+    report.seconds = time.monotonic() - started
+    return report

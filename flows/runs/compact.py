@@ -1,0 +1,251 @@
+"""A compaction: fold deltas, then optimise, compact and clean the tables, in that order (DESIGN, "Compaction").
+
+A compaction may stop after any step: the workspace is consistent then, and the next compaction continues.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from driftline.flows.config.memory_settings import compaction_threshold, memory_encoding
+from driftline.flows.output.progress import NullProgress, Progress
+from driftline.flows.output.reports import CompactReport, TenantCompaction
+from driftline.flows.runs.executors import Executor, open_executor
+from driftline.flows.runs.source_run import build_on
+from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
+from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntity, CommitConflict, DriftlineError, LeaseHeld, RecallTooLow
+from driftline.storage.lance.table import commit_compaction, plan_compaction, remove_old_versions
+from driftline.storage.layout import lease_path
+from driftline.storage.leases.lease import Lease, acquire
+from driftline.storage.lines.indexes import maintain
+from driftline.storage.lines.table import LineTable
+from driftline.storage.memory.upkeep import compact_indexes, compact_vectors
+from driftline.storage.memory.vectors import vector_tables
+from driftline.storage.model import new_ulid
+from driftline.storage.workspace.records import RunHistory, RunRecord
+from driftline.storage.workspace.workspace import Workspace, acquire_source
+from driftline.tasks.embedding.context import ModelRef, TaskContext
+from driftline.tasks.maintenance.cleanup import Fence
+from driftline.tasks.maintenance.compact import Figures, RewriteSpec, fold_deltas, rewrite_fragments, take_stock
+
+RECALL_FLOOR = 0.95
+"""Minimum recall@10 against exact search: below it, the compaction fails and keeps old versions."""
+COMPACTION_ATTEMPTS = 3
+"""Plans that concurrent writers may invalidate before the fragments are left to the next compaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactRequest:
+    """The inputs of a compaction: one ``entity`` and its tenant's tables, or all of them above ``max_deltas``.
+
+    By default, ``max_deltas`` of sources is ``DEFAULT_MAX_DELTAS``, and that of memory ``compaction_threshold``, which
+    is by default the one of the memory's configuration.
+    """
+
+    workspace: str
+    entity: str | None = None
+    max_deltas: int | None = None
+    retention_seconds: float = DEFAULT_VERSION_RETENTION_SECONDS
+    executor: str = DEFAULT_EXECUTOR
+    workers: int | None = None
+    wait_seconds: float = 0.0
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    compaction_threshold: int | None = None
+
+
+def compact_workspace(request: CompactRequest, progress: Progress | None = None) -> CompactReport:
+    """Make the workspace small and fast to read, without changing its content.
+
+    Safe beside writers and readers. Without ``entity``, the compaction skips and reports what other runs have leased;
+    with one, it raises LeaseHeld. Raises BadEntity, RecallTooLow, StorageError, WorkspaceNotFound.
+    """
+    started = time.monotonic()
+    Workspace.open(request.workspace, request.storage_options)  # compaction does not create a workspace
+    workspace = Workspace.open_for_writing(request.workspace, request.storage_options)
+    named = _named(workspace, request)
+    if named is None and request.max_deltas is None and request.compaction_threshold is None:
+        request = replace(request, compaction_threshold=compaction_threshold(workspace))
+    progress = progress or NullProgress()
+    report = CompactReport(new_ulid(), workspace.objects.uri)
+    config = workspace.config
+    model = ModelRef(config.model or "", config.fingerprint or "", config.dim or 0)
+    with open_executor(request.executor, request.workers) as executor:
+        executor.start(TaskContext(workspace, model), [])
+        for tenant in [named.tenant] if named else workspace.tenants():
+            part = TenantCompaction(str(tenant))
+            report.tenants.append(part)
+            _Compaction(request, workspace, tenant, named, executor, progress, report.run_id, part).execute()
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _named(workspace: Workspace, request: CompactRequest) -> Entity | None:
+    if request.entity is None:
+        return None
+    entity = Entity.parse(request.entity, workspace.config.hierarchy)
+    if not any(True for _ in workspace.sources(entity)):
+        raise BadEntity("The source does not exist", str(entity), "List the sources with: driftline sources")
+    return entity
+
+
+@dataclass(slots=True)
+class _Compaction:
+    """The compaction of one tenant; fills ``report`` step by step."""
+
+    request: CompactRequest
+    workspace: Workspace
+    tenant: Entity
+    named: Entity | None
+    executor: Executor
+    progress: Progress
+    run_id: str
+    report: TenantCompaction
+
+    def execute(self) -> None:
+        started, clock = datetime.now(UTC), time.monotonic()
+        outcome = "failed"
+        try:
+            self.progress.phase(f"measuring {self.tenant}")
+            self.report.before = take_stock(self.workspace, self.tenant)
+            self._fold()
+            self._maintain_tables()
+            self._compact_memory()
+            outcome = "done"
+        except DriftlineError as error:
+            outcome = error.kind
+            raise
+        finally:
+            record = RunRecord(
+                run_id=self.run_id,
+                kind="compact",
+                started=started.isoformat(),
+                seconds=time.monotonic() - clock,
+                outcome=outcome,
+                report=self.report.to_dict(),
+            )
+            RunHistory(self.workspace.objects, self.tenant).record(record)
+
+    # -- deltas ------------------------------------------------------------------------------
+
+    def _fold(self) -> None:
+        for entity, _ in self.workspace.sources(self.named or self.tenant):
+            deltas = len(self.workspace.manifest(entity).log().deltas)
+            if deltas <= (0 if self.named else self._max_deltas):
+                continue
+            self.progress.phase(f"folding {deltas:,} deltas of {entity}")
+            with ExitStack() as stack:
+                lease = self._lease(stack, entity, "source")
+                if lease is not None:
+                    self.report.folded[str(entity)] = fold_deltas(self.workspace, entity, lease).deltas
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def _compact_memory(self) -> None:
+        """Compact the memory of the whole tenant; does nothing if the request names a source."""
+        if self.named is not None:
+            return
+        self.progress.phase(f"folding the memory of {self.tenant}")
+        try:
+            folded = compact_indexes(
+                self.workspace, self.tenant, self._max_memory_deltas, memory_encoding(self.workspace)
+            )
+        except LeaseHeld as error:
+            self._skip(f"Skipped the memory of {self.tenant}: {error.what}")
+            return
+        self.report.folded |= {directory: each.deltas for directory, each in folded.items()}
+        with ExitStack() as stack:
+            if vector_tables(self.workspace.objects, self.tenant) and self._lease(stack, self.tenant, "maintenance"):
+                retention = timedelta(seconds=self.request.retention_seconds)
+                self.report.versions_removed += compact_vectors(self.workspace, self.tenant, retention)
+        self.report.after = take_stock(self.workspace, self.tenant)
+
+    # -- tables ------------------------------------------------------------------------------
+
+    def _maintain_tables(self) -> None:
+        tables = [table for table in self.workspace.line_tables(self.tenant) if table.exists()]
+        with ExitStack() as stack:
+            lease = self._lease(stack, self.tenant, "maintenance") if tables else None
+            if lease is not None:
+                for table in tables:
+                    self._optimise(table, lease)
+        self.report.after = take_stock(self.workspace, self.tenant)
+        self._check_recall(self.report.after)
+        self._remove_old_versions(tables)
+
+    def _remove_old_versions(self, tables: Sequence[LineTable]) -> None:
+        """Remove old versions under every lease of the tenant: their files look like those of an unfinished write."""
+        self.progress.phase(f"removing old versions of {self.tenant}")
+        older_than = timedelta(seconds=self.request.retention_seconds)
+        with Fence(self.workspace, self.run_id, self._skip) as fence:
+            fence.take_tenant(self.tenant, [entity for entity, _ in self.workspace.sources(self.tenant)])
+            for table in tables if self.tenant.directory in fence.tenants else ():
+                fence.check()
+                self.report.versions_removed += remove_old_versions(table, older_than)
+        if self.report.versions_removed:
+            self.report.after = take_stock(self.workspace, self.tenant)
+
+    def _optimise(self, table: LineTable, maintenance: Lease) -> None:
+        for _ in range(COMPACTION_ATTEMPTS):
+            self.progress.phase(f"building indexes of {self.tenant}")
+            build = partial(build_on, self.executor, self.tenant, table)
+            self.report.indexes += maintain(table, thorough=True, build=build)
+            plan = plan_compaction(table)
+            if not plan.tasks:
+                return
+            self.progress.phase(f"compacting fragments of {self.tenant}")
+            specs = (RewriteSpec(self.tenant, table.fingerprint, task) for task in plan.tasks)
+            rewritten = list(self.executor.map(rewrite_fragments, specs))
+            maintenance.check()
+            try:
+                commit_compaction(table, plan, rewritten)
+            except CommitConflict:
+                continue
+            return
+        self._skip(
+            f"Fragments of {self.tenant} are left to the next compaction: concurrent writers kept changing them."
+        )
+
+    def _check_recall(self, after: Figures) -> None:
+        if after.recall_at_10 is not None and after.recall_at_10 < RECALL_FLOOR:
+            raise RecallTooLow(
+                f"Recall@10 of the vector index is {after.recall_at_10:.1%}, below {RECALL_FLOOR:.0%}; "
+                "old versions are kept",
+                str(self.tenant),
+                "Rebuild the vector index, and report this.",
+            )
+
+    def _lease(self, stack: ExitStack, entity: Entity, purpose: str) -> Lease | None:
+        """The lease, held until ``stack`` closes; None if another run holds it and the request names no entity."""
+        wait_seconds = self.request.wait_seconds
+        try:
+            if purpose == "source":
+                lease = acquire_source(self.workspace, entity, self.run_id, wait_seconds=wait_seconds)
+            else:
+                path = lease_path(entity, purpose)
+                lease = acquire(self.workspace.objects, path, self.run_id, wait_seconds=wait_seconds)
+        except LeaseHeld as error:
+            if self.named is not None:
+                raise
+            self._skip(f"Skipped {entity}: {error.what}")
+            return None
+        return stack.enter_context(lease)
+
+    @property
+    def _max_deltas(self) -> int:
+        return DEFAULT_MAX_DELTAS if self.request.max_deltas is None else self.request.max_deltas
+
+    @property
+    def _max_memory_deltas(self) -> int:
+        given, threshold = self.request.max_deltas, self.request.compaction_threshold
+        return next((each for each in (given, threshold) if each is not None), DEFAULT_MAX_DELTAS)
+
+    def _skip(self, message: str) -> None:
+        self.report.skipped.append(message)
+        self.progress.message(message)

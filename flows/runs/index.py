@@ -1,0 +1,442 @@
+"""An index run: plan, map, commit (DESIGN, "Index run").
+
+The command line, Python and the Prefect flow share this code; only ``Executor`` and ``Progress`` differ.
+
+Several sources in one run: a few run at once, so that one is embedded while another is listed or commits.
+
+Sources that select the same files: what each leaves to the others, and which of them a run brings in step, too.
+
+Only in workspaces on a local disk: in a bucket, one path may name the files of several machines.
+
+The definitions of sources by a transformer: what an index run adds to the lines, if it shall (decision 0016).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.flows.output.progress import NullProgress, Progress, run_stage
+from driftline.flows.output.reports import IndexReport
+from driftline.flows.runs.branches import enter_branch, leave_branch
+from driftline.flows.runs.executors import Executor, open_executor
+from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
+from driftline.flows.runs.remove import remove_documents, remove_source
+from driftline.flows.runs.source_run import GUARDED_DELETIONS, SegmentBuilds, SourceRun, build_on
+from driftline.storage.deltas.manifest import totals
+from driftline.storage.entities import Entity
+from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, LeaseHeld, MissingExtra, UsageError
+from driftline.storage.layout import lease_path
+from driftline.storage.leases.lease import acquire
+from driftline.storage.lines.indexes import maintain
+from driftline.storage.model import DeepModel, new_ulid
+from driftline.storage.objects.request_counts import phase, tally
+from driftline.storage.sources.access import only_owner_reads
+from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.deep.transformer import deep_model
+from driftline.tasks.embedding.context import Stopwatch, TaskContext
+from driftline.tasks.indexing.commit import complete_reembedding
+from driftline.tasks.indexing.deepen import batches, deepen_batch, plan_deep
+from driftline.tasks.scanning.ignore import Matcher
+from driftline.tasks.scanning.scan import Claim, Neighbours, claim_of, claimed
+
+log = logging.getLogger(__name__)
+
+
+def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
+    """``plan`` with what each source leaves to others, and with the known sources that hold files of those requested.
+
+    Those are ``joined``, unless the plan shall stay ``alone``: what was asked for includes their files.
+    Raises CorruptFile, StorageError.
+    """
+    known = _known(plan)
+    if known is None:
+        return plan
+    parts = list(plan.sources)
+    if not alone:
+        parts += _joined(plan, known)
+    everybody = Neighbours({**known, **{part.entity: part.record for part in parts}})
+    return replace(
+        plan, sources=tuple(replace(part, claims=everybody.claims_on(part.entity, part.record)) for part in parts)
+    )
+
+
+def settle_shares(plan: IndexPlan, report: IndexReport, progress: Progress) -> None:
+    """Take out of other sources what those of a finished run have taken over. Raises LeaseLost, StorageError."""
+    workspace = plan.workspace
+    for name in plan.instead_of:
+        if workspace.source(Entity.parse(name, workspace.config.hierarchy)) is not None:
+            _remove(plan, name)
+    known = _known(plan)
+    if known is None:
+        return
+    failed = {uri for uri, _ in report.failed}
+    neighbours, lost = Neighbours(known), dict[Entity, list[Claim]]()
+    for part in plan.sources:
+        if part.source.uri in failed:
+            continue
+        for entity in neighbours.at_or_above(part.record.uri):
+            claim = claim_of(part.entity, part.record, entity, known[entity])
+            if claim is not None:
+                lost.setdefault(entity, []).append(claim)
+        if not part.joined:
+            for entity in neighbours.at_or_below(part.record.uri):
+                if _is_gone(known[entity]) and entity.tenant == part.entity.tenant:
+                    _forget(plan, entity, progress)
+    for entity, claims in lost.items():
+        try:
+            _release(plan, entity, claims, report.run_id)
+        except LeaseHeld as error:
+            progress.message(f"{entity} keeps what this run has taken over until its own next run: {error.what}")
+
+
+def _remove(plan: IndexPlan, entity: str) -> None:
+    request = plan.request
+    remove_source(
+        plan.workspace.objects.uri, entity, wait_seconds=request.wait_seconds, storage_options=request.storage_options
+    )
+
+
+def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: str) -> None:
+    """Take the documents that ``claims`` cover out of a source."""
+    workspace = plan.workspace
+    documents = workspace.manifest(entity).read([claim.prefix for claim in claims], columns=["path"])
+    paths = documents["path"].combine_chunks()
+    if not claimed(paths, claims).any():
+        return
+    lost = paths.filter(pa.array(claimed(paths, claims))).to_pylist()
+    remove_documents(workspace, entity, lost, run_id=run_id, wait_seconds=plan.request.wait_seconds)
+    log.info("%s has left %d documents to other sources", entity, len(lost))
+
+
+def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
+    """Remove a source whose folder is gone from the folder of another, unless many documents would go."""
+    documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
+    if documents > GUARDED_DELETIONS and plan.request.max_delete_fraction < 1:
+        progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")
+        return
+    try:
+        _remove(plan, str(entity))
+    except LeaseHeld as error:
+        progress.message(f"{entity}, whose folder is gone, is not removed: {error.what}")
+
+
+def _known(plan: IndexPlan) -> dict[Entity, SourceRecord] | None:
+    """The sources of the tenants of a plan besides its own and those that it replaces; None in a bucket."""
+    if not plan.workspace.objects.is_local:
+        return None
+    tenants = {part.entity.tenant for part in plan.sources}
+    planned = {part.entity for part in plan.sources}
+    found = ((e, r) for tenant in sorted(tenants) for e, r in plan.workspace.readable_sources(tenant))
+    return {e: record for e, record in found if e not in planned and str(e) not in plan.instead_of}
+
+
+def _is_gone(record: SourceRecord) -> bool:
+    """Whether the local folder of a source is not there any more."""
+    return "://" not in record.uri and not os.path.isdir(record.uri)
+
+
+def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[SourcePlan]:
+    """The known sources that hold files of a requested one."""
+    neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
+    for part in plan.sources:
+        for entity in neighbours.at_or_below(part.record.uri):
+            if entity in found or not _holds_files_of(entity, known[entity], part, plan):
+                continue
+            record = known[entity]
+            named = SourceRequest(record.uri, str(entity), record.include, record.exclude)
+            try:
+                found[entity] = replace(plan_source(named, plan.request, plan.workspace, set()), joined=True)
+            except DriftlineError as error:
+                log.warning("%s is not brought in step: %s", entity, error)
+    return [found[entity] for entity in sorted(found)]
+
+
+def _holds_files_of(entity: Entity, record: SourceRecord, part: SourcePlan, plan: IndexPlan) -> bool:
+    claim = claim_of(entity, record, part.entity, part.record)
+    if claim is None or _is_gone(record):
+        return False
+    if not part.record.include and not part.record.exclude:
+        return True
+    paths = plan.workspace.manifest(entity).read(columns=["path"])["path"].combine_chunks()
+    inside = pc.binary_join_element_wise(claim.prefix, paths, "")
+    return not Matcher(part.rules).excluded(inside).all()
+
+
+COMMIT_SECONDS = 15.0
+"""A run that is killed loses about this much work."""
+
+
+def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:
+    """The transformer of this run: the one asked for, else that of the workspace; None for none.
+
+    Raises MissingExtra, ModelNotFound for one that is asked for and not there.
+    """
+    request, known = plan.request, plan.workspace.config.deep
+    if request.deep is False or (request.deep is None and known is None):
+        return None
+    try:
+        return deep_model(request.deep if isinstance(request.deep, str) else known.model if known else None)
+    except MissingExtra as error:
+        if request.deep is not None:
+            raise
+        progress.message(f"Definitions are not embedded: {error}")
+        return None
+
+
+def deepen(plan: IndexPlan, model: DeepModel, executor: Executor, progress: Progress, report: IndexReport) -> None:
+    """Embed the definitions that are missing, and remove those of documents that are gone.
+
+    A run that is killed leaves the rest to the next one. Raises StorageError, ExecutorError, ModelNotFound.
+    """
+    workspace = plan.workspace
+    for entity in (part.entity for part in plan.sources):
+        table = workspace.deep(entity, model)
+        table.create(model.dim)
+        lacking = plan_deep(workspace, entity, model)
+        if not lacking.missing and not lacking.stale:
+            continue
+        try:
+            lease = acquire(workspace.objects, lease_path(entity, "deep"), report.run_id)
+        except LeaseHeld as error:
+            progress.message(f"The definitions of {entity} are left to the next run: {error.what}")
+            continue
+        with lease:
+            progress.phase(f"embedding definitions of {entity}", total=len(lacking.missing))
+            pending: list[str] = []
+            since = time.monotonic()
+            for result in executor.map(deepen_batch, batches(entity, lacking, model)):
+                progress.advance(result.documents, result.definitions)
+                report.definitions_embedded += result.definitions
+                pending += result.fragments
+                if pending and time.monotonic() - since > COMMIT_SECONDS:
+                    lease.check()
+                    table.commit(entity, pending)
+                    pending, since = [], time.monotonic()
+            lease.check()
+            if pending or lacking.stale:
+                table.commit(entity, pending, lacking.stale)
+            table.index()
+
+
+SOURCES_PER_SLOT = 2
+"""Sources that run at once for each slot of the executor: the coordinator of a source mostly waits."""
+
+
+def run_all(
+    plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, builds: SegmentBuilds
+) -> Iterator[tuple[SourceRun, DriftlineError | None]]:
+    """Run the sources of the plan on one executor; yields each with its failure, in the order in which they finish.
+
+    ``report.sources`` keeps the order of the plan. Any other exception is raised after the running sources have ended.
+    """
+    if len(plan.sources) == 1:
+        run = SourceRun(plan, plan.sources[0], executor, progress, report.run_id, builds)
+        report.sources.append(run.report)
+        yield run, _execute(run)
+        return
+    progress.phase(f"indexing {len(plan.sources):,} sources")
+    shared, committing = _SharedProgress(progress), threading.Lock()
+    runs = [SourceRun(plan, part, executor, shared, report.run_id, builds, committing) for part in plan.sources]
+    report.sources += [run.report for run in runs]
+    at_once = min(len(runs), SOURCES_PER_SLOT * executor.slots)
+    with ThreadPoolExecutor(at_once, thread_name_prefix="source") as pool:
+        running: dict[Future[DriftlineError | None], SourceRun] = {}
+        try:
+            for run in runs:  # requests are counted per context, so that each source needs its own
+                running[pool.submit(contextvars.copy_context().run, _execute, run)] = run
+            for future in as_completed(running):
+                yield running[future], future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _execute(run: SourceRun) -> DriftlineError | None:
+    try:
+        run.execute()
+    except DriftlineError as error:
+        return error
+    return None
+
+
+class _SharedProgress:
+    """Adds up the progress of concurrent sources into one phase; calls from their threads take turns."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+
+    def phase(self, name: str, total: int | None = None) -> None: ...
+
+    def advance(self, documents: int = 1, lines: int = 0) -> None:
+        with self._lock:
+            self._progress.advance(documents, lines)
+
+    def message(self, text: str) -> None:
+        with self._lock:
+            self._progress.message(text)
+
+
+__all__ = ["IndexRequest", "index_sources"]
+
+
+def index_sources(
+    request: IndexRequest,
+    progress: Progress | None = None,
+    *,
+    alone: bool = False,
+    instead_of: Sequence[str] = (),
+) -> IndexReport:
+    """Bring the index in step with its sources.
+
+    Known sources that hold files of those requested are brought in step, too, unless the run shall stay ``alone``. It
+    takes over the files of the sources ``instead_of``, and removes these.
+
+    Raises UsageError, CorruptFile, AccessDenied before it writes anything, and DeletionRefused, LeaseHeld, LeaseLost,
+    StorageError, ExecutorError later; committed batches stay then, and the next run continues from there. With
+    ``keep_going`` the report lists failed sources instead, unless none can start.
+    """
+    started, clock = datetime.now(UTC), time.monotonic()
+    watch = Stopwatch()
+    with tally() as requests, ExitStack() as stack:
+        with watch.phase("start"), phase("start"):
+            plan = replace(make_plan(request), instead_of=tuple(instead_of))
+            plan = share_files(plan, alone=alone or request.branch is not None)
+            plan = replace(plan, new_workspace=plan.workspace.config.fingerprint is None)
+            executor = open_executor(request.executor, request.workers)
+            stack.enter_context(executor)
+            if not request.dry_run:
+                plan = _claim(plan)
+            if not request.dry_run:
+                plan = replace(plan, deep=chosen_model(plan, progress or NullProgress()))
+                if plan.deep is not None or request.deep is False:
+                    plan = replace(plan, workspace=plan.workspace.bind_deep(plan.deep))
+            if request.branch is not None:
+                plan = enter_branch(plan, request.branch, progress or NullProgress())
+        report = IndexReport(new_ulid(), plan.workspace.objects.uri, failed=list(plan.failures), phases=watch.seconds)
+        outcome = "failed"
+        try:
+            _run(plan, executor, progress or NullProgress(), report, watch)
+            outcome = report.failed[0][1].kind if report.failed else "done"
+        except DriftlineError as error:
+            outcome = error.kind
+            raise
+        finally:
+            report.seconds, report.requests = time.monotonic() - clock, requests.counts
+            if not request.dry_run:
+                with watch.phase("ledger"), phase("ledger"):
+                    _record(plan, report, started, outcome)
+            fields = {"run_id": report.run_id, "outcome": outcome, "seconds": round(report.seconds, 3)}
+            log.info("index run %s: %s after %.1f s", *fields.values(), extra={"fields": fields})
+    report.requests = requests.counts
+    return report
+
+
+def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, watch: Stopwatch) -> None:
+    """Fill ``report``. A failing source does not stop the others; the first failure is raised at the end."""
+    with watch.phase("start"), phase("start"):
+        executor.start(
+            TaskContext(plan.workspace, plan.model),
+            [part.source for part in plan.sources],
+            new_workspace=plan.new_workspace,
+        )
+    with SegmentBuilds(executor, plan.request.indexes, progress) as builds:
+        _run_sources(plan, executor, progress, report, watch, builds)
+
+
+def _run_sources(
+    plan: IndexPlan,
+    executor: Executor,
+    progress: Progress,
+    report: IndexReport,
+    watch: Stopwatch,
+    builds: SegmentBuilds,
+) -> None:
+    failure: DriftlineError | None = None
+    stale = set[Entity]()
+    for run, error in run_all(plan, executor, progress, report, builds):
+        if error is not None and run.joined and isinstance(error, LeaseHeld):
+            progress.message(f"{run.entity} is not brought in step, since another run works on it.")
+        elif error is not None:
+            if plan.request.keep_going:
+                report.failed.append((run.report.uri, error))
+            elif isinstance(error, (UsageError, AccessDenied, CorruptFile)):
+                raise error
+            progress.message(str(error))
+            failure = failure or error
+        if run.indexes_lag:
+            stale.add(run.place)
+    if not plan.request.dry_run:
+        if failure is None and plan.request.branch is None:
+            settle_shares(plan, report, progress)
+        with watch.phase("index"), phase("index"):
+            if plan.replaces is not None and failure is None:
+                complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
+            if plan.request.branch is not None and failure is None:
+                leave_branch(plan)
+            if plan.deep is not None and failure is None:
+                with watch.phase("deep"), phase("deep"):
+                    deepen(plan, plan.deep, executor, progress, report)
+            workspace = plan.workspace
+            for place in sorted(stale):
+                progress.phase(f"building indexes of {place}")
+                names = [str(part.entity) for part in plan.sources if workspace.table_place(part.entity) == place]
+                report.indexes += run_stage(
+                    f"index {', '.join(names)}",
+                    partial(_maintain, plan, place, report.run_id, executor, progress, builds),
+                    lambda changed: f"indexes brought up to date: {', '.join(changed) or 'none'}",
+                    repeatable=True,
+                    after=[f"{stage} {name}" for name in names for stage in ("embed", "commit")],
+                )
+    if failure is not None and not plan.request.keep_going:
+        raise failure
+
+
+def _claim(plan: IndexPlan) -> IndexPlan:
+    """Create the workspace if it does not exist, and bind it to its model."""
+    is_private = any(each.source.is_local and only_owner_reads(each.source.uri) for each in plan.sources)
+    workspace = Workspace.prepare(plan.workspace.objects, private=is_private)  # reuses what the plan has read
+    if plan.replaces is None:
+        workspace = workspace.bind_model(plan.model.name, plan.model.fingerprint, plan.model.dim)
+    return replace(plan, workspace=workspace)
+
+
+def _maintain(
+    plan: IndexPlan, place: Entity, run_id: str, executor: Executor, progress: Progress, builds: SegmentBuilds
+) -> list[str]:
+    workspace = plan.workspace
+    table = workspace.lines(place, plan.model.fingerprint)
+    built = builds.finish(place)
+    try:
+        with acquire(workspace.objects, workspace.maintenance_lease_of(place), run_id):
+            build = partial(build_on, executor, place, table)
+            return maintain(table, plan.request.indexes, built=built, build=build)
+    except LeaseHeld as error:
+        progress.message(f"Skipped the search indexes of {place}, which another run maintains: {error.what}")
+        return []
+
+
+def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: str) -> None:
+    for tenant in sorted({source.entity.tenant for source in plan.sources}):
+        record = RunRecord(
+            run_id=report.run_id,
+            kind="index",
+            started=started.isoformat(),
+            seconds=report.seconds,
+            outcome=outcome,
+            report=report.to_dict(),
+        )
+        RunHistory(plan.workspace.objects, tenant).record(record)

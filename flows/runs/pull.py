@@ -1,0 +1,382 @@
+"""A pull: bring the newest version of a workspace to the local disk, where searches need no network (decision 0011).
+
+Only files that are new since the last pull are fetched. An interrupted pull leaves the copy as it was, and the next one
+continues with what was fetched.
+
+Copies of workspaces in buckets that searches keep by themselves, in one folder with a limit (decision 0011).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import copy as duplicate
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from driftline.flows.output.progress import NullProgress, Progress
+from driftline.storage.errors import DriftlineError, LeaseHeld, ObjectNotFound, StorageError
+from driftline.storage.layout import CONFIG, SOURCE, Kind, parse_name
+from driftline.storage.objects.backend import ObjectInfo
+from driftline.storage.objects.request_counts import for_threads, tally
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.copies import CopyRecord, WorkspaceCopy
+from driftline.storage.workspace.snapshot import files_of_newest_version, heads_of_newest_version, is_head
+from driftline.storage.workspace.workspace import Workspace
+
+ATTEMPTS = 3
+"""Snapshots that a compaction of the original may invalidate before the pull gives up."""
+THREADS = 4
+"""Files fetched at once; each is held in memory, up to about 100 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """The inputs of a pull: the URI of the original, and the folder of the copy.
+
+    ``admit`` is asked with the bytes that the pull is about to add to the disk, and raises to refuse them. With
+    ``wait``, the pull waits for that of another process.
+    """
+
+    origin: str
+    place: str
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    admit: Callable[[int], None] = field(default=lambda size_bytes: None, repr=False)
+    wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PullReport:
+    """What a pull has done: of ``files`` in the copy, ``fetched`` are new, with ``bytes``."""
+
+    origin: str
+    copy: str
+    files: int
+    fetched: int
+    bytes: int
+    requests: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``pull --json`` prints it."""
+        return {**asdict(self), "seconds": round(self.seconds, 3)}
+
+
+def pull_workspace(request: PullRequest, progress: Progress | None = None) -> PullReport:
+    """Bring the copy to the newest version of the original.
+
+    Raises WorkspaceNotFound, WorkspaceTooNew, UsageError if something else lies at the place of the copy, LeaseHeld if
+    another process pulls into it, CorruptFile, AccessDenied, StorageError.
+    """
+    started = time.monotonic()
+    copy = WorkspaceCopy(Path(os.path.abspath(os.path.expanduser(request.place))))
+    with tally() as requests:
+        workspace = Workspace.open(request.origin, request.storage_options)
+        copy.check_place()
+        copy.partial.mkdir(parents=True, exist_ok=True)
+        with copy.locked(wait=request.wait):
+            fetched = _pull_newest(workspace, copy, request.admit, progress or NullProgress())
+    record = copy.record()
+    size = sum(info.size_bytes for info in fetched)
+    count = sum(sum(kinds.values()) for kinds in requests.counts.values())
+    seconds = time.monotonic() - started
+    files = len(record.files) if record is not None else 0
+    return PullReport(workspace.objects.uri, str(copy.place), files, len(fetched), size, count, seconds)
+
+
+def _pull_newest(
+    workspace: Workspace, copy: WorkspaceCopy, admit: Callable[[int], None], progress: Progress
+) -> list[ObjectInfo]:
+    for attempt in range(ATTEMPTS):
+        try:
+            return _pull(workspace.reread() if attempt else workspace, copy, admit, progress)
+        except ObjectNotFound as error:  # a compaction has replaced it since the listing
+            vanished = error
+    raise StorageError(
+        f"Files vanished in each of {ATTEMPTS} attempts to copy a version", vanished.where, "Pull again."
+    ) from vanished
+
+
+def _pull(
+    workspace: Workspace, copy: WorkspaceCopy, admit: Callable[[int], None], progress: Progress
+) -> list[ObjectInfo]:
+    progress.phase(f"surveying {workspace.objects.uri}")
+    known = copy.record()
+    started = datetime.now(UTC)
+    listing = {info.path: info for info in workspace.objects.list()}
+    is_newest = known is not None and _is_newest(known, heads_of_newest_version(workspace, listing))
+    if known is not None and is_newest and copy.is_complete(known.files):
+        copy.confirm(known.model_copy(update={"pulled": started}))
+        return []
+    files = {info.path: info for info in files_of_newest_version(workspace, listing)}
+    wanted = {path: (info.size_bytes, info.version) for path, info in files.items()}
+    origin, workspace_id = workspace.objects.uri, workspace.config.workspace_id
+    record = CopyRecord(origin=origin, workspace_id=workspace_id, pulled=started, files=wanted)
+    copy.reuse(known.files if known is not None else {}, wanted)
+    missing = [info for info in files.values() if not _is_fetched(copy.partial / info.path, info)]
+    admit(sum(info.size_bytes for info in missing))
+    progress.phase(f"pulling {workspace.objects.uri}", total=len(missing))
+    _fetch(workspace.objects, missing, copy.partial, progress)
+    _check(copy.partial, workspace)
+    copy.switch(record)
+    return missing
+
+
+def _is_newest(known: CopyRecord, heads: Sequence[ObjectInfo]) -> bool:
+    """Whether a copy is of the version with these ``heads``: the rest of the files follows from them."""
+    copied = {path: identity for path, identity in known.files.items() if is_head(path)}
+    return copied == {info.path: (info.size_bytes, info.version) for info in heads}
+
+
+def _is_fetched(target: Path, info: ObjectInfo) -> bool:
+    """Whether an interrupted pull has fetched the file, or it was linked; only unique names are trusted alone."""
+    try:
+        status = target.stat()
+    except OSError:
+        return False
+    if status.st_nlink > 1:
+        return True
+    name = target.name
+    changes = name in (CONFIG, SOURCE) or parse_name(info.path).kind is Kind.BASE
+    return not changes and status.st_size == info.size_bytes
+
+
+def _fetch(objects: ObjectStore, missing: Sequence[ObjectInfo], folder: Path, progress: Progress) -> None:
+    def fetch(info: ObjectInfo) -> None:
+        data = objects.get(info.path)
+        if len(data) != info.size_bytes:
+            raise ObjectNotFound("The object has changed since it was listed", f"{objects.uri}/{info.path}")
+        target = folder / info.path
+        temporary = target.with_name(f".tmp-{target.name}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(data)
+            temporary.replace(target)
+        except OSError as error:
+            fix = "Free some space, then pull again: what was fetched is kept."
+            raise StorageError(f"A file cannot be written ({error.strerror})", str(target), fix) from error
+
+    with ThreadPoolExecutor(THREADS, "driftline-pull") as pool:
+        context = contextvars.copy_context
+        running = [pool.submit(context().run, for_threads(fetch), info) for info in missing]
+        try:
+            for done in running:
+                done.result()
+                progress.advance()
+        finally:
+            for each in running:
+                each.cancel()
+
+
+def _check(folder: Path, original: Workspace) -> None:
+    """Open every table and manifest of the version. Raises CorruptFile, StorageError."""
+    copied = Workspace.open(folder.as_uri())
+    for entity, _ in copied.sources():
+        copied.manifest(entity).check()
+    for tenant in copied.tenants() if copied.config.fingerprint is not None else ():
+        table = copied.lines(tenant)
+        if table.exists():
+            table.count()
+
+
+FOLDER_VARIABLE = "DRIFTLINE_CACHE"
+REFRESH_SECONDS = 60
+"""How often a server compares its copy with the bucket."""
+STOP_SECONDS = 10
+"""How long the end of a server waits for a copy that is being refreshed; the next pull goes on where it was cut off."""
+RECENT_SECONDS = 3600
+"""A copy that was searched since then stays: a search may still read it."""
+_USED = "used"
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of all copies: $DRIFTLINE_CACHE, else ``driftline`` in the user's cache folder."""
+    if named := environ.get(FOLDER_VARIABLE):
+        return Path(named).expanduser().absolute()
+    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "driftline" / "workspaces"
+
+
+def follow(
+    origin: str,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    max_bytes: int,
+    warn: Callable[[str], None],
+    progress: Progress | None = None,
+) -> str:
+    """Where to search the newest version of the workspace ``origin``: in a copy, or in ``origin`` if none can be kept.
+
+    All copies together take at most ``max_bytes`` on the disk; those searched least recently make room. Without a
+    connection, the copy is searched as it is. ``warn`` tells what goes wrong with the copy, which stops no search.
+    Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
+    """
+    objects = ObjectStore.open(origin, storage_options)
+    if objects.is_local:
+        return origin
+    folder = _folder_of(objects)
+    copy = WorkspaceCopy(folder / "copy")
+    request = PullRequest(origin, str(copy.place), storage_options, partial(_make_room, folder, max_bytes=max_bytes))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _USED).touch()
+        try:
+            pull_workspace(request, progress)
+        except LeaseHeld:
+            warn(f"Another process updates the copy of {objects.uri}: waiting for it.")
+            pull_workspace(replace(request, wait=True), progress)
+    except (StorageError, OSError, _DoesNotFit) as error:
+        record = copy.record()
+        out_of_reach = isinstance(error, StorageError) and not error.where.startswith(str(folder))
+        if record is None or not out_of_reach:
+            warn(f"The cache is not used: {error}")
+            return origin
+        warn(f"The search is of the copy of {record.pulled:%Y-%m-%d %H:%M} UTC: {error}")
+    return str(copy.place)
+
+
+@dataclass(slots=True)
+class FollowedWorkspace:
+    """The newest copy of ``workspace`` for the searches of a server, which wait for the first one only.
+
+    Searches keep the version that they have begun with. The next one is ``prepared`` before searches see it.
+    """
+
+    workspace: Workspace
+    max_bytes: int
+    warn: Callable[[str], None]
+    prepare: Callable[[Workspace], object] = lambda _: None
+    _copy: Workspace | None = None
+    _failure: DriftlineError | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self) -> Workspace:
+        """The copy as the last comparison left it. Raises what ``follow`` raised then."""
+        with self._lock:
+            if self._copy is None:
+                self._copy, self._failure = self._newest(), None
+        if self._failure is not None:
+            raise duplicate(self._failure)  # an exception that is raised again and again collects tracebacks
+        return self._copy
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Compare the copy, once there is one, with the bucket every REFRESH_SECONDS, until the end of the block."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._follow, args=(stop,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(STOP_SECONDS)
+
+    def _follow(self, stop: threading.Event) -> None:
+        while not stop.wait(REFRESH_SECONDS):
+            if self._copy is None:
+                continue
+            try:
+                self._copy, self._failure = self._newest(), None
+            except DriftlineError as error:
+                self._failure = error
+                self.warn(str(error))
+            except Exception as error:  # the thread must outlive whatever fails once
+                self.warn(f"The copy of {self.workspace.objects.uri} could not be refreshed: {error}")
+
+    def _newest(self) -> Workspace:
+        found = open_copy(self.workspace, max_bytes=self.max_bytes, warn=self.warn)
+        if found.objects.is_local:
+            # The place of a copy leads to another version after the next pull.
+            found = Workspace.open(os.path.realpath(found.objects.uri), None, self.workspace.reach)
+        self.prepare(found)
+        return found
+
+
+@contextmanager
+def newest_of(
+    workspace: Workspace,
+    *,
+    cache: bool,
+    max_bytes: int,
+    warn: Callable[[str], None],
+    prepare: Callable[[Workspace], object] = lambda _: None,
+) -> Iterator[Callable[[], Workspace]]:
+    """What opens the newest ``workspace`` for each search of a server: in its copy with ``cache``, if in a bucket."""
+    if not cache or workspace.objects.is_local:
+        yield workspace.reread
+        return
+    followed = FollowedWorkspace(workspace, max_bytes, warn, prepare)
+    with followed.following():
+        yield followed
+
+
+def has_copy(workspace: Workspace) -> bool:
+    """Whether a search has kept a copy of ``workspace``, which is in a bucket."""
+    return WorkspaceCopy(_folder_of(workspace.objects) / "copy").current is not None
+
+
+def _folder_of(objects: ObjectStore) -> Path:
+    return cache_folder() / hashlib.sha256(objects.uri.encode()).hexdigest()[:20]
+
+
+def open_copy(
+    workspace: Workspace, *, max_bytes: int, warn: Callable[[str], None], progress: Progress | None = None
+) -> Workspace:
+    """``workspace`` in its copy, or itself; sources are read as far as it reaches. Raises what ``follow`` raises."""
+    objects = workspace.objects
+    place = follow(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
+    return workspace if objects.is_local or place == objects.uri else Workspace.open(place, None, workspace.reach)
+
+
+class _DoesNotFit(Exception):
+    """A copy does not fit into the cache."""
+
+
+def _make_room(folder: Path, size_bytes: int, *, max_bytes: int) -> None:
+    """Delete the copies that were searched least recently, but that in ``folder``, for ``size_bytes`` more."""
+    used = {each: _size_bytes(each) for each in cache_folder().iterdir() if each.is_dir()}
+    excess = sum(used.values()) + size_bytes - max_bytes
+    for other in sorted(used.keys() - {folder}, key=_last_used):
+        if excess > 0 and time.time() - _last_used(other) > RECENT_SECONDS and _remove(other):
+            excess -= used[other]
+    if excess > 0:
+        raise _DoesNotFit(
+            f"the copy takes {(used[folder] + size_bytes) / 1e9:.1f} GB, {excess / 1e9:.1f} GB more than there is room "
+            f"for in {cache_folder()}. Raise cache_bytes in [search] of driftline.toml, or search without --cache."
+        )
+
+
+def _remove(folder: Path) -> bool:
+    """Delete a copy unless another process is changing it; returns whether it is gone."""
+    copy = WorkspaceCopy(folder / "copy")
+    try:
+        copy.versions.mkdir(exist_ok=True)
+        with copy.locked():
+            shutil.rmtree(folder, ignore_errors=True)
+    except LeaseHeld:
+        return False
+    return not folder.exists()
+
+
+def _last_used(folder: Path) -> float:
+    used = folder / _USED
+    return used.stat().st_mtime if used.exists() else 0.0
+
+
+def _size_bytes(folder: Path) -> int:
+    """The bytes that a copy takes on the disk: its versions share files."""
+    files: dict[int, int] = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            status = os.lstat(os.path.join(place, name))
+            files[status.st_ino] = status.st_size
+    return sum(files.values())

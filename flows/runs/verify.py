@@ -1,0 +1,282 @@
+"""A verification (DESIGN, "Verification"): check a workspace, and on request repair the findings by reindexing."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from driftline.flows.config.memory_settings import WHERE_CATALOGS_ARE_NAMED, catalog_to_keep
+from driftline.flows.output.progress import NullProgress, Progress
+from driftline.flows.runs.branches import delete_branch
+from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.storage.entities import Entity
+from driftline.storage.errors import CorruptFile, DriftlineError, LeaseHeld
+from driftline.storage.layout import CATALOG_RECORD, CONFIG, lease_path
+from driftline.storage.leases.lease import look
+from driftline.storage.memory.binding import WAYS_BACK, adopt, holds_memory, record_may_be_damaged, recorded
+from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.model import new_ulid
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.records import WorkspaceConfig
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance.cleanup import CatalogAtHand, open_catalog
+from driftline.tasks.maintenance.verify import (
+    OF_DOCUMENTS,
+    OF_MEMORY,
+    Finding,
+    FindingKind,
+    Verification,
+    config_is_lost,
+    repair_indexes,
+    repair_source,
+    restore_config,
+    set_aside,
+    set_table_aside,
+    verify,
+)
+from driftline.tasks.maintenance.verify_memory import repair_memory, verify_memory
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """The inputs of a verification. ``repair`` removes inconsistent documents and indexes their sources again."""
+
+    workspace: str
+    repair: bool = False
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    catalog_url: str | None = field(default=None, repr=False)
+    """The memory catalog; default: the configured one, else the one in the workspace."""
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """The report of a verification. After a repair, ``findings`` are what remains; ``mended`` counts the rest."""
+
+    run_id: str
+    workspace: str
+    documents: int = 0
+    lines: int = 0
+    memory_entries: int = 0
+    findings: Sequence[Finding] = ()
+    mended: int = 0
+    skipped: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``verify --json`` prints it."""
+        return {
+            "run_id": self.run_id,
+            "workspace": self.workspace,
+            "documents": self.documents,
+            "lines": self.lines,
+            "memory_entries": self.memory_entries,
+            "findings": [{**asdict(finding), "kind": str(finding.kind)} for finding in self.findings],
+            "mended": self.mended,
+            "skipped": self.skipped,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def verify_workspace(request: VerifyRequest, progress: Progress | None = None) -> VerifyReport:
+    """Check the consistency of a workspace, and repair it if ``request.repair`` is set.
+
+    Writes nothing without ``repair``. Raises WorkspaceNotFound, WorkspaceTooNew, CatalogMismatch, CatalogError,
+    StorageError.
+    """
+    progress = progress or NullProgress()
+    if request.repair:
+        _restore_config(request, progress)
+    workspace = Workspace.open(request.workspace, request.storage_options)
+    had_catalog = workspace.objects.head(CATALOG_RECORD) is not None
+    with open_catalog(workspace, request.catalog_url or catalog_to_keep(workspace)) as at_hand:
+        return _verify(workspace, at_hand, request, progress, had_catalog=had_catalog)
+
+
+def _restore_config(request: VerifyRequest, progress: Progress) -> None:
+    objects = ObjectStore.open(request.workspace, request.storage_options)
+    if not config_is_lost(objects):
+        return
+    run_id = new_ulid()
+    workspace_id = _id_of_memory(Workspace(objects, WorkspaceConfig()), request.catalog_url)
+    progress.message(f"{CONFIG} was lost and is written again")
+    restore_config(objects, run_id, workspace_id)
+
+
+def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
+    """The id that a workspace had whose configuration is lost: the catalog of its memory accepts no other."""
+    with suppress(CorruptFile):
+        record = recorded(workspace)
+        if record is not None and record.workspace_id is not None:
+            return record.workspace_id
+    with open_catalog(workspace, catalog_url) as at_hand:
+        if at_hand.error is not None:
+            raise at_hand.error  # the catalog may know the id
+        return at_hand.catalog.belongs_to() if at_hand.catalog is not None else None
+
+
+def _verify(
+    workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress, *, had_catalog: bool
+) -> VerifyReport:
+    """``had_catalog``: the workspace had recorded a catalog before ``at_hand`` was looked for."""
+    started, catalog = time.monotonic(), at_hand.catalog
+    report = VerifyReport(new_ulid(), workspace.objects.uri)
+
+    def skip(message: str) -> None:
+        report.skipped.append(message)
+        progress.message(message)
+
+    def check() -> Verification:
+        verification = verify(workspace, progress.phase)
+        if catalog is not None:
+            catalog.check(workspace.config.workspace_id)
+        if catalog is None and not had_catalog and workspace.objects.head(CATALOG_RECORD) is not None:
+            verification.busy.append("the memory")  # a store has begun it since the catalog was looked for
+            return verification
+        problem = at_hand.problem(workspace)
+        if problem is not None:
+            verification.findings.append(Finding(FindingKind.CATALOG, "", CATALOG_RECORD, problem))
+        elif catalog is not None:
+            progress.phase("checking memory")
+            verify_memory(workspace, catalog, verification)
+        return verification
+
+    if catalog is None and holds_memory(workspace):
+        skip(f"Memory was not checked without its catalog: set {WHERE_CATALOGS_ARE_NAMED}")
+    verification = check()
+    before = len(verification.findings)
+    if request.repair and verification.findings:
+        workspace = Workspace.open_for_writing(request.workspace, request.storage_options)
+        repair = _Repair(workspace, request, report.run_id, progress, skip, catalog)
+        if repair.set_damaged_files_aside(verification):
+            verification = check()
+            before = max(before, len(verification.findings))
+        repair.execute(verification)
+        verification = check()
+        report.mended = max(0, before - len(verification.findings))
+    for name in verification.busy:
+        skip(f"Skipped {name}: another run works on it")
+    report.documents, report.lines = verification.documents, verification.lines
+    report.memory_entries = verification.memory_entries
+    report.findings = verification.findings
+    report.seconds = time.monotonic() - started
+    return report
+
+
+@dataclass(slots=True)
+class _Repair:
+    workspace: Workspace
+    request: VerifyRequest
+    run_id: str
+    progress: Progress
+    skip: Callable[[str], None]
+    catalog: Catalog | None
+
+    def set_damaged_files_aside(self, verification: Verification) -> int:
+        """Set unreadable files of manifests and tables aside, so that the rest can be read; returns their number."""
+        count = 0
+        for finding in verification.findings:
+            if finding.kind is not FindingKind.UNREADABLE:
+                continue
+            entity = _source_of(verification, finding.entity)
+            try:
+                if finding.fingerprint:
+                    tenant = Entity.of_directory(finding.entity)
+                    count += set_table_aside(self.workspace, tenant, finding.fingerprint, self.run_id)
+                elif entity is not None:
+                    count += set_aside(self.workspace, entity, finding.path, self.run_id)
+            except LeaseHeld as error:
+                self.skip(str(error))
+        return count
+
+    def execute(self, verification: Verification) -> None:
+        """Remove inconsistent documents and index their sources again; rebuild search and memory indexes."""
+        self._repair_memory([finding for finding in verification.findings if finding.kind in OF_MEMORY])
+        damaged: dict[Entity, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        indexes: dict[str, set[str]] = defaultdict(set)
+        for finding in verification.findings:
+            entity = _source_of(verification, finding.entity)
+            if finding.kind in OF_MEMORY:
+                continue
+            if finding.kind is FindingKind.INDEX:
+                indexes[finding.entity].add(finding.path)
+            elif finding.kind is FindingKind.BRANCH:
+                self._drop_branch(finding)
+            elif entity is None:
+                self.skip(f"Not repaired, because the source no longer exists: {finding.entity}")
+            elif finding.kind in OF_DOCUMENTS:
+                damaged[entity][finding.fingerprint].add(finding.path)
+            elif finding.kind is FindingKind.COMMIT_MARKER:
+                damaged[entity][finding.fingerprint] |= set()
+            elif finding.kind is FindingKind.STAGED:
+                damaged[entity] |= {}
+        for entity, paths in sorted(damaged.items()):
+            self.progress.phase(f"repairing {entity}")
+            if look(self.workspace.objects, lease_path(entity)) != verification.leases[entity]:
+                self.skip(f"Not repaired, because {entity} has changed since it was checked: verify again")
+                continue
+            try:
+                repair_source(self.workspace, entity, paths, self.run_id)
+            except LeaseHeld as error:
+                self.skip(str(error))
+                continue
+            if any(paths.values()):
+                self._index(entity)
+        for tenant, names in indexes.items():
+            try:
+                repair_indexes(self.workspace, Entity.of_directory(tenant), sorted(names), self.run_id)
+            except LeaseHeld as error:
+                self.skip(str(error))
+
+    def _drop_branch(self, finding: Finding) -> None:
+        """Delete a damaged branch, which its next run cuts anew."""
+        entity = Entity.parse(finding.entity, self.workspace.config.hierarchy)
+        try:
+            delete_branch(self.workspace, entity, finding.path, self.run_id)
+        except LeaseHeld as error:
+            self.skip(str(error))
+        else:
+            self.skip(f"Deleted the branch {finding.path} of {entity}. Run: driftline index --branch {finding.path}")
+
+    def _repair_memory(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            if finding.kind is FindingKind.CATALOG and not self._has_recorded_catalog():
+                self.skip(f"Not repaired, because {finding.detail}. {WAYS_BACK}")
+            if finding.kind is FindingKind.BLOB:
+                self.skip(f"Not repaired, because the value is lost: {finding.path!r} of {finding.entity}")
+        for name in sorted({finding.entity for finding in findings if finding.kind is FindingKind.MEMORY_VECTORS}):
+            self.skip(f"Not repaired, because the vectors of {name} need a model. Run: driftline memory rebuild {name}")
+        try:
+            if self.catalog is not None:
+                repair_memory(self.workspace, self.catalog, findings)
+        except LeaseHeld as error:
+            self.skip(str(error))
+
+    def _has_recorded_catalog(self) -> bool:
+        """Write a damaged record of the catalog again; returns False if the catalog itself is the problem."""
+        if self.catalog is None or not record_may_be_damaged(self.workspace, self.catalog):
+            return False
+        adopt(self.workspace, self.catalog)
+        return True
+
+    def _index(self, entity: Entity) -> None:
+        record = self.workspace.source(entity)
+        uri = record.uri if record else "its source"
+        try:
+            if record is not None:
+                request = IndexRequest(
+                    sources=(record.uri,),
+                    workspace=self.request.workspace,
+                    entity=str(entity),
+                    storage_options=self.request.storage_options,
+                )
+                index_sources(request, self.progress, alone=True)
+        except DriftlineError as error:
+            self.skip(f"Not reindexed, because the run over {entity} failed ({error}). Run: driftline index {uri}")
+
+
+def _source_of(verification: Verification, name: str) -> Entity | None:
+    return next((entity for entity in verification.leases if str(entity) == name), None)

@@ -1,0 +1,230 @@
+"""Keeps the index of a local tree in step while people work in it: each batch of changes is a run over its paths."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from watchfiles import Change, watch
+from watchfiles._rust_notify import WatchfilesRustInternalError
+
+from driftline.flows.output.reports import IndexReport, SourceReport
+from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.plan import IndexRequest
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DeletionRefused, DriftlineError, SourceNotFound, UsageError
+from driftline.storage.model import DocumentState
+from driftline.storage.sources.source import open_source
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.git.commits import MAX_CHANGED_PATHS
+from driftline.tasks.scanning.ignore import IGNORE_FILES
+
+log = logging.getLogger(__name__)
+
+QUIET_MILLISECONDS = 50
+"""Changes that follow each other faster belong to the same batch: an editor writes, renames and deletes to save."""
+LONGEST_MILLISECONDS = 1_000
+"""Of a batch: something that writes all the time must not hold the others up."""
+COMPARE_SECONDS = 600.0
+"""Everything is compared this often, for the changes that a file system does not report."""
+RETRY_SECONDS = 5.0
+_PAUSE_FACTOR = 10
+"""Where a name keeps changes from being told, the next comparison waits this many times as long as the last took."""
+_POLL_MILLISECONDS = 200
+_STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
+"""Files that decide about others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Watches the only source of ``request``, a local folder.
+
+    ``told`` receives the report of each run that changed something, ``failed`` each error once; the changes are tried
+    again, but for deletions that were refused.
+    """
+
+    request: IndexRequest
+    told: Callable[[IndexReport], None]
+    failed: Callable[[DriftlineError], None]
+
+    def run(self, stop: threading.Event | None = None) -> None:
+        """Bring the whole index in step, then run for what changes, until ``stop`` or an interrupt.
+
+        Raises UsageError for a source that is no local folder, and what the first run raises.
+        """
+        root = self._root()
+        batches = self._batches(root, stop or threading.Event())
+        next(batches)  # from now on, nothing that changes is missed
+        self._index(None)
+        pending, compared, retry_at = set[tuple[Change, str]](), time.monotonic(), 0.0
+        is_lost, pause, said = False, 0.0, dict[str, str]()
+        for batch in batches:
+            is_lost |= batch is None
+            pending |= batch or set()
+            now = time.monotonic()
+            is_due = now - compared > (max(pause, RETRY_SECONDS) if is_lost else COMPARE_SECONDS)
+            if not (pending or is_due) or now < retry_at:
+                continue
+            try:
+                root = self._root() if is_lost else root
+                paths = None if is_due else self._paths(root, pending)
+                if paths != ():
+                    self._index(paths)
+            except DeletionRefused as error:  # the rest is indexed, and another try would be refused, too
+                self._say(said, self._with_a_way_on(error))
+            except DriftlineError as error:
+                self._say(said, error)
+                retry_at = time.monotonic() + RETRY_SECONDS
+                continue
+            else:
+                said = {
+                    kind: message
+                    for kind, message in said.items()
+                    if paths is not None and kind == DeletionRefused.kind
+                }
+            pending.clear()
+            if paths is None:
+                is_lost, compared = False, time.monotonic()
+                pause = _PAUSE_FACTOR * (compared - now)
+
+    def _say(self, said: dict[str, str], error: DriftlineError) -> None:
+        """Tell an error, unless it is the one that was told last of its kind."""
+        if said.get(error.kind) != str(error):
+            said[error.kind] = str(error)
+            self.failed(error)
+
+    def _with_a_way_on(self, error: DeletionRefused) -> DeletionRefused:
+        (source,) = self.request.sources
+        uri = source if isinstance(source, str) else source.uri
+        command = ["driftline", "index", uri, "--workspace", self.request.workspace, "--max-delete-fraction", "1"]
+        return DeletionRefused(error.what, error.where, f"To delete them, run: {shlex.join(command)}")
+
+    def _root(self) -> str:
+        (uri,) = self.request.sources
+        source = open_source(uri if isinstance(uri, str) else uri.uri)
+        if not source.is_local or not os.path.isdir(source.uri):
+            raise UsageError("Only a local folder can be watched", source.uri, "Schedule runs: driftline deploy")
+        return os.path.realpath(source.uri)
+
+    def _batches(self, root: str, stop: threading.Event) -> Iterator[set[tuple[Change, str]] | None]:
+        """What has changed in ``root``; the first batch is empty, and so are those of quiet times.
+
+        None if anything may have changed: the folder was replaced by another one, or a name cannot be told.
+        """
+        is_lost = is_told = False
+        while not stop.is_set():
+            place = self._place()
+            if place is None:
+                self._wait_for(root, stop)
+                is_lost = True
+                continue
+            try:
+                for batch in self._changes(os.path.realpath(self._named()), stop):
+                    if self._place() != place:
+                        is_lost = True
+                        break
+                    yield None if is_lost else batch
+                    is_lost = False
+            except FileNotFoundError:
+                is_lost = True
+            except WatchfilesRustInternalError as error:  # a name that is not UTF-8; such a file is never indexed
+                if is_lost and not is_told:
+                    log.warning("the changes in %s are not told, so everything is compared often: %s", root, error)
+                    is_told = True
+                is_lost = True
+                stop.wait(_POLL_MILLISECONDS / 1000)
+                yield None
+
+    def _named(self) -> str:
+        (source,) = self.request.sources
+        return os.path.expanduser((source if isinstance(source, str) else source.uri).removeprefix("file://"))
+
+    def _place(self) -> tuple[int, int] | None:
+        """Which folder the name of the source leads to now; None if there is none."""
+        try:
+            status = os.stat(self._named())
+        except OSError:
+            return None
+        return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
+
+    def _wait_for(self, root: str, stop: threading.Event) -> None:
+        self.failed(SourceNotFound("The folder that is watched is gone", root, "The index keeps its documents."))
+        while self._place() is None and not stop.wait(_POLL_MILLISECONDS / 1000):
+            pass
+
+    def _changes(self, root: str, stop: threading.Event) -> Iterator[set[tuple[Change, str]]]:
+        # Runs write into the workspace, and git into its own folder.
+        workspace = os.path.realpath(self.request.workspace)
+        within = f"{os.sep}.git{os.sep}"
+
+        def is_of_people(_: Change, path: str) -> bool:
+            return within not in path and path != workspace and not path.startswith(workspace + os.sep)
+
+        return watch(
+            root,
+            watch_filter=is_of_people,
+            step=QUIET_MILLISECONDS,
+            debounce=LONGEST_MILLISECONDS,
+            rust_timeout=_POLL_MILLISECONDS,
+            yield_on_timeout=True,
+            stop_event=stop,
+            ignore_permission_denied=True,
+        )
+
+    def _index(self, paths: tuple[str, ...] | None) -> None:
+        report = index_sources(replace(self.request, paths=paths))
+        if paths is None or any(map(_has_changed, report.sources)):
+            self.told(report)
+
+    def _paths(self, root: str, changes: Iterable[tuple[Change, str]]) -> tuple[str, ...] | None:
+        """The files that ``changes`` can have to do with, relative to ``root``; None if that may be all of them."""
+        found = set[str]()
+        for change, path in changes:
+            relative = os.path.relpath(path, root).replace(os.sep, "/")
+            if relative.rpartition("/")[2] in _STEERING:
+                return None
+            if os.path.isdir(path):
+                # A folder that was moved here is one change, whatever it holds; one that was there has others.
+                if change is Change.added:
+                    found.update(_files_below(root, path))
+            else:
+                found.add(relative)
+                if change is Change.deleted:
+                    found.update(self._known_below(relative))
+            if len(found) > MAX_CHANGED_PATHS:
+                return None
+        return tuple(sorted(name for name in found if _is_unicode(name)))
+
+    def _known_below(self, folder: str) -> Iterator[str]:
+        """The documents that were in ``folder``, if it was one."""
+        workspace = Workspace.open(self.request.workspace, self.request.storage_options)
+        for entity in self._entities(workspace):
+            yield from workspace.manifest(entity).read([f"{folder}/"], columns=["path"])["path"].to_pylist()
+
+    def _entities(self, workspace: Workspace) -> list[Entity]:
+        root = self._root()
+        return [entity for entity, record in workspace.sources() if os.path.realpath(record.uri) == root]
+
+
+def _has_changed(source: SourceReport) -> bool:
+    return any(count for state, count in source.states.items() if state is not DocumentState.UNCHANGED)
+
+
+def _files_below(root: str, folder: str) -> Iterator[str]:
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            yield os.path.relpath(os.path.join(directory, name), root).replace(os.sep, "/")
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

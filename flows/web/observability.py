@@ -1,0 +1,230 @@
+"""Sees each request from its first byte to its last: counts and times it, logs the access, and traces it.
+
+What Prometheus reads at /metrics: requests, their times and errors by route, and how old index and cache are.
+
+Traces by OpenTelemetry: a span for each request, sent where the standard variables say.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from driftline.storage.errors import DriftlineError, MissingExtra
+from driftline.storage.workspace.copies import read_copy_record
+from driftline.storage.workspace.records import RunHistory, RunRecord
+from driftline.storage.workspace.workspace import Workspace
+
+INDEX_SECONDS = 15.0
+"""How long the last run of the index is believed to be the last."""
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The metrics of one server."""
+
+    registry: CollectorRegistry
+    requests: Counter
+    errors: Counter
+    seconds: Histogram
+    under_way: Gauge
+
+    @classmethod
+    def create(cls) -> Metrics:
+        """Metrics in a registry of their own, so that several servers of a process do not share them."""
+        registry = CollectorRegistry()
+        return cls(
+            registry,
+            Counter("driftline_http_requests", "Requests answered.", ["route", "method", "status"], registry=registry),
+            Counter("driftline_http_errors", "Errors answered, by kind.", ["route", "error"], registry=registry),
+            Histogram(
+                "driftline_http_request_seconds",
+                "Time from the request to the end of its answer.",
+                ["route"],
+                buckets=_BUCKETS,
+                registry=registry,
+            ),
+            Gauge("driftline_http_requests_under_way", "Requests that are being answered.", registry=registry),
+        )
+
+    def text(self, index: IndexMetrics | None) -> bytes:
+        """The exposition format, with the figures of the ``index`` and of the process if they may be seen."""
+        found = generate_latest(self.registry)
+        if index is None:
+            return found
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        registry.register(index)
+        return found + generate_latest(registry)
+
+
+@dataclass(slots=True, eq=False)  # registries keep collectors in a dict
+class IndexMetrics:
+    """The version and age of the workspace that ``newest`` opens; read every INDEX_SECONDS at most."""
+
+    newest: Callable[[], Workspace]
+    _last: RunRecord | None = None
+    _readable: bool = False
+    _model: str = ""
+    _compared: float | None = None
+    _read_at: float = -INDEX_SECONDS
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def collect(self) -> Iterator[Metric]:
+        """For a registry of Prometheus."""
+        with self._lock:
+            if time.monotonic() - self._read_at >= INDEX_SECONDS:
+                self._read()
+            last, model, readable, compared = self._last, self._model, self._readable, self._compared
+        yield GaugeMetricFamily("driftline_index_readable", "1 if the workspace can be read.", float(readable))
+        if last is not None:
+            version = {"run_id": last.run_id, "model": model, "outcome": last.outcome}
+            yield InfoMetricFamily("driftline_index", "The last run of the workspace.", version)
+            ended = datetime.fromisoformat(last.started).timestamp() + last.seconds
+            about = "When the last run ended, in Unix time."
+            yield GaugeMetricFamily("driftline_index_last_run_timestamp_seconds", about, ended)
+        if compared is not None:
+            about = "When the copy on this disk was last compared with the bucket, in Unix time."
+            yield GaugeMetricFamily("driftline_cache_compared_timestamp_seconds", about, compared)
+
+    def _read(self) -> None:
+        self._read_at = time.monotonic()
+        try:
+            workspace = self.newest()
+            copied = read_copy_record(workspace.objects)
+            runs = [RunHistory(workspace.objects, tenant).last() for tenant in workspace.tenants()]
+        except DriftlineError:
+            self._readable = False
+            return
+        self._readable, self._model = True, workspace.config.model or ""
+        self._compared = copied.pulled.timestamp() if copied is not None else None
+        self._last = max((run for run in runs if run is not None), key=lambda run: run.run_id, default=None)
+
+
+access_log = logging.getLogger("driftline.access")
+"""One record for each request, at INFO. Queries are what people think about: they are not in it."""
+INTERNAL_ERROR, UNEXPECTED = 500, "unexpected"
+_UNANSWERED = 499
+"""The status of requests whose client has gone, or was too slow, before the answer began."""
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class Tracer(Protocol):
+    """What makes a span of a request, as ``tracing.tracer`` returns it."""
+
+    def __call__(self, scope: Scope) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Passes requests to ``app``."""
+
+    app: ASGIApp
+    metrics: Metrics = field(default_factory=Metrics.create)
+    tracer: Tracer | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, status, sent_bytes, is_gone = time.monotonic(), _UNANSWERED, 0, False
+
+        async def received() -> Message:
+            nonlocal is_gone
+            message = await receive()
+            is_gone = is_gone or message["type"] == "http.disconnect"
+            return message
+
+        async def watched(message: Message) -> None:
+            nonlocal status, sent_bytes
+            if is_gone and status == _UNANSWERED:
+                return  # whatever the application says of it, nobody hears it
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            sent_bytes += len(message.get("body", b""))
+            await send(message)
+
+        self.metrics.under_way.inc()
+        span = self.tracer(scope) if self.tracer is not None else nullcontext()
+        with span as current:
+            try:
+                await self.app(scope, received, watched)
+            finally:
+                self.metrics.under_way.dec()
+                seconds = time.monotonic() - started
+                self._note(scope, status, seconds, sent_bytes)
+                if current is not None:
+                    current.update_name(f"{scope['method']} {_route(scope)}")
+                    current.set_attribute("http.response.status_code", status)
+
+    def _note(self, scope: Scope, status: int, seconds: float, sent_bytes: int) -> None:
+        route, state = _route(scope), scope.get("state", {})
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self.metrics.requests.labels(route, method, str(status)).inc()
+        self.metrics.seconds.labels(route).observe(seconds)
+        error = state.get("error", UNEXPECTED if status >= INTERNAL_ERROR else "")
+        if error:
+            self.metrics.errors.labels(route, error).inc()
+        fields = {
+            "request_id": state.get("request_id", ""),
+            "token": state.get("token_id", ""),
+            "client": (scope.get("client") or ("",))[0],
+            "method": method,
+            "route": route,
+            "status": status,
+            "error": error,
+            "seconds": round(seconds, 6),
+            "bytes": sent_bytes,
+        }
+        access_log.info("%s %s %s", method, route, status, extra={"fields": fields})
+
+
+def _route(scope: Scope) -> str:
+    """The pattern of the route, not the path: paths are without number, and name documents."""
+    return getattr(scope.get("route"), "path", "none")
+
+
+VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+def tracer(environ: Mapping[str, str] = os.environ) -> Tracer | None:
+    """What makes the span of a request, if an exporter is configured in ``environ``. Raises MissingExtra.
+
+    Spans continue the trace that a client's ``traceparent`` names; they hold no query and no path of a document.
+    """
+    if not any(environ.get(name) for name in VARIABLES):
+        return None
+    try:
+        from opentelemetry import propagate
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace import SpanKind
+    except ModuleNotFoundError as error:
+        fix = "Install the extra: pip install 'driftline[otel]', or unset the variable."
+        raise MissingExtra("Traces need OpenTelemetry", ", ".join(VARIABLES), fix) from error
+    service = {"service.name": environ.get("OTEL_SERVICE_NAME") or "driftline-web"}
+    provider = TracerProvider(resource=Resource.create(service))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    made = provider.get_tracer("driftline.web")
+
+    def span_of(scope: Scope) -> object:
+        context = propagate.extract(dict(Headers(scope=scope)))
+        attributes = {"http.request.method": scope["method"], "url.scheme": scope["scheme"]}
+        return made.start_as_current_span(scope["method"], context, SpanKind.SERVER, attributes)
+
+    return span_of

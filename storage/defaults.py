@@ -1,0 +1,76 @@
+"""The defaults that the command line, the Prefect flows and Python share, each written once.
+
+When the filter of a search applies, and its default; for modules that must not import NumPy to know them.
+
+The defaults of a search and the names of its arguments, for modules that must not import NumPy to know them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Literal
+
+DEFAULT_MAX_FILE_BYTES = 4 * 1024 * 1024
+"""Files above this size are skipped."""
+DEFAULT_MAX_DELETE_FRACTION = 0.5
+"""A run refuses to delete a larger fraction of a source's documents."""
+DEFAULT_MAX_DELTAS = 100
+"""Sources with more deltas are due for compaction: every delta slows each read of the manifest."""
+DEFAULT_VERSION_RETENTION_SECONDS = 3_600.0
+"""Compaction keeps younger versions of a table for readers and writers that opened one."""
+DEFAULT_MAX_AGE_SECONDS = 3_600.0
+"""Cleanup keeps younger objects: a run may still be writing the reference to them."""
+DEFAULT_CI_TIMEOUT_SECONDS = 3_600.0
+"""How long ``driftline ci`` waits for a deployment."""
+DEFAULT_EXECUTOR = "inline"
+"""Where tasks run: threads of the process itself."""
+
+
+FALLBACK_THRESHOLD = 0.5
+"""The strategy ``hybrid`` filters after the search if at least this share of the lines matches."""
+
+Strategy = Literal["auto", "prefilter", "postfilter", "hybrid"]
+"""When a filter applies: before the search with ``auto`` and ``prefilter``; after it with ``postfilter``, which fetches
+more lines until enough match; ``hybrid`` decides by ``fallback_threshold``. ``auto`` also counts the matches and
+compares a small number of them without the index."""
+
+
+__all__ = ["DEFAULT_N_LINES", "DEFAULT_RERANKED", "DEFAULT_TOP_K", "FALLBACK_THRESHOLD", "MAX_RERANKED"]
+
+DEFAULT_TOP_K = 10
+DEFAULT_N_LINES = 3
+"""Lines of context on each side of a window."""
+DEFAULT_RERANKED, MAX_RERANKED = 10, 200
+"""Windows that a transformer reads when a search is reranked. More gained nothing on the tuning halves, and each costs
+several milliseconds."""
+MAX_SHOWN_CHARACTERS, CUT = 500, "…"
+"""A longer line is shown as a window of so many characters around what matches, with CUT where it is cut."""
+SYNONYMS = (
+    {"top_k", "k", "n", "limit", "count", "size", "max_results", "num_results", "n_results"},
+    {"n_lines", "context", "context_lines", "lines"},
+    {"q", "query", "text", "search"},
+    {"paths", "path", "file", "files", "filename", "document", "documents"},
+    {"dirs", "dir", "directory", "directories", "folder", "folders"},
+    {"globs", "glob", "pattern", "patterns", "include", "includes"},
+    {"exts", "ext", "extension", "extensions", "ending", "endings", "suffix", "file_types", "filetype"},
+    {"languages", "lang", "langs", "language"},
+    {"kinds", "kind", "type", "types", "symbol_kind"},
+    {"entity", "entities", "source", "sources", "repo", "repository", "project"},
+    {"max_distance", "distance", "threshold"},
+    {"min_relevance", "min_score", "score", "relevance"},
+)
+"""What other tools call the arguments of a search: each set is one argument."""
+
+
+def is_clipped(line: str) -> bool:
+    """Whether a line as it is shown is only a window of the line."""
+    return len(line) == MAX_SHOWN_CHARACTERS and (line[0] == CUT or line[-1] == CUT)
+
+
+def nearest_name(name: str, known: Sequence[str]) -> str:
+    """Advice for an argument whose name is not among the ``known`` ones."""
+    plain = name.strip("-").replace("-", "_").lower()
+    same = [each for synonyms in SYNONYMS if plain in synonyms for each in known if each in synonyms]
+    near = same or difflib.get_close_matches(plain, known, 1)
+    return f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."

@@ -1,0 +1,239 @@
+"""A locked file per process: whoever finds it unlocked, on the same machine, knows that the process has ended.
+
+Process ids prove nothing across containers, across hosts that share a boot id, or where ``/proc`` hides processes. The
+kernel releases a lock with the last descriptor, and the random name of the file is found nowhere else.
+
+Identifies processes across hosts and reboots, so that leases of dead processes on this host need no waiting.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import enum
+import fcntl
+import os
+import platform
+import re
+import stat
+import tempfile
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FORGOTTEN_AFTER_SECONDS = 7 * 86_400
+"""Files of processes that were killed are removed after this time; their leases then expire as those of other hosts."""
+_NAME = re.compile(r"(\d{1,10})-([0-9a-f]{16})")
+
+
+class Liveness(enum.Enum):
+    """What a life sign tells about its process."""
+
+    UNKNOWN = "the file is not here"
+    ALIVE = "a process holds the lock"
+    ENDED = "the file is here, and nobody holds its lock"
+
+
+@dataclass(slots=True)
+class _Own:
+    name: str
+    descriptor: int
+    needs: int = 0
+
+
+class _Process:
+    """What this process gives; made anew in a forked child."""
+
+    def __init__(self) -> None:
+        self.own: _Own | None = None
+        self.lock = threading.Lock()
+
+
+_process = _Process()
+
+
+def own_name() -> str:
+    """The name of the life sign of this process, which is given from the first call on; "" if that is not possible."""
+    return _mine().name
+
+
+def need(difference: int) -> None:
+    """Count what names the life sign of this process: if anything is left at the end, its file is left, too."""
+    own = _mine()
+    with _process.lock:
+        own.needs += difference
+
+
+def read(name: str) -> Liveness:
+    """The life sign of the process that ``own_name`` called ``name``."""
+    path = _path(name)
+    if path is None or not _is_private(path.parent):
+        return Liveness.UNKNOWN
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return Liveness.UNKNOWN
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return Liveness.ALIVE
+    except OSError:
+        return Liveness.UNKNOWN
+    finally:
+        os.close(descriptor)
+    return Liveness.ENDED
+
+
+def _mine() -> _Own:
+    with _process.lock:
+        if _process.own is None:
+            _process.own = _give() or _Own("", -1)
+        return _process.own
+
+
+def _give() -> _Own | None:
+    name = f"{os.getuid()}-{os.urandom(8).hex()}"
+    path = _path(name)
+    if path is None:
+        return None
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(mode=0o755)
+        if not _is_private(path.parent):
+            return None
+        _forget_old(path.parent)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # no temporary folder, a full or read-only disk, or no locks
+        return None
+    return _Own(name, descriptor)
+
+
+def _path(name: str) -> Path | None:
+    match = _NAME.fullmatch(name)
+    with contextlib.suppress(OSError):  # no folder is writable, not even for temporary files
+        return Path(tempfile.gettempdir(), f"driftline-{match[1]}", match[2]) if match else None
+    return None
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether only the user in the name of ``folder`` can change what is in it."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    is_theirs = str(found.st_uid) == folder.name.partition("-")[2]
+    return stat.S_ISDIR(found.st_mode) and is_theirs and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _forget_old(folder: Path) -> None:
+    limit = time.time() - FORGOTTEN_AFTER_SECONDS
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < limit and read(f"{os.getuid()}-{path.name}") is Liveness.ENDED:
+                path.unlink()
+
+
+def _close_in_child() -> None:
+    """A forked child must not hold the lock of its parent, and gets a life sign of its own."""
+    own = _process.own
+    if own is not None and own.descriptor >= 0:
+        with contextlib.suppress(OSError):
+            os.close(own.descriptor)
+    _process.own = None
+    _process.lock = threading.Lock()  # another thread of the parent may have held it
+
+
+def _remove_at_exit() -> None:
+    own = _process.own
+    path = _path(own.name) if own is not None and not own.needs else None
+    if path is not None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+atexit.register(_remove_at_exit)
+
+
+_START_TIME_FIELD = 19  # of /proc/PID/stat after the command name: field 22, in clock ticks since boot
+_DEAD_STATES = ("Z", "X")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process, unique across hosts and boots.
+
+    ``start_time`` is "" where the system does not report it, ``sign`` where the process gives no life sign, as earlier
+    versions did not. ``boot_id`` includes the namespace of ``pid``.
+    """
+
+    host: str
+    boot_id: str
+    pid: int
+    start_time: str
+    sign: str = ""
+
+    @classmethod
+    def current(cls) -> ProcessIdentity:
+        """The identity of the calling process; in a forked child, that of the child."""
+        pid = os.getpid()
+        return cls(platform.node(), _boot_id(), pid, _start_time(pid) or "", own_name())
+
+    def is_provably_dead(self) -> bool:
+        """True only if this host, in this boot, can prove it; False also means "unknown".
+
+        A process that gives a life sign is judged only where that is found, which shows that both are on one machine.
+        """
+        if self.boot_id.partition("/")[0] != _boot_id().partition("/")[0]:
+            return False
+        if not self.sign:
+            return self.host == platform.node() and self._has_left_its_pid()
+        match read(self.sign):
+            case Liveness.UNKNOWN:
+                return False
+            case Liveness.ENDED:
+                return not self._is_visible()
+            case Liveness.ALIVE:  # perhaps only what the process has left the descriptor to
+                return self._has_left_its_pid()
+
+    def _is_visible(self) -> bool:
+        """Whether the process itself is seen running."""
+        return self.boot_id == _boot_id() and self.start_time != "" and _start_time(self.pid) == self.start_time
+
+    def _has_left_its_pid(self) -> bool:
+        """Whether the pid provably belongs to no process, or to another one; a process that is not visible may run."""
+        if self.boot_id != _boot_id():
+            return False
+        found = _start_time(self.pid)
+        if found is None or (found and self.start_time and found != self.start_time):
+            return True
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            pass
+        return False
+
+
+@cache
+def _boot_id() -> str:
+    """The boot id and the pid namespace: containers share a boot id but have process ids of their own."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return f"{platform.node()}/{uuid.getnode():x}"
+
+
+def _start_time(pid: int) -> str | None:
+    """Clock ticks since boot; "" for a process that is not visible, and None for one that is seen to have ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in _DEAD_STATES else fields[_START_TIME_FIELD]

@@ -1,0 +1,222 @@
+"""Turns rows of the catalog into entries with their values, inline or in blobs.
+
+Storing entries: their blobs first, then one transaction of the catalog for all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from sqlalchemy.engine import Connection
+
+from driftline.storage.entities import Entity, EntityName
+from driftline.storage.errors import BadEntry, CatalogError, ObjectNotFound, StorageError
+from driftline.storage.memory.binding import Generations
+from driftline.storage.memory.catalog import entities as entity_tree
+from driftline.storage.memory.catalog import queries as entry_queries
+from driftline.storage.memory.catalog import writes as entry_rows
+from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.catalog.queries import EntryRow, Everywhere, Scope
+from driftline.storage.memory.catalog.values import Blobs, decode
+from driftline.storage.memory.catalog.writes import MARK, MAX_BOUND_CHARACTERS, Drafts, shown
+from driftline.storage.memory.index import in_threads
+from driftline.storage.memory.registry import EntityNames
+
+READ_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEntry:
+    """A stored value and its metadata. ``value`` may be None, because null is a valid JSON value."""
+
+    key: str
+    value: Any
+    entity: Entity
+    metadata: dict[str, Any]
+    size_bytes: int
+    content_hash: str
+    created: datetime
+    updated: datetime
+    expires: datetime | None
+    rev: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntryReader:
+    """Reads the blobs of many entries concurrently, in ``pool``."""
+
+    catalog: Catalog
+    blobs: Blobs
+    pool: ThreadPoolExecutor
+    now: Callable[[], datetime]
+
+    def entries(self, rows: Sequence[EntryRow], scope: Scope | Everywhere) -> list[MemoryEntry]:
+        """``rows`` with their values, without entries that were deleted in the meantime."""
+        if all(row.inline is not None for row in rows):
+            return [_entry(row, row.inline or b"") for row in rows]
+        entries = in_threads(self.pool, lambda row: self._entry(row, scope.of(row.path)), rows)
+        return [entry for entry in entries if entry is not None]
+
+    def values(self, rows: Sequence[EntryRow]) -> list[Any]:
+        """The values of ``rows``, in order; None if the blob is gone, for example after a later store."""
+
+        def value(row: EntryRow) -> Any:
+            try:
+                return decode(self._value(row))
+            except ObjectNotFound:
+                return None
+
+        return in_threads(self.pool, value, rows)
+
+    def _entry(self, row: EntryRow, scope: Scope) -> MemoryEntry | None:
+        """Read a value. If its blob is gone, the entry was replaced in the meantime, so read the catalog again."""
+        current = row
+        for _ in range(READ_ATTEMPTS):
+            try:
+                return _entry(current, self._value(current))
+            except ObjectNotFound as error:
+                missing = error
+            again = self.catalog.read(lambda c: entry_queries.get(c, [row.key], scope, self.now()))
+            if not again:
+                return None
+            if again[0].blob_path == current.blob_path:
+                break
+            current = again[0]
+        raise StorageError("The value of a memory entry is missing", missing.where, "Restore it, or store it again.")
+
+    def _value(self, row: EntryRow) -> bytes:
+        if row.blob_path is None:
+            return row.inline or b""
+        return self.blobs.read(row.blob_path, row.content_hash)
+
+
+def _entry(row: EntryRow, data: bytes) -> MemoryEntry:
+    return MemoryEntry(
+        row.key,
+        decode(data),
+        Entity.of_directory(row.path),
+        row.metadata,
+        row.size_bytes,
+        row.content_hash,
+        row.created,
+        row.updated,
+        row.expires,
+        row.rev,
+    )
+
+
+def as_shown(entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
+    """``entries`` with the keys that their users know."""
+    return [replace(entry, key=shown(entry.key)) if MARK in entry.key else entry for entry in entries]
+
+
+MAX_COMMIT_SECONDS = 1_800.0
+"""Cleanup may delete a blob without an entry after an hour, so the transaction must refer to it well before that."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryItem:
+    """One entry for ``store_many``."""
+
+    key: str
+    value: Any
+    entity: EntityName
+    metadata: Mapping[str, Any] | None = None
+    expires_at: datetime | None = None
+
+
+class EntryWriter:
+    """Writes entries to blobs and catalog; ``pool`` writes blobs concurrently."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        names: EntityNames,
+        blobs: Blobs,
+        pool: ThreadPoolExecutor,
+        inline_bytes: int,
+        now: Callable[[], datetime],
+        generations: Generations,
+    ) -> None:
+        self._catalog = catalog
+        self._names = names
+        self._blobs = blobs
+        self._pool = pool
+        self._inline_bytes = inline_bytes
+        self._now = now
+        self._generations = generations
+
+    def write(self, items: Iterable[MemoryItem]) -> int:
+        """Store ``items`` in one transaction; returns the number of entries. For each key, the last item wins.
+
+        Raises BadEntity, BadEntry, CatalogMismatch, StorageError, and CatalogError with the paths of the blobs
+        written in vain.
+        """
+        self._catalog.check_open()
+        by_tenant = self._drafted(items)
+        started = time.monotonic()
+        for tenant, drafts in by_tenant.items():
+            self._generations.check(tenant)
+            self._write_blobs(drafts)
+        if by_tenant:
+            try:
+                self._catalog.write(lambda connection: self._put(connection, by_tenant, started))
+            except CatalogError as error:
+                paths = chain.from_iterable(drafts.blob_path for drafts in by_tenant.values())
+                error.blob_paths = tuple(path for path in paths if path)
+                for path in error.blob_paths:
+                    _log.warning("The catalog failed, so that cleanup will delete this memory blob: %s", path)
+                raise
+        return sum(map(len, by_tenant.values()))
+
+    def _drafted(self, items: Iterable[MemoryItem]) -> dict[Entity, Drafts]:
+        drafts: dict[Entity, Drafts] = defaultdict(Drafts)
+
+        @cache
+        def place(owner: EntityName) -> tuple[Drafts, str]:
+            entity = self._names.owner(owner)
+            return drafts[entity.tenant], entity.directory
+
+        boundary = self._names.boundary
+        is_deep = boundary is not None and boundary.tenant != boundary
+        for item in items:
+            draft, path = place(item.entity)
+            draft.add(item.key, item.value, path, item.metadata, item.expires_at, self._inline_bytes)
+            if is_deep and len(item.key) > MAX_BOUND_CHARACTERS:
+                fix = f"Shorten it to {MAX_BOUND_CHARACTERS} characters."
+                raise BadEntry("A key is too long for a bound store", repr(item.key[:40] + "…"), fix)
+        return {tenant: some.latest() for tenant, some in drafts.items()}
+
+    def _write_blobs(self, drafts: Drafts) -> None:
+        """Write the values that are too large to be inlined, concurrently."""
+        positions = [position for position, data in enumerate(drafts.inline) if data is None]
+
+        def write(position: int) -> str:
+            key = drafts.key[position]
+            return self._blobs.write(drafts.path[position], key, drafts.large[key])
+
+        for position, path in zip(positions, self._pool.map(write, positions), strict=True):
+            drafts.blob_path[position] = path
+
+    def _put(self, connection: Connection, by_tenant: Mapping[Entity, Drafts], started: float) -> None:
+        for owner in sorted(by_tenant):  # a fixed order avoids deadlocks between transactions
+            tenant = entity_tree.lock_tenant(connection, owner, create=True)
+            assert tenant is not None
+            entry_rows.put(connection, tenant, by_tenant[owner], self._now(), self._names.boundary)
+        if time.monotonic() - started > MAX_COMMIT_SECONDS:
+            raise StorageError(
+                f"Storing took more than {MAX_COMMIT_SECONDS / 60:.0f} minutes, and cleanup may delete its blobs",
+                "",
+                "Try again.",
+            )

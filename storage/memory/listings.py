@@ -1,0 +1,252 @@
+"""Listings, counts and sums of memory over the Parquet indexes, without the catalog.
+
+Questions to the index of an entity: the entries in a range of keys, or the totals of each project or user.
+
+Pages of memory entries, and the cursors that continue from one page to the next.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.storage.deltas.files import after_prefix
+from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
+from driftline.storage.memory.catalog.writes import shown
+from driftline.storage.memory.index import FIELDS, MemoryIndex
+from driftline.storage.objects.store import ObjectStore
+
+DEFAULT_LIMIT = 1_000
+COLUMNS = tuple(field.name for field in FIELDS)
+_SCHEMA = pa.schema(FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The totals of an entity and its descendants in the index, which may lag behind the catalog by a second."""
+
+    entries: int
+    size_bytes: int
+
+
+class MemoryListing:
+    """Queries over the memory indexes of a workspace. Thread-safe; each call folds base and deltas, in pieces.
+
+    Entries that have expired at ``now`` are left out. With ``as_of`` a call sees the index as of that ``rev``, which
+    must not precede the last compaction. All methods raise StorageError, CorruptFile, and UsageError for an ``as_of``
+    that is too early.
+    """
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+
+    def list(
+        self,
+        directory: str,
+        *,
+        prefix: str = "",
+        low: str = "",
+        high: str | None = None,
+        after: str | None = None,
+        limit: int = DEFAULT_LIMIT,
+        now: datetime | None = None,
+        as_of: int | None = None,
+    ) -> pa.Table:
+        """The entries at or below the entity of a directory, ordered by key, with ``COLUMNS``.
+
+        Keys start with ``prefix``, satisfy ``low <= key < high``, and are greater than ``after``.
+        """
+        moment = now or datetime.now(UTC)
+
+        def take(pieces: Iterable[pa.Table]) -> pa.Table:
+            taken, room = [_SCHEMA.empty_table()], limit
+            for piece in pieces:
+                alive = _alive(piece, moment).slice(0, room).select(list(COLUMNS))
+                taken.append(alive)
+                room -= len(alive)
+                if room <= 0:
+                    break
+            return pa.concat_tables(taken)
+
+        lowest = max(low, prefix, "" if not after else after + "\0")
+        index = MemoryIndex(self._objects, directory)
+        return index.reduce(take, lowest, _highest(prefix, high), columns=COLUMNS, as_of=as_of)
+
+    def totals(self, directory: str, *, prefix: str = "", now: datetime | None = None) -> Totals:
+        """The number and size of the entries at or below an entity whose key starts with ``prefix``."""
+        found = self.by_owner(directory, prefix=prefix, now=now).values()
+        return Totals(sum(each.entries for each in found), sum(each.size_bytes for each in found))
+
+    def by_owner(
+        self,
+        directory: str,
+        *,
+        prefix: str = "",
+        low: str = "",
+        high: str | None = None,
+        now: datetime | None = None,
+        as_of: int | None = None,
+    ) -> dict[str, Totals]:
+        """The totals of each owner of entries at or below an entity, by the owner's directory, for keys as in
+        ``list``."""
+        moment = now or datetime.now(UTC)
+
+        def add_up(pieces: Iterable[pa.Table]) -> dict[str, Totals]:
+            number: Counter[str] = Counter()
+            size: Counter[str] = Counter()
+            for owner, entries, size_bytes in _sums(pieces, moment):
+                number[owner] += entries
+                size[owner] += size_bytes
+            return {owner: Totals(number[owner], size[owner]) for owner in sorted(number)}
+
+        index = MemoryIndex(self._objects, directory)
+        columns = ("entity", "size_bytes", "expires")
+        return index.reduce(add_up, max(low, prefix), _highest(prefix, high), columns=columns, as_of=as_of)
+
+
+def _highest(prefix: str, high: str | None) -> str | None:
+    bounds = [each for each in (high, after_prefix(prefix) if prefix else None) if each is not None]
+    return min(bounds) if bounds else None
+
+
+def _alive(rows: pa.Table, now: datetime) -> pa.Table:
+    expires = rows["expires"]
+    return rows.filter(pc.fill_null(pc.greater(expires, pa.scalar(now, expires.type)), True))
+
+
+def _sums(pieces: Iterable[pa.Table], now: datetime) -> Iterator[tuple[str, int, int]]:
+    for piece in pieces:
+        summed = _alive(piece, now).group_by("entity").aggregate([("size_bytes", "count"), ("size_bytes", "sum")])
+        for row in summed.to_pylist():
+            yield row["entity"], row["size_bytes_count"], row["size_bytes_sum"]
+
+
+MAX_COUNT = 2**62
+"""More entries than databases count: a greater limit or offset means this one."""
+
+_Entry = TypeVar("_Entry")
+_SURROGATE = re.compile("[\x00\ud800-\udfff]")
+
+
+def check_count(value: object, what: str) -> int:
+    """``value``, a limit or an offset, as databases can take it. Raises UsageError."""
+    if not isinstance(value, int) or value < 0:
+        raise UsageError(f"{what} must be a whole number, and not negative")
+    return min(value, MAX_COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[_Entry]):
+    """A page of entries. ``total_count`` covers all pages; ``cursor`` continues with the next page if ``has_more``."""
+
+    entries: tuple[_Entry, ...]
+    total_count: int
+    has_more: bool
+    cursor: str | None
+
+
+class Cursor(tuple[int, str]):
+    """``(owner id, key)`` of the last entry of a page; its text is opaque and safe in URLs."""
+
+    __slots__ = ()
+
+    @classmethod
+    def after(cls, owner: int, key: str) -> Cursor:
+        """The cursor that continues after this entry."""
+        return cls((owner, key))
+
+    @classmethod
+    def parse(cls, text: str | None) -> Cursor | None:
+        """The cursor of a text from ``str(cursor)``, or None for None. Raises UsageError."""
+        if text is None:
+            return None
+        invalid = UsageError("The cursor is not valid", repr(text[:80]), "Use the cursor of the previous page.")
+        try:
+            owner, key = json.loads(base64.urlsafe_b64decode(text.encode()))
+        except (ValueError, TypeError, binascii.Error):
+            raise invalid from None
+        if not isinstance(owner, int) or not isinstance(key, str) or abs(owner) > MAX_COUNT or _SURROGATE.search(key):
+            raise invalid
+        return cls((owner, key))
+
+    def __str__(self) -> str:
+        return base64.urlsafe_b64encode(json.dumps(list(self)).encode()).decode()
+
+
+KeyRange = tuple[str | None, str | None]
+"""The first key, and the one behind the last; None stands for no bound."""
+_TIMES = ("created", "updated", "expires")
+
+
+def entries_between(
+    listing: MemoryListing,
+    entity: Entity,
+    keys: KeyRange,
+    now: datetime,
+    *,
+    limit: int = DEFAULT_LIMIT,
+    as_of: int | None = None,
+) -> list[dict[str, Any]]:
+    """The entries at or below ``entity``, by key, without their values; times are ISO 8601."""
+    low, high = keys
+    rows = listing.list(entity.directory, low=low or "", high=high, limit=limit, now=now, as_of=as_of).to_pylist()
+    return [
+        {**row, "key": shown(row["key"]), "metadata": json.loads(row["metadata"])}
+        | {name: row[name].isoformat() if row[name] else None for name in _TIMES}
+        for row in rows
+    ]
+
+
+def totals_by_level(
+    listing: MemoryListing, entity: Entity, level: str, keys: KeyRange, now: datetime, *, as_of: int | None = None
+) -> list[dict[str, Any]]:
+    """``{level: id, entity, entries, size_bytes}`` of each entity of a level, by path.
+
+    Entries that an entity above that level owns are counted under the id None.
+    """
+    low, high = keys
+    by_owner = listing.by_owner(entity.directory, low=low or "", high=high, now=now, as_of=as_of)
+    groups: dict[str, Totals] = {}
+    for owner, totals in by_owner.items():
+        group = _above(owner, level)
+        so_far = groups.get(group, Totals(0, 0))
+        groups[group] = Totals(so_far.entries + totals.entries, so_far.size_bytes + totals.size_bytes)
+    return [_row(level, group, groups) for group in sorted(groups)]
+
+
+def check_range(given: Any) -> KeyRange:
+    """``given`` as a range: None for all keys, or a pair of keys. Raises UsageError."""
+    if given is None:
+        return None, None
+    if not isinstance(given, (list, tuple)) or len(given) != 2 or not all(isinstance(k, str | None) for k in given):
+        raise UsageError("A range is the first key and the one behind the last", repr(given)[:80], "Write [low, high].")
+    return given[0], given[1]
+
+
+def _above(owner: str, level: str) -> str:
+    """The directory of the entity of ``level`` at or above ``owner``; "" if there is none."""
+    parts = owner.split("/")
+    depth = next((depth for depth, part in enumerate(parts, 1) if part.startswith(f"{level}:")), 0)
+    return "/".join(parts[:depth])
+
+
+def _row(level: str, group: str, groups: Mapping[str, Totals]) -> dict[str, Any]:
+    totals = groups[group]
+    place = Entity.of_directory(group) if group else None
+    return {
+        level: place.id if place else None,
+        "entity": group or None,
+        "entries": totals.entries,
+        "size_bytes": totals.size_bytes,
+    }

@@ -1,0 +1,158 @@
+"""SourceAccess files below a folder without leaving it: no component of a path is followed if it is a symbolic link.
+
+A path may change between a listing and a read. A lookup by path follows a folder that has become a link; a lookup from
+descriptor to descriptor cannot.
+
+Whether others on this machine can read a folder.
+
+Which sources a reader may look at itself, beyond what the workspace says of them (docs: "Threat model").
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from driftline.storage.errors import UsageError
+
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
+# A pipe that replaces a file must not block.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class SafeFolder:
+    """The tree below ``root``; a context manager. Paths are relative and posix; folders are "" or end in a slash.
+
+    Keeps a descriptor of each folder on the way to the latest path, so that neighbours cost one lookup. Not
+    thread-safe. All methods raise OSError; a component that is a link raises it with ELOOP or ENOTDIR. Raises
+    UsageError in a process that does not decode names as UTF-8.
+    """
+
+    def __init__(self, root: str) -> None:
+        check_names_are_utf8()
+        self.root = root
+        self._path: str | None = None
+        self._names: list[str] = []
+        self._descriptors: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._path = None
+        self._keep(0)
+
+    def folder(self, path: str) -> int:
+        """A descriptor of a folder for the ``dir_fd`` of ``os`` functions, valid until the next call."""
+        if path == self._path:
+            return self._descriptors[-1]
+        self._path = None
+        names = ["", *path.rstrip("/").split("/")] if path else [""]
+        shared = 0
+        for name, known in zip(names, self._names, strict=False):
+            if name != known:
+                break
+            shared += 1
+        self._keep(shared)
+        for name in names[shared:]:
+            if not self._descriptors:
+                descriptor = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
+            else:
+                descriptor = os.open(name, _FOLDER, dir_fd=self._descriptors[-1])
+            self._descriptors.append(descriptor)
+            self._names.append(name)
+        self._path = path
+        return self._descriptors[-1]
+
+    def entries(self, path: str) -> Iterator[os.DirEntry[str]]:
+        """The entries of a folder. Their ``path`` is only their name, and ``stat`` works only during the iteration."""
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.folder(path))
+        try:
+            with os.scandir(descriptor) as entries:
+                yield from entries
+        finally:
+            os.close(descriptor)
+
+    def stat(self, path: str) -> os.stat_result:
+        """The metadata of a file, a link or anything else."""
+        start = path.rfind("/") + 1
+        return os.stat(path[start:], dir_fd=self.folder(path[:start]), follow_symlinks=False)
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a regular file; None for anything else."""
+        start = path.rfind("/") + 1
+        return read_regular(path[start:], dir_fd=self.folder(path[:start]))
+
+    def _keep(self, depth: int) -> None:
+        while len(self._descriptors) > depth:
+            self._names.pop()
+            os.close(self._descriptors.pop())
+
+
+def check_names_are_utf8() -> None:
+    """Raise UsageError if this process decodes names of files otherwise: known documents would seem to be gone."""
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8":
+        raise UsageError(
+            f"This process decodes the names of files as {encoding}, so that documents would be taken for others",
+            fix="Set PYTHONUTF8=1, or a locale of UTF-8 such as LC_ALL=C.UTF-8, before Python starts.",
+        )
+
+
+def read_regular(path: str, *, dir_fd: int | None = None) -> bytes | None:
+    """The bytes of a regular file, None for a folder, pipe, socket or device. Follows no link. Raises OSError."""
+    descriptor = os.open(path, _FILE, dir_fd=dir_fd)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def only_owner_reads(folder: str) -> bool:
+    """Whether modes keep group and others from reading ``folder``, its own or those of a folder above it."""
+    place = Path(os.path.realpath(folder))
+    try:
+        own = place.stat().st_mode
+        above = [parent.stat().st_mode for parent in place.parents]
+    except OSError:
+        return False
+    others = own & stat.S_IROTH and all(mode & stat.S_IXOTH for mode in above)
+    group = own & stat.S_IRGRP and all(mode & (stat.S_IXGRP | stat.S_IXOTH) for mode in above)
+    return not others and not group
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAccess:
+    """What a workspace says of its sources may come from somebody else, so nothing is contacted for that alone.
+
+    Remote sources are read only at or below one of ``places``, the URIs and folders that the caller has named; local
+    ones also at or below ``folder``, and anywhere if that is None.
+    """
+
+    places: tuple[str, ...] = ()
+    folder: str | None = None
+
+    def allows(self, uri: str) -> bool:
+        """Whether the source at ``uri``, as its record has it, may be read. Contacts nothing, not even a disk."""
+        is_local = "://" not in uri and "::" not in uri
+        if is_local and self.folder is None:
+            return True
+        if is_local and os.path.normpath(uri) != uri:
+            return False
+        places = self.places if self.folder is None or not is_local else (*self.places, self.folder)
+        return any(uri == place or uri.startswith(f"{place.rstrip('/')}/") for place in places)
+
+
+LOCAL = SourceAccess()
+"""All local sources, and no remote ones."""

@@ -1,0 +1,189 @@
+"""Commit batches of one source, and settle the staged deltas of killed runs (DESIGN, "Index run", steps 1 and 5).
+
+Switch to the table of a new embedding once every source is complete in it (DESIGN, "Embedding").
+
+Build one segment of a search index, on any worker (DESIGN, "Search indexes").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.storage.deltas.delta_index import ADD, REMOVE
+from driftline.storage.deltas.manifest import SCHEMA, BatchId, Manifest, revision
+from driftline.storage.entities import Entity
+from driftline.storage.errors import LeaseHeld
+from driftline.storage.leases.lease import Lease, fenced
+from driftline.storage.lines.indexes import Segment, SegmentSpec, build_segment
+from driftline.storage.lines.table import LineTable
+from driftline.storage.model import derived_ulid, new_ulid
+from driftline.storage.workspace.workspace import Workspace, acquire_source
+from driftline.tasks.embedding.context import ModelRef, TaskContext
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSet:
+    """The changes of one commit: manifest ``rows`` to add, ``removed`` and ``replaced`` paths, new ``fragments``.
+
+    The commit removes the old lines of ``replaced`` and ``removed`` documents.
+    """
+
+    rows: pa.Table
+    fragments: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @property
+    def touches_lines(self) -> bool:
+        return bool(self.fragments or self.replaced or self.removed)
+
+
+@dataclass(slots=True)
+class Committer:
+    """The one place that commits to a source, under its lease. ``batch`` counts its commits, from 1."""
+
+    workspace: Workspace
+    entity: Entity
+    lease: Lease
+    run_id: str
+    table: LineTable
+    dim: int
+    batch: int = 0
+    _documents: Manifest = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._documents = self.workspace.manifest(self.entity)
+
+    def commit(self, changes: ChangeSet) -> None:
+        """Make ``changes`` visible exactly once, whatever is retried or interrupted.
+
+        It stages the delta of the manifest, runs one transaction of the table, and publishes the delta: after a crash
+        at any step the next run can settle it. Raises LeaseLost, CommitConflict, StorageError.
+        """
+        self.batch += 1
+        batch = BatchId(self.run_id, self.batch)
+        rows = self._delta(changes)
+        self.lease.check()
+        if not changes.touches_lines:
+            self._documents.append(derived_ulid(batch.run_id, batch.batch), rows)
+            return
+        self.table.create(self.dim)
+        data = self._documents.stage(batch, rows)
+        gone = (*changes.replaced, *changes.removed)
+        self.table.commit(self.entity, self.lease.token, batch, gone, changes.fragments)
+        self._documents.publish_staged(batch, data)
+
+    def remove_lines(self, paths: Sequence[str]) -> None:
+        """Remove the lines of documents that are not in the manifest, which does not change."""
+        self.batch += 1
+        self.lease.check()
+        self.table.commit(self.entity, self.lease.token, BatchId(self.run_id, self.batch), paths, ())
+
+    def _delta(self, changes: ChangeSet) -> pa.Table:
+        rev, now = revision(self.lease.token, self.batch), datetime.now(UTC)
+        paths = pa.table({"path": pa.array(changes.removed, pa.string())})
+        return pa.concat_tables(
+            [
+                self._documents.changes(ADD, rev, changes.rows.select(SCHEMA.names), now=now),
+                self._documents.changes(REMOVE, rev, paths, now=now),
+            ]
+        )
+
+
+def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
+    """Publish or discard the staged deltas of earlier runs, and fence those runs off; returns the number published.
+
+    A staged delta is published if a commit marker holds its batch, and discarded otherwise. A holder that released its
+    lease commits no more, so only one that was taken over must be fenced off. Raises CorruptFile, StorageError.
+    """
+    done, dead = finish_staged(workspace, entity, lease)
+    workspace.manifest(entity).discard_staged(dead)
+    return done
+
+
+def finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
+    """As ``settle``, but discards nothing: ``(number published, dead batches that nobody can commit any more)``."""
+    with fenced(lease):
+        return _finish_staged(workspace, entity, lease)
+
+
+def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
+    documents = workspace.manifest(entity)
+    staged = documents.staged()
+    if not staged and not lease.taken_over:
+        return 0, []
+    if workspace.config.dim is not None:
+        workspace.lines(entity).create(workspace.config.dim)  # fencing needs a table for its row
+    # A run that died before its first commit leaves a folder with fragments but without a table.
+    tables = [table for table in workspace.line_tables(entity) if table.exists()]
+    markers = [table.fence(entity, lease.token) for table in tables]
+    staged = documents.staged()  # again, because the older holder may have committed before it was fenced off
+    done = [batch for batch in staged if any(marker.holds(batch) for marker in markers)]
+    for batch in done:
+        documents.publish_staged(batch)
+    return len(done), [batch for batch in staged if batch not in done]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTask:
+    """A segment to build of the table of ``place`` (``Workspace.lines``) and an embedding fingerprint."""
+
+    place: Entity
+    fingerprint: str
+    spec: SegmentSpec
+
+
+def build(task: SegmentTask, context: TaskContext) -> Segment:
+    """Build the segment; it is invisible until the coordinator publishes it. Raises StorageError."""
+    return build_segment(context.workspace.lines(task.place, task.fingerprint), task.spec)
+
+
+def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, report: Callable[[str], None]) -> bool:
+    """Make ``model`` current if all documents of all sources have its fingerprint; otherwise report what is missing.
+
+    Until then the old table serves. The leases of all sources are held, so that none moves back. Returns whether
+    ``model`` is current. Raises FingerprintMismatch if a third model became current meanwhile.
+    """
+    run_id = new_ulid()
+    missing = []
+    with ExitStack() as leases:
+        for entity, _ in workspace.sources():
+            try:
+                lease = leases.enter_context(acquire_source(workspace, entity, run_id))
+            except LeaseHeld as error:
+                report(f"The old model serves until the next run with --reembed: {error.what}")
+                return False
+            settle(workspace, entity, lease)
+            manifest = workspace.manifest(entity).read(columns=["fingerprint", "reason"])
+            documents = manifest.filter(pc.is_null(manifest["reason"]))
+            if pc.any(pc.not_equal(documents["fingerprint"], model.fingerprint)).as_py():
+                missing.append(str(entity))
+            table = workspace.lines(entity, model.fingerprint)
+            remove_strays(Committer(workspace, entity, lease, run_id, table, model.dim))
+        if missing:
+            report(f"The old model serves until these sources are embedded again, too: {', '.join(missing)}")
+            return False
+        workspace.bind_model(model.name, model.fingerprint, model.dim, instead_of=replaces)
+    return True
+
+
+def remove_strays(committer: Committer) -> int:
+    """Remove the lines of documents that are not in the manifest; returns the number of such documents.
+
+    A run writes only one of two tables of a tenant, so the other keeps the lines of documents that are deleted
+    meanwhile.
+    """
+    if not committer.table.exists():
+        return 0
+    manifest = committer.workspace.manifest(committer.entity).read(columns=["path", "reason"])
+    indexed = manifest.filter(pc.is_null(manifest["reason"]))["path"].to_pylist()
+    strays = committer.table.paths(committer.entity).difference(indexed)
+    if strays:
+        committer.remove_lines(sorted(strays))
+    return len(strays)

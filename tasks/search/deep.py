@@ -1,0 +1,231 @@
+"""Joins the windows of a search with the definitions that a transformer finds, by their scores (decision 0016).
+
+The best windows of a search in the order of a transformer that reads query and windows (DESIGN, "Search").
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from driftline.storage.defaults import DEFAULT_RERANKED, MAX_RERANKED
+from driftline.storage.errors import UsageError
+from driftline.storage.lines.deep_table import DeepTable
+from driftline.storage.lines.filters import LineFilter
+from driftline.storage.lines.outline import Definition
+from driftline.storage.lines.queries import LineQuery, Passage
+from driftline.storage.model import Embedder
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.deep.files import FOLDERS, as_words
+from driftline.tasks.search.filters import LineKinds, relative_to_sources
+from driftline.tasks.search.hits import Window, add_definitions
+
+LINES_AROUND, HEAD_LINES = 3, 6
+"""Lines on each side of a window that are read, and lines from the head of its definition where that is farther up."""
+WEIGHT_OF_COSINE = 20.0
+"""What the cosine weighs against a score by words and meaning; chosen on the tuning halves of the benchmark."""
+WEIGHT_IN_VECTOR_MODE = 1.0
+"""There, the scores are cosines themselves."""
+
+
+class Encoder(Protocol):
+    """What embeds queries and windows alike."""
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """``(n, dim) float32``: unit vectors of ``texts``."""
+
+
+def windows_to_rerank(rerank: bool | int) -> int:
+    """How many windows are read: True is DEFAULT_RERANKED, False is none. Raises UsageError."""
+    count = DEFAULT_RERANKED if rerank is True else int(rerank)
+    if not 0 <= count <= MAX_RERANKED:
+        raise UsageError(f"rerank must be between 0 and {MAX_RERANKED} windows", str(count))
+    return count
+
+
+def weight_in(mode: str) -> float:
+    """What the cosine weighs in a search of this mode."""
+    return WEIGHT_IN_VECTOR_MODE if mode == "vector" else WEIGHT_OF_COSINE
+
+
+def reranked(
+    windows: Sequence[Window], query: str, tables: Sequence[LineQuery], encoder: Encoder, weight: float
+) -> list[Window]:
+    """``windows``, best first, by their scores, which gain ``weight`` times the cosine of ``query`` and their texts.
+
+    Alone, the cosine would take what sounds alike for what answers.
+    """
+    if len(windows) < 2:
+        return list(windows)
+    add_definitions(tables, windows)
+    texts = texts_of(windows, tables)
+    distinct = {text: at for at, text in enumerate(dict.fromkeys(texts))}  # windows of one definition share its text
+    vectors = encoder.embed([query, *distinct])
+    cosines = (vectors[1:] @ vectors[0])[[distinct[text] for text in texts]]
+    # Gains of at least 0 leave them before the windows that are not read.
+    gains = (weight * (cosines - cosines.min())).tolist()
+    scored = (replace(window, score=window.score + gain) for window, gain in zip(windows, gains, strict=True))
+    return sorted(scored, key=lambda window: -window.score)
+
+
+def texts_of(windows: Sequence[Window], tables: Sequence[LineQuery]) -> list[str]:
+    """What the encoder reads of each window: the name and the head of its definition, its lines, and its path.
+
+    The lines are those that were indexed.
+    """
+    parts = [_passages(window) for window in windows]
+    known: dict[tuple[str, str, int], str] = {}
+    for table in tables:
+        for row in table.passages([part for each in parts for part in each]).to_pylist():
+            known[row["entity"], row["path"], row["line_number"]] = row["text"]
+    found = []
+    for window, passages in zip(windows, parts, strict=True):
+        name = window.definition.name if window.definition else ""
+        places = [(part.entity, part.path, line) for part in passages for line in range(part.first, part.last + 1)]
+        text = " ".join(as_words(known[place]) for place in places if place in known)
+        folders = os.path.splitext(window.path)[0].split("/")[-FOLDERS:]
+        found.append(f"{as_words(name)} . {text} . {as_words(' '.join(folders))}")
+    return found
+
+
+def _passages(window: Window) -> list[Passage]:
+    """The lines around a window, not beyond its definition, and before them the head of that."""
+    first, last = max(0, window.first - LINES_AROUND), window.last + LINES_AROUND
+    definition = window.definition
+    head: list[Passage] = []
+    if definition is not None and definition.is_code:
+        if definition.first <= window.first:
+            first = max(first, definition.first)
+        if window.last <= definition.last:
+            last = min(last, definition.last)
+        if definition.first < first:
+            end = min(definition.first + HEAD_LINES, first) - 1
+            head.append(Passage(window.entity, window.path, definition.first, end))
+    return [*head, Passage(window.entity, window.path, first, last)]
+
+
+CANDIDATE_DEFINITIONS = 60
+"""Definitions looked up by their vectors."""
+JOINED_WINDOWS = 50
+"""Windows of words and meaning that are joined with them."""
+WEIGHT_OF_CODE, WEIGHT_OF_PROSE = 60.0, 20.0
+"""What the cosine of a definition, or of a section, weighs against a score by words and meaning; chosen on the tuning
+halves of the benchmark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A definition of a document with this ``hash``."""
+
+    entity: str
+    path: str
+    hash: str
+    definition: Definition
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSearch:
+    """The definitions of a workspace, looked up by the vector of a query."""
+
+    tables: Sequence[DeepTable]
+    encoder: Encoder
+    where: LineFilter | None
+    only: LineKinds
+    max_distance: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        workspace: Workspace,
+        encoder: Encoder,
+        where: LineFilter | None,
+        only: LineKinds,
+        max_distance: float | None,
+    ) -> DeepSearch:
+        """The definitions of all tenants that have any."""
+        model = workspace.deep_model
+        tables = [workspace.deep(tenant, model) for tenant in workspace.tenants()] if model else []
+        relative = relative_to_sources(workspace, where) if where else None
+        return cls([table for table in tables if table.exists()], encoder, relative, only, max_distance)
+
+    def find(self, query: str) -> dict[Place, float]:
+        """The definitions nearest to ``query``, best first, each with its cosine."""
+        vector = self.encoder.embed([query])[0]
+        sql = self.where.to_sql() if self.where else None
+        found = [table.nearest(vector, CANDIDATE_DEFINITIONS, sql) for table in self.tables]
+        if not found:
+            return {}
+        rows = pa.concat_tables(found).sort_by("distance").slice(0, CANDIDATE_DEFINITIONS)
+        nearest: dict[Place, float] = {}
+        for row in rows.to_pylist():
+            definition = Definition(row["kind"], row["name"], row["line"], row["first"], row["last"])
+            nearest.setdefault(Place(row["entity"], row["path"], row["hash"], definition), 1 - row["distance"])
+        return nearest
+
+
+def joined(
+    windows: Sequence[Window],
+    found: dict[Place, float],
+    vector: NDArray[np.float32],
+    deep: DeepSearch,
+    tables: Sequence[LineQuery],
+    embedder: Embedder,
+) -> list[Window]:
+    """``windows``, best first, and the definitions that ``deep`` found, by their joined scores, which they get.
+
+    The best window of a definition that is found gains what the transformer says of it beyond the last one found; a
+    definition without a window gets one at the line of its name, and what the last of ``windows`` has besides. Those of
+    documents that have changed since are left out. Raises StorageError, CorruptFile.
+    """
+    if not found:
+        return list(windows)
+    least = min(found.values())
+    gains = {place: _weight(place.definition) * (cosine - least) for place, cosine in found.items()}
+    add_definitions(tables, windows)
+    base = min((window.score for window in windows), default=0.0)
+    places = {(place.entity, place.path, place.definition): place for place in found}
+    for window in windows:
+        place = places.pop((window.entity, window.path, window.definition), None) if window.definition else None
+        window.score += gains[place] if place else 0.0
+    new = _windows([*places.values()], tables, vector, embedder, deep)
+    for place, window in new.items():
+        window.score = base + gains[place]
+    return sorted([*windows, *new.values()], key=lambda window: -window.score)
+
+
+def _weight(definition: Definition) -> float:
+    return WEIGHT_OF_CODE if definition.is_code else WEIGHT_OF_PROSE
+
+
+def _windows(
+    found: Sequence[Place],
+    tables: Sequence[LineQuery],
+    vector: NDArray[np.float32],
+    embedder: Embedder,
+    deep: DeepSearch,
+) -> dict[Place, Window]:
+    """A window at the line of each definition, where the document is as it was, and ``deep`` allows it."""
+    lines = [(place.entity, place.path, place.definition.line) for place in found]
+    known: dict[tuple[str, str, int], tuple[str, str]] = {}
+    for table in tables:
+        known |= table.lines_at(lines)
+    texts = [known[line][0] if line in known else "" for line in lines]
+    distances = 1 - embedder.embed(texts) @ vector if texts else np.zeros(0)
+    farthest = np.inf if deep.max_distance is None else deep.max_distance
+    windows: dict[Place, Window] = {}
+    for place, line, text, distance in zip(found, lines, texts, distances.tolist(), strict=True):
+        definition = place.definition
+        if line not in known or known[line][1] != place.hash or distance > farthest:
+            continue
+        if not deep.only.allow(definition, definition.line, place.path):
+            continue
+        row: dict[str, Any] = {"entity": place.entity, "path": place.path, "hash": place.hash}
+        row |= {"line_number": definition.line, "distance": distance, "text": text}
+        windows[place] = Window.around(row | {"definition": definition, "outlined": True})
+    return windows

@@ -1,0 +1,403 @@
+"""Which documents a search may answer with: one model, checked here, that every interface builds from its arguments.
+
+What the names that people give on this machine are among the sources of a workspace.
+
+Filters by absolute paths, as those of the sources that hold them.
+
+What a document is, by its path: prose or code, test or not, and the extensions of a language.
+
+Which lines a search may answer with, by the definitions that they are in and by whether they belong to tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal, Self
+from unicodedata import normalize
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
+from driftline.storage.globs import alternatives, check_glob, is_unicode, literal_glob, rests
+from driftline.storage.lines.filters import LineFilter, normalise
+from driftline.storage.lines.outline import KINDS, Definition
+from driftline.storage.sources.source import known_source
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.scanning.scan import below
+
+Kind = Literal["file", "folder", "either"]
+"""Names of documents, of folders with everything below them, or of both."""
+
+
+def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either") -> LineFilter:
+    """Only the documents that ``names`` name: by files and folders on this machine, which may be links or lie above a
+    source, by URIs, or by their paths inside their source.
+
+    What a name is in the current folder comes before what it may be inside a source; ``.``, ``./x``, ``..`` and
+    absolute paths are nothing else. Raises UsageError for a name that leads outside its source and is not there.
+    """
+    roots = [(entity, record.uri) for entity, record in workspace.readable_sources()]
+    found: dict[Entity | None, set[str]] = {}
+    for name in names:
+        for entity, inside in _places(name, roots):
+            found.setdefault(entity, set()).add(inside)
+    alternatives: list[LineFilter] = []
+    for owner, inside_it in found.items():
+        entities = None if owner is None else (owner,)
+        if "" in inside_it and kind != "file":
+            alternatives.append(LineFilter(entities=entities))
+            continue
+        within = tuple(sorted(inside_it - {""}))
+        if kind != "folder":
+            alternatives.append(LineFilter(entities=entities, paths=within))
+        if kind != "file":
+            alternatives.append(LineFilter(entities=entities, dirs=within))
+    return LineFilter(any_of=tuple(alternatives))
+
+
+def _places(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tuple[Entity | None, str]]:
+    """The sources that hold a name, or that it holds, with its path inside them ("" for all of it); None is any."""
+    is_uri = "://" in name
+    path = name.rstrip("/") if is_uri else os.path.realpath(os.path.expanduser(name))
+    found: list[tuple[Entity | None, str]] = []
+    for entity, root in roots:
+        inside = inside_of(root, path)
+        if inside is not None:
+            found.append((entity, inside))
+        elif inside_of(path, root) is not None:
+            found.append((entity, ""))
+    exists = is_uri or os.path.lexists(path)
+    if (found and exists) or _is_of_this_machine(name, exists=exists):
+        return found
+    return [*found, (None, normalise(name))]
+
+
+def inside_of(folder: str, path: str) -> str | None:
+    """``path`` relative to ``folder``, as ``below`` has it, with accents composed or decomposed."""
+    inside = below(folder, path)
+    if inside is not None or (folder.isascii() and path.isascii()):
+        return inside
+    if below(normalize("NFC", folder), normalize("NFC", path)) is None:
+        return None
+    return "/".join(path.split("/")[len(folder.rstrip("/").split("/")) :])
+
+
+def _is_of_this_machine(name: str, *, exists: bool) -> bool:
+    """Whether a name cannot be meant inside a source."""
+    if "://" in name or os.path.isabs(os.path.expanduser(name)):
+        return True
+    return exists and name.partition("/")[0] in (".", "..")
+
+
+PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
+_TEST = re.compile(
+    r"(?:^|/)(?:tests?|testing|testdata|specs?|__tests__|e2e|testsuite)/"
+    r"|(?:^|/)(?:test_[^/]*|conftest|[^/]*_tests?|[^/]*_spec|[^/]*[.-](?:test|spec))\.\w+$"
+    r"|(?:^|/)[^/]*[a-z0-9](?:Test|Tests|TestCase|IT|Spec)\.(?:java|kt|scala|cs|swift|php)$"
+)
+LANGUAGES: dict[str, tuple[str, ...]] = {
+    "bash": ("sh", "bash", "zsh"),
+    "c": ("c", "h"),
+    "c++": ("cc", "cpp", "cxx", "h", "hh", "hpp", "hxx", "ipp"),
+    "c#": ("cs",),
+    "css": ("css", "scss", "less"),
+    "go": ("go",),
+    "html": ("html", "htm"),
+    "java": ("java",),
+    "javascript": ("js", "jsx", "mjs", "cjs"),
+    "kotlin": ("kt", "kts"),
+    "markdown": ("md", "markdown"),
+    "php": ("php",),
+    "python": ("py", "pyi", "pyw"),
+    "restructuredtext": ("rst",),
+    "ruby": ("rb", "rake", "gemspec"),
+    "rust": ("rs",),
+    "scala": ("scala", "sc", "sbt"),
+    "sql": ("sql",),
+    "swift": ("swift",),
+    "toml": ("toml",),
+    "typescript": ("ts", "tsx", "mts", "cts"),
+    "yaml": ("yaml", "yml"),
+}
+ALIASES = {
+    "shell": "bash", "sh": "bash", "cpp": "c++", "csharp": "c#", "cs": "c#", "js": "javascript", "ts": "typescript",
+    "py": "python", "rb": "ruby", "rs": "rust", "md": "markdown", "rst": "restructuredtext", "golang": "go",
+}  # fmt: skip
+
+
+def is_prose(path: str) -> bool:
+    """Whether a document is meant to be read as text, by its extension."""
+    return path.lower().endswith(PROSE_EXTENSIONS)
+
+
+def is_test(path: str) -> bool:
+    """Whether a document is a test or belongs to tests, by the names of its folders and its own."""
+    return _TEST.search(path) is not None
+
+
+_FIXED = re.compile(r"[^*?\[]*/")
+"""The folders of a glob that have no wildcards."""
+
+
+def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
+    """``where`` with absolute paths, directories and globs as those of the sources that hold them, and of no others.
+
+    One that holds sources itself stands for all of them; one that has to do with none is left as it is: a glob then
+    begins at the top of each source.
+    """
+    globs = [each for glob in where.globs or () for each in check_glob(glob)]
+    absolute = any(os.path.isabs(name) for name in (*(where.paths or ()), *(where.dirs or ())))
+    absolute_globs = any(glob.startswith("/") or "://" in glob for glob in globs)
+    if not absolute and not absolute_globs:
+        return where
+    sources = [(entity, record.uri) for entity, record in workspace.readable_sources()]
+    roots = [(entity, uri) for entity, uri in sources if known_source(uri).is_local]
+    within = where.any_of
+    if absolute and where.paths is not None:
+        alternatives = _by_source(roots, where.paths).items()
+        within = tuple(LineFilter(entities=entities, paths=paths, any_of=within) for entities, paths in alternatives)
+    if absolute and where.dirs is not None:
+        alternatives = _by_source(roots, where.dirs).items()
+        within = tuple(LineFilter(entities=entities, dirs=dirs, any_of=within) for entities, dirs in alternatives)
+    if absolute_globs:
+        alternatives = _globs_by_source(sources, globs).items()
+        within = tuple(LineFilter(entities=entities, globs=found, any_of=within) for entities, found in alternatives)
+    kept = where if not absolute else replace(where, paths=None, dirs=None)
+    return replace(kept, globs=None if absolute_globs else where.globs, any_of=within)
+
+
+def _by_source(
+    roots: Sequence[tuple[Entity, str]], names: Sequence[str]
+) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
+    """``names`` relative to the sources that hold them; under None those that none of ``roots`` holds."""
+    found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
+    for name in names:
+        # No file has NUL in its name, and relative names are not those of the current directory.
+        path = os.path.realpath(name) if os.path.isabs(name) and "\0" not in name else name
+        held: list[tuple[tuple[Entity, ...] | None, str]] = []
+        for entity, root in roots:
+            inside = inside_of(root, path)
+            if inside is not None or inside_of(path, root) is not None:
+                held.append(((entity,), inside or "."))
+        for entities, relative in held or [(None, name)]:
+            found[entities] = (*found.get(entities, ()), relative)
+    return found
+
+
+def _globs_by_source(
+    sources: Sequence[tuple[Entity, str]], globs: Sequence[str]
+) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
+    """Globs relative to the sources in which they can match; under None those that can in none of ``sources``."""
+    found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
+    for glob in globs:
+        held: list[tuple[tuple[Entity, ...] | None, str]] = []
+        if glob.startswith("/") or "://" in glob:
+            for entity, root in sources:
+                left = [*rests(_names(glob), root.rstrip("/").split("/"))]
+                held += [((entity,), "/" + ("/".join(names) or "**")) for names in left]
+        for entities, relative in held or [(None, glob)]:
+            found[entities] = (*found.get(entities, ()), relative)
+    return found
+
+
+def _names(glob: str) -> list[str]:
+    """The names of an absolute glob, in which links are followed as far as it has no wildcards."""
+    if "://" in glob:
+        return glob.split("/")
+    fixed = _FIXED.match(glob)
+    folder = fixed[0] if fixed else "/"
+    real = "" if "\0" in folder else os.path.realpath(folder)
+    kept = f"{literal_glob(real).rstrip('/')}/{glob[len(folder) :]}" if real != os.path.normpath(folder) else glob
+    names = kept.split("/")
+    names = ["", *(name for name in names[1:-1] if name not in ("", ".")), names[-1]]
+    return names if names[-1] else [*names[:-1], "**"]
+
+
+@dataclass(frozen=True, slots=True)
+class LineKinds:
+    """With ``symbols``, only lines that begin a definition; with ``kinds``, only those whose innermost definition is of
+    one; without ``tests``, none of a test."""
+
+    symbols: bool = False
+    kinds: tuple[str, ...] = ()
+    tests: bool = True
+
+    @classmethod
+    def of(cls, *, symbols: bool = False, kinds: Sequence[str] | None = None, tests: bool = True) -> Self:
+        """As the fields say. Raises UsageError for an unknown kind."""
+        unknown = [kind for kind in kinds or () if kind not in KINDS]
+        if unknown:
+            near = get_close_matches(unknown[0].lower(), KINDS, 1)
+            advice = f"Did you mean {near[0]!r}? " if near else ""
+            fix = f"{advice}Use one of {', '.join(KINDS)}."
+            raise UsageError("Unknown kind of definition", ", ".join(unknown), fix)
+        return cls(symbols, tuple(kinds or ()), tests)
+
+    @property
+    def needs_definitions(self) -> bool:
+        """Whether lines cannot be judged by their paths alone."""
+        return self.symbols or bool(self.kinds)
+
+    def allow(self, definition: Definition | None, line: int, path: str) -> bool:
+        """Whether a line (0-based) of ``path`` may be an answer; ``definition`` is the innermost around it."""
+        if not self.tests and is_test(path):
+            return False
+        if self.symbols and (definition is None or definition.line != line):
+            return False
+        return not self.kinds or (definition is not None and definition.kind in self.kinds)
+
+
+ALL_LINES = LineKinds()
+
+
+def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:
+    """The file extensions of languages, by the names that people use. Raises UsageError for an unknown one."""
+    found: dict[str, None] = {}
+    for language in languages:
+        name = language.lower()
+        extensions = LANGUAGES.get(ALIASES.get(name, name))
+        if extensions is None:
+            near = get_close_matches(name, (*LANGUAGES, *ALIASES), 1)
+            advice = f"Did you mean {near[0]!r}? " if near else ""
+            raise UsageError("Unknown language", language, f"{advice}Use one of {', '.join(LANGUAGES)}, or an ending.")
+        found.update(dict.fromkeys(extensions))
+    return tuple(found)
+
+
+_WILDCARD = re.compile(r"[*?\[]|\{.*,.*\}")
+MAX_TOLD = 20
+"""Values of one filter that are told one by one."""
+_LABELS = {"paths": "path", "dirs": "directory", "globs": "glob", "exts": "ending", "languages": "language"}
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFilter:
+    """Conditions that a document must all satisfy, each by any of its values.
+
+    None is no condition; an empty one allows nothing. Endings may have braces, as globs do. With ``on_this_machine``,
+    ``paths``, ``dirs`` and globs that begin with ``~`` or ``..`` are those of the process: its files and folders, or
+    their paths in a source. ``also`` are further conditions, and nothing outside of ``within`` is allowed, or told.
+
+    Raises UsageError for a value that can match nothing, with the nearest spelling that can.
+    """
+
+    paths: Sequence[str] | None = None
+    dirs: Sequence[str] | None = None
+    globs: Sequence[str] | None = None
+    exts: Sequence[str] | None = None
+    languages: Sequence[str] | None = None
+    entities: Sequence[str | tuple[str, str]] | None = None
+    also: Sequence[LineFilter] = ()
+    within: Entity | None = None
+    on_this_machine: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("paths", "dirs"):
+            for value in getattr(self, name) or ():
+                _check_name(_LABELS[name], value)
+        if self.globs is not None:
+            object.__setattr__(self, "globs", tuple(self._glob(glob) for glob in self.globs))
+        if self.exts is not None:
+            object.__setattr__(self, "exts", tuple(ext for given in self.exts for ext in _endings(given)))
+        extensions_of(self.languages or ())
+
+    def where(self, workspace: Workspace) -> LineFilter:
+        """The lines of ``workspace`` that every condition allows. Raises BadEntity, UsageError."""
+        levels = workspace.config.hierarchy
+        entities = None if self.entities is None else tuple(_entity(each, levels) for each in self.entities)
+        named: dict[str, Any] = {}
+        also = [LineFilter(entities=(self.within,))] if self.within is not None else []
+        if not self.on_this_machine:
+            named = {"paths": _tuple(self.paths), "dirs": _tuple(self.dirs)}
+        else:
+            also += [where_named(workspace, self.paths, "file")] if self.paths is not None else []
+            also += [where_named(workspace, self.dirs, "folder")] if self.dirs is not None else []
+        also += [LineFilter(exts=extensions_of(self.languages))] if self.languages is not None else []
+        also += self.also
+        globs, exts = _tuple(self.globs), _tuple(self.exts)
+        where = LineFilter(entities=entities, globs=globs, exts=exts, all_of=tuple(also) or None, **named)
+        return relative_to_sources(workspace, where)
+
+    def conditions(self) -> Iterator[tuple[str, str, SearchFilter]]:
+        """What each value alone allows: its name, "" for ``also``, what to tell people if that is nothing, and it."""
+        alone: dict[str, Any] = {"within": self.within, "on_this_machine": self.on_this_machine}
+        for each in fields(self):
+            if each.name in _LABELS or each.name == "entities":
+                for value in (getattr(self, each.name) or ())[:MAX_TOLD]:
+                    yield *self._told(each.name, value), SearchFilter(**alone | {each.name: (value,)})
+        for where in self.also:
+            for name, value, each_of in _values(where):
+                _, told = self._told(name, value) if name else ("", "No indexed document is in what was named.")
+                yield "", told, SearchFilter(also=(each_of,), **alone)
+
+    def _told(self, name: str, value: str | tuple[str, str]) -> tuple[str, str]:
+        text = value if isinstance(value, str) else ":".join(value)
+        condition, advice = f"{_LABELS.get(name, 'entity')} {text!r}", ""
+        if name in ("paths", "dirs") and _WILDCARD.search(text):
+            advice = " Did you mean a glob?"
+        elif name == "globs" and "," in text and "{" not in text:
+            advice = f" Alternatives have braces: {'{' + text + '}'!r}."
+        elif name == "globs" and not _WILDCARD.search(text):
+            advice = f" A directory is the glob {text.rstrip('/') + '/'!r}."
+        return condition, f"No indexed document matches the {condition}.{advice}"
+
+    def _glob(self, glob: str) -> str:
+        if self.on_this_machine and glob.startswith(("~/", "../")):
+            glob = os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(glob)))
+        check_glob(glob)
+        return glob
+
+
+def as_filter(where: LineFilter | SearchFilter | None) -> SearchFilter:
+    """The conditions of a filter, one by one as far as it tells them."""
+    if isinstance(where, SearchFilter):
+        return where
+    return SearchFilter(also=(where,) if where is not None and where != LineFilter() else ())
+
+
+def _values(where: LineFilter) -> Iterator[tuple[str, str, LineFilter]]:
+    """The values of a filter one by one, with the names of their fields; what has none, or too many, as one."""
+    rest = where
+    for name in ("entities", "paths", "dirs", "globs", "exts"):
+        values = getattr(where, name)
+        if values and len(values) <= MAX_TOLD:
+            rest = replace(rest, **{name: None})
+            yield from ((name, str(value), LineFilter(**{name: (value,)})) for value in values)
+    if rest != LineFilter():
+        yield "", "", rest
+
+
+def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _entity(entity: str | tuple[str, str], levels: tuple[str, ...]) -> Entity:
+    return Entity.parse(entity if isinstance(entity, str) else ":".join(entity), levels)
+
+
+def _check_name(label: str, name: str) -> None:
+    if not name.strip():
+        raise UsageError(f"A {label} is empty", fix="Leave it out; '.' is a whole source.")
+    if not is_unicode(name) or "\0" in name:
+        raise UsageError(f"A {label} is not UTF-8, as no indexed one is", repr(name), "Check its encoding.")
+
+
+def _endings(given: str) -> Iterator[str]:
+    """The endings that one value stands for. Raises UsageError."""
+    for ext in alternatives(given):
+        name = ext.removeprefix("*").removeprefix(".")
+        if not name.strip():
+            raise UsageError("An ending is empty", repr(given), "Name one, such as 'py'.")
+        if not is_unicode(name):
+            raise UsageError("An ending is not UTF-8, as no indexed one is", repr(given), "Check its encoding.")
+        if ext.startswith("*") or name != name.strip():
+            raise UsageError("An ending is no glob", repr(given), f"Write {name.strip()!r}.")
+        if "." in name or "/" in name or _WILDCARD.search(name):
+            fix = f"Use the glob {(name if '/' in name else f'*.{name}')!r}."
+            raise UsageError("An ending has no dot, slash or wildcard inside", repr(given), fix)
+        if "," in name and not name.endswith(",v"):
+            raise UsageError("An ending has a comma", repr(given), f"Write {'{' + name + '}'!r}, or name each.")
+        yield ext
