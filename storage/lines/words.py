@@ -10,6 +10,8 @@ from driftline.storage.lines.indexes import tokens
 
 NAME_PART = re.compile(r"[^\W_]+")
 """The tokenizer leaves the underscores of _cache and __init__ where they are."""
+_NAME = re.compile(r"[^\W\d][\w$]*(?:(?:::|->|[.\\#/])[\w$]+)*")
+_SPELT_AS_NAME = re.compile(r"(?=\w*(?:[a-z0-9][A-Z]|[^\W_]_[^\W_])|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern)
 WORDS_OF_A_NAME = 2
 _PARTS_KEPT = 65_536
 
@@ -36,6 +38,17 @@ def telling_words(query: str) -> list[str]:
     """The distinct words of ``query``, identifiers split, without STOP_WORDS unless it has no others."""
     words = list(dict.fromkeys(tokens(" ".join(NAME_PART.findall(query)), whole=True)))
     return [word for word in words if word not in STOP_WORDS] or words
+
+
+def names_in(query: str) -> list[str]:
+    """What the query may name a definition by: all of it if it is one word, or those of its words that are spelt so.
+
+    ``getUser``, ``get_user``, ``Session.get``, ``net::Session`` and ``get_user()`` are; ``user`` only stands for one alone.
+    """
+    words = [word.strip("`'\"()[]{},;:?.!") for word in query.split()]
+    if len(words) == 1:
+        return words if _NAME.fullmatch(words[0]) else []
+    return [word for word in dict.fromkeys(words) if _SPELT_AS_NAME.fullmatch(word)]
 
 
 def as_indexed(words: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode
 from driftline.storage.lines.table import LINES_PER_BLOCK, TEXT_COLUMN
-from driftline.storage.lines.words import telling_words, terms
+from driftline.storage.lines.words import names_in, telling_words, terms
 from driftline.tasks.search.ranking import CandidateLines, count_words
 
 Document = tuple[str, str, str]
@@ -34,6 +34,7 @@ class Candidates:
     """
 
     words: Sequence[str]
+    names: Sequence[str]
     documents: Sequence[Document]
     lines: CandidateLines
     texts: Sequence[str]
@@ -91,6 +92,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
     definitions, definition = _definitions(blocks[OUTLINE_COLUMN].to_pylist(), block, number)
     return Candidates(
         words,
+        names_in(query),
         documents,
         CandidateLines(block_documents[block], number),
         texts,
@@ -138,6 +140,7 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
     order = np.argsort(np.concatenate([places, near_places[new]]))
     return Candidates(
         found.words,
+        found.names,
         documents,
         CandidateLines(
             np.concatenate([document, near_document[new]])[order],

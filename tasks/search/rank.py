@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.words import terms
 from driftline.storage.model import Embedder
 from driftline.tasks.definitions.patterns import begins_definition
@@ -58,6 +59,8 @@ def rank(
     allowed = _allowed(candidates, only)
     chosen = np.flatnonzero((of_words > 0) & allowed)
     chosen = chosen[np.argsort(-of_words[chosen], kind="stable")][: JUDGED_LINES * max(top_k, MIN_RESULTS)]
+    named = _named(candidates) * allowed
+    chosen = np.union1d(chosen, np.flatnonzero(named > 0))
     if meaning:
         chosen = np.union1d(chosen, np.flatnonzero(candidates.near & allowed))
     relevance, fit = of_words[chosen], of_own_words[chosen]
@@ -73,6 +76,7 @@ def rank(
                 own_gain[rows] = kind[0].weight * own_cosines[rows]
         bonus = weights.definition * (_begins_definition(candidates, chosen) & (relevance > 0) & ~prose)
         relevance, fit = relevance + gain + bonus, fit + own_gain + bonus
+    relevance, fit = relevance + weights.name * named[chosen], fit + weights.name * named[chosen]
     if not _ASKS_FOR_TESTS & {*candidates.words}:
         relevance = relevance + weights.test * _of_documents(candidates, is_test)[lines.document[chosen]]
     return (
@@ -101,6 +105,25 @@ def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
 def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArray[np.bool_]:
     """``(d,)``: whether it holds of the path of each document."""
     return np.fromiter((holds(path) for _, path, _ in candidates.documents), np.bool_, len(candidates.documents))
+
+
+def _named(candidates: Candidates) -> NDArray[np.float32]:
+    """``(n,)``: how well each line names what the query does: 1 where it begins that definition, half in prose."""
+    found = np.zeros(len(candidates), np.float32)
+    if not candidates.names:
+        return found
+    shares = [_share(each, candidates.names) for each in candidates.definitions]
+    for at in np.flatnonzero(candidates.definition >= 0).tolist():
+        position = candidates.definition[at]
+        if shares[position] and candidates.definitions[position].line == candidates.lines.number[at]:
+            found[at] = shares[position]
+    return found
+
+
+def _share(definition: Definition, names: Sequence[str]) -> float:
+    if not any(definition.is_named(name) for name in names):
+        return 0.0
+    return 1.0 if definition.is_code else 0.5
 
 
 def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -145,9 +168,10 @@ def _text_scores(
     document = candidates.block_documents
     bm25 = blocks["bm25"].to_numpy()
     in_heads, head_lengths = count_words(candidates.block_names, words)
-    weights = word_weights(
-        block_counts + in_path[document] + in_heads, block_lengths + path_lengths[document] + head_lengths, bm25
-    )
+    by_words = bm25 > 0  # not those that were found by a name
+    counts_in = block_counts + in_path[document] + in_heads
+    lengths_of = block_lengths + path_lengths[document] + head_lengths
+    weights = word_weights(counts_in[by_words], lengths_of[by_words], bm25[by_words])
     lines = candidates.lines
     in_names, _ = count_words([*(each.name for each in candidates.definitions), ""], words)
     in_names = in_names[candidates.definition.clip(-1)]  # the last row, without words, stands for no definition

@@ -32,6 +32,7 @@ class Weights:
     document: float = 0.06
     document_blocks: int = 4
     definition: float = 5.0
+    name: float = 20.0
     test: float = -4.0
     code: tuple[Reach, ...] = (Reach(8.0, 3, 0.7),)
     prose: tuple[Reach, ...] = (Reach(2.0, 3, 0.7), Reach(4.0, 16, 0.95))
