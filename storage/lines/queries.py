@@ -300,7 +300,8 @@ class LineQuery:
         named = re.compile(rf"^(?!key\t)\w+\t(\d+)\t.*?(?<!\w){re.escape(parts[-1])}$", re.IGNORECASE | re.MULTILINE)
         rows = outlines.filter(pc.match_substring(outlines["lower"], parts[-1].lower()))
         found: list[tuple[bool, int, int]] = []
-        for outline, row, first in zip(*(rows[each].to_pylist() for each in (OUTLINE_COLUMN, "_rowid", "line_number"))):
+        columns = (rows[each].to_pylist() for each in (OUTLINE_COLUMN, "_rowid", "line_number"))
+        for outline, row, first in zip(*columns, strict=True):
             for match in named.finditer(outline):
                 definition = decode(match[0])[0]
                 if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.is_named(name):

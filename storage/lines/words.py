@@ -43,7 +43,7 @@ def telling_words(query: str) -> list[str]:
 def names_in(query: str) -> list[str]:
     """What the query may name a definition by: all of it if it is one word, or those of its words that are spelt so.
 
-    ``getUser``, ``get_user``, ``Session.get``, ``net::Session`` and ``get_user()`` are; ``user`` only stands for one alone.
+    ``getUser``, ``get_user``, ``Session.get``, ``net::Session`` and ``get_user()`` are; ``user`` only is alone.
     """
     words = [word.strip("`'\"()[]{},;:?.!") for word in query.split()]
     if len(words) == 1:

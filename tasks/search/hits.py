@@ -17,7 +17,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.freshness import Read, is_unchanged, judge_read
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.same_files import SourceRecords
-from driftline.tasks.search.windows import Window
+from driftline.tasks.search.windows import MAX_WINDOW_LINES, Window
 from driftline.tasks.text import decode, lines_between
 
 
@@ -131,7 +131,9 @@ def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> N
 
 
 def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[int, int]:
-    """The first and the last line of a window with its context, 0-based."""
+    """The first and the last line of a window with its context, 0-based; together no more than a window may have."""
+    room = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
+    n_lines = min(n_lines, max(0, room) // 2)
     start, end = max(0, window.first - n_lines), window.last + n_lines
     definition = window.definition
     if within_definition and definition is not None and definition.is_code:

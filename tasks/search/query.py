@@ -36,7 +36,7 @@ from driftline.tasks.search.relative_filters import relative_to_sources
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.reranking import Encoder, reranked, weight_in, windows_to_rerank
 from driftline.tasks.search.same_files import SourceRecords, distinct_windows
-from driftline.tasks.search.windows import Window, merge_windows
+from driftline.tasks.search.windows import JUDGED_WINDOWS, Window, arranged, merge_windows
 
 log = logging.getLogger(__name__)
 
@@ -304,7 +304,8 @@ class _Finder:
                 options: dict[str, Any] = {"top_k": top_k, "meaning": meaning, "only": self.only}
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
-                windows = merge_windows((row for row in rows if row["distance"] <= farthest), reach, top_k)
+                near = (row for row in rows if row["distance"] <= farthest)
+                windows = arranged(merge_windows(near, reach, max(top_k, JUDGED_WINDOWS)), lines.words)[:top_k]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.lines.outline import Definition
+from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.words import terms
 from driftline.storage.model import Embedder
 from driftline.tasks.definitions.patterns import begins_definition
 from driftline.tasks.search.candidates import UNKNOWN, Candidates
-from driftline.tasks.search.file_kinds import is_prose, is_test
+from driftline.tasks.search.file_kinds import is_auxiliary, is_prose, is_test
 from driftline.tasks.search.line_kinds import ALL_LINES, LineKinds
 from driftline.tasks.search.ranking import (
     CandidateLines,
@@ -32,6 +32,8 @@ JUDGED_LINES = 20
 MIN_RESULTS = 10
 DISTANCE_DIGITS = 6
 """Sums of float32 in another order differ behind it: a line that is the query itself has the distance 0."""
+LINES_OF_LARGE = 64
+"""A definition of so many lines is no mere declaration."""
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
 
@@ -77,8 +79,7 @@ def rank(
         bonus = weights.definition * (_begins_definition(candidates, chosen) & (relevance > 0) & ~prose)
         relevance, fit = relevance + gain + bonus, fit + own_gain + bonus
     relevance, fit = relevance + weights.name * named[chosen], fit + weights.name * named[chosen]
-    if not _ASKS_FOR_TESTS & {*candidates.words}:
-        relevance = relevance + weights.test * _of_documents(candidates, is_test)[lines.document[chosen]]
+    relevance = np.where(relevance > 0, _of_kinds(candidates, weights)[lines.document[chosen]], 1) * relevance
     return (
         {
             **candidates.row(chosen[i]),
@@ -88,6 +89,15 @@ def rank(
         }
         for i in np.argsort(-relevance, kind="stable").tolist()
     )
+
+
+def _of_kinds(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
+    """``(d,)``: the share of its relevance that each document keeps, by its kind."""
+    shares = np.where(_of_documents(candidates, is_prose), weights.text, 1.0)
+    shares *= np.where(_of_documents(candidates, is_auxiliary), weights.auxiliary, 1.0)
+    if not _ASKS_FOR_TESTS & {*candidates.words}:
+        shares *= np.where(_of_documents(candidates, is_test), weights.test, 1.0)
+    return shares.astype(np.float32)
 
 
 def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
@@ -121,9 +131,15 @@ def _named(candidates: Candidates) -> NDArray[np.float32]:
 
 
 def _share(definition: Definition, names: Sequence[str]) -> float:
-    if not any(definition.is_named(name) for name in names):
+    """How much a definition is what is named: less of prose, in another case, inside of others, and of few lines."""
+    named = [parts_of_name(name) for name in names if definition.is_named(name)]
+    if not named:
         return 0.0
-    return 1.0 if definition.is_code else 0.5
+    own = parts_of_name(definition.name)
+    exact = any(own[-len(parts) :] == parts for parts in named)
+    whole = (1.0 if definition.is_code else 0.5) * (1.0 if exact else 0.8)
+    size = min(1.0, (definition.last - definition.line) / LINES_OF_LARGE)
+    return whole - 0.05 * (len(own) - len(named[0])) - 0.1 * (1 - size)
 
 
 def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import posixpath
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from driftline.storage.lines.outline import Definition
+from driftline.tasks.search.ranking import count_words
+from driftline.tasks.search.weights import WEIGHTS, Weights
 
 MAX_WINDOW_LINES = 32
 """A window does not grow beyond so many lines, context apart."""
+JUDGED_WINDOWS = 60
+"""So many windows tell which files a query is about."""
 MAX_WINDOWS_OF_DEFINITION = 3
 """A long function does not take all places, as a long section of prose may."""
 
@@ -35,6 +41,11 @@ class Window:
     definition: Definition | None = None
     outlined: bool = False
     score: float = 0.0
+
+    @property
+    def file(self) -> tuple[str, str]:
+        """What tells its document from others."""
+        return self.entity, self.path
 
     @classmethod
     def around(cls, row: Mapping[str, Any]) -> Window:
@@ -85,3 +96,36 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, top_k: int) -> 
         if len(windows) == top_k:
             break
     return windows
+
+
+def arranged(windows: Sequence[Window], words: Sequence[str], weights: Weights = WEIGHTS) -> list[Window]:
+    """``windows``, best first, by their scores and by their files: what these hold besides, and how they are called.
+
+    ``words`` are the distinct terms of the query. Each window gets the score by which it has its place.
+    """
+    if not windows or not words:
+        return list(windows)
+    least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
+    of_file: dict[tuple[str, str], float] = defaultdict(float)
+    for window in windows:
+        of_file[window.file] += window.score - least
+    most = max(of_file.values()) or 1.0
+    named, _ = count_words([posixpath.splitext(posixpath.basename(path))[0] for _, path in of_file], words)
+    share = dict(zip(of_file, (named > 0).mean(axis=1).tolist(), strict=True))
+    unit = best * min(1.0, weights.telling_words / len(words)) ** 3
+    seen: dict[tuple[str, str], int] = defaultdict(int)
+    for window in windows:
+        first = not seen[window.file]
+        seen[window.file] += 1
+        gain = weights.file * of_file[window.file] / most if first else 0.0
+        window.score += unit * (gain + weights.stem * share[window.file])
+    seen.clear()
+    for window in by_score(windows):
+        window.score += unit * weights.again * seen[window.file]
+        seen[window.file] += 1
+    return by_score(windows)
+
+
+def by_score(windows: Sequence[Window]) -> list[Window]:
+    """``windows``, best first; of equal ones the first."""
+    return sorted(windows, key=lambda window: -window.score)

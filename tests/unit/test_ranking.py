@@ -21,6 +21,7 @@ from driftline.tasks.search.ranking import (
     word_weights,
 )
 from driftline.tasks.search.weights import WEIGHTS
+from driftline.tasks.search.windows import Window, arranged
 
 K1, B = 1.2, 0.75
 Floats = NDArray[np.float32]
@@ -174,3 +175,40 @@ def test_stemming_changes_the_last_letter_at_most() -> None:
     beginnings = ("hop", "hopp", "car", "happ", "gener", "activ", "fl", "sk", "d", "l", "t", "relat", "org", "us", "w")
     for word in (beginning + ending for beginning in beginnings for ending in endings):
         assert all(ranking._beginning(stem) in word for stem in terms(word)), word
+
+
+def window(path: str, line: int, score: float) -> Window:
+    return Window("source:a", path, "h", line, 0.5, "text", score, line, line, score=score)
+
+
+def test_the_file_that_holds_most_is_named_first_and_others_come_before_its_second_window() -> None:
+    windows = [window("a.py", 1, 10), window("b.py", 1, 9.9), window("b.py", 50, 9.8), window("c.py", 1, 9.7)]
+    found = arranged([*windows, window("c.py", 90, 2)], ["lease"])
+    assert [(each.path, each.first) for each in found[:4]] == [("b.py", 1), ("a.py", 1), ("c.py", 1), ("b.py", 50)]
+
+
+def test_a_file_that_is_called_what_the_query_asks_for_comes_first() -> None:
+    found = arranged(
+        [window("a.py", 1, 10), window("net/lease_token.py", 1, 9.5), window("b.py", 1, 1)], ["leas", "token"]
+    )
+    assert found[0].path == "net/lease_token.py"
+
+
+def test_the_score_of_a_window_is_the_one_that_orders_the_list() -> None:
+    rng = np.random.default_rng(3)
+    windows = [window(f"{rng.integers(5)}.py", int(at), float(rng.uniform(0, 30))) for at in range(40)]
+    scores = [each.score for each in arranged(windows, ["a", "b"])]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_long_queries_describe_one_place_and_let_files_decide_less() -> None:
+    def first(words: int) -> str:
+        windows = [window("a.py", 1, 10), *(window("b.py", at * 40, 9.4) for at in range(4)), window("c.py", 1, 0)]
+        return arranged(windows, [f"w{at}" for at in range(words)])[0].path
+
+    assert [first(words) for words in (3, 5, 12)] == ["b.py", "b.py", "a.py"]
+
+
+def test_without_windows_or_words_nothing_is_arranged() -> None:
+    assert arranged([], ["a"]) == []
+    assert [each.score for each in arranged([window("a", 1, 3)], [])] == [3]
