@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -36,6 +37,8 @@ class LinesFound(BaseModel):
     kind: str | None = None
     symbol_start: int | None = None
     symbol_end: int | None = None
+    label: Literal["strong", "likely", "weak"] | None = None
+    copies: list[str] = []
 
 
 class SearchAnswer(BaseModel):
@@ -107,6 +110,8 @@ def search_answer(query: str, hits: Sequence[Hit]) -> SearchAnswer:
                 kind=hit.kind,
                 symbol_start=hit.symbol_start,
                 symbol_end=hit.symbol_end,
+                label=hit.label,
+                copies=list(hit.copies),
             )
         )
     return SearchAnswer(query=query, results=results, truncated=truncated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.freshness import Read, is_unchanged, judge_read
-from driftline.tasks.search.relevance import Calibration
+from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.search.same_files import SourceRecords
 from driftline.tasks.search.windows import MAX_WINDOW_LINES, Window
 from driftline.tasks.text import decode, lines_between
@@ -27,8 +28,10 @@ class Hit:
 
     ``path`` is that of the document in its source, and ``file`` where it can be opened: an absolute path or a URI,
     or None of standard input and of forgotten sources.
-    ``line`` and ``text`` are its best line; ``score`` is that line's cosine, ``distance`` 1 - ``score``;
-    ``relevance`` is the share of random pairs of lines that are farther;
+    ``line`` and ``text`` are its best line; ``distance`` is 1 - that line's cosine, and ``relevance`` the share of
+    random pairs of lines that are farther. ``score`` orders the list, the higher the better: how likely such a hit is
+    right, of which ``label`` tells the rest in a word; by meaning alone it is the cosine, and there is no label.
+    ``copies`` are the paths of other documents of the source with the same content, which are not shown.
     ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed. ``freshness`` says what has
     become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
     what was read anyway. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind``
@@ -54,10 +57,13 @@ class Hit:
     kind: str | None = None
     symbol_start: int | None = None
     symbol_end: int | None = None
+    label: Label | None = None
+    copies: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As ``search --json`` prints it; ``dataclasses.asdict`` takes ten times as long."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"context": list(self.context)}
+        listed = {"context": list(self.context), "copies": list(self.copies)}
+        return {name: getattr(self, name) for name in self.__slots__} | listed
 
 
 def hits(
@@ -82,6 +88,7 @@ def hits(
     texts = [unchanged_text(document, window.hash) for document, window in zip(documents, windows, strict=True)]
     lacking = [window for window, text in zip(windows, texts, strict=True) if n_lines and text is None]
     indexed = _indexed(tables, lacking, n_lines)
+    score = math.inf
     for rank, (window, document, text) in enumerate(zip(windows, documents, texts, strict=True), start=1):
         unchanged = text is not None
         start, end = _around(window, n_lines, within_definition=within_definitions)
@@ -93,6 +100,8 @@ def hits(
             known = indexed[window.entity, window.path]  # without lines that have no letter or digit: those are empty
             end = min(end, max((number for number in known if number <= end), default=window.last))
             context = [known.get(number, "") for number in range(start, end + 1)]
+        likely = likelihood(window.score, window.attainable) if window.attainable else None
+        score = min(score, window.score if likely is None else likely)  # windows after the reranked ones score apart
         judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged)
         yield Hit(
             path=window.path,
@@ -101,7 +110,7 @@ def hits(
             line=window.best + 1,
             start_line=start + 1,
             end_line=start + len(context),
-            score=1.0 - window.distance,
+            score=score,
             distance=window.distance,
             relevance=calibration.relevance(window.distance),
             rank=rank,
@@ -110,6 +119,8 @@ def hits(
             freshness=judged.state.value if judged else None,
             line_now=judged.line if judged else None,
             **symbol_of(window.definition),
+            label=None if likely is None else label(score),
+            copies=window.copies,
         )
 
 

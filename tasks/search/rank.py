@@ -17,6 +17,7 @@ from driftline.tasks.search.candidates import UNKNOWN, Candidates
 from driftline.tasks.search.file_kinds import is_auxiliary, is_prose, is_test
 from driftline.tasks.search.line_kinds import ALL_LINES, LineKinds
 from driftline.tasks.search.ranking import (
+    BM25_K1,
     CandidateLines,
     count_words,
     document_scores,
@@ -32,6 +33,11 @@ JUDGED_LINES = 20
 MIN_RESULTS = 10
 DISTANCE_DIGITS = 6
 """Sums of float32 in another order differ behind it: a line that is the query itself has the distance 0."""
+LEAST_OF_UNKNOWN = 6.0
+"""What a word weighs at least that no block holds."""
+BEYOND_WORDS = 10.0
+"""What meaning and definitions add to the score of a good answer; not more than words do, which weigh little in a small
+tree."""
 LINES_OF_LARGE = 64
 """A definition of so many lines is no mere declaration."""
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
@@ -50,14 +56,16 @@ def rank(
 ) -> Iterator[dict[str, Any]]:
     """The best of ``candidates``, which are of ``blocks`` (``lines_of``) and others (``gather``), best first.
 
-    They are rows of ``storage.queries.nearest_lines`` with a ``relevance``, by which they are ordered, and a ``fit``,
-    which leaves their neighbours out. ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, words alone
-    decide, and lines without any are left out, as those are that ``only`` does not allow.
+    They are rows of ``storage.queries.nearest_lines`` with a ``relevance``, by which they are ordered, the relevance
+    that is ``attainable``, a ``fit``, which leaves their neighbours out, and whether they begin what is ``named``.
+    ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, words alone decide, and lines without any are
+    left out, as those are that ``only`` does not allow.
     """
     if not len(candidates):
         return iter(())
     lines, texts = candidates.lines, candidates.texts
-    of_words, of_own_words = _text_scores(candidates, blocks, weights)
+    of_words, of_own_words, attainable = _text_scores(candidates, blocks, weights)
+    attainable += (min(attainable, BEYOND_WORDS) if meaning else 0.0) or 1.0
     allowed = _allowed(candidates, only)
     chosen = np.flatnonzero((of_words > 0) & allowed)
     chosen = chosen[np.argsort(-of_words[chosen], kind="stable")][: JUDGED_LINES * max(top_k, MIN_RESULTS)]
@@ -86,6 +94,8 @@ def rank(
             "distance": round(1 - float(own_cosines[i]), DISTANCE_DIGITS),
             "relevance": float(relevance[i]),
             "fit": float(fit[i]),
+            "attainable": attainable,
+            "named": bool(named[chosen[i]] > 0),
         }
         for i in np.argsort(-relevance, kind="stable").tolist()
     )
@@ -172,8 +182,11 @@ def _meaning(
 
 def _text_scores(
     candidates: Candidates, blocks: pa.Table, chosen: Weights
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """``(n,)`` each: what the words around the candidates, and of their documents, say; and their own alone."""
+) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+    """``(n,)`` each: what the words around the candidates, and of their documents, say; and their own alone.
+
+    Then what a line could score that says all words of the query many times, those that no block holds included.
+    """
     words, counts, lengths = candidates.words, candidates.counts, candidates.lengths
     in_path, path_lengths = count_words([path for _, path, _ in candidates.documents], words)
     inside = candidates.block >= 0
@@ -193,4 +206,6 @@ def _text_scores(
     in_names = in_names[candidates.definition.clip(-1)]  # the last row, without words, stands for no definition
     scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, weights, chosen)
     scores += document_scores(document, bm25, len(candidates.documents), chosen)[lines.document] * (scores > 0)
-    return scores, line_scores(counts, lengths, weights)
+    unknown = np.count_nonzero(~(counts_in > 0).any(axis=0)) * max(LEAST_OF_UNKNOWN, weights.max(initial=0))
+    attainable = (BM25_K1 + 1) * float(weights.sum() + unknown)
+    return scores, line_scores(counts, lengths, weights), attainable

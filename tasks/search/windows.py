@@ -26,7 +26,9 @@ class Window:
 
     ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance``, ``text`` and ``definition``,
     the innermost around it, are its. Whether it has one is unknown unless it is ``outlined``. ``score`` is that of the
-    hit by which the window has its place: its relevance, or its cosine where hits are ordered by that.
+    hit by which the window has its place: its relevance, of which so much is ``attainable``, or its cosine where hits
+    are ordered by that; nothing is attainable then. ``copies`` are other documents of its source with the same content.
+    If the definition is ``named`` by the query, the window stays inside it.
     """
 
     entity: str
@@ -41,6 +43,9 @@ class Window:
     definition: Definition | None = None
     outlined: bool = False
     score: float = 0.0
+    attainable: float = 0.0
+    copies: tuple[str, ...] = ()
+    named: bool = False
 
     @property
     def file(self) -> tuple[str, str]:
@@ -53,9 +58,14 @@ class Window:
         line, distance = row["line_number"], row["distance"]
         fit = row.get("fit", -distance)
         known: dict[str, Any] = {"score": row.get("relevance", 1 - distance)}
+        known |= {name: row[name] for name in ("attainable", "named") if name in row}
         known |= {"definition": row["definition"], "outlined": row["outlined"]} if "definition" in row else {}
         document = row["entity"], row["path"], row["hash"]
         return cls(*document, line, distance, row["text"], fit, first=line, last=line, **known)
+
+    def may_take_in(self, line: int) -> bool:
+        """Whether it may grow to a line; any, unless its definition is what was asked for."""
+        return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
 
     def take_in(self, other: Window) -> None:
         """Become a window of both; the one that fits better names the best line."""
@@ -81,6 +91,8 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, top_k: int) -> 
         near = [window for window in known if window.first - reach <= new.first <= window.last + reach]
         if near:
             joined = (*near, new)
+            if not all(window.may_take_in(new.first) for window in near):
+                continue
             if max(w.last for w in joined) - min(w.first for w in joined) < MAX_WINDOW_LINES:
                 for other in joined[1:]:
                     near[0].take_in(other)
@@ -103,6 +115,7 @@ def arranged(windows: Sequence[Window], words: Sequence[str], weights: Weights =
 
     ``words`` are the distinct terms of the query. Each window gets the score by which it has its place.
     """
+    windows = _without_copies(windows)
     if not windows or not words:
         return list(windows)
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
@@ -124,6 +137,19 @@ def arranged(windows: Sequence[Window], words: Sequence[str], weights: Weights =
         window.score += unit * weights.again * seen[window.file]
         seen[window.file] += 1
     return by_score(windows)
+
+
+def _without_copies(windows: Sequence[Window]) -> list[Window]:
+    """``windows``, best first, without those of documents whose content an earlier one shows; it names their paths."""
+    shown: dict[tuple[str, str], Window] = {}
+    kept: list[Window] = []
+    for window in windows:
+        first = shown.setdefault((window.entity, window.hash), window)
+        if first.file == window.file:
+            kept.append(window)
+        elif window.path not in first.copies:
+            first.copies += (window.path,)
+    return kept
 
 
 def by_score(windows: Sequence[Window]) -> list[Window]:

@@ -106,6 +106,8 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "kind": None,
         "symbol_start": None,
         "symbol_end": None,
+        "label": None,
+        "copies": [],
     }
     assert len(found["results"]) == 1
 
@@ -350,7 +352,7 @@ def test_context_comes_from_the_index_when_the_file_has_changed_or_is_gone(own: 
         assert hit.context == ("two", "", "subcommand", "three", "four")  # a line of punctuation has no row
         file.unlink(missing_ok=True)
     shutil.rmtree(own.parent / "web")
-    (hit,) = hits(own, "namespace", top_k=1, n_lines=1)
+    (hit,) = hits(own, "namespace", top_k=1, n_lines=1, mode="vector")
     assert (hit.line, hit.context) == (12, ("six", "namespace"))
 
 

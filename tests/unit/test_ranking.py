@@ -20,6 +20,7 @@ from driftline.tasks.search.ranking import (
     text_scores,
     word_weights,
 )
+from driftline.tasks.search.relevance import label, likelihood
 from driftline.tasks.search.weights import WEIGHTS
 from driftline.tasks.search.windows import Window, arranged
 
@@ -177,8 +178,8 @@ def test_stemming_changes_the_last_letter_at_most() -> None:
         assert all(ranking._beginning(stem) in word for stem in terms(word)), word
 
 
-def window(path: str, line: int, score: float) -> Window:
-    return Window("source:a", path, "h", line, 0.5, "text", score, line, line, score=score)
+def window(path: str, line: int, score: float, content: str | None = None) -> Window:
+    return Window("source:a", path, content or path, line, 0.5, "text", score, line, line, score=score)
 
 
 def test_the_file_that_holds_most_is_named_first_and_others_come_before_its_second_window() -> None:
@@ -212,3 +213,23 @@ def test_long_queries_describe_one_place_and_let_files_decide_less() -> None:
 def test_without_windows_or_words_nothing_is_arranged() -> None:
     assert arranged([], ["a"]) == []
     assert [each.score for each in arranged([window("a", 1, 3)], [])] == [3]
+
+
+def test_documents_with_the_same_content_are_shown_once_and_named() -> None:
+    windows = [window(f"{folder}/a.js", line, 9, "same") for line in (1, 60) for folder in ("src", "dist", "esm")]
+    found = arranged([*windows, window("b.js", 1, 8)], ["lease"])
+    assert [(each.path, each.first, each.copies) for each in found] == [
+        ("src/a.js", 1, ("dist/a.js", "esm/a.js")),
+        ("b.js", 1, ()),
+        ("src/a.js", 60, ()),
+    ]
+
+
+@given(st.lists(st.floats(-50, 200), min_size=2, max_size=20), st.floats(1, 200))
+def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], attainable: float) -> None:
+    likely = [likelihood(score, attainable) for score in sorted(scores)]
+    assert likely == sorted(likely)
+    assert 0 <= likely[0] <= likely[-1] <= 1
+    order = ["weak", "likely", "strong"]
+    places = [order.index(label(each)) for each in likely]
+    assert places == sorted(places)
