@@ -69,7 +69,8 @@ class Client:
                 "branch": branch,
             },
         )
-        hits = (Hit(**{**hit, "context": tuple(hit["context"])}) for hit in found["results"])
+        listed = ("context", "copies")
+        hits = (Hit(**hit | {name: tuple(hit[name]) for name in listed}) for hit in found["results"])
         return SearchReport(found["query"], tuple(hits))
 
     def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:

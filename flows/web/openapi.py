@@ -30,7 +30,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
                 "symbol_start": 1,
                 "symbol_end": 2,
                 "label": "strong",
-                "copies": [],
+                "copies": ["backup/lease.py"],
             }
         ],
     },
