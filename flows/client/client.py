@@ -108,4 +108,4 @@ class Client:
 
 
 def _hit(told: Mapping[str, Any]) -> Hit:
-    return Hit(**{**told, "context": tuple(told["context"])})
+    return Hit(**{**told, **{name: tuple(told[name]) for name in ("context", "copies")}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -39,6 +40,8 @@ class LinesFound(BaseModel):
     kind: str | None = None
     symbol_start: int | None = None
     symbol_end: int | None = None
+    label: Literal["strong", "likely", "weak"] | None = None
+    copies: list[str] = []
 
 
 class SearchAnswer(BaseModel):
@@ -105,7 +108,9 @@ def search_answer(report: SearchReport) -> SearchAnswer:
 
 def _lines_found(hit: Hit, context: list[str]) -> LinesFound:
     fields = {name: getattr(hit, name) for name in LinesFound.model_fields}
-    return LinesFound(**fields | {"context": context, "end_line": hit.start_line + len(context) - 1})
+    return LinesFound(
+        **fields | {"context": context, "copies": list(hit.copies), "end_line": hit.start_line + len(context) - 1}
+    )
 
 
 def index_status(stats: WorkspaceStats) -> IndexStatus:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode
 from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
-from driftline.storage.lines.words import telling_words, terms_asked
+from driftline.storage.lines.words import names_in, telling_words, terms_asked
 from driftline.tasks.search.ranking import CandidateLines, count_words
 
 Document = tuple[str, str, str]
@@ -35,6 +35,7 @@ class Candidates:
     """
 
     words: Sequence[str]
+    names: Sequence[str]
     documents: Sequence[Document]
     lines: CandidateLines
     column: NDArray[np.int64]
@@ -99,6 +100,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
     definitions, definition = _definitions(blocks[OUTLINE_COLUMN].to_pylist(), block, number)
     return Candidates(
         words,
+        names_in(query),
         documents,
         CandidateLines(block_documents[block], number),
         column,
@@ -171,6 +173,7 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
     order = np.argsort(np.concatenate([places, near_places[new]]))
     return Candidates(
         found.words,
+        found.names,
         documents,
         CandidateLines(
             np.concatenate([document, near_document[new]])[order],

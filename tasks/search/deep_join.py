@@ -20,7 +20,7 @@ from driftline.tasks.search.hits import add_definitions
 from driftline.tasks.search.line_kinds import LineKinds
 from driftline.tasks.search.relative_filters import relative_to_sources
 from driftline.tasks.search.reranking import Encoder
-from driftline.tasks.search.windows import Window
+from driftline.tasks.search.windows import Window, by_score
 
 CANDIDATE_DEFINITIONS = 60
 """Definitions looked up by their vectors."""
@@ -108,7 +108,8 @@ def joined(
     new = _windows([*places.values()], tables, vector, embedder, deep)
     for place, window in new.items():
         window.score = base + gains[place]
-    return sorted([*windows, *new.values()], key=lambda window: -window.score)
+        window.attainable = max((each.attainable for each in windows), default=WEIGHT_OF_CODE)
+    return by_score([*windows, *new.values()])
 
 
 def _weight(definition: Definition) -> float:

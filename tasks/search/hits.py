@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.excerpts import clipped, match_in
 from driftline.tasks.search.freshness import Read, is_unchanged, judge_read
-from driftline.tasks.search.relevance import Calibration
+from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.search.same_files import SourceRecords
-from driftline.tasks.search.windows import Window
+from driftline.tasks.search.windows import MAX_WINDOW_LINES, Window
 from driftline.tasks.text import decode, lines_between
 
 
@@ -28,11 +29,13 @@ class Hit:
 
     ``path`` is that of the document in its source, and ``file`` where it can be opened: an absolute path or a URI,
     or None of standard input and of forgotten sources.
-    ``line`` and ``text`` are its best line, and ``column`` is where that answers the query; hits are sorted by
-    ``score``: the cosine of that line in the mode ``vector``, else what its words and its meaning are worth.
-    ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of random pairs of lines that are farther;
-    ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line, ``text`` and
-    ``context`` have the window around the match (``excerpts.clipped``). ``freshness`` says what has
+    ``line`` and ``text`` are its best line, and ``column`` is where that answers the query. ``score`` orders the list:
+    how likely such a hit is right, of which ``label`` tells the rest in a word; in the mode ``vector`` it is the cosine
+    of the best line, and there is no label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of
+    random pairs of lines that are farther. ``copies`` are the paths of other documents of the source with the same
+    content, which are not shown. ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed.
+    Of a long line, ``text`` and ``context`` have the window around the match (``excerpts.clipped``).
+    ``freshness`` says what has
     become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
     what was read anyway. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind``
     what it is (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` are its lines as they were
@@ -58,10 +61,13 @@ class Hit:
     kind: str | None = None
     symbol_start: int | None = None
     symbol_end: int | None = None
+    label: Label | None = None
+    copies: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As ``search --json`` prints it; ``dataclasses.asdict`` takes ten times as long."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"context": list(self.context)}
+        listed = {"context": list(self.context), "copies": list(self.copies)}
+        return {name: getattr(self, name) for name in self.__slots__} | listed
 
 
 def hits(
@@ -86,6 +92,7 @@ def hits(
     texts = [unchanged_text(document, window.hash) for document, window in zip(documents, windows, strict=True)]
     lacking = [window for window, text in zip(windows, texts, strict=True) if n_lines and text is None]
     indexed = _indexed(tables, lacking, n_lines)
+    score = math.inf
     for rank, (window, document, text) in enumerate(zip(windows, documents, texts, strict=True), start=1):
         unchanged = text is not None
         start, end = _around(window, n_lines, within_definition=within_definitions)
@@ -99,6 +106,8 @@ def hits(
             context = [known.get(number, "") for number in range(start, end + 1)]
         at = match_in(window.text, query)
         judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged, column=window.column)
+        likely = likelihood(window.score, window.attainable) if window.attainable else None
+        score = min(score, window.score if likely is None else likely)  # windows after the reranked ones score apart
         yield Hit(
             path=window.path,
             file=_file(records, window),
@@ -106,7 +115,7 @@ def hits(
             line=window.best + 1,
             start_line=start + 1,
             end_line=start + len(context),
-            score=window.score,
+            score=score,
             distance=window.distance,
             relevance=calibration.relevance(window.distance),
             rank=rank,
@@ -116,6 +125,8 @@ def hits(
             line_now=judged.line if judged else None,
             column=window.column + at + 1,
             **symbol_of(window.definition),
+            label=None if likely is None else label(score),
+            copies=window.copies,
         )
 
 
@@ -142,7 +153,9 @@ def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> N
 
 
 def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[int, int]:
-    """The first and the last line of a window with its context, 0-based."""
+    """The first and the last line of a window with its context, 0-based; together no more than a window may have."""
+    room = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
+    n_lines = min(n_lines, max(0, room) // 2)
     start, end = max(0, window.first - n_lines), window.last + n_lines
     definition = window.definition
     if within_definition and definition is not None and definition.is_code:

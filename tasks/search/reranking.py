@@ -19,7 +19,7 @@ from driftline.tasks.search.windows import Window
 
 LINES_AROUND, HEAD_LINES = 3, 6
 """Lines on each side of a window that are read, and lines from the head of its definition where that is farther up."""
-WEIGHT_OF_COSINE = 20.0
+WEIGHT_OF_COSINE = 25.0
 """What the cosine weighs against a score by words and meaning; chosen on the tuning halves of the benchmark."""
 WEIGHT_IN_VECTOR_MODE = 1.0
 """There, the scores are cosines themselves."""
