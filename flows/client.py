@@ -230,4 +230,4 @@ class Client:
 
 
 def _hit(told: Mapping[str, Any]) -> Hit:
-    return Hit(**{**told, "context": tuple(told["context"])})
+    return Hit(**{**told, **{name: tuple(told[name]) for name in ("context", "copies")}})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -46,6 +46,8 @@ class LinesFound(BaseModel):
     kind: str | None = None
     symbol_start: int | None = None
     symbol_end: int | None = None
+    label: Literal["strong", "likely", "weak"] | None = None
+    copies: list[str] = []
 
 
 class SearchAnswer(BaseModel):
@@ -112,7 +114,9 @@ def search_answer(report: SearchReport) -> SearchAnswer:
 
 def _lines_found(hit: Hit, context: list[str]) -> LinesFound:
     fields = {name: getattr(hit, name) for name in LinesFound.model_fields}
-    return LinesFound(**fields | {"context": context, "end_line": hit.start_line + len(context) - 1})
+    return LinesFound(
+        **fields | {"context": context, "copies": list(hit.copies), "end_line": hit.start_line + len(context) - 1}
+    )
 
 
 def index_status(stats: WorkspaceStats) -> IndexStatus:

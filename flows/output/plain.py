@@ -74,11 +74,16 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     results: Sequence[Mapping[str, Any]] = result["results"]
     with_source = len({hit["source"] for hit in results}) > 1
     styled = _wants_styles()
-    shown = []
+    shown = ["No good match. The nearest, all weak:\n"] if results and all_weak(results) else []
     for hit in results:
         folder = (folders or {}).get(hit["source"])
         shown.append("".join([_header(hit, folder, with_source, styled), *_window(hit, styled)]))
     emit("\n".join(shown))
+
+
+def all_weak(results: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether nothing that was found is likely right."""
+    return all(hit.get("label") == "weak" for hit in results)
 
 
 def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, styled: bool) -> str:
@@ -92,11 +97,13 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
     if styled and folder is not None and hit["path"] != "-":
         header = f"\x1b]8;;{Path(folder, hit['path']).as_uri()}\x1b\\{header}\x1b]8;;\x1b\\"
     if hit["score"] is not None:
-        header += part(f"{hit['score']:.2f}", "dim")
+        header += part(" ".join([f"{hit['score']:.2f}", *([hit["label"]] if hit.get("label") else [])]), "dim")
     if hit.get("symbol") is not None:
         header += part(f"{hit['kind']} {printable(hit['symbol'])}", "definition")
     if with_source:
         header += part(printable(hit["source"]), "dim")
+    if hit.get("copies"):
+        header += part(f"+{len(hit['copies'])} {'copy' if len(hit['copies']) == 1 else 'copies'}", "dim")
     if freshness not in (None, "fresh"):
         header += part(f"moved from line {hit['line']}" if freshness == "moved" else freshness, "changed")
     return header + "\n"

@@ -17,7 +17,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
                 "line": 1,
                 "start_line": 1,
                 "end_line": 2,
-                "score": 14.2,
+                "score": 0.62,
                 "distance": 0.58,
                 "relevance": 0.9934,
                 "rank": 1,
@@ -30,6 +30,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
                 "kind": "function",
                 "symbol_start": 1,
                 "symbol_end": 2,
+                "label": "strong",
+                "copies": ["backup/lease.py"],
             }
         ],
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,8 @@ KINDS: tuple[str, ...] = get_args(Kind)
 OF_TEXT = frozenset(("key", "section"))
 """Kinds of prose and configuration: they say where a line is, but define nothing."""
 OUTLINE_COLUMN = "outline"
+_SEPARATORS = re.compile(r"<[^<>]*>|::|->|\s*>\s*|[.\\#/:]")
+"""What stands between the names of definitions, in outlines and in queries of any language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class Definition:
         """Whether it is of code, not of prose or configuration."""
         return self.kind not in OF_TEXT
 
+    def is_named(self, name: str) -> bool:
+        """Whether it has this name, whatever its case; of ``Session.get`` both names must be its own."""
+        wanted, own = parts_of_name(name.lower()), parts_of_name(self.name.lower())
+        return bool(wanted) and own[-len(wanted) :] == wanted
+
 
 def encode(found: Sequence[Definition]) -> str:
     """The definitions of a block, a line each."""
@@ -51,6 +59,12 @@ def decode(outline: str) -> tuple[Definition, ...]:
 def _definition(line: str) -> Definition:
     kind, at, first, last, name = line.split("\t", 4)
     return Definition(kind, name, int(at), int(first), int(last))
+
+
+@lru_cache(65_536)
+def parts_of_name(name: str) -> tuple[str, ...]:
+    """The names in a qualified one, outer ones first: ``net::Session.get`` has three."""
+    return tuple(part for part in _SEPARATORS.split(name) if part)
 
 
 def innermost(found: Sequence[Definition], line: int) -> Definition | None:

@@ -7,17 +7,20 @@ An index that is searched without it is read in small parts, one after another, 
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from driftline.storage.defaults import FALLBACK_THRESHOLD, Strategy
@@ -27,7 +30,7 @@ from driftline.storage.lance.table import is_one_of
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import TEXT
-from driftline.storage.lines.outline import OUTLINE_COLUMN
+from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, parts_of_name
 from driftline.storage.lines.table import LINES_PER_BLOCK, TEXT_COLUMN, LineTable, no_lines, schema
 
 if TYPE_CHECKING:
@@ -86,6 +89,9 @@ LATER_COLUMNS = {"column_number": 0, OUTLINE_COLUMN: None}
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
 """The sources of each version that this process has searched; versions are immutable."""
 _MAX_VERSIONS = 1_000
+_OUTLINES: LRUCache[tuple[str | int, ...], pa.Table] = LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
+"""The outlines of each version in which this process has looked for a name, about 6 bytes for each line."""
+_OUTLINES_AT_ONCE = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +175,7 @@ class LineQuery:
     @cached_property
     def _sources(self) -> tuple[str, ...]:
         """The entities that have written to the table, by their commit markers."""
-        files = [file.path for fragment in self.dataset.get_fragments()[:1] for file in fragment.data_files()]
-        # A table that was deleted and created again may have the same URI and version, but not the same files.
-        version: tuple[str | int, ...] = (self.dataset.uri, self.dataset.version, *files)
+        version = self._exact_version
         sources = _SOURCES.get(version)
         if sources is None:
             rows = self._scanned(["entity"], filter=no_lines(None))
@@ -180,6 +184,12 @@ class LineQuery:
                 _SOURCES.clear()
             _SOURCES[version] = sources
         return sources
+
+    @cached_property
+    def _exact_version(self) -> tuple[str | int, ...]:
+        """A table that was deleted and created again may have the same URI and version, but not the same files."""
+        files = [file.path for fragment in self.dataset.get_fragments()[:1] for file in fragment.data_files()]
+        return (self.dataset.uri, self.dataset.version, *files)
 
     @cached_property
     def filters_afterwards(self) -> bool:
@@ -316,6 +326,50 @@ class LineQuery:
             [*BLOCK_COLUMNS, "_score"], where=self.sql, full_text_query=search, prefilter=True, limit=limit
         )
         return rows.rename_columns([*BLOCK_COLUMNS, "bm25"])
+
+    def defining(self, names: Sequence[str], limit: int) -> pa.Table:
+        """The blocks with the lines of at most ``limit`` definitions of each of ``names``, whatever their case.
+
+        They are as ``blocks`` gives them, unordered, with a ``bm25`` of 0. Outer definitions come before inner ones.
+        """
+        rows = sorted({row for name in names for row in self._rows_defining(name, limit)})
+        if not rows:
+            return self.blocks("", 0)
+        where = f"_rowid IN ({', '.join(map(str, rows))})" + (f" AND ({self.sql})" if self.sql else "")
+        found = self._read(BLOCK_COLUMNS, where=where, with_row_id=True)
+        return found.append_column("bm25", pa.array(np.zeros(len(found), np.float32)))
+
+    def _rows_defining(self, name: str, limit: int) -> list[int]:
+        """The row ids of the blocks of the best definitions of one name."""
+        parts = parts_of_name(name)
+        if not parts or OUTLINE_COLUMN not in self.dataset.schema.names:
+            return []
+        outlines = self._outlines
+        named = re.compile(rf"^(?!key\t)\w+\t(\d+)\t.*?(?<!\w){re.escape(parts[-1])}$", re.IGNORECASE | re.MULTILINE)
+        rows = outlines.filter(pc.match_substring(outlines["lower"], parts[-1].lower()))
+        found: list[tuple[bool, int, int]] = []
+        columns = (rows[each].to_pylist() for each in (OUTLINE_COLUMN, "_rowid", "line_number"))
+        for outline, row, first in zip(*columns, strict=True):
+            for match in named.finditer(outline):
+                definition = decode(match[0])[0]
+                if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.is_named(name):
+                    own = parts_of_name(definition.name)
+                    found.append((own[-len(parts) :] != parts, len(own), row))
+        return [row for *_, row in sorted(found)[:limit]]
+
+    @property
+    def _outlines(self) -> pa.Table:
+        """The outlines of all blocks: ``outline``, ``lower`` (in lower case), ``line_number`` and ``_rowid``."""
+        with _OUTLINES_AT_ONCE:
+            known = _OUTLINES.get(self._exact_version)
+        if known is None:
+            where = f"{OUTLINE_COLUMN} != ''"
+            known = self._scanned([OUTLINE_COLUMN, "line_number"], filter=where, with_row_id=True).combine_chunks()
+            known = known.append_column("lower", pc.utf8_lower(known[OUTLINE_COLUMN]))
+            with _OUTLINES_AT_ONCE:
+                if known.nbytes <= _OUTLINES.maxsize:
+                    _OUTLINES[self._exact_version] = known
+        return known
 
     def passages(self, wanted: Sequence[Passage]) -> pa.Table:
         """The lines of one or more passages in this table: ``PASSAGE_COLUMNS``, unordered."""

@@ -17,6 +17,8 @@ from driftline.storage.lines.indexes import tokens
 
 NAME_PART = re.compile(r"[^\W_]+")
 """The tokenizer leaves the underscores of _cache and __init__ where they are."""
+_NAME = re.compile(r"[^\W\d][\w$]*(?:(?:::|->|[.\\#/])[\w$]+)*")
+_SPELT_AS_NAME = re.compile(r"(?=\w*(?:[a-z0-9][A-Z]|[^\W_]_[^\W_])|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern)
 WORDS_OF_A_NAME = 2
 _PARTS_KEPT = 65_536
 
@@ -121,6 +123,17 @@ def telling_words(query: str) -> list[str]:
     telling = [word for word in words if word not in fillers] or words
     # What Japanese writes in Hiragana are mostly endings and particles.
     return [word for word in telling if not _HIRAGANA.fullmatch(word)] or telling
+
+
+def names_in(query: str) -> list[str]:
+    """What the query may name a definition by: all of it if it is one word, or those of its words that are spelt so.
+
+    ``getUser``, ``get_user``, ``Session.get``, ``net::Session`` and ``get_user()`` are; ``user`` only is alone.
+    """
+    words = [word.strip("`'\"()[]{},;:?.!") for word in query.split()]
+    if len(words) == 1:
+        return words if _NAME.fullmatch(words[0]) else []
+    return [word for word in dict.fromkeys(words) if _SPELT_AS_NAME.fullmatch(word)]
 
 
 def as_indexed(words: Sequence[str]) -> str:

@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode
+from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
 from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
-from driftline.storage.lines.words import telling_words, terms, terms_asked
+from driftline.storage.lines.words import names_in, telling_words, terms, terms_asked
 from driftline.storage.model import Embedder
 from driftline.tasks.definitions.outlines import begins_definition
-from driftline.tasks.search.filters import ALL_LINES, LineKinds, is_prose, is_test
+from driftline.tasks.search.filters import ALL_LINES, LineKinds, is_auxiliary, is_prose, is_test
 from driftline.tasks.search.ranking import (
+    BM25_K1,
     WEIGHTS,
     CandidateLines,
     Reach,
@@ -52,6 +53,7 @@ class Candidates:
     """
 
     words: Sequence[str]
+    names: Sequence[str]
     documents: Sequence[Document]
     lines: CandidateLines
     column: NDArray[np.int64]
@@ -116,6 +118,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
     definitions, definition = _definitions(blocks[OUTLINE_COLUMN].to_pylist(), block, number)
     return Candidates(
         words,
+        names_in(query),
         documents,
         CandidateLines(block_documents[block], number),
         column,
@@ -188,6 +191,7 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
     order = np.argsort(np.concatenate([places, near_places[new]]))
     return Candidates(
         found.words,
+        found.names,
         documents,
         CandidateLines(
             np.concatenate([document, near_document[new]])[order],
@@ -226,6 +230,13 @@ JUDGED_LINES = 20
 MIN_RESULTS = 10
 DISTANCE_DIGITS = 6
 """Sums of float32 in another order differ behind it: a line that is the query itself has the distance 0."""
+LEAST_OF_UNKNOWN = 6.0
+"""What a word weighs at least that no block holds."""
+BEYOND_WORDS = 10.0
+"""What meaning and definitions add to the score of a good answer; not more than words do, which weigh little in a small
+tree."""
+LINES_OF_LARGE = 64
+"""A definition of so many lines is no mere declaration."""
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
 
@@ -242,17 +253,21 @@ def rank(
 ) -> Iterator[dict[str, Any]]:
     """The best of ``candidates``, which are of ``blocks`` (``lines_of``) and others (``gather``), best first.
 
-    They are rows of ``storage.queries.nearest_lines`` with a ``relevance``, by which they are ordered, and a ``fit``,
-    which leaves their neighbours out. ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, words alone
-    decide, and lines without any are left out, as those are that ``only`` does not allow.
+    They are rows of ``storage.queries.nearest_lines`` with a ``relevance``, by which they are ordered, the relevance
+    that is ``attainable``, a ``fit``, which leaves their neighbours out, and whether they begin what is ``named``.
+    ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, words alone decide, and lines without any are
+    left out, as those are that ``only`` does not allow.
     """
     if not len(candidates):
         return iter(())
     lines, texts = candidates.lines, candidates.texts
-    of_words, of_own_words = _text_scores(candidates, blocks, weights)
+    of_words, of_own_words, attainable = _text_scores(candidates, blocks, weights)
+    attainable += (min(attainable, BEYOND_WORDS) if meaning else 0.0) or 1.0
     allowed = _allowed(candidates, only)
     chosen = np.flatnonzero((of_words > 0) & allowed)
     chosen = chosen[np.argsort(-of_words[chosen], kind="stable")][: JUDGED_LINES * max(top_k, MIN_RESULTS)]
+    named = _named(candidates) * allowed
+    chosen = np.union1d(chosen, np.flatnonzero(named > 0))
     if meaning:
         chosen = np.union1d(chosen, np.flatnonzero(candidates.near & allowed))
     relevance, fit = of_words[chosen], of_own_words[chosen]
@@ -268,17 +283,28 @@ def rank(
                 own_gain[rows] = kind[0].weight * own_cosines[rows]
         bonus = weights.definition * (_begins_definition(candidates, chosen) & (relevance > 0) & ~prose)
         relevance, fit = relevance + gain + bonus, fit + own_gain + bonus
-    if not _ASKS_FOR_TESTS & {*candidates.words}:
-        relevance = relevance + weights.test * _of_documents(candidates, is_test)[lines.document[chosen]]
+    relevance, fit = relevance + weights.name * named[chosen], fit + weights.name * named[chosen]
+    relevance = np.where(relevance > 0, _of_kinds(candidates, weights)[lines.document[chosen]], 1) * relevance
     return (
         {
             **candidates.row(chosen[i]),
             "distance": round(1 - float(own_cosines[i]), DISTANCE_DIGITS),
             "relevance": float(relevance[i]),
             "fit": float(fit[i]),
+            "attainable": attainable,
+            "named": bool(named[chosen[i]] > 0),
         }
         for i in np.argsort(-relevance, kind="stable").tolist()
     )
+
+
+def _of_kinds(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
+    """``(d,)``: the share of its relevance that each document keeps, by its kind."""
+    shares = np.where(_of_documents(candidates, is_prose), weights.text, 1.0)
+    shares *= np.where(_of_documents(candidates, is_auxiliary), weights.auxiliary, 1.0)
+    if not _ASKS_FOR_TESTS & {*candidates.words}:
+        shares *= np.where(_of_documents(candidates, is_test), weights.test, 1.0)
+    return shares.astype(np.float32)
 
 
 def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
@@ -296,6 +322,31 @@ def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
 def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArray[np.bool_]:
     """``(d,)``: whether it holds of the path of each document."""
     return np.fromiter((holds(path) for _, path, _ in candidates.documents), np.bool_, len(candidates.documents))
+
+
+def _named(candidates: Candidates) -> NDArray[np.float32]:
+    """``(n,)``: how well each line names what the query does: 1 where it begins that definition, half in prose."""
+    found = np.zeros(len(candidates), np.float32)
+    if not candidates.names:
+        return found
+    shares = [_share(each, candidates.names) for each in candidates.definitions]
+    for at in np.flatnonzero(candidates.definition >= 0).tolist():
+        position = candidates.definition[at]
+        if shares[position] and candidates.definitions[position].line == candidates.lines.number[at]:
+            found[at] = shares[position]
+    return found
+
+
+def _share(definition: Definition, names: Sequence[str]) -> float:
+    """How much a definition is what is named: less of prose, in another case, inside of others, and of few lines."""
+    named = [parts_of_name(name) for name in names if definition.is_named(name)]
+    if not named:
+        return 0.0
+    own = parts_of_name(definition.name)
+    exact = any(own[-len(parts) :] == parts for parts in named)
+    whole = (1.0 if definition.is_code else 0.5) * (1.0 if exact else 0.8)
+    size = min(1.0, (definition.last - definition.line) / LINES_OF_LARGE)
+    return whole - 0.05 * (len(own) - len(named[0])) - 0.1 * (1 - size)
 
 
 def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -328,8 +379,11 @@ def _meaning(
 
 def _text_scores(
     candidates: Candidates, blocks: pa.Table, chosen: Weights
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """``(n,)`` each: what the words around the candidates, and of their documents, say; and their own alone."""
+) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+    """``(n,)`` each: what the words around the candidates, and of their documents, say; and their own alone.
+
+    Then what a line could score that says all words of the query many times, those that no block holds included.
+    """
     words, counts, lengths = candidates.words, candidates.counts, candidates.lengths
     in_path, path_lengths = count_words([path for _, path, _ in candidates.documents], words)
     inside = candidates.block >= 0
@@ -340,12 +394,15 @@ def _text_scores(
     document = candidates.block_documents
     bm25 = blocks["bm25"].to_numpy()
     in_heads, head_lengths = count_words(candidates.block_names, words)
-    weights = word_weights(
-        block_counts + in_path[document] + in_heads, block_lengths + path_lengths[document] + head_lengths, bm25
-    )
+    by_words = bm25 > 0  # not those that were found by a name
+    counts_in = block_counts + in_path[document] + in_heads
+    lengths_of = block_lengths + path_lengths[document] + head_lengths
+    weights = word_weights(counts_in[by_words], lengths_of[by_words], bm25[by_words])
     lines = candidates.lines
     in_names, _ = count_words([*(each.name for each in candidates.definitions), ""], words)
     in_names = in_names[candidates.definition.clip(-1)]  # the last row, without words, stands for no definition
     scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, weights, chosen)
     scores += document_scores(document, bm25, len(candidates.documents), chosen)[lines.document] * (scores > 0)
-    return scores, line_scores(counts, lengths, weights)
+    unknown = np.count_nonzero(~(counts_in > 0).any(axis=0)) * max(LEAST_OF_UNKNOWN, weights.max(initial=0))
+    attainable = (BM25_K1 + 1) * float(weights.sum() + unknown)
+    return scores, line_scores(counts, lengths, weights), attainable

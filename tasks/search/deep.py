@@ -24,11 +24,11 @@ from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.deep.files import FOLDERS, as_words
 from driftline.tasks.search.filters import LineKinds, relative_to_sources
-from driftline.tasks.search.hits import Window, add_definitions
+from driftline.tasks.search.hits import Window, add_definitions, by_score
 
 LINES_AROUND, HEAD_LINES = 3, 6
 """Lines on each side of a window that are read, and lines from the head of its definition where that is farther up."""
-WEIGHT_OF_COSINE = 20.0
+WEIGHT_OF_COSINE = 25.0
 """What the cosine weighs against a score by words and meaning; chosen on the tuning halves of the benchmark."""
 WEIGHT_IN_VECTOR_MODE = 1.0
 """There, the scores are cosines themselves."""
@@ -196,7 +196,8 @@ def joined(
     new = _windows([*places.values()], tables, vector, embedder, deep)
     for place, window in new.items():
         window.score = base + gains[place]
-    return sorted([*windows, *new.values()], key=lambda window: -window.score)
+        window.attainable = max((each.attainable for each in windows), default=WEIGHT_OF_CODE)
+    return by_score([*windows, *new.values()])
 
 
 def _weight(definition: Definition) -> float:

@@ -98,6 +98,14 @@ _TEST = re.compile(
     r"|(?:^|/)(?:test_[^/]*|conftest|[^/]*_tests?|[^/]*_spec|[^/]*[.-](?:test|spec))\.\w+$"
     r"|(?:^|/)[^/]*[a-z0-9](?:Test|Tests|TestCase|IT|Spec)\.(?:java|kt|scala|cs|swift|php)$"
 )
+_AUXILIARY = re.compile(
+    r"(?:^|/)(?:vendor|_?vendored|_vendor|third[_-]?party|node_modules|dist|_esm|_cjs|locales?|i18n|examples?|samples?|demos?"
+    r"|docs?_src|compat|_compat|legacy|fixtures?)/"
+    r"|(?:^|/)(?:changelog|changes|history|news|releases?)(?:\.\w+)?$"
+    r"|(?:\.lock|-lock\.json|-lock\.yaml|\.lockb|/go\.sum|\.pot?|_pb2(?:_grpc)?\.pyi?|\.pb\.(?:go|cc|h)|\.g\.dart|\.min\.\w+|\.map"
+    r"|\.d\.ts|[._-]generated\.\w+|\.snap|\.csv|\.svg)$",
+    re.IGNORECASE,
+)
 LANGUAGES: dict[str, tuple[str, ...]] = {
     "bash": ("sh", "bash", "zsh"),
     "c": ("c", "h"),
@@ -136,6 +144,12 @@ def is_prose(path: str) -> bool:
 def is_test(path: str) -> bool:
     """Whether a document is a test or belongs to tests, by the names of its folders and its own."""
     return _TEST.search(path) is not None
+
+
+def is_auxiliary(path: str) -> bool:
+    """Whether a document repeats, lists or illustrates what others say: lock files, changelogs, vendored, generated and
+    translated files, examples, data."""
+    return _AUXILIARY.search(path) is not None
 
 
 _FIXED = re.compile(r"[^*?\[]*/")

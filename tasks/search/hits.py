@@ -12,10 +12,11 @@ One file is shown once, even if several sources hold it: those of different tena
 from __future__ import annotations
 
 import enum
+import math
 import os
 import posixpath
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,8 +34,217 @@ from driftline.storage.model import content_hash
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.relevance import Calibration
+from driftline.tasks.search.ranking import WEIGHTS, Weights, count_words
+from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
+
+MAX_WINDOW_LINES = 32
+"""A window does not grow beyond so many lines, context apart."""
+JUDGED_WINDOWS = 60
+"""So many windows tell which files a query is about."""
+MAX_WINDOWS_OF_DEFINITION = 3
+"""A long function does not take all places, as a long section of prose may."""
+
+
+@dataclass(slots=True)
+class Window:
+    """Neighbouring hits of one document; lines are 0-based, both ends included.
+
+    ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance``, ``text``, ``column``, at which
+    the text begins in its line, and ``definition``, the innermost around it, are its. Whether it has one is unknown
+    unless it is ``outlined``. ``score`` is that of the hit by which the window has its place: its relevance, of which
+    so much is ``attainable``, or its cosine where hits are ordered by that; nothing is attainable then. ``copies`` are
+    other documents of its source with the same content. If the query has ``named`` the definition, the window stays
+    inside it.
+    """
+
+    entity: str
+    path: str
+    hash: str
+    best: int
+    distance: float
+    text: str
+    fit: float
+    first: int
+    last: int
+    definition: Definition | None = None
+    outlined: bool = False
+    score: float = field(default=0.0, compare=False)
+    column: int = 0
+    attainable: float = 0.0
+    copies: tuple[str, ...] = ()
+    named: bool = False
+
+    @property
+    def file(self) -> tuple[str, str]:
+        """What tells its document from others."""
+        return self.entity, self.path
+
+    @classmethod
+    def around(cls, row: Mapping[str, Any]) -> Window:
+        """The window of one hit."""
+        line, distance = row["line_number"], row["distance"]
+        fit = row.get("fit", -distance)
+        known: dict[str, Any] = {"score": row.get("relevance", 1 - distance), "column": row.get("column_number", 0)}
+        known |= {name: row[name] for name in ("attainable", "named") if name in row}
+        known |= {"definition": row["definition"], "outlined": row["outlined"]} if "definition" in row else {}
+        document = row["entity"], row["path"], row["hash"]
+        return cls(*document, line, distance, row["text"], fit, first=line, last=line, **known)
+
+    def may_take_in(self, line: int) -> bool:
+        """Whether it may grow to a line; any, unless its definition is what was asked for."""
+        return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
+
+    def take_in(self, other: Window) -> None:
+        """Become a window of both; the one that fits better names the best line."""
+        if other.fit > self.fit:
+            self.best, self.distance, self.text, self.fit = other.best, other.distance, other.text, other.fit
+            self.definition, self.outlined, self.column = other.definition, other.outlined, other.column
+        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
+
+
+def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, top_k: int) -> list[Window]:
+    """Hits, best first, as at most ``top_k`` windows, in the order of their first hits.
+
+    ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` if that is
+    not simply the better the nearer. Hits up to ``reach`` lines apart become one window, unless it would be too long:
+    then the later one is left out. Hits are read until there are enough windows, so that none grows by hits that are
+    worse than all of them.
+    """
+    windows: list[Window] = []
+    of_document: dict[tuple[str, str], list[Window]] = {}
+    for row in rows:
+        new = Window.around(row)
+        known = of_document.setdefault((new.entity, new.path), [])
+        near = [window for window in known if window.first - reach <= new.first <= window.last + reach]
+        if near:
+            joined = (*near, new)
+            if not all(window.may_take_in(new.first) for window in near):
+                continue
+            if max(w.last for w in joined) - min(w.first for w in joined) < MAX_WINDOW_LINES:
+                for other in joined[1:]:
+                    near[0].take_in(other)
+                for other in near[1:]:
+                    known.remove(other)
+                    windows.remove(other)
+            continue
+        defined = new.definition is not None and new.definition.is_code
+        if defined and sum(new.definition == each.definition for each in known) >= MAX_WINDOWS_OF_DEFINITION:
+            continue
+        known.append(new)
+        windows.append(new)
+        if len(windows) == top_k:
+            break
+    return windows
+
+
+def arranged(windows: Sequence[Window], words: Sequence[str], weights: Weights = WEIGHTS) -> list[Window]:
+    """``windows``, best first, by their scores and by their files: what these hold besides, and how they are called.
+
+    ``words`` are the distinct terms of the query. Each window gets the score by which it has its place.
+    """
+    windows = _without_copies(windows)
+    if not windows or not words:
+        return list(windows)
+    least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
+    of_file: dict[tuple[str, str], float] = defaultdict(float)
+    for window in windows:
+        of_file[window.file] += window.score - least
+    most = max(of_file.values()) or 1.0
+    named, _ = count_words([posixpath.splitext(posixpath.basename(path))[0] for _, path in of_file], words)
+    share = dict(zip(of_file, (named > 0).mean(axis=1).tolist(), strict=True))
+    unit = best * min(1.0, weights.telling_words / len(words)) ** 3
+    seen: dict[tuple[str, str], int] = defaultdict(int)
+    for window in windows:
+        first = not seen[window.file]
+        seen[window.file] += 1
+        gain = weights.file * of_file[window.file] / most if first else 0.0
+        window.score += unit * (gain + weights.stem * share[window.file])
+    seen.clear()
+    for window in by_score(windows):
+        window.score += unit * weights.again * seen[window.file]
+        seen[window.file] += 1
+    return by_score(windows)
+
+
+def _without_copies(windows: Sequence[Window]) -> list[Window]:
+    """``windows``, best first, without those of documents whose content an earlier one shows; it names their paths."""
+    shown: dict[tuple[str, str], Window] = {}
+    kept: list[Window] = []
+    for window in windows:
+        first = shown.setdefault((window.entity, window.hash), window)
+        if first.file == window.file:
+            kept.append(window)
+        elif window.path not in first.copies:
+            first.copies += (window.path,)
+    return kept
+
+
+def by_score(windows: Sequence[Window]) -> list[Window]:
+    """``windows``, best first; of equal ones the first."""
+    return sorted(windows, key=lambda window: -window.score)
+
+
+Read = bytes | DriftlineError
+"""What reading a document came to."""
+
+
+class State(enum.StrEnum):
+    """What has become of an indexed line."""
+
+    FRESH = "fresh"
+    MOVED = "moved"
+    STALE = "stale"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """The state of a line; ``line`` is its number now (1-based), None where it is stale or gone."""
+
+    state: State
+    line: int | None = None
+
+
+def judge(text: str, line: int, current: Sequence[str], column: int = 0) -> Freshness:
+    """What has become of ``text``, indexed as ``line`` (1-based), in a file whose lines are ``current`` now.
+
+    It is the part of the line that begins at ``column`` (0-based), as ``tasks.text.rows_of_line`` cuts lines.
+
+    A line that stands elsewhere has moved to the nearest place, the later of two that are as near.
+    """
+
+    def matches(number: int) -> bool:
+        return 1 <= number <= len(current) and (column, text) in rows_of_line(current[number - 1])
+
+    if matches(line):
+        return Freshness(State.FRESH, line)
+    for away in range(1, max(line, len(current) - line) + 1):
+        for number in (line + away, line - away):
+            if matches(number):
+                return Freshness(State.MOVED, number)
+    return Freshness(State.STALE)
+
+
+def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
+    """Whether a document that was read still has the content whose hash stands in its rows."""
+    return isinstance(read, bytes) and content_hash(read) == indexed_hash
+
+
+def judge_read(text: str, line: int, read: Read | None, *, unchanged: bool, column: int = 0) -> Freshness | None:
+    """As ``judge``, from what reading the document came to; None where that does not tell.
+
+    A document that is ``unchanged``, as ``is_unchanged`` says, needs no look at its lines.
+    """
+    if isinstance(read, ObjectNotFound):
+        return Freshness(State.GONE)
+    if read is None or isinstance(read, DriftlineError):
+        return None
+    if unchanged:
+        return Freshness(State.FRESH, line)
+    content, reason = decode(read)
+    return Freshness(State.STALE) if reason is not None else judge(text, line, split_lines(content), column)
+
 
 _BEFORE_CHARACTERS = 100
 """Of a window, before what matches."""
@@ -158,148 +368,6 @@ def match_in(line: str, query: str) -> int:
     return best
 
 
-MAX_WINDOW_LINES = 32
-"""A window does not grow beyond so many lines, context apart."""
-MAX_WINDOWS_OF_DEFINITION = 3
-"""A long function does not take all places, as a long section of prose may."""
-
-
-@dataclass(slots=True)
-class Window:
-    """Neighbouring hits of one document; lines are 0-based, both ends included.
-
-    ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance``, ``text``, ``column``, at which
-    the text begins in its line, and ``definition``, the innermost around it, are its. Whether it has one is unknown
-    unless it is ``outlined``. ``score`` is that of the hit by which the window has its place: its relevance, or its
-    cosine where hits are ordered by that.
-    """
-
-    entity: str
-    path: str
-    hash: str
-    best: int
-    distance: float
-    text: str
-    fit: float
-    first: int
-    last: int
-    definition: Definition | None = None
-    outlined: bool = False
-    score: float = field(default=0.0, compare=False)
-    column: int = 0
-
-    @classmethod
-    def around(cls, row: Mapping[str, Any]) -> Window:
-        """The window of one hit."""
-        line, distance = row["line_number"], row["distance"]
-        fit = row.get("fit", -distance)
-        known: dict[str, Any] = {"score": row.get("relevance", 1 - distance), "column": row.get("column_number", 0)}
-        known |= {"definition": row["definition"], "outlined": row["outlined"]} if "definition" in row else {}
-        document = row["entity"], row["path"], row["hash"]
-        return cls(*document, line, distance, row["text"], fit, first=line, last=line, **known)
-
-    def take_in(self, other: Window) -> None:
-        """Become a window of both; the one that fits better names the best line."""
-        if other.fit > self.fit:
-            self.best, self.distance, self.text, self.fit = other.best, other.distance, other.text, other.fit
-            self.definition, self.outlined, self.column = other.definition, other.outlined, other.column
-        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
-
-
-def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, top_k: int) -> list[Window]:
-    """Hits, best first, as at most ``top_k`` windows, in the order of their first hits.
-
-    ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` if that is
-    not simply the better the nearer. Hits up to ``reach`` lines apart become one window, unless it would be too long:
-    then the later one is left out. Hits are read until there are enough windows, so that none grows by hits that are
-    worse than all of them.
-    """
-    windows: list[Window] = []
-    of_document: dict[tuple[str, str], list[Window]] = {}
-    for row in rows:
-        new = Window.around(row)
-        known = of_document.setdefault((new.entity, new.path), [])
-        near = [window for window in known if window.first - reach <= new.first <= window.last + reach]
-        if near:
-            joined = (*near, new)
-            if max(w.last for w in joined) - min(w.first for w in joined) < MAX_WINDOW_LINES:
-                for other in joined[1:]:
-                    near[0].take_in(other)
-                for other in near[1:]:
-                    known.remove(other)
-                    windows.remove(other)
-            continue
-        defined = new.definition is not None and new.definition.is_code
-        if defined and sum(new.definition == each.definition for each in known) >= MAX_WINDOWS_OF_DEFINITION:
-            continue
-        known.append(new)
-        windows.append(new)
-        if len(windows) == top_k:
-            break
-    return windows
-
-
-Read = bytes | DriftlineError
-"""What reading a document came to."""
-
-
-class State(enum.StrEnum):
-    """What has become of an indexed line."""
-
-    FRESH = "fresh"
-    MOVED = "moved"
-    STALE = "stale"
-    GONE = "gone"
-
-
-@dataclass(frozen=True, slots=True)
-class Freshness:
-    """The state of a line; ``line`` is its number now (1-based), None where it is stale or gone."""
-
-    state: State
-    line: int | None = None
-
-
-def judge(text: str, line: int, current: Sequence[str], column: int = 0) -> Freshness:
-    """What has become of ``text``, indexed as ``line`` (1-based), in a file whose lines are ``current`` now.
-
-    It is the part of the line that begins at ``column`` (0-based), as ``tasks.text.rows_of_line`` cuts lines.
-
-    A line that stands elsewhere has moved to the nearest place, the later of two that are as near.
-    """
-
-    def matches(number: int) -> bool:
-        return 1 <= number <= len(current) and (column, text) in rows_of_line(current[number - 1])
-
-    if matches(line):
-        return Freshness(State.FRESH, line)
-    for away in range(1, max(line, len(current) - line) + 1):
-        for number in (line + away, line - away):
-            if matches(number):
-                return Freshness(State.MOVED, number)
-    return Freshness(State.STALE)
-
-
-def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
-    """Whether a document that was read still has the content whose hash stands in its rows."""
-    return isinstance(read, bytes) and content_hash(read) == indexed_hash
-
-
-def judge_read(text: str, line: int, read: Read | None, *, unchanged: bool, column: int = 0) -> Freshness | None:
-    """As ``judge``, from what reading the document came to; None where that does not tell.
-
-    A document that is ``unchanged``, as ``is_unchanged`` says, needs no look at its lines.
-    """
-    if isinstance(read, ObjectNotFound):
-        return Freshness(State.GONE)
-    if read is None or isinstance(read, DriftlineError):
-        return None
-    if unchanged:
-        return Freshness(State.FRESH, line)
-    content, reason = decode(read)
-    return Freshness(State.STALE) if reason is not None else judge(text, line, split_lines(content), column)
-
-
 @dataclass(slots=True)
 class SourceRecords:
     """The records of the sources of a search, each read once."""
@@ -352,11 +420,13 @@ class Hit:
 
     ``path`` is that of the document in its source, and ``file`` where it can be opened: an absolute path or a URI,
     or None of standard input and of forgotten sources.
-    ``line`` and ``text`` are its best line, and ``column`` is where that answers the query; hits are sorted by
-    ``score``: the cosine of that line in the mode ``vector``, else what its words and its meaning are worth.
-    ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of random pairs of lines that are farther;
-    ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed. Of a long line, ``text`` and
-    ``context`` have the window around the match (``excerpts.clipped``). ``freshness`` says what has
+    ``line`` and ``text`` are its best line, and ``column`` is where that answers the query. ``score`` orders the list:
+    how likely such a hit is right, of which ``label`` tells the rest in a word; in the mode ``vector`` it is the cosine
+    of the best line, and there is no label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of
+    random pairs of lines that are farther. ``copies`` are the paths of other documents of the source with the same
+    content, which are not shown. ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed.
+    Of a long line, ``text`` and ``context`` have the window around the match (``excerpts.clipped``).
+    ``freshness`` says what has
     become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
     what was read anyway. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind``
     what it is (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` are its lines as they were
@@ -382,10 +452,13 @@ class Hit:
     kind: str | None = None
     symbol_start: int | None = None
     symbol_end: int | None = None
+    label: Label | None = None
+    copies: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As ``search --json`` prints it; ``dataclasses.asdict`` takes ten times as long."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"context": list(self.context)}
+        listed = {"context": list(self.context), "copies": list(self.copies)}
+        return {name: getattr(self, name) for name in self.__slots__} | listed
 
 
 def hits(
@@ -410,6 +483,7 @@ def hits(
     texts = [unchanged_text(document, window.hash) for document, window in zip(documents, windows, strict=True)]
     lacking = [window for window, text in zip(windows, texts, strict=True) if n_lines and text is None]
     indexed = _indexed(tables, lacking, n_lines)
+    score = math.inf
     for rank, (window, document, text) in enumerate(zip(windows, documents, texts, strict=True), start=1):
         unchanged = text is not None
         start, end = _around(window, n_lines, within_definition=within_definitions)
@@ -423,6 +497,8 @@ def hits(
             context = [known.get(number, "") for number in range(start, end + 1)]
         at = match_in(window.text, query)
         judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged, column=window.column)
+        likely = likelihood(window.score, window.attainable) if window.attainable else None
+        score = min(score, window.score if likely is None else likely)  # windows after the reranked ones score apart
         yield Hit(
             path=window.path,
             file=_file(records, window),
@@ -430,7 +506,7 @@ def hits(
             line=window.best + 1,
             start_line=start + 1,
             end_line=start + len(context),
-            score=window.score,
+            score=score,
             distance=window.distance,
             relevance=calibration.relevance(window.distance),
             rank=rank,
@@ -440,6 +516,8 @@ def hits(
             line_now=judged.line if judged else None,
             column=window.column + at + 1,
             **symbol_of(window.definition),
+            label=None if likely is None else label(score),
+            copies=window.copies,
         )
 
 
@@ -466,7 +544,9 @@ def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> N
 
 
 def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[int, int]:
-    """The first and the last line of a window with its context, 0-based."""
+    """The first and the last line of a window with its context, 0-based; together no more than a window may have."""
+    room = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
+    n_lines = min(n_lines, max(0, room) // 2)
     start, end = max(0, window.first - n_lines), window.last + n_lines
     definition = window.definition
     if within_definition and definition is not None and definition.is_code:

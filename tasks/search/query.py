@@ -21,7 +21,7 @@ from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.queries import LineQuery
-from driftline.storage.lines.words import as_indexed, telling_words
+from driftline.storage.lines.words import as_indexed, names_in, telling_words
 from driftline.storage.model import Embedder
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.deep.files import deep_fingerprint, resolve_deep_model
@@ -39,7 +39,16 @@ from driftline.tasks.search.deep import (
 )
 from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, SearchFilter, as_filter, relative_to_sources
-from driftline.tasks.search.hits import Hit, SourceRecords, Window, distinct_windows, hits, merge_windows
+from driftline.tasks.search.hits import (
+    JUDGED_WINDOWS,
+    Hit,
+    SourceRecords,
+    Window,
+    arranged,
+    distinct_windows,
+    hits,
+    merge_windows,
+)
 from driftline.tasks.search.relevance import Calibration
 
 log = logging.getLogger(__name__)
@@ -49,6 +58,8 @@ FETCH_FACTOR = 3
 CANDIDATE_BLOCKS = 100
 CANDIDATE_LINES = 30
 """Blocks found by words and lines found by meaning among which a hybrid search chooses; more if results are lacking."""
+CANDIDATE_DEFINITIONS = 20
+"""Definitions looked up for each name in a query."""
 MAX_TENANTS_AT_ONCE = 8
 """Tables opened side by side, each of which waits for a bucket."""
 MAX_BLOCKS = 6_400
@@ -386,7 +397,8 @@ class _Finder:
                 options: dict[str, Any] = {"top_k": top_k, "meaning": meaning, "only": self.only}
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
-                windows = merge_windows((row for row in rows if row["distance"] <= farthest), reach, top_k)
+                near = (row for row in rows if row["distance"] <= farthest)
+                windows = arranged(merge_windows(near, reach, max(top_k, JUDGED_WINDOWS)), lines.words)[:top_k]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
@@ -410,12 +422,22 @@ class _Finder:
             with self.explanation.timed(phase):
                 return find()
 
+        named = timed("names", self._named)
+        if len(named) and len(self.query.split()) == 1 and self.max_distance is None:
+            lines = 0  # what has the very name that was asked for says more than what is like it
         with ThreadPoolExecutor(1) as pool:
             nearest = pool.submit(timed, "vector", lambda: self._nearest(lines))
             words = as_indexed(telling_words(self.query))
             found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
+            found = pa.concat_tables([found, _others(named, found)])
             read = lines_of(found, self.query)  # while the nearest are still looked for
             return found, nearest.result(), gather(read, nearest.result())
+
+    def _named(self) -> pa.Table:
+        """The blocks of the definitions that the query names."""
+        names = names_in(self.query)
+        found = [table.defining(names, CANDIDATE_DEFINITIONS) for table in self.tables if names]
+        return pa.concat_tables(found or [self.tables[0].blocks("", 0)])
 
     def _allowed(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The ``rows`` of nearest lines that ``only`` allows, with their definitions where it needs them."""
@@ -432,6 +454,14 @@ class _Finder:
     def _nearest(self, top_k: int) -> pa.Table:
         found = [table.nearest(self.embedded, top_k, self.max_distance) for table in self.tables]
         return pa.concat_tables(found).sort_by("distance").slice(0, top_k)
+
+
+def _others(blocks: pa.Table, known: pa.Table) -> pa.Table:
+    """Those of ``blocks`` that are not among the ``known`` ones."""
+    place = ("entity", "path", "line_number")
+    places = {*zip(*(known[name].to_pylist() for name in place), strict=True)}
+    new = [each not in places for each in zip(*(blocks[name].to_pylist() for name in place), strict=True)]
+    return blocks.filter(pa.array(new, pa.bool_()))
 
 
 def _best(found: Sequence[pa.Table], limit: int) -> pa.Table:

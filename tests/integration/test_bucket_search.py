@@ -71,7 +71,7 @@ def test_a_warm_search_takes_few_rounds_even_if_the_documents_are_gone(
     assert first.results == again.results
     assert [hit.context for hit in gone.results] == [hit.context for hit in again.results]
     assert len(gone.results) == 10
-    assert all(len(hit.context) >= 5 for hit in gone.results)
+    assert min(len(hit.context) for hit in gone.results) >= 4  # of a line at either end of a document
     assert len(cold) <= 200
     assert rounds(warm) <= MAX_ROUNDS
     assert rounds(alone) <= rounds(warm) + 6  # the context of all hits is read at once

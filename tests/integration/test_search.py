@@ -81,7 +81,9 @@ def in_web(**names: Any) -> LineFilter:
 
 def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> None:
     at = ("--workspace", corpus, "--json")
-    found = driftline("search", "subcommand", "--top-k", 1, "-n", 1, "--path", "numbered.txt", *at).json
+    found = driftline(
+        "search", "subcommand", "--top-k", 1, "-n", 1, "--path", "numbered.txt", "--mode", "vector", *at
+    ).json
     assert list(found) == ["query", "results"]
     assert found["query"] == "subcommand"
     first = found["results"][0]
@@ -105,6 +107,8 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "kind": None,
         "symbol_start": None,
         "symbol_end": None,
+        "label": None,
+        "copies": [],
     }
     assert len(found["results"]) == 1
 
@@ -113,9 +117,8 @@ def test_lines_count_from_one_and_windows_stop_at_both_ends_of_the_file(corpus: 
     lines = NUMBERED.split("\n")
     for query, line in (("parser", 2), ("subcommand", 6), ("namespace", 12)):
         for n_lines in (0, 1, 3, 50):
-            found = search(
-                dl.open(str(corpus)), query, top_k=1, n_lines=n_lines, where=in_web(paths=("numbered.txt",))
-            ).results
+            where = in_web(paths=("numbered.txt",))
+            found = search(dl.open(str(corpus)), query, top_k=1, n_lines=n_lines, where=where, mode="vector").results
             (hit,) = found
             assert hit.line == line
             assert hit.start_line == max(1, line - n_lines)
@@ -340,17 +343,17 @@ def test_commit_markers_are_neither_returned_nor_counted(corpus: Path) -> None:
 
 
 def test_context_comes_from_the_index_when_the_file_has_changed_or_is_gone(own: Path) -> None:
-    expected = hits(own, "subcommand", top_k=1, n_lines=2)[0]
+    expected = hits(own, "subcommand", top_k=1, n_lines=2, mode="vector")[0]
     assert expected.context == ("two", "---", "subcommand", "three", "four")
     file = own.parent / "web" / "numbered.txt"
     file.write_text("something else\n" * 20)
     for _ in range(2):
-        (hit,) = hits(own, "subcommand", top_k=1, n_lines=2)
+        (hit,) = hits(own, "subcommand", top_k=1, n_lines=2, mode="vector")
         assert (hit.line, hit.start_line, hit.end_line) == (6, 4, 8)
         assert hit.context == ("two", "", "subcommand", "three", "four")  # a line of punctuation has no row
         file.unlink(missing_ok=True)
     shutil.rmtree(own.parent / "web")
-    (hit,) = hits(own, "namespace", top_k=1, n_lines=1)
+    (hit,) = hits(own, "namespace", top_k=1, n_lines=1, mode="vector")
     assert (hit.line, hit.context) == (12, ("six", "namespace"))
 
 

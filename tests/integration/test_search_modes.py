@@ -133,9 +133,13 @@ def test_max_distance_holds_in_each_mode(corpus: Path, mode: Mode) -> None:
     assert all(hit.distance <= limit for hit in near)
     assert {(h.source, h.path) for h in near} == {(h.source, h.path) for h in everything if h.distance <= limit}
     assert found(corpus, "get http response", mode=mode, max_distance=0.0) == ()
-    assert [hit.score for hit in everything] == sorted((hit.score for hit in everything), reverse=True)
-    for hit in everything if mode == "vector" else ():
-        assert hit.score == pytest.approx(1 - hit.distance)
+    scores = [hit.score for hit in everything]
+    assert scores == sorted(scores, reverse=True)
+    if mode == "vector":
+        assert scores == pytest.approx([1 - hit.distance for hit in everything])
+        assert {hit.label for hit in everything} == {None}
+    else:
+        assert {hit.label for hit in everything} <= {"strong", "likely", "weak"}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -306,9 +310,9 @@ def test_a_search_that_finds_nothing_explains_itself_too(corpus: Path, driftline
 def test_results_show_the_freshness_of_their_lines(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "ws"
     before = "argument\nparser\nnamespace\n"
-    write(tree, {f"{name}.txt": before for name in ("same", "moved", "stale", "gone", "binary")})
+    write(tree, {f"{name}.txt": f"{before}{name}\n" for name in ("same", "moved", "stale", "gone", "binary")})
     dl.index(str(tree), workspace=str(workspace), model=str(tiny_model))
-    (tree / "moved.txt").write_text(f"subcommand\n\n{before}")
+    (tree / "moved.txt").write_text(f"subcommand\n\n{before}moved\n")
     (tree / "stale.txt").write_text("argument\nparsers\nnamespace\n")
     (tree / "gone.txt").unlink()
     (tree / "binary.txt").write_bytes(b"parser\0\1")

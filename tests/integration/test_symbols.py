@@ -11,6 +11,7 @@ import lance
 import pytest
 
 import driftline as dl
+from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, innermost
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
@@ -158,3 +159,22 @@ def test_the_index_knows_the_definitions_of_files_that_are_gone(tmp_path: Path, 
     shutil.rmtree(tmp_path / "tree")
     hit = dl.search(str(tmp_path / "ws"), "basket").results[0]
     assert (hit.symbol, hit.freshness) == ("basket", "gone")
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "text"])
+@pytest.mark.parametrize("name", ["retry_with_backoff", "RETRY_WITH_BACKOFF", "where is retry_with_backoff defined"])
+def test_the_definition_that_a_query_names_comes_first_however_often_its_words_occur(
+    tmp_path: Path, driftline: Driftline, mode: Mode, name: str
+) -> None:
+    calls = "".join(
+        f"def test_after_failure_{k}():\n    assert retry_with_backoff(lambda: {k})\n\n" for k in range(150)
+    )
+    logs = "".join(f"- {k}: retry with backoff after a failure\n" for k in range(2_000))
+    source = "import time\n\n\ndef retry_with_backoff(call):\n    for _ in range(5):\n        return call()\n"
+    write(tmp_path / "tree", {"net/again.py": source, "tests/test_client.py": calls, "CHANGELOG.md": logs})
+    assert driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws").code == 0
+    workspace = Workspace.open(str(tmp_path / "ws"))
+    first = search(workspace, name, mode=mode).results[0]
+    assert (first.path, first.line, first.symbol) == ("net/again.py", 4, "retry_with_backoff")
+    elsewhere = search(workspace, name, mode=mode, where=LineFilter(dirs=("tests",))).results
+    assert {hit.path for hit in elsewhere} == {"tests/test_client.py"}

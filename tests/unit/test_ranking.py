@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.words import terms
 from driftline.tasks.search import ranking
+from driftline.tasks.search.hits import Window, arranged
 from driftline.tasks.search.ranking import (
     WEIGHTS,
     CandidateLines,
@@ -21,6 +22,7 @@ from driftline.tasks.search.ranking import (
     text_scores,
     word_weights,
 )
+from driftline.tasks.search.relevance import label, likelihood
 
 K1, B = 1.2, 0.75
 Floats = NDArray[np.float32]
@@ -174,3 +176,60 @@ def test_stemming_changes_the_last_letter_at_most() -> None:
     beginnings = ("hop", "hopp", "car", "happ", "gener", "activ", "fl", "sk", "d", "l", "t", "relat", "org", "us", "w")
     for word in (beginning + ending for beginning in beginnings for ending in endings):
         assert all(ranking._beginning(stem) in word for stem in terms(word)), word
+
+
+def window(path: str, line: int, score: float, content: str | None = None) -> Window:
+    return Window("source:a", path, content or path, line, 0.5, "text", score, line, line, score=score)
+
+
+def test_the_file_that_holds_most_is_named_first_and_others_come_before_its_second_window() -> None:
+    windows = [window("a.py", 1, 10), window("b.py", 1, 9.9), window("b.py", 50, 9.8), window("c.py", 1, 9.7)]
+    found = arranged([*windows, window("c.py", 90, 2)], ["lease"])
+    assert [(each.path, each.first) for each in found[:4]] == [("b.py", 1), ("a.py", 1), ("c.py", 1), ("b.py", 50)]
+
+
+def test_a_file_that_is_called_what_the_query_asks_for_comes_first() -> None:
+    found = arranged(
+        [window("a.py", 1, 10), window("net/lease_token.py", 1, 9.5), window("b.py", 1, 1)], ["leas", "token"]
+    )
+    assert found[0].path == "net/lease_token.py"
+
+
+def test_the_score_of_a_window_is_the_one_that_orders_the_list() -> None:
+    rng = np.random.default_rng(3)
+    windows = [window(f"{rng.integers(5)}.py", int(at), float(rng.uniform(0, 30))) for at in range(40)]
+    scores = [each.score for each in arranged(windows, ["a", "b"])]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_long_queries_describe_one_place_and_let_files_decide_less() -> None:
+    def first(words: int) -> str:
+        windows = [window("a.py", 1, 10), *(window("b.py", at * 40, 9.4) for at in range(4)), window("c.py", 1, 0)]
+        return arranged(windows, [f"w{at}" for at in range(words)])[0].path
+
+    assert [first(words) for words in (3, 5, 12)] == ["b.py", "b.py", "a.py"]
+
+
+def test_without_windows_or_words_nothing_is_arranged() -> None:
+    assert arranged([], ["a"]) == []
+    assert [each.score for each in arranged([window("a", 1, 3)], [])] == [3]
+
+
+def test_documents_with_the_same_content_are_shown_once_and_named() -> None:
+    windows = [window(f"{folder}/a.js", line, 9, "same") for line in (1, 60) for folder in ("src", "dist", "esm")]
+    found = arranged([*windows, window("b.js", 1, 8)], ["lease"])
+    assert [(each.path, each.first, each.copies) for each in found] == [
+        ("src/a.js", 1, ("dist/a.js", "esm/a.js")),
+        ("b.js", 1, ()),
+        ("src/a.js", 60, ()),
+    ]
+
+
+@given(st.lists(st.floats(-50, 200), min_size=2, max_size=20), st.floats(1, 200))
+def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], attainable: float) -> None:
+    likely = [likelihood(score, attainable) for score in sorted(scores)]
+    assert likely == sorted(likely)
+    assert 0 <= likely[0] <= likely[-1] <= 1
+    order = ["weak", "likely", "strong"]
+    places = [order.index(label(each)) for each in likely]
+    assert places == sorted(places)

@@ -1,0 +1,60 @@
+"""Names in queries and of definitions, as people write them in different languages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driftline.storage.lines.outline import Definition, parts_of_name
+from driftline.storage.lines.words import names_in
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("Gson", ["Gson"]),
+        ("session", ["session"]),
+        ("retry_with_backoff", ["retry_with_backoff"]),
+        ("Session.get", ["Session.get"]),
+        ("net::Session", ["net::Session"]),
+        (r"App\Http\Kernel", [r"App\Http\Kernel"]),
+        ("where is `getUser()` called", ["getUser"]),
+        ("how do BaseModel and net::Session differ?", ["BaseModel", "net::Session"]),
+        ("open the session of a user", []),
+        ("Version 1.2 of I/O", []),
+        ("", []),
+        ("...", []),
+    ],
+)
+def test_a_query_names_a_definition_by_one_word_or_by_words_that_are_spelt_as_names(
+    query: str, names: list[str]
+) -> None:
+    assert names_in(query) == names
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "named"),
+    [
+        ("Session.get", "get", True),
+        ("Session.get", "Session.get", True),
+        ("net.Session.get", "session::get", True),
+        ("Session.get", "Other.get", False),
+        ("Session.getter", "get", False),
+        ("Session.get", "Session", False),
+        ("Cache<Key>.put", "Cache.put", True),
+        ("Install > On Linux", "on linux", True),
+        ("Session", "", False),
+    ],
+)
+def test_a_definition_has_a_name_if_its_last_names_are_those_asked_for(own: str, asked: str, *, named: bool) -> None:
+    assert Definition("method", own, 1, 1, 2).is_named(asked) is named
+
+
+@given(
+    st.lists(st.from_regex(r"[A-Za-z_]\w{0,8}", fullmatch=True), min_size=1, max_size=4),
+    st.sampled_from([".", "::", "->", "\\", "#"]),
+)
+def test_every_separator_of_every_language_gives_the_same_names(parts: list[str], separator: str) -> None:
+    assert parts_of_name(separator.join(parts)) == tuple(parts)
+    assert names_in(separator.join(parts)) == [separator.join(parts)]
