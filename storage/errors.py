@@ -44,6 +44,7 @@ URIs without what may be a secret: user, password and query string.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -117,6 +118,15 @@ class DriftlineError(Exception):
 def is_panic(error: BaseException) -> bool:
     """Whether native code has panicked: pyo3 derives its PanicException from BaseException, and exports it nowhere."""
     return type(error).__name__ == "PanicException"
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Return whether an error, or one that caused it, is that of a full disk or an exhausted quota."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class UsageError(DriftlineError):

@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import sys
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from driftline.flows.output.plain import warn
 from driftline.storage.errors import StorageError
@@ -16,6 +16,10 @@ _FAILED = 3
 
 class Unwritable(OSError):
     """A write to standard output that failed; a workspace whose disk is full fails otherwise."""
+
+
+_failures: list[Unwritable] = []
+"""Failed writes; the library of the command line swallows those of its help."""
 
 
 class _Output(io.TextIOWrapper):
@@ -37,13 +41,18 @@ class _Output(io.TextIOWrapper):
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # Python writes its buffer again at exit
         if isinstance(error, BrokenPipeError):
             return 0
-        raise Unwritable(error.errno, error.strerror) from error
+        _failures.append(Unwritable(error.errno, error.strerror))
+        raise _failures[0] from error
 
 
 class _Closed(io.TextIOBase):
     """Standard output of a process that was started without one."""
 
     encoding = "utf-8"
+
+    @property
+    def buffer(self) -> BinaryIO:
+        raise Unwritable(errno.EBADF, "it is closed")
 
     def writable(self) -> bool:
         return True
@@ -76,6 +85,8 @@ def flushed(code: int) -> int:
     """Write what is still buffered; returns ``code``, or that of a failure."""
     try:
         sys.stdout.flush()
+        if _failures and code == 0:
+            raise _failures[0]
     except Unwritable as error:
         warn(str(unwritable(error)))
         return _FAILED

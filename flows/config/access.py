@@ -1,7 +1,4 @@
-"""The entity beyond which a token or a server sees nothing, of lines and of memory.
-
-Which sources of a workspace a front door may read: those that the caller has named, not those that it names.
-"""
+"""Limits of access: the entity that bounds a token or a server, and the sources that a command may read."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from pathlib import Path
 
 from driftline.flows.config.environment import Environment, local_path
 from driftline.flows.config.locate import WORKSPACE_VARIABLE
-from driftline.flows.config.memory_settings import boundary_of, memory_of
 from driftline.flows.config.toml_file import named_or_trusted_config
 from driftline.storage.entities import Entity
 from driftline.storage.sources.access import SourceAccess
@@ -21,6 +17,8 @@ def boundary_in(workspace: Workspace, within: str) -> Entity:
 
     Nothing is looked up: lines and memory must mean the same entity. Raises BadEntity, UsageError.
     """
+    from driftline.flows.config.memory_settings import boundary_of, memory_of
+
     levels = workspace.config.hierarchy
     if within.strip("/").rpartition("/")[2].startswith(f"{levels[-1]}:"):
         return Entity.parse(within, levels)
@@ -37,10 +35,10 @@ def source_access(
     one may if the workspace was named, else if it lies in the folder in which the workspace was found.
     Raises UsageError.
     """
-    around = environment or Environment.current()
-    trusted = named_or_trusted_config(config, around)
+    environment = environment or Environment.current()
+    trusted = named_or_trusted_config(config, environment)
     places = tuple(source.uri for source in trusted.sources) if trusted is not None else ()
-    if given or around.environ.get(WORKSPACE_VARIABLE):
+    if given or environment.environ.get(WORKSPACE_VARIABLE):
         return SourceAccess(places)
     found = local_path(workspace)
     return SourceAccess(places, str(Path(found).resolve().parent) if found is not None else None)

@@ -18,7 +18,15 @@ from driftline.flows.config.memory_settings import WHERE_CATALOGS_ARE_NAMED, cat
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CatalogError, CleanupAborted, CorruptFile, DriftlineError, StorageError, UsageError
+from driftline.storage.errors import (
+    CatalogError,
+    CleanupAborted,
+    CorruptFile,
+    DriftlineError,
+    StorageError,
+    UsageError,
+    is_disk_full,
+)
 from driftline.storage.garbage.orphans import RUN_RETENTION, Orphan, Reason, References, Verdict, find_orphans
 from driftline.storage.garbage.survey import Survey, survey
 from driftline.storage.layout import Kind, parse_name
@@ -153,7 +161,7 @@ class _Cleanup:
     def _judge(self, fence: Fence, deletion: Deletion) -> tuple[Orphan, ...]:
         """The orphans to delete, judged again behind ``fence``; a dry run takes no lease.
 
-        Where no lease can be written, as on a full disk, those that need none are deleted first, and make room.
+        Where a full disk has no room for a lease, those that need none are deleted first.
         """
         objects = self._workspace.objects
         self._progress.phase(f"surveying {objects.uri}")
@@ -178,7 +186,7 @@ class _Cleanup:
             _take(fence, surveyed, tenants, sources)
         except StorageError as error:
             free = within(first.orphans, (), ())
-            if not free:
+            if not is_disk_full(error) or not free:
                 raise
             self._skip(f"Deleted {len(free)} objects before taking leases, because none could be written: {error}")
             deletion.run(free)

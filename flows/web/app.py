@@ -213,6 +213,13 @@ _DOCUMENT = "/d/{address:path}"
 log = logging.getLogger(__name__)
 
 
+def _allow_newlines(api: FastAPI) -> None:
+    """Let addresses of documents hold newlines, which the pattern of Starlette does not match."""
+    for route in api.routes:
+        if isinstance(route, Route) and route.path == _DOCUMENT:
+            route.path_regex = re.compile("^/d/(?P<address>(?s:.*))$")
+
+
 def make_app(
     reader: Reader,
     places: Collection[str],
@@ -261,9 +268,7 @@ def make_app(
     api.get("/metrics", **hidden)(in_thread(_metrics(metrics, IndexMetrics(reader.newest))))
     api.get("/", **hidden)(in_thread(people.search, searches=True))
     api.get(_DOCUMENT, **hidden)(in_thread(people.document, searches=True))
-    for route in api.routes:
-        if isinstance(route, Route) and route.path == _DOCUMENT:
-            route.path_regex = re.compile("^/d/(?P<address>(?s:.*))$")  # that of Starlette knows no newlines
+    _allow_newlines(api)
     api.get("/index", **hidden)(in_thread(people.index))
     for name in pages.STATIC:
         api.get(f"/static/{name}", **hidden)(_static(name))

@@ -137,11 +137,10 @@ def search(
     """The ``top_k`` windows that answer ``query`` best.
 
     ``max_distance`` drops lines that are farther, ``min_relevance`` those that are less relevant (relevance.py), and
-    ``symbols``, ``kinds`` and ``tests`` those that LineKinds does not allow. Fewer are found only where fewer match.
-    A transformer reads the best ``rerank`` windows (True: DEFAULT_RERANKED) and orders them anew (reranking.py).
-    ``deep`` joins what words and static vectors find with the definitions that a transformer finds (deep_join.py); None
-    does in a hybrid search of a workspace that has them, if the extra is installed. Without results,
-    the report says why. Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
+    ``symbols``, ``kinds`` and ``tests`` those that LineKinds does not allow. A transformer reorders the best ``rerank``
+    windows (True: DEFAULT_RERANKED). ``deep`` joins the definitions that a transformer finds (deep.py); None does so in
+    a hybrid search of a workspace that has them, if the extra is installed.
+    Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
     narrowing, where = as_filter(where), where.where(workspace) if isinstance(where, SearchFilter) else where
     _check(query, top_k, n_lines, mode, min_relevance)
@@ -174,9 +173,8 @@ def search(
         found = tuple(hits(workspace, queries, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
     if explain:
         _count(explanation, queries)
-    return (
-        replace(nothing, results=found) if found else _explained(nothing, workspace, finder, mode, narrowing, records)
-    )
+    empty = () if found else (workspace, finder, mode, narrowing, records)
+    return _explained(nothing, *empty) if empty else replace(nothing, results=found)
 
 
 def _explained(

@@ -54,6 +54,7 @@ ROWS: tuple[Row, ...] = (
     *_rows("003", "E2E-", 2, digits=3),
     *_rows("003", "PERF-", 2, digits=3),
     Row("003", "Environment"),
+    Row("003", "design"),
     *_rows("004", "test ", 8),
     *_rows("004", "step ", 6),
     *_rows("004", "review ", 5),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -207,6 +208,9 @@ def requests(draw: st.DrawFn) -> tuple[str, str | None]:
     return f"{routes.get(wanted, f'/api/v1/{wanted}')}?{urlencode(parameters[wanted])}", None
 
 
+_DISTANCE = re.compile(r'\\?"(?:score|distance|relevance)\\?": ?[-\d.e]+,?')
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(request=requests())
 def test_what_lies_beyond_the_boundary_is_as_if_it_were_not_there(
@@ -219,7 +223,9 @@ def test_what_lies_beyond_the_boundary_is_as_if_it_were_not_there(
                 target, body = target.replace(name, absent), body and body.replace(name, absent)
         got = site.ask(target, token=bound) if body is None else ask_mcp(site, bound, body)
         headers = {k: v for k, v in got.headers.items() if k not in ("x-request-id", "etag", "date")}
-        return replace(got, headers=headers)
+        # The distance of the nearest line, which is one of their own, depends on the words of the query.
+        headers.pop("content-length", None)
+        return replace(got, headers=headers, body=_DISTANCE.sub("", got.body))
 
     real, twin = answer(replaced=False), answer(replaced=True)
     body = real.body

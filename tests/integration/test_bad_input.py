@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -276,10 +277,12 @@ def test_files_of_any_name_are_indexed_and_found_by_it(tmp_path: Path, tiny_mode
     for number, path in enumerate(paths):
         options = ["--workspace", workspace, "--json", "-n", "0"]
         hits = driftline("search", WORDS[number], f"--path={path}", *options).json["results"]
-        assert [(hit["path"], hit["text"]) for hit in hits] == [(path, WORDS[number])]
+        same = [other for other in paths if normalize("NFC", other) == normalize("NFC", path)]
+        assert sorted(hit["path"] for hit in hits) == sorted(same)
+        assert {hit["path"]: hit["text"] for hit in hits}[path] == WORDS[number]
         if "/" in path:
             hits = driftline("search", WORDS[number], f"--dir={path.partition('/')[0]}", *options).json["results"]
-            assert [hit["path"] for hit in hits] == [path]
+            assert sorted(hit["path"] for hit in hits) == sorted(same)
     again = driftline("index", tree, "--workspace", workspace, "--json").json["sources"][0]
     assert (again["unchanged"], again["lines_embedded"]) == (len(paths), 0)
 

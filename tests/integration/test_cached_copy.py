@@ -250,14 +250,13 @@ def raises(call: Callable[[], object]) -> bool:
 def test_the_command_and_its_settings(
     index: Callable[[str], str], s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from driftline.flows.commands.main import command_line
+    from driftline.flows.commands.main import main
 
     origin = index(s3_bucket)
     monkeypatch.chdir(tmp_path)
 
     def search(*options: str) -> list[Any]:
-        monkeypatch.setattr("sys.argv", ["driftline", "search", WORDS[3], "--workspace", origin, "--json", *options])
-        assert command_line() == 0
+        assert main(["search", WORDS[3], "--workspace", origin, "--json", *options]) == 0
         results: list[Any] = json.loads(capsys.readouterr().out)["results"]
         return results
 
