@@ -1,9 +1,4 @@
-"""The defaults that the command line, the Prefect flows and Python share, each written once.
-
-When the filter of a search applies, and its default; for modules that must not import NumPy to know them.
-
-The defaults of a search and the names of its arguments, for modules that must not import NumPy to know them.
-"""
+"""Defaults and argument names shared by the command line, the flows and Python; free of NumPy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Entities: the nodes of the hierarchy, their paths and their directories (DESIGN, "Words").
-
-The hierarchy of the memory store: its levels, their default ids, and the resolution of entities.
-"""
+"""Entities: the levels of the hierarchy, their default ids, paths and directories (DESIGN, "Words")."""
 
 from __future__ import annotations
 

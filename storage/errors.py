@@ -39,7 +39,7 @@
 Every message says what happened, where, and what to do. ``kind`` is stable and meant for programs. All errors survive
 pickling, because they cross process boundaries.
 
-URIs without what may be a secret: user, password and query string.
+``redacted`` removes user, password and query string from a URI.
 """
 
 from __future__ import annotations

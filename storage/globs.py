@@ -1,7 +1,7 @@
-"""Globs and names as people type them: braces, brackets, and accents that disks store in two ways.
+"""Expand and check globs: braces, brackets, and the two Unicode forms of accented names.
 
-A brace group with a comma (``*.{ts,tsx}``) or a range of numbers (``{1..3}``) stands for its alternatives, as in bash;
-any other brace is a character. A glob that can match nothing is refused with the nearest spelling that can.
+A brace group with a comma (``*.{ts,tsx}``) or a number range (``{1..3}``) expands as in bash; any other brace is
+literal. A glob that can match nothing is refused, and the error names the nearest spelling that can.
 """
 
 from __future__ import annotations

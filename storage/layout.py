@@ -1,4 +1,4 @@
-"""All file names of a workspace: forms names and classifies paths (DESIGN, "Workspace layout")."""
+"""All file names of a workspace: build names and classify paths (DESIGN, "Workspace layout")."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Values that cross rooms: documents, lines, states and statistics.
-
-Ids: unique names that sort by time, and the hash that identifies content.
-"""
+"""Values shared by all packages: documents, lines, states, statistics, sortable ids and the content hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From bytes to lines: decode documents, split them, and keep the lines that hold a word."""
+"""Decode documents, split them into lines, and keep the lines that contain a word."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """The delta index: a base Parquet file and later deltas (DESIGN, "Delta index").
 
-Documents and memory use the same protocol. Every row has an ``op`` (``add`` or ``remove``) and a ``rev``. For each key
-the highest ``rev`` wins, in whichever file it is, so reading and folding are idempotent and independent of the order of
-files.
-
-For each key, the row of the highest ``rev``: pure functions over Arrow tables (DESIGN, "Delta index").
+Documents and memory share the protocol. Each row has an ``op`` (``add`` or ``remove``) and a ``rev``; per key, the
+highest ``rev`` wins. Reads and folds are therefore idempotent and independent of file order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One Parquet file of a delta index: writes full row groups, and reads only the row groups that a query needs.
-
-The keys of a read: half-open ranges of strings, which select rows of sorted files by binary search.
-"""
+"""Parquet files of a delta index: write full row groups, and read only those that a query's key ranges select."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Finds the objects of a workspace without references: a pure decision over a listing (DESIGN, "Cleanup").
+"""Find the unreferenced objects of a workspace: a pure decision over a listing (DESIGN, "Cleanup").
 
-Only objects with names of the layout can be orphans. All other objects are foreign: reported, never deleted.
+Only objects named by the layout can be orphans. All others are foreign: reported, never deleted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads all references of a workspace before a cleanup deletes anything, or fails (DESIGN, "Cleanup")."""
+"""Read every reference of a workspace before a cleanup deletes anything, or fail (DESIGN, "Cleanup")."""
 
 from __future__ import annotations
 

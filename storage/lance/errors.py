@@ -1,10 +1,6 @@
-"""Translates the exceptions of Lance into Driftline's errors.
+"""Translate Lance's exceptions, retry its idempotent operations, and scan the data where an index is damaged.
 
-Tries operations of Lance again whose repetition does no harm, while the store fails in passing.
-
-Lance retries requests, but not what follows them: a listing that breaks off in its body fails at once.
-
-Reads of a Lance table that survive damaged indexes: they scan the data instead, and say so once.
+Lance retries requests, but a listing that breaks off in its body fails at once.
 """
 
 from __future__ import annotations

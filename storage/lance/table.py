@@ -1,9 +1,7 @@
-"""A Lance table of a workspace: opens, creates and writes it, and provides the parts of a commit (decision 0004).
+"""A Lance table of a workspace: open, create, write, commit, compact (decision 0004; DESIGN, "Compaction").
 
-Compacts the fragments of a table and removes its old versions (DESIGN, "Compaction").
-
-Index optimization, compaction and version clean-up conflict with each other, so one process runs them in sequence
-under the tenant's maintenance lease. Only rewriting is distributed over workers.
+Index optimization, compaction and version cleanup conflict, so one process runs them in sequence under the tenant's
+maintenance lease. Only rewriting is distributed over workers.
 """
 
 from __future__ import annotations

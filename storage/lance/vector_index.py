@@ -1,4 +1,4 @@
-"""The vector index of a table of embeddings: builds it, and configures searches through it (decisions 0008, 0010)."""
+"""Build the vector index of a table, and configure searches through it (decisions 0008, 0010)."""
 
 from __future__ import annotations
 

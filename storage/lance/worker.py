@@ -1,7 +1,6 @@
-"""Runs functions in another process: native code that a damaged file ends takes no more than that one with it.
+"""Run native code in a worker process, so that a damaged file crashes only the worker.
 
-Lance checks files as it reads them, but not all of what they say. A length or an offset that was changed can abort the
-process, which no ``except`` sees.
+Lance validates files only in part: a corrupt length or offset can abort the process, which no ``except`` catches.
 """
 
 from __future__ import annotations

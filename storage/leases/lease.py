@@ -1,7 +1,7 @@
 """Leases with fencing tokens: one holder at a time, and a token that rejects late commits.
 
-A lease alone protects nothing, because a paused holder may wake up after its lease has expired. Every commit under a
-lease therefore checks the token (DESIGN, "Leases").
+A lease alone is not enough: a paused holder may resume after expiry. Every commit under a lease therefore checks the
+token (DESIGN, "Leases").
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""A locked file per process: whoever finds it unlocked, on the same machine, knows that the process has ended.
+"""Liveness of processes on one host: each process locks a randomly named file, and an unlocked file means it has ended.
 
-Process ids prove nothing across containers, across hosts that share a boot id, or where ``/proc`` hides processes. The
-kernel releases a lock with the last descriptor, and the random name of the file is found nowhere else.
-
-Identifies processes across hosts and reboots, so that leases of dead processes on this host need no waiting.
+Process ids are unreliable across containers, hosts that share a boot id, and a hidden ``/proc``; the kernel releases a
+lock with its last descriptor. Leases of dead processes on this host can thus be taken over at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The vectors of definitions by a transformer, in a Lance table beside the lines: one row for each (decision 0016).
+"""The Lance table of definition embeddings by a transformer: one row per definition (decision 0016).
 
-They are derived from the lines. A row counts only while its document has the hash that stands in the row, so the table
-may lag behind, hold rows of documents that are gone, or hold one twice; the next run mends that.
+The table is derived from the lines. A row counts only while its hash equals its document's, so the table may lag, or
+contain orphaned and duplicate rows; the next run repairs them.
 """
 
 from __future__ import annotations

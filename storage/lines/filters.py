@@ -1,4 +1,4 @@
-"""Filters of lines as expressions that Lance applies before a search (DESIGN, "Search")."""
+"""Line filters as expressions that Lance applies before a search (DESIGN, "Search")."""
 
 from __future__ import annotations
 

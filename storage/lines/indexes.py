@@ -1,11 +1,7 @@
-"""The search indexes of a table of lines: their names, kinds and coverage (decisions 0003, 0010).
+"""Plan, build and publish the search indexes of a line table in segments (decisions 0003, 0010).
 
-Builds the search indexes of a table of lines in segments, and publishes them (decision 0010).
-
-A segment is the part of an index that covers some fragments. Any worker builds one, which nobody sees until the holder
-of the tenant's maintenance lease publishes it.
-
-Which fragments of a table need a segment of an index: a pure decision (decision 0010).
+A segment covers some fragments. Any worker can build one; it stays invisible until the holder of the tenant's
+maintenance lease publishes it.
 """
 
 from __future__ import annotations

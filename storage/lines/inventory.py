@@ -1,4 +1,4 @@
-"""Counts the lines of each document in one pass over a table, and checks that indexes find sampled lines."""
+"""Count the lines of each document in one pass, and check that the indexes find sampled lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outlines: which definitions each block of lines lies in or holds, as its row stores them (decision 0012)."""
+"""Outlines: the definitions that enclose or begin in each block of lines, as stored in its row (decision 0012)."""
 
 from __future__ import annotations
 

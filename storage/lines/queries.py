@@ -1,8 +1,6 @@
-"""Searches over a table of lines, with filter pushdown (DESIGN, "Search").
+"""Search a table of lines, with filter pushdown (DESIGN, "Search").
 
-Reads ahead what a search of a bucket needs of the indexes: few large reads side by side instead of many small ones.
-
-An index that is searched without it is read in small parts, one after another, each of which waits for the bucket.
+On a bucket, index data is prefetched in a few large parallel reads instead of many small sequential ones.
 """
 
 from __future__ import annotations

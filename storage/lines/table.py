@@ -1,9 +1,8 @@
 """The Lance table of line embeddings: one row per line (DESIGN, "Index run").
 
-Workers write fragments; one place commits. A commit removes the old rows of the replaced documents, adds the new
-fragments and rewrites the source's commit marker, in one version. Every commit of a source rewrites the same row, so
-two commits conflict, and the row shows whether a commit without an acknowledgement succeeded. Commit markers have
-neither vector nor text, so no search returns them.
+Workers write fragments; one process commits. One version removes the old rows of replaced documents, adds fragments and
+rewrites the source's commit marker. Two commits of a source therefore conflict, and the marker shows whether an
+unacknowledged commit succeeded. Markers have neither vector nor text, so no search returns them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Words of text as full-text search sees them: identifiers split, lower case, stemmed (``indexes.TOKENIZER``).
+"""Words for full-text search: identifiers split, lower case, stemmed (``indexes.TOKENIZER``).
 
-Scripts that write words without blanks between them, and Korean, are searched by pairs of neighbouring characters. The
-tokenizer of the index knows neither those nor marks and forms that other text spells otherwise, so that a block has
-such words spelled out beside its text (``spelled_for_index``).
+Scripts without spaces between words, and Korean, are indexed as character pairs. The index's tokenizer cannot do this
+or normalize marks and variant forms, so a block stores such words beside its text (``spelled_for_index``).
 """
 
 from __future__ import annotations

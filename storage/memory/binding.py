@@ -1,9 +1,7 @@
-"""Which catalog is a workspace's own: the workspace records its id, and works with no other (DESIGN, "Memory").
+"""Bind a workspace to its memory catalog by recording the catalog's id (DESIGN, "Memory"). Looking creates nothing.
 
-Without the record, a store that is opened without its database's URL would make a second, empty catalog, and a cleanup
-that believes it would delete every blob.
-
-Whether a workspace holds memory, and which catalog is its own. Looking creates and changes nothing.
+Without the record, opening a store without its database URL would create a second, empty catalog, and a cleanup that
+trusts that catalog would delete every blob.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Turns rows of the catalog into entries with their values, inline or in blobs.
-
-Storing entries: their blobs first, then one transaction of the catalog for all of them.
-"""
+"""Read entries from catalog rows, and store them: blobs first, then one catalog transaction."""
 
 from __future__ import annotations
 

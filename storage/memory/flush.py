@@ -1,6 +1,6 @@
-"""Applies the changes in the outbox to indexes and vectors, in batches, about a second after each write.
+"""Apply the outbox to indexes and vectors, in batches, about a second after each write.
 
-Who flushes: names of claims, from which this host can tell whether the process that made one has ended.
+Claim names encode the owning process, so that this host can tell whether it has ended.
 """
 
 from __future__ import annotations

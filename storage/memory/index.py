@@ -1,8 +1,7 @@
 """The Parquet indexes of memory: each entity has a delta index of the entries at or below it (DESIGN, "Memory").
 
-Watches how many deltas the indexes of memory have, so that a program can ask for a compaction.
-
-Work in threads that is done without them where there are none any more: while the interpreter ends.
+It also counts deltas, so that a program can request a compaction, and runs work in a thread pool, or in the caller
+during interpreter shutdown.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Listings, counts and sums of memory over the Parquet indexes, without the catalog.
-
-Questions to the index of an entity: the entries in a range of keys, or the totals of each project or user.
-
-Pages of memory entries, and the cursors that continue from one page to the next.
-"""
+"""List, count and sum memory entries page by page from the Parquet indexes, without the catalog."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The entities of a memory store: registers, lists, moves and deletes them by their full paths.
-
-What the name of an entity means in a memory store: the registered entity of that name, or else one with defaults.
-"""
+"""The entities of a memory store: register, list, move, delete and resolve them by full path or name."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
-"""Rebuilds a lost catalog from the indexes and blobs of a workspace (DESIGN, "Memory").
+"""Rebuild a lost catalog from the indexes and blobs of a workspace (DESIGN, "Memory").
 
-The index of each entity holds its own entries with their values, or with the paths of their blobs. Entries of indexes
-from before they held values are restored if they have a blob; the others are reported.
-
-Writes entries as an index describes them into a catalog that is being restored.
-
-The functions run in an open transaction.
+An entity's index holds its own entries with their values or blob paths. Entries of older indexes without values are
+restored if they have a blob; the others are reported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Search of memory by words and meaning: embeds the text of entries, and confirms every hit with the catalog.
-
-How well entries of memory answer a query: their words and their meaning; pure functions.
-"""
+"""Search memory by words and meaning: embed texts, score entries, and confirm every hit with the catalog."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The hierarchical memory store: JSON values under keys, each owned by an entity (DESIGN, "Memory").
 
-How a memory store ends: by a call, with the object, or with the process, so that the last writes are indexed.
+A store closes explicitly, when it is garbage-collected, or at process exit; each way flushes the last writes.
 """
 
 from __future__ import annotations

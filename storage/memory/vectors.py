@@ -1,9 +1,7 @@
-"""The vectors of a tenant's memory in a Lance table: one row for each entry with text (DESIGN, "Memory").
+"""The vectors of a tenant's memory in a Lance table: one row per entry with text (DESIGN, "Memory").
 
-The commit marker, a row with an empty key, holds the highest outbox id that was applied. Every commit rewrites the
-marker, so two commits conflict, and each change is applied once and in order, whichever process flushes it.
-
-What a search of memory did, for those who ask.
+The commit marker, a row with an empty key, holds the highest applied outbox id. Every commit rewrites it, so two
+commits conflict, and each change is applied once and in order, whichever process flushes it.
 """
 
 from __future__ import annotations

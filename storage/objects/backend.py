@@ -1,6 +1,6 @@
-"""The interface of object stores that ``ObjectStore`` uses; ``Bucket`` and ``LocalDisk`` implement it.
+"""The interface of object stores, which ``Bucket`` and ``LocalDisk`` implement, and retries of idempotent operations.
 
-Tries idempotent operations on a store again: bounded attempts, exponential delay, full jitter.
+Retries are bounded, with exponential delay and full jitter.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Objects in a bucket, through obstore: S3 and compatible stores, Google Cloud Storage, Azure.
 
-Translates the exceptions of obstore into Driftline's errors, and tells which of them may pass.
-
-How a store of the S3 kind wants etags to be spelled in ``If-Match``: quoted, or bare as Ceph's up to version 16.
-
-By how much the clock of this machine differs from that of a store that refuses its signatures.
+Translates obstore's exceptions, and adapts to bare etags (Ceph up to version 16) and to skewed clocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Counts the requests sent to object stores, by kind and by phase of the run.
+"""Count the requests sent to object stores, by kind and by phase of the run.
 
-A caller opens a ``tally``; the clients of ``bucket`` and ``source`` call ``count``. Requests that Lance sends for the
-files of a table are not counted, because Lance has clients of its own.
+A caller opens a ``tally``; the clients of ``bucket`` and ``source`` call ``count``. Lance's requests for table files
+are not counted, because Lance has its own clients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The objects of a workspace on a local disk or in a bucket: conditional writes, reads, listings and deletions.
+"""The objects of a workspace, on a local disk or in a bucket: conditional writes, reads, listings and deletions.
 
-A cache of immutable objects, which avoids repeated requests to a bucket.
+A cache of immutable objects avoids repeated requests to a bucket.
 """
 
 from __future__ import annotations

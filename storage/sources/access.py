@@ -1,11 +1,6 @@
-"""SourceAccess files below a folder without leaving it: no component of a path is followed if it is a symbolic link.
+"""Control access to source files: never follow a symbolic link below a folder, and check the reader's permissions.
 
-A path may change between a listing and a read. A lookup by path follows a folder that has become a link; a lookup from
-descriptor to descriptor cannot.
-
-Whether others on this machine can read a folder.
-
-Which sources a reader may look at itself, beyond what the workspace says of them (docs: "Threat model").
+A path may change between a listing and a read, so lookups go from descriptor to descriptor (docs: "Threat model").
 """
 
 from __future__ import annotations

@@ -1,15 +1,7 @@
 """Sources: open a local path or any fsspec URL, and list, read and stat its files.
 
-Local trees are read with ``os`` (``sources.local_tree``), everything else through fsspec with its caches disabled.
-
-The files of a local source: list, stat and read them without following a link (``sources.beneath``).
-
-The metadata of one file of a source.
-
-Translates the exceptions of source file systems into Driftline's errors.
-
-The exceptions of fsspec's file systems come from their SDKs and share no base class. ``source`` therefore catches
-every ``Exception`` of a call into fsspec and passes it to ``raise_translated``.
+Local trees are read with ``os`` and without following links, all others through fsspec with its caches disabled. The
+exceptions of fsspec's file systems share no base class, so every ``Exception`` goes to ``raise_translated``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Branches of sources: each is a cut of the main index, which shares all but what differs (decision 0015).
+"""Branches of sources: each is a cut of the main index and stores only what differs (decision 0015).
 
-A cut is a branch of the tenant's table of lines and a manifest of its own, both under a ULID. ``_branch.json`` names
-the cut that holds the branch. A cut that no record names is garbage: of a run that was killed, or of a branch that was
-deleted or cut anew.
+A cut is a branch of the tenant's line table and its own manifest, both under a ULID. ``_branch.json`` names the current
+cut. A cut that no record names is garbage, left by a killed run, a deleted branch or a replaced cut.
 """
 
 from __future__ import annotations

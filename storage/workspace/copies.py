@@ -1,8 +1,7 @@
-"""A copy of a workspace on the local disk, which follows the original from version to version (decision 0011).
+"""A local copy of a workspace that follows the original from version to version (decision 0011).
 
-``place`` is a symbolic link to a folder beside it, ``.{name}.versions/{id}``, with the files of one version. A newer
-version is completed in a folder of its own, shares unchanged files by hard links, and is switched to by replacing the
-link: readers see one version or the other.
+The copy is a symbolic link to a version's folder, ``.{name}.versions/{id}``. A newer version is completed in its own
+folder, with unchanged files hard-linked, and replacing the link switches to it atomically.
 """
 
 from __future__ import annotations

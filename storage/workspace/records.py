@@ -1,7 +1,4 @@
-"""The JSON records of a workspace: its configuration and its sources, validated on reading.
-
-The run history: one immutable JSON file for each run.
-"""
+"""The JSON records of a workspace: configuration, sources, and one immutable file per run, validated on reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that a search of the newest version of a workspace reads: what a copy of it needs."""
+"""List the files that a search of a workspace's newest version reads, for its local copy."""
 
 from __future__ import annotations
 

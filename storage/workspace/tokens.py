@@ -1,7 +1,6 @@
-"""Tokens of the web server: who may ask what of a workspace, kept as hashes (design, "Tokens").
+"""Tokens of the web server and their permissions, kept as hashes (design, "Tokens").
 
-A token is 256 random bits, so its hash needs no salt and no slow function: it cannot be guessed, and the file tells
-nobody how to use it.
+A token has 256 random bits, so its hash needs no salt or slow function.
 """
 
 from __future__ import annotations

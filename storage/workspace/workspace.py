@@ -1,8 +1,6 @@
-"""A workspace: the URI below which Driftline stores everything, its configuration and its sources.
+"""A workspace: the URI below which Driftline stores everything, its configuration, sources, statistics and leases.
 
-The statistics of a workspace.
-
-The lease of a source, whose tokens keep growing even if its file is lost (DESIGN, "Leases").
+The tokens of a source's lease keep growing even if the lease file is lost (DESIGN, "Leases").
 """
 
 from __future__ import annotations

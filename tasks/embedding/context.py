@@ -1,7 +1,4 @@
-"""The context of a task: the workspace and the embedder, which each process opens once.
-
-Measure the time of the phases of one task.
-"""
+"""The context of a task: the workspace and the embedder, opened once per process, and a stopwatch for its phases."""
 
 from __future__ import annotations
 

@@ -1,18 +1,7 @@
-"""Compute the vectors of ``StaticModel.encode`` several times faster: words are tokenized once and then looked up.
+"""Compute the vectors of ``StaticModel.encode`` several times faster: tokenize each word once, then look it up.
 
-A static model is a weighted sum of token vectors, scaled to unit length. So the sum over a word can be cached, and a
-block of lines is two sparse products: words to chunks, and chunks to lines.
-
-A bounded cache of word vectors that evicts the least recently used words.
-
-Cut lines into words that a tokenizer treats as it treats the whole line.
-
-    line  ──before each run of spaces──>  chunks  ──between kinds of characters──>  words
-
-A cut is sound if no token can span it. If the vocabulary has no entry in which, for example, a digit follows a letter,
-no merge (BPE) and no best path (Unigram) joins the two, so either side can be tokenized alone. A check on probe lines,
-which every plan must pass, covers tokenizers that split their input beforehand (BERT, GPT-2). A tokenizer that passes
-no check gets no plan.
+A static model is a normalized weighted sum of token vectors, so the sum over a word can be cached in an LRU table. A
+line is cut only where no token can span the cut; a tokenizer that fails the check on probe lines gets no plan.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Commits: the one checked out, and the paths that differ between two commits or between a commit and the disk.
+"""Commits and branches, and the paths that differ between two commits or between a commit and the disk.
 
-Git compares two trees, not histories, so force-pushes, branches and merges need no special cases. If git cannot list
-all differences, ``ChangedPaths.paths`` is None, which requires a full scan.
-
-Branches of a git work tree: those of its remote, and whether a commit is merged into what the remote calls HEAD.
+Git compares trees, not histories, so force-pushes, branches and merges need no special cases. If git cannot list all
+differences, ``ChangedPaths.paths`` is None, which requires a full scan.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Run git on an untrusted repository: it executes no command that the repository names, and fetches nothing.
+"""Run git on an untrusted repository: execute no command that it names, and fetch nothing (but see ``ask_remote``).
 
-Only ``ask_remote`` goes beyond the disk: it asks a remote which branches it has, where a command is about just that.
-
-The configuration of a repository can name commands: filters, hooks, monitors, helpers for diffs, credentials and
-transports. So commands that read objects or files run with a temporary git directory: it borrows objects, index and
-ignore rules from the repository, and its settings name no command. Only commands that execute nothing read the
-repository itself, for paths, names of commits and settings.
+A repository's configuration can name commands (filters, hooks, monitors, helpers). Commands that read objects or files
+therefore use a temporary git directory, which borrows objects, index and ignore rules but not the settings.
 """
 
 from __future__ import annotations

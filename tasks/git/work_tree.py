@@ -1,8 +1,7 @@
-"""Git work trees: find clean files and their blob ids without reading the files.
+"""Find clean files of git work trees and their blob ids without reading the files.
 
-A blob id identifies the bytes that git stores. Filters (line endings, LFS) may write other bytes to the disk for the
-same id; the scan also compares sizes, so that an LFS pointer is not mistaken for its file. If git fails, the tree is
-scanned as a plain folder.
+A blob id identifies stored bytes; filters (line endings, LFS) may write other bytes to disk. The scan therefore also
+compares sizes. If git fails, the tree is scanned as a plain folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Embed one batch of documents: read, hash, decode, split, embed, write fragments (DESIGN, "Index run", step 4).
-
-Read the files of a batch: consistent bytes and metadata, or the reason why a file cannot be indexed.
-"""
+"""Process one batch of documents: read, hash, decode, split, embed, write fragments (DESIGN, "Index run", step 4)."""
 
 from __future__ import annotations
 

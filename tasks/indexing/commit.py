@@ -1,8 +1,6 @@
-"""Commit batches of one source, and settle the staged deltas of killed runs (DESIGN, "Index run", steps 1 and 5).
+"""Commit batches of a source, settle staged deltas of killed runs, and build index segments (DESIGN, "Index run").
 
-Switch to the table of a new embedding once every source is complete in it (DESIGN, "Embedding").
-
-Build one segment of a search index, on any worker (DESIGN, "Search indexes").
+A new embedding's table replaces the old one once every source is complete in it (DESIGN, "Embedding").
 """
 
 from __future__ import annotations

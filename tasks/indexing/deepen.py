@@ -1,4 +1,4 @@
-"""Embed the definitions of documents by a transformer, from their indexed lines (decision 0016)."""
+"""Embed the definitions of indexed documents with a transformer (decision 0016)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Form the rows of ``line_embeddings`` from lines and vectors.
+"""Build rows of ``line_embeddings`` from lines and vectors, or copy those of a donor document (decision 0015).
 
-Documents whose lines are embedded already, in the main index or on a branch: a run copies them (decision 0015).
-
-What counts is the content: a donor's document has the same path, the same hash and the same embedding fingerprint.
+A donor, in the main index or on a branch, has the same path, content hash and embedding fingerprint.
 """
 
 from __future__ import annotations

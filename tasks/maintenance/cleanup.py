@@ -1,8 +1,6 @@
-"""Fence off writers while a cleanup judges and deletes files (DESIGN, "Cleanup", step 3).
+"""Steps of a cleanup: fence off writers, expire memory entries, delete orphans in audited batches (DESIGN, "Cleanup").
 
-Delete orphans in audited batches (DESIGN, "Cleanup", step 5), and read the store's clock to judge their age.
-
-The part of a cleanup that concerns memory: its catalog, expired entries, and retired blobs.
+The store's clock, not this machine's, determines the age of objects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The tasks of a compaction: fold the deltas of a source, rewrite fragments of a table, collect figures.
-
-Measures the latency and the recall of searches over a table, with a sample of its own vectors.
-"""
+"""Tasks of a compaction: fold deltas, rewrite fragments, and measure size, search latency and recall."""
 
 from __future__ import annotations
 

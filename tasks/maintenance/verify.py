@@ -1,10 +1,6 @@
-"""Check the consistency of a workspace: documents against lines, lines against documents, indexes against both.
+"""Verify documents, lines, indexes and branches against each other, and prepare repairs (DESIGN, "Verification").
 
-Check the branches of sources: each cut must hold the lines of its documents (decision 0015).
-
-Remove the findings of a verification, so that an index run can complete the repair (DESIGN, "Verification").
-
-Rebuilds a lost ``_workspace.json`` from what the workspace holds (DESIGN, "Verification").
+A repair sets damaged parts aside for the next index run to rebuild, and restores a lost ``_workspace.json``.
 """
 
 from __future__ import annotations

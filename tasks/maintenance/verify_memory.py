@@ -1,4 +1,4 @@
-"""The part of a verification that concerns memory: blobs, indexes and vectors against the catalog, the truth."""
+"""Verify memory: compare blobs, indexes and vectors with the catalog, which is the source of truth."""
 
 from __future__ import annotations
 

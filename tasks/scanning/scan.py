@@ -1,13 +1,7 @@
-"""Scan a part of a source: list it and compare it with its slice of the manifest.
+"""Scan one partition of a source, on any worker: list it and compare it with its slice of the manifest.
 
-Scan one partition of a source against its slice of the manifest, on any worker.
-
-Limit a run to the paths that git reports as changed since the last indexed commit (DESIGN, "After a commit").
-
-Which source a file belongs to that several sources of a tenant select: the one whose folder is nearest to it.
-
-Of two sources over one folder the one that comes first by its entity has it. So one file is one document, whatever the
-order in which sources are indexed.
+A run can be limited to the paths that git reports as changed (DESIGN, "After a commit"). If several sources of a tenant
+select a file, the one with the nearest folder claims it, and then the first by entity, in whatever order they run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Select local files by name: a file, a folder or a glob, which may have braces; ``~`` expands.
+"""Select local files by name: a file, a folder or a glob, with braces and ``~``.
 
-A named file is always selected. Folders and globs skip what an index skips (``tasks.scanning.ignore``). A glob selects
-files, at any depth with ``**``, and does not enter folders in which it cannot match.
+A named file is always selected. Folders and globs skip ignored files (``tasks.scanning.ignore``). A glob matches at any
+depth with ``**``, and does not enter folders in which nothing can match.
 """
 
 from __future__ import annotations

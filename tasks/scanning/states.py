@@ -1,4 +1,4 @@
-"""Determine the states of single documents without indexing them."""
+"""Report the states of single documents without indexing them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Walk a local tree level by level and skip what the rules exclude.
+"""Walk a local tree level by level and skip excluded paths.
 
-The patterns of a whole level are matched at once, and only the remaining files are stat'ed.
+The patterns are matched for a whole level at once, and only the remaining files are stat'ed.
 """
 
 from __future__ import annotations

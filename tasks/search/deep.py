@@ -1,7 +1,4 @@
-"""Joins the windows of a search with the definitions that a transformer finds, by their scores (decision 0016).
-
-The best windows of a search in the order of a transformer that reads query and windows (DESIGN, "Search").
-"""
+"""Rerank windows with a transformer, and merge them with its definition hits by score (decision 0016)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The documents of an index, page by page.
-
-What a search finds on a branch and not in the main index: lines that only the branch has.
-"""
+"""List the documents of an index in pages, and search the lines that only a branch has."""
 
 from __future__ import annotations
 

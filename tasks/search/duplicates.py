@@ -1,4 +1,4 @@
-"""The existing code that is nearest to each new function of a branch: what a reviewer would ask about."""
+"""Find the existing code nearest to each new function of a branch."""
 
 from __future__ import annotations
 

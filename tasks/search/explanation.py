@@ -1,4 +1,4 @@
-"""What a search did, for those who ask."""
+"""Explain a search: its strategy, counts and times by phase."""
 
 from __future__ import annotations
 

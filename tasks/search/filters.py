@@ -1,12 +1,6 @@
-"""Which documents a search may answer with: one model, checked here, that every interface builds from its arguments.
+"""Search filters: one model that every interface builds, checked here (paths, kinds, languages, definitions, tests).
 
-What the names that people give on this machine are among the sources of a workspace.
-
-Filters by absolute paths, as those of the sources that hold them.
-
-What a document is, by its path: prose or code, test or not, and the extensions of a language.
-
-Which lines a search may answer with, by the definitions that they are in and by whether they belong to tests.
+Absolute local paths are translated to paths within the sources that contain them.
 """
 
 from __future__ import annotations

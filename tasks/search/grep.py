@@ -1,9 +1,6 @@
-"""Semantic search without a workspace: every line of some texts against a query, by cosine.
+"""Semantic search of files or texts without writing anything: every line against the query, by cosine.
 
-Search files of which a workspace may hold some: those in its index, the others in memory, in one ranking.
-
-Nothing is written. What a workspace holds is searched there while the file is as it was indexed, so that the answer is
-that of ``tasks.search.grep`` over all files.
+Files that a workspace holds unchanged are searched in its index, the others in memory, in one ranking.
 """
 
 from __future__ import annotations

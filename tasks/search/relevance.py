@@ -1,8 +1,6 @@
-"""How near a distance is with a model: the share of random pairs of lines that are farther (DESIGN, "Search").
+"""Convert a model's distance to a relevance: the share of random line pairs that are farther (DESIGN, "Search").
 
-Distances of models differ: what one model holds for near, another holds for far. Their relevance does not.
-
-Lines of prose and of code of many kinds, whose pairs calibrate the distances of a model (``relevance``).
+Distances differ between models; relevance is comparable. The sample lines are prose and code of many kinds.
 """
 
 from __future__ import annotations

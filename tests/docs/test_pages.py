@@ -17,7 +17,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
-ROOMS = ("storage", "tasks", "flows")
+PACKAGES = ("storage", "tasks", "flows")
 README_LINES = 150
 RESULTS = ROOT / "tests/benchmarks/results"
 MEASURED = (ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "decisions"))
@@ -50,8 +50,8 @@ def names(pages: tuple[Path, ...]) -> list[str]:
 
 
 def sources() -> Iterator[Path]:
-    """The modules of the three rooms."""
-    return (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))
+    """The modules of the three packages."""
+    return (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
 
 
 def fenced(text: str) -> Iterator[tuple[str, str]]:
@@ -189,11 +189,11 @@ def test_every_section_of_the_design_that_the_code_names_exists() -> None:
 
 def test_the_design_draws_every_room_and_sub_room() -> None:
     drawing = (DOCS / "how-it-works" / "design.md").read_text().partition("## House")[2].partition("\n## ")[0]
-    for room in ROOMS:
-        part = drawing.partition(f"\n{room}/ ")[2].partition("\n\n")[0]
-        rooms = {path.parent.name for path in (ROOT / room).glob("*/__init__.py")}
-        assert rooms
-        assert set(re.findall(r"^  (\w+)/ ", part, re.MULTILINE)) == rooms
+    for package in PACKAGES:
+        part = drawing.partition(f"\n{package}/ ")[2].partition("\n\n")[0]
+        packages = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+        assert packages
+        assert set(re.findall(r"^  (\w+)/ ", part, re.MULTILINE)) == packages
 
 
 def test_every_decision_record_is_in_the_index_and_in_the_navigation() -> None:

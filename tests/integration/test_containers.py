@@ -42,8 +42,8 @@ def test_the_dockerfile_copies_the_whole_package() -> None:
     copied = set(re.findall(r"^COPY (?!--)(.+) \S+$", DOCKERFILE.read_text(), re.MULTILINE))
     for name in " ".join(copied).split():
         assert (ROOT / name).exists(), name
-    rooms = {"deployments/prefect.yaml", "flows", "tasks", "storage", "requirements.lock", "pyproject.toml"}
-    assert rooms <= set(" ".join(copied).split())
+    expected = {"deployments/prefect.yaml", "flows", "tasks", "storage", "requirements.lock", "pyproject.toml"}
+    assert expected <= set(" ".join(copied).split())
     # Not root, and numeric, so that Kubernetes can check it.
     assert re.findall(r"^USER (.+)$", DOCKERFILE.read_text(), re.MULTILINE) == ["1000"]
 

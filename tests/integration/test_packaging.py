@@ -151,7 +151,7 @@ def names_in_the_wheel(distributions: Path) -> list[str]:
 
 def test_each_install_holds_every_module_and_the_package_data(probe: dict[str, Any], checkout: Path) -> None:
     assert not Path(probe["place"]).is_relative_to(ROOT)
-    sources = [path.relative_to(checkout) for room in CONTENT[4:] for path in (checkout / room).rglob("*.py")]
+    sources = [path.relative_to(checkout) for package in CONTENT[4:] for path in (checkout / package).rglob("*.py")]
     modules = {".".join(("driftline", *path.with_suffix("").parts)).removesuffix(".__init__") for path in sources}
     modules |= {f"driftline.{path.stem}" for path in (checkout / "driftline").glob("*.py")} - {"driftline.__init__"}
     assert set(probe["modules"]) == modules

@@ -71,8 +71,8 @@ def test_an_import_loads_nothing_but_defaults() -> None:
         name for name in loaded.stdout.split() if not name.startswith("driftline.") or name.endswith(".defaults")
     }
     packages = set(loaded.stdout.split()) - modules
-    rooms = {"storage"}
-    assert packages == {f"driftline.{room}" for room in rooms}
+    linked = {"storage"}
+    assert packages == {f"driftline.{name}" for name in linked}
     assert {name.partition(".")[0] for name in modules} - sys.stdlib_module_names == {"driftline"}
 
 

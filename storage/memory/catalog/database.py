@@ -1,9 +1,7 @@
-"""The memory catalog: one SQL database, SQLite or PostgreSQL, with migrations, transactions and their retries.
+"""The memory catalog: one SQL database, SQLite or PostgreSQL, with migrations, transactions and retries.
 
-Databases in which another program has tables that are called like the catalog's: there, the catalog keeps apart.
-
-In PostgreSQL it lies in a schema of its own, and for SQLite in a file of its own beside the other one. Where neither is
-there, names are not taken, and the catalog lies in the database itself.
+If another program's tables already use the catalog's names, the catalog moves to its own schema (PostgreSQL) or its own
+adjacent file (SQLite).
 """
 
 from __future__ import annotations

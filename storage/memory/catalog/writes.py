@@ -1,14 +1,8 @@
-"""Writes of memory entries: the entries, the totals of their owners, retired blobs and the outbox.
+"""Write memory entries, the totals of their owners, retired blobs and the outbox to the catalog.
 
-The functions run in an open transaction under the tenant's lock (``entities.lock_tenant``).
-
-Entries about to be written to the catalog, as columns: one object per entry takes a third of a bulk load.
-
-Keys that are taken outside of a boundary: there, an entry has a private form of its key, which nobody sees.
-
-A key is unique in its tenant, but a store that is bound below the tenant must not learn from a refusal which keys
-others use. If an entry outside of its boundary has the key, it stores under ``private(key)`` instead. Entries are shown
-with ``shown(key)``, and a lookup that does not find a key takes the newest private form of it that its scope has.
+The functions run in an open transaction under the tenant's lock (``entities.lock_tenant``). A key is unique in its
+tenant. If an entry outside a store's boundary already has the key, the store writes under ``private(key)``, so that a
+refusal never reveals the keys of others. ``shown(key)`` undoes this; a failed lookup tries the newest private form.
 """
 
 from __future__ import annotations

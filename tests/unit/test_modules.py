@@ -13,7 +13,7 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("flows", "tasks", "storage", "deployments")
+PACKAGES = ("flows", "tasks", "storage", "deployments")
 MAX_MODULE_LINES = 800
 MAX_FUNCTION_LINES = 60
 HISTORY = ("CHANGELOG.md", "docs/how-it-works/decisions/")
@@ -30,13 +30,13 @@ def files(*folders: str, suffixes: tuple[str, ...] = (".py",)) -> Iterator[Path]
 
 
 def code() -> list[Path]:
-    return list(files(*ROOMS, "tests", ".ci", "docs"))
+    return list(files(*PACKAGES, "tests", ".ci", "docs"))
 
 
 def texts() -> dict[str, str]:
     """The text of each source, page and configuration, by its path in the repository."""
     found = [
-        *files(*ROOMS, "tests", "docs", ".ci", ".github", suffixes=(".py", ".md", ".toml", ".yaml", ".yml", ".sh"))
+        *files(*PACKAGES, "tests", "docs", ".ci", ".github", suffixes=(".py", ".md", ".toml", ".yaml", ".yml", ".sh"))
     ]
     found += [path for path in ROOT.iterdir() if path.suffix in (".md", ".toml", ".yml") or path.name == "Makefile"]
     named = {path.relative_to(ROOT).as_posix(): path.read_text() for path in found}
@@ -63,7 +63,7 @@ def names_of(module: Path) -> frozenset[str]:
 
 
 def exists(parts: list[str]) -> bool:
-    """Whether a dotted name below a room leads to a package, a module, or a name in one."""
+    """Whether a dotted name below a package leads to a package, a module, or a name in one."""
     place = ROOT / parts[0]
     for i, part in enumerate(parts[1:], start=1):
         if (place / part).is_dir():
@@ -85,7 +85,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 def test_no_module_of_the_package_is_long() -> None:
-    lengths = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n") for path in files(*ROOMS)}
+    lengths = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n") for path in files(*PACKAGES)}
     assert {name: length for name, length in lengths.items() if length > MAX_MODULE_LINES} == {}
 
 
@@ -104,7 +104,7 @@ def test_every_dotted_name_of_the_package_leads_somewhere() -> None:
         f"{name}: {match.group()}"
         for name, text in texts().items()
         for match in _DOTTED.finditer(text)
-        if (parts := match[1].split(".")[1:])[0] in ROOMS and not exists(parts)
+        if (parts := match[1].split(".")[1:])[0] in PACKAGES and not exists(parts)
     }
     assert lost == set()
 
