@@ -16,7 +16,7 @@ DONE, NOTHING_FOUND, WRONG_USE, FAILED = 0, 1, 2, 3
 
 app = typer.Typer(
     name="driftline",
-    help="Keeps a semantic index of every line in your repositories and buckets in step with what changed.",
+    help="Keep a semantic index of every line in your repositories and buckets up to date.",
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -89,33 +89,31 @@ WaitOption = Annotated[
 BranchOption = Annotated[
     str | None,
     typer.Option(
-        "--branch", metavar="NAME", help="This branch of the source, not the main index; auto: the one checked out."
+        "--branch", metavar="NAME", help="Use this branch instead of the main index; auto: the branch checked out."
     ),
 ]
 
 # What a search returns.
-QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="What to look for, in words or code.")]
+QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="The text to search for: words or code.")]
 TopKOption = Annotated[int, typer.Option("--top-k", min=0, help="Maximum number of results.")]
 MaxDistanceOption = Annotated[
     float | None,
-    typer.Option("--max-distance", min=0.0, max=2.0, help="Drop results farther than this (1 - cosine)."),
+    typer.Option("--max-distance", min=0.0, max=2.0, help="Drop results with a cosine distance above this (0 to 2)."),
 ]
 MinRelevanceOption = Annotated[
     float | None,
-    typer.Option(
-        "--min-relevance", min=0.0, max=1.0, help="Drop results nearer than fewer than this share of random lines."
-    ),
+    typer.Option("--min-relevance", min=0.0, max=1.0, help="Drop results with a relevance below this (0 to 1)."),
 ]
 CacheOption = Annotated[
     bool | None,
     typer.Option(
         "--cache/--no-cache",
-        help="Keep a copy of a bucket's workspace on this disk, as new as the bucket, and search that.",
+        help="Search a local copy of the bucket's workspace, updated before each search.",
         show_default="no",
     ),
 ]
 NLinesOption = Annotated[int, typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.")]
 WithinOption = Annotated[
     str | None,
-    typer.Option(metavar="ENTITY", help="See nothing but what is at or below this entity, such as org:acme."),
+    typer.Option(metavar="ENTITY", help="Limit access to this entity and those below it, such as org:acme."),
 ]

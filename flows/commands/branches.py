@@ -59,18 +59,22 @@ def list_all(
 
 @branches.command()
 def delete(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="As 'driftline branches' lists it.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Branch name, as listed by 'driftline branches'.")
+    ] = None,
     of_build: Annotated[
         bool,
-        typer.Option("--of-build", help="Instead of NAME: the branch of the pull request that CI builds or closes."),
+        typer.Option(
+            "--of-build", help="Use the branch of the pull request that CI builds or closes, instead of NAME."
+        ),
     ] = False,
     workspace: WorkspaceOption = None,
     entity: EntityOption = None,
     wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait this long for a run to finish.")] = 0.0,
-    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Do nothing where no source has it.")] = False,
+    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Succeed if no source has the branch.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Delete a branch of every source that has it. The main index and the files of the source stay."""
+    """Delete a branch from every source that has it. Keeps the main index and the source files."""
     if (name is None) != of_build:
         raise UsageError("Name one branch", fix="Write: driftline branches delete NAME, or --of-build in CI")
     name = name or _of_build()
@@ -87,12 +91,12 @@ def prune(
     workspace: WorkspaceOption = None,
     entity: EntityOption = None,
     older_than_days: Annotated[
-        float, typer.Option(min=0.0, metavar="DAYS", help="Delete branches that no run has indexed for so long.")
+        float, typer.Option(min=0.0, metavar="DAYS", help="Delete branches not indexed for this many days.")
     ] = PRUNED_AFTER_DAYS,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report only.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Delete the branches that are merged, gone from the remote, or old. Asks the remote which branches it has."""
+    """Delete branches that are merged, gone from the remote, or old. Contacts the remote to list its branches."""
     opened, within = _opened(workspace, entity)
     from driftline.flows.runs.branches import prune_branches
 
@@ -105,14 +109,14 @@ def prune(
 @app.command()
 def diff(
     base: Annotated[str, typer.Argument(metavar="BASE", help="main, for the main index.")],
-    branch: Annotated[str, typer.Argument(metavar="BRANCH", help="As 'driftline branches' lists it.")],
+    branch: Annotated[str, typer.Argument(metavar="BRANCH", help="Branch name, as listed by 'driftline branches'.")],
     query: QueryArgument,
     workspace: WorkspaceOption = None,
     top_k: TopKOption = DEFAULT_TOP_K,
     n_lines: NLinesOption = DEFAULT_N_LINES,
     as_json: JsonOption = False,
 ) -> int:
-    """Find what answers QUERY on BRANCH and does not stand in the main index. Exit code 1 when there is nothing."""
+    """Search the lines that BRANCH adds to the main index. Exit code 1 if nothing is found."""
     if base != MAIN:
         raise UsageError("A branch is compared with the main index only", base, f"Write: driftline diff {MAIN} BRANCH")
     opened, _ = _opened(workspace, None)

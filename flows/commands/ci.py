@@ -51,14 +51,14 @@ MaxStalenessOption = Annotated[
 ]
 BranchOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Do nothing in builds of other branches; this one has the main index."),
+    typer.Option(metavar="NAME", help="Index only builds of this branch, into the main index; skip others."),
 ]
 DefaultBranchOption = Annotated[
     str | None,
     typer.Option(
         "--default-branch",
         metavar="NAME",
-        help="The branch of the main index; builds of others index a branch of it. Default: what CI or git names.",
+        help="Branch of the main index; other builds index their own branch. Default: from CI or git.",
     ),
 ]
 DuplicatesOption = Annotated[
@@ -90,7 +90,7 @@ def ci(
     summary: SummaryOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Bring the index in step with the commit of a build, scanning only what git lists as changed where it can.
+    """Update the index to the commit of a build, scanning only the files that changed in git if possible.
 
     Exit code 3 when it fails, or when the index is older than --max-staleness allows.
     """

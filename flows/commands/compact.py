@@ -74,14 +74,14 @@ def compact(
 def cleanup(
     workspace: WorkspaceOption = None,
     max_age_seconds: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Keep younger objects, by the clock of the store.")
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Keep objects younger than this, by the store's clock.")
     ] = DEFAULT_MAX_AGE_SECONDS,
     dry_run: Annotated[
         bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Report only, or also delete.")
     ] = True,
     as_json: JsonOption = False,
 ) -> int:
-    """List what crashed or superseded runs left in the workspace; with --delete, delete it."""
+    """List the objects left by crashed or superseded runs; with --delete, delete them."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.progress import open_progress
@@ -100,11 +100,11 @@ def cleanup(
 def verify(
     workspace: WorkspaceOption = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Remove wrong documents from the index and index them again.")
+        bool, typer.Option("--repair", help="Remove inconsistent documents from the index and reindex them.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Check that the parts of the workspace agree. Exit code 3 when there are findings."""
+    """Check the workspace for inconsistencies. Exit code 3 if there are findings."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.progress import open_progress

@@ -46,7 +46,7 @@ def grep(
     model: ModelOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Find the lines of FILE that mean QUERY, without an index. Exit code 1 when there are none."""
+    """Search FILE by meaning, without an index. Exit code 1 if nothing is found."""
     from driftline.flows.output.plain import print_search
     from driftline.tasks.search.grep import grep as search_texts
     from driftline.tasks.search.grep import open_embedder, read_texts

@@ -43,23 +43,23 @@ ExcludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="L
 FullOption = Annotated[bool, typer.Option("--full", help="Read and embed everything again.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")]
 MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.")]
-RebindOption = Annotated[bool, typer.Option("--rebind", help="Let the entity move to another URI.")]
-ReembedOption = Annotated[bool, typer.Option("--reembed", help="Let the workspace move to another model.")]
+RebindOption = Annotated[bool, typer.Option("--rebind", help="Allow the entity to change its URI.")]
+ReembedOption = Annotated[bool, typer.Option("--reembed", help="Allow the workspace to change its model.")]
 IndexesOption = Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")]
 DeepOption = Annotated[
     bool | None,
     typer.Option(
         "--deep/--no-deep",
-        help="Embed definitions and sections by a transformer, too. Needs the extra deep. Later runs go on with it.",
+        help="Also embed definitions with a transformer, now and in later runs. Needs the extra 'deep'.",
         show_default="as before",
     ),
 ]
 DeepModelOption = Annotated[
     str | None,
-    typer.Option("--deep-model", metavar="NAME", help="As --deep, with this transformer: a directory or a hub name."),
+    typer.Option("--deep-model", metavar="NAME", help="Like --deep, with this transformer: a directory or a hub name."),
 ]
 ByCommitOption = Annotated[
-    bool, typer.Option("--ci", help="Scan only what changed since the commit indexed last, as driftline ci does.")
+    bool, typer.Option("--ci", help="Scan only files changed since the last indexed commit, like driftline ci.")
 ]
 
 
@@ -89,7 +89,7 @@ def index(
     deep_model: DeepModelOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Bring the index in step with SOURCE: embed new and changed documents, delete vanished ones.
+    """Update the index of SOURCE: embed new and changed documents, delete vanished ones.
 
     With --all, a source that fails does not stop the others; the exit code is then 3.
     """
@@ -141,11 +141,11 @@ def _configuration(
 
 @app.command()
 def remove(
-    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="As 'driftline sources' lists it.")],
+    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="Entity, as listed by 'driftline sources'.")],
     workspace: WorkspaceOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Forget a source: delete its documents and lines from the index, never its files."""
+    """Remove a source from the index. Its files are never deleted."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.runs.remove import remove_source

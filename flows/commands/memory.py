@@ -53,7 +53,7 @@ ModeOption = Annotated[
     Literal["hybrid", "vector", "text"],
     typer.Option(help="Rank by words and meaning, by meaning alone, or by words alone."),
 ]
-ExplainOption = Annotated[bool, typer.Option("--explain", help="Show what the search did and how long it took.")]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Show the steps of the search and their times.")]
 
 
 @memory.command()
@@ -69,7 +69,8 @@ def put(
         list[str] | None, typer.Option("--metadata", metavar="FIELD=VALUE", help="Add a field to the metadata.")
     ] = None,
     expires_in: Annotated[
-        float | None, typer.Option(min=0.0, max=MAX_SECONDS, metavar="SECONDS", help="Let the entry expire after this.")
+        float | None,
+        typer.Option(min=0.0, max=MAX_SECONDS, metavar="SECONDS", help="Expire the entry after this time."),
     ] = None,
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
@@ -95,7 +96,7 @@ def get(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Print the value of a key; with --json, the whole entry. Exit code 1 when there is none."""
+    """Print the value of a key; with --json, the whole entry. Exit code 1 if the key does not exist."""
     from driftline.flows.memory import entry_to_dict
 
     with _opened(workspace, config, within) as store:
@@ -151,7 +152,7 @@ def search(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Find the entries that answer QUERY, by words and meaning. Exit code 1 when there are none."""
+    """Search entries by words and meaning. Exit code 1 if nothing is found."""
     from driftline.flows.memory import hits_to_dict
 
     with _opened(workspace, config, within) as store:
@@ -183,7 +184,7 @@ def delete(
 
 @memory.command()
 def move(
-    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="It moves with everything below it.")],
+    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="The entity to move, with everything below it.")],
     parent: Annotated[str, typer.Argument(metavar="PARENT", help="Its new parent, in the same tenant.")],
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
@@ -213,13 +214,13 @@ def rebuild(
 @memory.command()
 def adopt(
     discard: Annotated[
-        bool, typer.Option("--discard", help="Even if the catalog has no entries: give up what the workspace holds.")
+        bool, typer.Option("--discard", help="Proceed even if the catalog is empty: discard the workspace's entries.")
     ] = False,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Make the configured catalog the workspace's own, instead of the one that it has recorded.
+    """Bind the workspace to the configured catalog instead of the recorded one.
 
     What the catalog does not know is then no memory any more: cleanup deletes its blobs.
     """
@@ -241,7 +242,8 @@ def adopt(
 @memory.command()
 def restore(
     elsewhere: Annotated[
-        bool, typer.Option("--elsewhere", help="Even if the workspace names a catalog in another place: that is lost.")
+        bool,
+        typer.Option("--elsewhere", help="Proceed even if the workspace names another catalog, which is then lost."),
     ] = False,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,

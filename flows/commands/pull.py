@@ -15,11 +15,11 @@ from driftline.flows.output.plain import say
 def pull(
     origin: Annotated[str, typer.Argument(metavar="ORIGIN", help="The workspace to copy: a path or URI.")],
     place: Annotated[
-        str | None, typer.Argument(metavar="[DIR]", help="Where the copy lies; default: the last name in ORIGIN.")
+        str | None, typer.Argument(metavar="[DIR]", help="Directory of the copy; default: the last name in ORIGIN.")
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Bring the newest version of a workspace to a local disk, to search it without network and credentials.
+    """Copy the newest version of a workspace to a local disk, to search it offline and without credentials.
 
     Later pulls fetch only what is new. Searches see one version or the other.
     """

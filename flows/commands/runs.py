@@ -19,7 +19,7 @@ def runs(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of runs.")] = 20,
     as_json: JsonOption = False,
 ) -> int:
-    """List the runs over the workspace, newest first."""
+    """List the runs of the workspace, newest first."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.output.run_series import newest_runs, searches_by_hour, to_row

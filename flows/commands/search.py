@@ -81,7 +81,7 @@ KindsOption = Annotated[
     typer.Option("--kind", metavar="KIND", help="Only inside definitions of this kind: function, class, section, ..."),
 ]
 SymbolsOption = Annotated[bool, typer.Option("--symbols", help="Only lines that begin a definition.")]
-NoTestsOption = Annotated[bool, typer.Option("--no-tests", help="Nothing of tests.")]
+NoTestsOption = Annotated[bool, typer.Option("--no-tests", help="Exclude test files.")]
 EntitiesOption = Annotated[
     list[str] | None,
     typer.Option("--entity", metavar="PATH", help="Only this source, or the sources below org:acme/project:alpha."),
@@ -102,7 +102,7 @@ ModeOption = Annotated[
 ]
 StrategyOption = Annotated[
     Literal["auto", "prefilter", "postfilter", "hybrid"] | None,
-    typer.Option(help="When filters apply; all values but auto are for comparison.", show_default="auto"),
+    typer.Option(help="When to apply filters: use auto; the others exist for benchmarks.", show_default="auto"),
 ]
 ThresholdOption = Annotated[
     float | None,
@@ -110,7 +110,7 @@ ThresholdOption = Annotated[
         "--fallback-threshold",
         min=0.0,
         max=1.0,
-        help="With --strategy hybrid: filter later where this share matches.",
+        help="With --strategy hybrid: filter after the search if at least this fraction matches.",
         show_default=str(FALLBACK_THRESHOLD),
     ),
 ]
@@ -118,7 +118,7 @@ RerankOption = Annotated[
     bool | None,
     typer.Option(
         "--rerank/--no-rerank",
-        help="Let a transformer read the best results and order them anew. Needs the extra deep.",
+        help="Rerank the best results with a transformer. Needs the extra 'deep'.",
         show_default="no",
     ),
 ]
@@ -128,7 +128,7 @@ RerankWindowsOption = Annotated[
         "--rerank-windows",
         min=0,
         max=MAX_RERANKED,
-        help="As --rerank, with so many results read.",
+        help="Like --rerank, for this many results.",
         show_default=str(DEFAULT_RERANKED),
     ),
 ]
@@ -136,7 +136,7 @@ DeepOption = Annotated[
     bool | None,
     typer.Option(
         "--deep/--no-deep",
-        help="Join what a transformer finds among the definitions that 'index --deep' has embedded.",
+        help="Also search the definition embeddings written by 'index --deep'.",
         show_default="where there are any",
     ),
 ]
@@ -145,10 +145,10 @@ ServerOption = Annotated[
     typer.Option(
         "--server",
         metavar="URL",
-        help="Ask this web server, with the token in $DRIFTLINE_TOKEN. Default: $DRIFTLINE_SERVER.",
+        help="Search on this web server, with the token in $DRIFTLINE_TOKEN. Default: $DRIFTLINE_SERVER.",
     ),
 ]
-ExplainOption = Annotated[bool, typer.Option("--explain", help="Show what the search did and how long it took.")]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Show the steps of the search and their times.")]
 
 
 @app.command()
@@ -182,7 +182,7 @@ def search(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Find the lines that answer QUERY. Exit code 1 when there are none.
+    """Search the indexed lines. Exit code 1 if nothing is found.
 
     What is left out comes from [search] of driftline.toml.
     """
@@ -278,7 +278,7 @@ def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict
 
 @app.command()
 def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
-    """Show what the workspace holds."""
+    """Show the contents and state of the workspace."""
     target = workspace_for_reading(workspace)
     from driftline.flows.output.terminal import print_status
     from driftline.storage.workspace.copies import read_copy_record

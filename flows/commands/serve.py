@@ -25,7 +25,7 @@ ENVIRONMENT = {
 }
 
 PrefixOption = Annotated[
-    str, typer.Option(metavar="TEXT", help="Put TEXT before every name, so that several workspaces can share a server.")
+    str, typer.Option(metavar="TEXT", help="Prefix every name with TEXT, to share a server between workspaces.")
 ]
 
 

@@ -32,12 +32,12 @@ def create(
     workspace: WorkspaceOption = None,
     within: WithinOption = None,
     scope: Annotated[
-        str, typer.Option(metavar="NAMES", help="What the token may ask: search, memory, metrics.")
+        str, typer.Option(metavar="NAMES", help="Permissions of the token: search, memory, metrics.")
     ] = "search",
     expires: Annotated[
-        str, typer.Option(metavar="DURATION", help=f"When it ends: 12h, 90d, 8w, or {NEVER}.")
+        str, typer.Option(metavar="DURATION", help=f"Lifetime: 12h, 90d, 8w, or {NEVER}.")
     ] = DEFAULT_EXPIRY,
-    note: Annotated[str, typer.Option(metavar="TEXT", help="Who uses it, for 'driftline token list'.")] = "",
+    note: Annotated[str, typer.Option(metavar="TEXT", help="User or purpose, shown by 'driftline token list'.")] = "",
     as_json: JsonOption = False,
 ) -> int:
     """Create a token and print it, once: the workspace keeps only its hash."""
@@ -65,7 +65,7 @@ def list_all(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> 
 
 @token.command()
 def revoke(
-    identifier: Annotated[str, typer.Argument(metavar="ID", help="As 'driftline token list' shows it.")],
+    identifier: Annotated[str, typer.Argument(metavar="ID", help="Token id, as shown by 'driftline token list'.")],
     workspace: WorkspaceOption = None,
     as_json: JsonOption = False,
 ) -> int:

@@ -13,9 +13,9 @@ from driftline.flows.output.plain import say
 @app.command()
 def trust(
     file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="Default: the nearest driftline.toml.")] = None,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Take the trust back.")] = False,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke trust in the file.")] = False,
 ) -> int:
-    """Let a driftline.toml that is found by walking up use its storage options and [memory].
+    """Trust a driftline.toml found in a parent directory to use its storage options and [memory].
 
     The trust ends when the file changes.
     """

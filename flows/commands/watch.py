@@ -27,7 +27,7 @@ SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The fol
 
 @app.command()
 def watch(source: SourceArgument = ".", workspace: WorkspaceOption = None, model: ModelOption = None) -> int:
-    """Bring the index in step with SOURCE, and keep it so: each saved file is indexed at once. Ctrl+C ends it."""
+    """Update the index of SOURCE, then index each file as it is saved. Stop with Ctrl+C."""
     watcher = watcher_of(source, workspace_for_indexing(workspace, [source], None), model)
     with suppress(KeyboardInterrupt):  # the usual way to stop it
         watcher.run()

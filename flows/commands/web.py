@@ -33,47 +33,55 @@ DEFAULT_RATE = 50.0
 
 HostsOption = Annotated[
     list[str] | None,
-    typer.Option("--allowed-host", metavar="NAME", help="A host, or host:port, that clients may write into the URL."),
+    typer.Option("--allowed-host", metavar="NAME", help="Accept this host, or host:port, in request URLs."),
 ]
 ProxyHeaderOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Let in whom a proxy names in this header; see --trusted-proxy.")
+    str | None,
+    typer.Option(metavar="NAME", help="Trust the user name that the proxy sends in this header; see --trusted-proxy."),
 ]
 OriginsOption = Annotated[
     list[str] | None,
-    typer.Option("--cors-origin", metavar="URL", help="Let scripts of the pages at this origin ask the API."),
+    typer.Option("--cors-origin", metavar="URL", help="Allow cross-origin API requests from this origin."),
 ]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Processes that search at once.", show_default="one a core, at most 4"),
+    typer.Option(min=1, metavar="N", help="Number of search processes.", show_default="one a core, at most 4"),
 ]
 ProxiesOption = Annotated[
     list[str] | None,
-    typer.Option("--trusted-proxy", metavar="ADDRESS", help="Where the proxy asks from, such as 10.0.0.0/24."),
+    typer.Option("--trusted-proxy", metavar="ADDRESS", help="Address or network of the proxy, such as 10.0.0.0/24."),
 ]
 
 
 @app.command()
 def web(
     workspace: WorkspaceOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback, tokens are needed.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other than loopback, it requires tokens.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8030,
     cache: CacheOption = None,
     within: WithinOption = None,
     require_token: Annotated[
-        bool, typer.Option("--require-token", help="Ask for tokens on loopback, too: behind a proxy of this machine.")
+        bool, typer.Option("--require-token", help="Require tokens on loopback too, for use behind a local proxy.")
     ] = False,
     allowed_host: HostsOption = None,
     trusted_proxy_header: ProxyHeaderOption = None,
     trusted_proxy: ProxiesOption = None,
     rate: Annotated[
-        float, typer.Option(min=0.1, metavar="N", help="Requests per second of one token, twice as many at once.")
+        float, typer.Option(min=0.1, metavar="N", help="Requests per second per token; bursts may be twice as large.")
     ] = DEFAULT_RATE,
-    tls_certificate: Annotated[str | None, typer.Option(metavar="FILE", help="Serve HTTPS: the certificates.")] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(metavar="FILE", help="TLS certificate chain; enables HTTPS.")
+    ] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
     cors_origin: OriginsOption = None,
     processes: ProcessesOption = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Index what people save in the local sources; without any, in this folder.")
+        bool,
+        typer.Option(
+            "--watch", help="Index files as they are saved in local sources, or in this folder if there are none."
+        ),
     ] = False,
 ) -> int:
     """Serve the workspace: a search page, an API at /api/v1, and MCP at /mcp.
