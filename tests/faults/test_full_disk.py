@@ -161,7 +161,7 @@ def test_a_compaction_on_a_full_disk_is_told_and_made_good_by_the_next(
         assert outcome.json["tenants"][0]["after"]["deltas"] == 0
         assert_in_step(Workspace.open(str(workspace)), ENTITY, files_below(tree))
         shutil.rmtree(workspace)
-    assert failures >= 5
+    assert failures >= 2  # folding deltas frees more pages than the rest of a compaction takes
 
 
 def test_segments_of_indexes_on_a_full_disk_are_told_and_built_by_the_next_run(
