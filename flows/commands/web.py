@@ -53,6 +53,15 @@ ProxiesOption = Annotated[
 ]
 
 
+CertificateOption = Annotated[str | None, typer.Option(metavar="FILE", help="TLS certificate chain; enables HTTPS.")]
+WatchOption = Annotated[
+    bool,
+    typer.Option(
+        "--watch", help="Index files as they are saved in local sources, or in this folder if there are none."
+    ),
+]
+
+
 @app.command()
 def web(
     workspace: WorkspaceOption = None,
@@ -71,18 +80,11 @@ def web(
     rate: Annotated[
         float, typer.Option(min=0.1, metavar="N", help="Requests per second per token; bursts may be twice as large.")
     ] = DEFAULT_RATE,
-    tls_certificate: Annotated[
-        str | None, typer.Option(metavar="FILE", help="TLS certificate chain; enables HTTPS.")
-    ] = None,
+    tls_certificate: CertificateOption = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
     cors_origin: OriginsOption = None,
     processes: ProcessesOption = None,
-    watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch", help="Index files as they are saved in local sources, or in this folder if there are none."
-        ),
-    ] = False,
+    watch: WatchOption = False,
 ) -> int:
     """Serve the workspace: a search page, an API at /api/v1, and MCP at /mcp.
 
