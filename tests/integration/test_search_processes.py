@@ -186,7 +186,7 @@ def test_other_processes_end_with_the_server_however_it_ends(workspace: Workspac
                     answers = list(pool.map(lambda query: ask(place, f"/api/v1/search?q={query}"), WORDS[:12]))
                 assert {answer.status for answer in answers} == {200}
                 others[:] = [
-                    child for child in process.children() if "storage.lance.beside" in " ".join(child.cmdline())
+                    child for child in process.children() if "storage.lance.worker" in " ".join(child.cmdline())
                 ]
                 return len(others) == 2
 
