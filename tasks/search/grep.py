@@ -112,7 +112,7 @@ def grep(
     if found or lines.nearest is None:
         return SearchReport(query, found, notes=() if found else ("No line holds a word that the model knows.",))
     columns = tuple(np.array([value]) for value in lines.nearest)
-    (nearest,) = _hits(query, kept, (columns[0], columns[1], columns[2]), 1, 0, calibration)
+    (nearest,) = _hits(query, kept, columns, 1, 0, calibration)
     assert max_distance is not None
     return SearchReport(query, (), notes=(nearest_note(nearest, max_distance),), nearest=nearest)
 
@@ -125,7 +125,7 @@ class _Lines:
         self.document: list[NDArray[np.int32]] = []
         self.number: list[NDArray[np.int32]] = []
         self.column: list[NDArray[np.int32]] = []
-        self.nearest: tuple[float, int, int] | None = None
+        self.nearest: tuple[float, int, int, int] | None = None
         """The nearest of all lines, near enough or not, in the same order."""
 
     def add(
@@ -146,7 +146,7 @@ class _Lines:
         best = int(np.argmin(of_line)) if len(of_line) else 0
         if len(of_line) and of_line[best] < (self.nearest[0] if self.nearest else np.inf):
             document, number = lines.doc_index[best].as_py() + first, lines.line_number[best].as_py()
-            self.nearest = float(of_line[best]), document, number
+            self.nearest = float(of_line[best]), document, number, lines.column_number[best].as_py()
         near = np.isfinite(of_line) if max_distance is None else of_line <= max_distance
         self.distance.append(of_line[near])
         self.document.append(lines.doc_index.to_numpy()[near] + np.int32(first))

@@ -251,7 +251,7 @@ def test_memory_is_searched_by_meaning_filter_and_entity(remembered: tuple[Path,
     assert keys(entity="org:acme", filter={"n": [3, 4], "phase": ["act"]}) == ["act"]
     assert keys(entity="org:acme/project:act") == ["act"]
     assert len(keys(entity="org:acme", top_k=1)) == 1
-    assert keys() == []  # the root is another tenant
+    assert set(keys()) >= {"plan", "act"}  # without a configured root, in every tenant
     hits = recall(remembered, query="namespace", entity="org:acme").structured_content["results"]
     assert [hit["rank"] for hit in hits] == [1, 2, 3]
     assert hits[0]["record"]["entity"] == "org:acme/project:long"
