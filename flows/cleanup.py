@@ -27,14 +27,14 @@ def cleanup(
     storage_options: dict[str, str] | None = None,
     catalog_url: str | None = None,
 ) -> dict[str, Any]:
-    """Find the orphans that crashed and superseded runs left in a workspace, and delete them unless this is a dry run.
+    """Find the orphans left by crashed and superseded runs, and delete them unless this is a dry run.
 
     Args:
-        workspace: Where the index lives: a folder, or an s3://, gs:// or az:// URI.
-        max_age_seconds: Keep objects younger than this, by the clock of the store.
+        workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
+        max_age_seconds: Keep objects younger than this many seconds, by the store's clock.
         dry_run: Report orphans and delete nothing.
         storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
-        catalog_url: The memory catalog, a password only by such a reference; default: as the worker is configured.
+        catalog_url: URL of the memory catalog, any password as a reference; default: from the worker's configuration.
 
     Returns:
         The report of the run, as ``driftline cleanup --json`` prints it.

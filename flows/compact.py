@@ -35,16 +35,17 @@ def compact(
     """Keep a workspace small and fast to read: fold deltas, merge fragments, remove old versions.
 
     Args:
-        workspace: Where the index lives: a folder, or an s3://, gs:// or az:// URI.
-        entity: Only this source, however few its deltas, such as org:acme/project:alpha/source:web; default: all.
+        workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
+        entity: Compact only this source, regardless of its number of deltas; default: all sources. Example:
+            org:acme/project:alpha/source:web.
         max_deltas: Without an entity, fold the deltas of sources and memory that have more than this; default: 100 for
             sources, compaction_threshold for memory.
-        retention_seconds: Remove table versions older than this.
+        retention_seconds: Remove table versions older than this many seconds.
         executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
         workers: Number of processes of the local executor.
-        wait_seconds: How long to wait for runs that hold a lease.
+        wait_seconds: Seconds to wait for runs that hold a lease.
         storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
-        compaction_threshold: What max_deltas is for memory by default; default: as the worker is configured.
+        compaction_threshold: Default of max_deltas for memory; default: from the worker's configuration.
 
     Returns:
         The report of the run, as ``driftline compact --json`` prints it.

@@ -52,28 +52,28 @@ def index(
     storage_options: dict[str, str] | None = None,
     branch: str | None = None,
 ) -> dict[str, Any]:
-    """Bring the index in step with its sources: embed new and changed documents, delete those that are gone.
+    """Update the index of the sources: embed new and changed documents, delete vanished ones.
 
     Args:
         sources: Folders, git work trees or bucket URIs, as the machine that runs the flow sees them.
-        workspace: Where the index lives: a folder, or an s3://, gs:// or az:// URI.
+        workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
         entity: The entity of a single source, such as org:acme/project:alpha/source:web; default: from its name.
         include: Index only files that match one of these patterns.
         exclude: Skip files that match one of these patterns.
         model: A model2vec directory or name; default: the model that is installed with Driftline.
         executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
         workers: Number of processes of the local executor.
-        full: Read and embed every document again.
+        full: Reread and re-embed every document.
         dry_run: Report what would change and write nothing.
         max_delete_fraction: Refuse to delete a larger fraction of a source; 1 confirms a large deletion.
         max_file_bytes: Skip larger files.
         rebind: Allow the entity to move to another URI.
         reembed: Allow the workspace to switch to another model.
-        wait_seconds: How long to wait for another run that holds the lease of a source.
+        wait_seconds: Seconds to wait for another run that holds the lease of a source.
         indexes: Which search indexes to update.
         max_deltas: Request a compaction when a source has more deltas than this.
         storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
-        branch: Bring this branch of the sources in step; the main index stays as it is.
+        branch: Index this branch of the sources; the main index does not change.
 
     Returns:
         The report of the run, as ``driftline index --json`` prints it.

@@ -26,11 +26,11 @@ def prune(
     dry_run: bool = False,
     storage_options: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Delete the branches that are merged, gone from the remote, or that no run has indexed for a while.
+    """Delete branches that are merged, gone from the remote, or not indexed for a while.
 
     Args:
-        workspace: Where the index lives: a folder, or an s3://, gs:// or az:// URI.
-        older_than_days: Delete branches that no run has indexed for so long.
+        workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
+        older_than_days: Delete branches not indexed for this many days.
         dry_run: Report the branches and delete nothing.
         storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
 

@@ -28,10 +28,10 @@ def verify(
     """Check the consistency of a workspace; the flow run fails if findings remain.
 
     Args:
-        workspace: Where the index lives: a folder, or an s3://, gs:// or az:// URI.
-        repair: Remove inconsistent documents from the index and index them again.
+        workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
+        repair: Remove inconsistent documents from the index and reindex them.
         storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
-        catalog_url: The memory catalog, a password only by such a reference; default: as the worker is configured.
+        catalog_url: URL of the memory catalog, any password as a reference; default: from the worker's configuration.
 
     Returns:
         The report of the run, as ``driftline verify --json`` prints it.

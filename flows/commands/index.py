@@ -50,7 +50,7 @@ DeepOption = Annotated[
     bool | None,
     typer.Option(
         "--deep/--no-deep",
-        help="Also embed definitions with a transformer, now and in later runs. Needs the extra 'deep'.",
+        help="Also embed definitions and sections with a transformer, now and in later runs (extra: deep).",
         show_default="as before",
     ),
 ]

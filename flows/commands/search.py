@@ -118,7 +118,7 @@ RerankOption = Annotated[
     bool | None,
     typer.Option(
         "--rerank/--no-rerank",
-        help="Rerank the best results with a transformer. Needs the extra 'deep'.",
+        help="Rerank the best results with a transformer (extra: deep).",
         show_default="no",
     ),
 ]

@@ -27,7 +27,7 @@ from driftline.storage.errors import UsageError
 SHORTEST_INTERVAL_SECONDS = 1.0
 _CRON_FIELDS = 5
 _STRATEGIES = {"qdrant": "prefilter", "post": "postfilter"}
-"""What the values of ``workspaceFiltering`` are called here."""
+"""Names of the ``workspaceFiltering`` values in this file."""
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -78,12 +78,12 @@ class PriceTable(Table):
 
     @property
     def known(self) -> dict[str, float]:
-        """The prices in the file, by kind of request."""
+        """Return the prices in the file, by kind of request."""
         return self.model_dump(exclude_none=True)
 
 
 class SearchTable(Table):
-    """``[search]``: what a search does that is not told otherwise."""
+    """``[search]``: the defaults of a search."""
 
     strategy: Annotated[Strategy | None, Field(validation_alias=AliasChoices("strategy", "workspaceFiltering"))] = None
     fallback_threshold: Annotated[
@@ -128,7 +128,7 @@ def parse(raw: Mapping[str, Any], path: Path) -> File:
 
 
 def place(path: Path, table: str = "", row: int | None = None) -> str:
-    """The place of an error as messages name it; ``row`` is 0-based, the message counts from 1."""
+    """Return the location of an error for messages; ``row`` is 0-based, messages count from 1."""
     if not table:
         return str(path)
     return f"{path}, {table}" if row is None else f"{path}, [[{table}]] number {row + 1}"
@@ -155,7 +155,7 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
 
 
 def _table_of(location: tuple[int | str, ...]) -> tuple[type[Table], str]:
-    """The table that contains a mistake, and its key."""
+    """Return the table that contains a mistake, and its key."""
     head, rest = str(location[0]), location[1:]
     if head == "prices" and rest:
         return PriceTable, str(rest[0])
