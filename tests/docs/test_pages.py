@@ -187,8 +187,8 @@ def test_every_section_of_the_design_that_the_code_names_exists() -> None:
             assert any(heading.startswith(section) for heading in headings), f"{path.name} names {section!r}"
 
 
-def test_the_design_draws_every_room_and_sub_room() -> None:
-    drawing = (DOCS / "how-it-works" / "design.md").read_text().partition("## House")[2].partition("\n## ")[0]
+def test_the_design_draws_every_package_and_sub_package() -> None:
+    drawing = (DOCS / "how-it-works" / "design.md").read_text().partition("## Packages")[2].partition("\n## ")[0]
     for package in PACKAGES:
         part = drawing.partition(f"\n{package}/ ")[2].partition("\n\n")[0]
         packages = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
