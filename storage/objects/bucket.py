@@ -1,6 +1,7 @@
 """Objects in a bucket, through obstore: S3 and compatible stores, Google Cloud Storage, Azure.
 
-Translates obstore's exceptions, and adapts to bare etags (Ceph up to version 16) and to skewed clocks.
+Translates obstore's exceptions, sends bare etags in ``If-Match`` where the store requires it (Ceph up to version 16),
+and reports a clock that differs too much from the store's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Control access to source files: never follow a symbolic link below a folder, and check the reader's permissions.
+"""Read source files without following a symbolic link below a folder, and decide which sources a reader may access.
 
-A path may change between a listing and a read, so lookups go from descriptor to descriptor (docs: "Threat model").
+A path may change between a listing and a read. A lookup by path would follow a folder replaced by a link; a lookup from
+descriptor to descriptor cannot. The access policy is documented in "Threat model".
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
 """Compute the vectors of ``StaticModel.encode`` several times faster: tokenize each word once, then look it up.
 
-A static model is a normalized weighted sum of token vectors, so the sum over a word can be cached in an LRU table. A
-line is cut only where no token can span the cut; a tokenizer that fails the check on probe lines gets no plan.
+A static model is a weighted sum of token vectors, scaled to unit length, so the sum over a word can be cached. A block
+of lines is two sparse products: words to chunks (cut before runs of spaces), and chunks to lines.
+
+A cut is sound if no token can span it: if no vocabulary entry has a digit after a letter, say, no BPE merge and no
+Unigram path joins the two. Probe lines also cover tokenizers that split their input first (BERT, GPT-2). A tokenizer
+that fails them gets no plan.
 """
 
 from __future__ import annotations

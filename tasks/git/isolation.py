@@ -1,7 +1,9 @@
-"""Run git on an untrusted repository: execute no command that it names, and fetch nothing (but see ``ask_remote``).
+"""Run git on an untrusted repository: execute no command that it names, and fetch nothing.
 
-A repository's configuration can name commands (filters, hooks, monitors, helpers). Commands that read objects or files
-therefore use a temporary git directory, which borrows objects, index and ignore rules but not the settings.
+A repository's configuration can name commands: filters, hooks, monitors, and helpers for diffs, credentials and
+transports. Commands that read objects or files therefore use a temporary git directory, which borrows objects, index
+and ignore rules but not the settings. Only commands that execute nothing read the repository itself, for paths, commit
+names and settings. Only ``ask_remote`` uses the network, to ask a remote for its branches.
 """
 
 from __future__ import annotations

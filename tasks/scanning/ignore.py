@@ -1,6 +1,7 @@
 """Select the files to index: ignore files, ``--include``, ``--exclude`` and secrets.
 
-Patterns have gitignore syntax and match bytes, as git does; git itself is the reference (``tests/hostile``).
+Patterns have gitignore syntax and match bytes, as git does: ``?`` is one byte. Where git differs from its manual, git
+is the reference (``tests/hostile``): ``ab**/c`` means ``ab`` and then ``**/c``, and an open bracket matches nothing.
 Consecutive patterns of one sign form one RE2 expression over an Arrow array of paths: 100,000 paths and a hundred
 patterns take about 20 ms.
 """
