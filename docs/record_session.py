@@ -1,8 +1,8 @@
-"""Record the terminal session that README.md shows: run the commands for real, and draw what they print.
+"""Record the terminal sessions of README.md and of the home page: run the commands for real, and show what they print.
 
-    python docs/record_session.py       # writes docs/images/session.svg
+    python docs/record_session.py       # writes the session of README.md, and docs/images/session.svg
 
-The session runs in a temporary copy of ``storage/``. Its folder is shown as ``~/driftline``.
+The sessions run in temporary copies of ``storage/``, shown as ``~/driftline/storage``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -22,36 +23,68 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
 SESSION = ROOT / "docs" / "images" / "session.svg"
-COMMANDS = (
+README = ROOT / "README.md"
+README_COMMANDS = (
+    "driftline index storage",
+    "cd storage",
+    'driftline search "the writer that lost the race" --top-k 2 -n 0',
     "driftline index .",
-    'driftline search "the writer that lost the race" --top-k 2 -n 1',
+    "driftline status",
+)
+COMMANDS = (
+    "cd storage",
+    "driftline index .",
+    'driftline search "the writer that lost the race" --top-k 2 -n 0',
     'echo "# The slower writer gives up." >> leases/lease.py',
     "driftline index .",
     'driftline search "who gives up when two write" --top-k 1 -n 0',
 )
 WIDTH = 100
-SHOWN_FOLDER = "~/driftline/storage"
+SHOWN_FOLDER = "~/driftline"
+BLOCK = re.compile(r"(?<=\[start:session\] -->\n```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+"""The session in README.md."""
 
 _REMOTE_FONT = re.compile(r"@font-face \{\{.*?\}\}\n?", re.DOTALL)
-_RESULT = re.compile(r"^(?P<place>\S+:\d+)  (?P<score>-?\d\.\d\d)$")
+_RESULT = re.compile(r"^(?P<place>\S+:\d+)  (?P<score>-?\d+\.\d\d.*)$")
 
 
 def main() -> int:
+    README.write_text(BLOCK.sub(lambda _: transcript(README_COMMANDS), README.read_text(), count=1))
     console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True, legacy_windows=False)  # noqa: SIM115
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder).resolve() / "storage"
-        shutil.copytree(ROOT / "storage", tree, ignore=shutil.ignore_patterns("__pycache__", ".driftline"))
-        for command in COMMANDS:
-            console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
-            for line in run(command, tree).replace(str(tree), SHOWN_FOLDER).splitlines():
-                console.print(styled(line), soft_wrap=False, overflow="ellipsis", no_wrap=True)
+    for command, output in session(COMMANDS):
+        console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
+        for line in output.splitlines():
+            console.print(styled(line), soft_wrap=False, overflow="ellipsis", no_wrap=True)
     SESSION.write_text(console.export_svg(title="driftline", code_format=_REMOTE_FONT.sub("", CONSOLE_SVG_FORMAT)))
-    print(f"{SESSION.relative_to(ROOT)}: {len(COMMANDS)} commands")
+    print(f"{README.name}, {SESSION.relative_to(ROOT)}: {len(README_COMMANDS)} and {len(COMMANDS)} commands")
     return 0
 
 
+def transcript(commands: Sequence[str]) -> str:
+    """Return ``commands`` behind prompts, each with its output, and a blank line between outputs."""
+    parts = [f"$ {command}\n{output}" + ("\n" if output else "") for command, output in session(commands)]
+    return "".join(parts).removesuffix("\n")
+
+
+def session(commands: Sequence[str]) -> list[tuple[str, str]]:
+    """Run ``commands`` above a copy of ``storage/``; return each with its output. ``cd FOLDER`` applies to the rest."""
+    with tempfile.TemporaryDirectory() as temporary:
+        top = folder = Path(temporary).resolve()
+        shutil.copytree(
+            ROOT / "storage", top / "storage", ignore=shutil.ignore_patterns("__pycache__", ".driftline", "*.pyc")
+        )
+        done = []
+        for command in commands:
+            if command.startswith("cd "):
+                folder /= command.removeprefix("cd ")
+                done.append((command, ""))
+            else:
+                done.append((command, run(command, folder).replace(str(top), SHOWN_FOLDER)))
+        return done
+
+
 def run(command: str, folder: Path) -> str:
-    """What ``command`` prints in ``folder``."""
+    """Return what ``command`` prints in ``folder``."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DRIFTLINE_")}
     programs = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
@@ -68,7 +101,7 @@ def run(command: str, folder: Path) -> str:
 
 
 def styled(line: str) -> Text:
-    """A line of output: results stand out, context steps back."""
+    """Style a line of output: results bright, context dim."""
     if match := _RESULT.fullmatch(line):
         return Text.assemble((match["place"], "bold cyan"), "  ", (match["score"], "yellow"))
     if re.match(r"^ +\d+- ", line):

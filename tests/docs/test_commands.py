@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -129,6 +130,24 @@ def test_the_commands_of_a_page_work(
         run(["bash", "-euo", "pipefail", "-c", "\n".join(commands)], ROOT, environment)
     else:
         run(["bash", "-euo", "pipefail", "-c", code], folder, environment)
+
+
+def test_the_session_in_the_readme_is_what_the_commands_print() -> None:
+    """Apart from numbers: ``python docs/record_session.py`` writes it anew."""
+    spec = importlib.util.spec_from_file_location("record_session", ROOT / "docs" / "record_session.py")
+    assert spec is not None
+    assert spec.loader is not None
+    recorder = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recorder)
+    written = recorder.BLOCK.search((ROOT / "README.md").read_text())
+    assert written is not None
+    assert without_numbers(written[0]) == without_numbers(recorder.transcript(recorder.README_COMMANDS))
+
+
+def without_numbers(text: str) -> str:
+    """``text`` without what differs from run to run, and from one state of the code to the next."""
+    text = re.sub(r"\b[0-9A-HJKMNP-TV-Z]{26}\b", "ID", text)
+    return re.sub(r"[ \t]+", " ", re.sub(r"-?\d[\d.,]*", "N", text))
 
 
 def test_the_readme_and_most_guides_have_commands() -> None:
