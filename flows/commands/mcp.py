@@ -10,7 +10,7 @@ import typer
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, WorkspaceOption, app
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import warn
-from driftline.storage.errors import MissingExtra
+from driftline.storage.errors import MissingExtra, install_command
 
 
 @app.command()
@@ -38,7 +38,7 @@ def mcp(
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("mcp"):
             raise
-        fix = "Run: pip install 'driftline[mcp]'"
+        fix = f"Run: {install_command('mcp')}"
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
     options, reach = options_for(target), source_access(target, workspace)
