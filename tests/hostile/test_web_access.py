@@ -23,11 +23,12 @@ from mcp.client.streamable_http import streamable_http_client
 
 import driftline as dl
 from driftline.flows.config.access import boundary_in
-from driftline.flows.config.memory_settings import find_memory, load_memory_configuration
+from driftline.flows.config.memory_settings import load_memory_configuration
+from driftline.flows.memory_stores import Memory
 from driftline.flows.web import authentication as authenticating
 from driftline.flows.web.authentication import Authentication, KnownTokens, TrustedProxy
 from driftline.flows.web.guard import MAX_BODY_BYTES, RateLimit
-from driftline.flows.web.requests import MemoryStores, Reader
+from driftline.flows.web.requests import Reader
 from driftline.flows.web.serving import Exposure, web_server
 from driftline.flows.web.tools import Tools
 from driftline.storage.errors import StorageError, UsageError
@@ -89,14 +90,11 @@ def site(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
             memory.store(name, {"text": f"parser {name}"}, project, {"project": name})
     workspace = Workspace.open(uri)
     known = KnownTokens(lambda: read_tokens(workspace.objects))
-    stores = MemoryStores(
-        lambda within: find_memory(load_memory_configuration(environ={}, embedding=model), workspace, within)
-    )
-    reader = Reader(workspace.reread, stores)
+    recalled = Memory(workspace, load_memory_configuration(environ={}, embedding=model))
+    reader = Reader(workspace.reread, lambda: recalled)
     exposure = Exposure(authentication=Authentication(known))
     with serving(web_server(reader, "127.0.0.1", 0, exposure, Tools(reader))) as place:
         yield Site(place, workspace, known)
-    stores.close()
 
 
 @pytest.fixture(scope="module")
