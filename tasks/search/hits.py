@@ -103,8 +103,8 @@ class Window:
         self.first, self.last = min(self.first, other.first), max(self.last, other.last)
 
 
-def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, top_k: int) -> list[Window]:
-    """Hits, best first, as at most ``top_k`` windows, in the order of their first hits.
+def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, limit: int) -> list[Window]:
+    """Hits, best first, as at most ``limit`` windows, in the order of their first hits.
 
     ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` if that is
     not simply the better the nearer. Hits up to ``reach`` lines apart become one window, unless it would be too long:
@@ -133,7 +133,7 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, top_k: int) -> 
             continue
         known.append(new)
         windows.append(new)
-        if len(windows) == top_k:
+        if len(windows) == limit:
             break
     return windows
 
@@ -382,14 +382,14 @@ class SourceRecords:
         return self._read[entity]
 
 
-def distinct_windows(find: Callable[[int], Sequence[Window]], top_k: int, records: SourceRecords) -> list[Window]:
-    """The first ``top_k`` of the windows that ``find`` gives, for a number of them, without files of two sources."""
-    wanted = top_k
+def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
+    """The first ``limit`` of the windows that ``find`` gives, for a number of them, without files of two sources."""
+    wanted = limit
     while True:
         found = find(wanted)
         kept = _distinct(found, records)
-        if len(kept) >= top_k or len(found) < wanted:
-            return kept[:top_k]
+        if len(kept) >= limit or len(found) < wanted:
+            return kept[:limit]
         wanted *= 2
 
 
