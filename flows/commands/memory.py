@@ -249,16 +249,15 @@ def restore(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Rebuild a lost catalog from the indexes and blobs of the workspace. Exit code 1 when values are lost."""
+    """Rebuild a lost catalog from the indexes and blobs of the workspace."""
     from driftline.storage.memory.restore import check_place, restore_catalog
 
     place, url = _place(workspace, config)
     if not elsewhere:
         check_place(place, url)
     restored = restore_catalog(place, url)
-    lines = [f"restored {restored.entries:,} entries of {restored.tenants:,} tenants into {restored.where}"]
-    lines += [f"lost: {key}" for key in restored.lost]
-    return _show(asdict(restored), as_json, *lines) or (NOTHING_FOUND if restored.lost else DONE)
+    line = f"restored {restored.entries:,} entries of {restored.tenants:,} tenants into {restored.where}"
+    return _show(asdict(restored), as_json, line)
 
 
 def _place(workspace: str | None, config: str | None) -> tuple[Workspace, str | None]:

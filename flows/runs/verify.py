@@ -110,7 +110,7 @@ def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
     """The id that a workspace had whose configuration is lost: the catalog of its memory accepts no other."""
     with suppress(CorruptFile):
         record = recorded(workspace)
-        if record is not None and record.workspace_id is not None:
+        if record is not None:
             return record.workspace_id
     with open_catalog(workspace, catalog_url) as at_hand:
         if at_hand.error is not None:

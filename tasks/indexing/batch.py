@@ -71,7 +71,7 @@ def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason
     for _ in range(READ_ATTEMPTS):
         started_ns = time.time_ns()
         try:
-            with source.beneath() as tree:
+            with source.open_tree() as tree:
                 before = stat_file(tree, path)
                 data = read_file(tree, path)
                 after = stat_file(tree, path)

@@ -267,8 +267,6 @@ def copy_rows(
         except DriftlineError as error:  # a branch that was deleted meanwhile
             log.info("Lines of %s are embedded again: %s", entity, error)
             continue
-        if rows.schema.names != columns.names:  # of an earlier version
-            continue
         for path in paths:
             of_path = rows.filter(pc.and_(pc.equal(rows["path"], path), pc.equal(rows["hash"], wanted[path].hash)))
             if len(of_path) == wanted[path].lines:

@@ -152,7 +152,7 @@ def _same_times(now: pa.Table, old: pa.Table) -> NDArray[np.bool_]:
 
 
 def _same_or_unknown(now: pa.ChunkedArray, old: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Where a number is the same, or 0 in the manifest; null, which is of an earlier version, is neither."""
+    """Return where a number is the same, or 0 (unknown) in the manifest."""
     return _numpy(pc.fill_null(pc.or_(pc.equal(now, old), pc.equal(old, 0)), False))
 
 
