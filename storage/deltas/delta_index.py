@@ -47,9 +47,9 @@ def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
         return changes
     position = np.asarray(pc.search_sorted(base[key], changes[key]).to_numpy(zero_copy_only=False), dtype=np.int64)
     row = np.minimum(position, len(base) - 1)
-    beside = base.select([key, "rev"]).take(pa.array(row))
-    known = np.asarray(pc.equal(beside[key], changes[key]).to_numpy(), dtype=bool)
-    newer = np.asarray(pc.greater(changes["rev"], beside["rev"]).to_numpy(), dtype=bool)
+    previous = base.select([key, "rev"]).take(pa.array(row))
+    known = np.asarray(pc.equal(previous[key], changes[key]).to_numpy(), dtype=bool)
+    newer = np.asarray(pc.greater(changes["rev"], previous["rev"]).to_numpy(), dtype=bool)
     order = np.arange(len(base))
     number = np.arange(len(base), len(base) + len(changes))
     order[row[known & newer]] = number[known & newer]

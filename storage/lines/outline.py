@@ -43,8 +43,8 @@ class Definition:
 
     def is_named(self, name: str) -> bool:
         """Return whether it has this name, ignoring case; for ``Session.get``, both names must match."""
-        wanted, own = parts_of_name(name.lower()), parts_of_name(self.name.lower())
-        return bool(wanted) and own[-len(wanted) :] == wanted
+        parts, own = parts_of_name(name.lower()), parts_of_name(self.name.lower())
+        return bool(parts) and own[-len(parts) :] == parts
 
 
 def encode(found: Sequence[Definition]) -> str:

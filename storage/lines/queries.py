@@ -50,11 +50,11 @@ def read_ahead(dataset: LanceDataset, names: Iterable[str], title: str) -> None:
 
     A damaged index is left to the search, which works without it.
     """
-    wanted = set(names)
+    requested = set(names)
     found = [
         (index.name, {(dataset.uri, str(segment.uuid)) for segment in index.segments})
         for index in dataset.describe_indices()
-        if index.name in wanted and (index.name != TEXT or (index.total_size_bytes or 0) <= MAX_TEXT_BYTES)
+        if index.name in requested and (index.name != TEXT or (index.total_size_bytes or 0) <= MAX_TEXT_BYTES)
     ]
     with _lock:
         missing = [(name, segments) for name, segments in found if not segments <= _done]
@@ -362,14 +362,14 @@ class LineQuery:
                     _OUTLINES[self._exact_version] = known
         return known
 
-    def passages(self, wanted: Sequence[Passage]) -> pa.Table:
+    def passages(self, requested: Sequence[Passage]) -> pa.Table:
         """Return the lines of one or more passages in this table: ``PASSAGE_COLUMNS``, unordered."""
         # One condition on all paths and one on all lines are ten times as fast as a condition for each passage.
-        lines = " OR ".join(sorted({f"line_number BETWEEN {each.first} AND {each.last}" for each in wanted}))
-        paths = is_one_of("path", sorted({each.path for each in wanted}))
+        lines = " OR ".join(sorted({f"line_number BETWEEN {each.first} AND {each.last}" for each in requested}))
+        paths = is_one_of("path", sorted({each.path for each in requested}))
         rows = self._read(PASSAGE_COLUMNS, where=f"{paths} AND ({lines})")
         of_document: dict[tuple[str, str], list[Passage]] = {}
-        for each in wanted:
+        for each in requested:
             of_document.setdefault((each.entity, each.path), []).append(each)
         places = zip(*(rows[name].to_pylist() for name in PASSAGE_COLUMNS[:3]), strict=True)
         held = [
@@ -378,33 +378,33 @@ class LineQuery:
         ]
         return rows.filter(pa.array(held, pa.bool_()))
 
-    def lines_at(self, wanted: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], tuple[str, str]]:
+    def lines_at(self, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], tuple[str, str]]:
         """Return ``(text, hash)`` of the lines ``(entity, path, number)`` that exist and that the filter allows.
 
         If a line has several rows, its text is that of the first one.
         """
-        if not wanted:
+        if not requested:
             return {}
-        paths = is_one_of("path", sorted({path for _, path, _ in wanted}))
-        numbers = ", ".join(sorted({str(number) for _, _, number in wanted}))
+        paths = is_one_of("path", sorted({path for _, path, _ in requested}))
+        numbers = ", ".join(sorted({str(number) for _, _, number in requested}))
         columns = ["entity", "path", "line_number", "text", "hash"]
         where = f"{paths} AND line_number IN ({numbers})" + (f" AND ({self.sql})" if self.sql else "")
         rows = self._read([*columns, "column_number"], where=where)
         rows = rows.filter(pc.equal(rows["column_number"], 0))
         found = zip(*(rows[name].to_pylist() for name in columns), strict=True)
-        places = set(wanted)
+        places = set(requested)
         return {
             (entity, path, number): (text, content)
             for entity, path, number, text, content in found
             if (entity, path, number) in places
         }
 
-    def outlines(self, wanted: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
+    def outlines(self, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
         """Return the known outlines of the blocks that contain the lines ``(entity, path, number)``."""
-        if not wanted:
+        if not requested:
             return {}
         # The index covers paths; comparing entities and lines in Lance, too, takes three times as long.
-        paths = sorted({path for _, path, _ in wanted})
+        paths = sorted({path for _, path, _ in requested})
         columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
         rows = self._read(columns, where=is_one_of("path", paths))
         rows = rows.filter(pc.is_valid(rows[OUTLINE_COLUMN]))
@@ -412,7 +412,7 @@ class LineQuery:
         for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
             block = entity, path, number // LINES_PER_BLOCK
             known[block] = max(known.get(block, ""), outline, key=len)  # a block that continues a line has fewer
-        places = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in wanted)
+        places = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in requested)
         return {line: known[block] for line, block in places if block in known}
 
     def _blocks_afterwards(self, search: Any, limit: int) -> pa.Table:

@@ -411,9 +411,11 @@ def _distances(vectors: pa.FixedSizeListArray, query: NDArray[np.float32]) -> ND
 
 def _matches(words: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
     """Return ``(n,)``: the ``match`` of each of ``n`` entries."""
-    wanted = terms_asked(words)
+    query_terms = terms_asked(words)
     held = [set(terms(text)) for text in texts]
-    holds = np.array([[term in some for term in wanted] for some in held], np.float64).reshape(len(texts), len(wanted))
+    holds = np.array([[term in some for term in query_terms] for some in held], np.float64).reshape(
+        len(texts), len(query_terms)
+    )
     weights = np.log1p(len(texts) / np.maximum(1.0, holds.sum(axis=0)))
     return np.asarray(holds @ weights / max(float(weights.sum()), _TINY), np.float64)
 

@@ -107,8 +107,8 @@ def describe(answer: str, endpoint: str, *, now: datetime | None = None) -> str:
 def _told_in(answer: str) -> datetime | None:
     if match := _SERVER_TIME.search(answer):
         with contextlib.suppress(ValueError):
-            told = datetime.fromisoformat(match[1])
-            return told if told.tzinfo else told.replace(tzinfo=UTC)
+            reported = datetime.fromisoformat(match[1])
+            return reported if reported.tzinfo else reported.replace(tzinfo=UTC)
     return None
 
 

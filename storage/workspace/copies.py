@@ -90,18 +90,18 @@ class WorkspaceCopy:
         current = self.current
         return read_copy_record(ObjectStore.open(current.as_uri())) if current is not None else None
 
-    def reuse(self, known: Mapping[str, tuple[int, str]], wanted: Mapping[str, tuple[int, str]]) -> set[str]:
-        """Link the files of the current version that are also ``wanted`` into the partial one, and return them.
+    def reuse(self, known: Mapping[str, tuple[int, str]], expected: Mapping[str, tuple[int, str]]) -> set[str]:
+        """Link the files of the current version that are also ``expected`` into the partial one, and return them.
 
         Files are equal if their size and version are. Unwanted files in the partial version are removed.
         """
         current = self.current
         for folder, _, names in os.walk(self.partial):
             for left in (Path(folder, name) for name in names):
-                if left.relative_to(self.partial).as_posix() not in wanted:
+                if left.relative_to(self.partial).as_posix() not in expected:
                     left.unlink()
         found: set[str] = set()
-        for path, identity in wanted.items():
+        for path, identity in expected.items():
             target = self.partial / path
             if current is None or known.get(path) != identity or target.exists():
                 continue

@@ -112,8 +112,8 @@ def _moved(uri: str, before: str, now: str) -> str:
         inner = f"/{before[len(root) :]}"
         return now.removesuffix(inner) or "/" if now.endswith(inner) else uri
     project = os.path.dirname(before).rstrip("/") + "/"
-    beside = os.path.join(os.path.dirname(now), uri.removeprefix(project))
-    return beside if uri.startswith(project) and os.path.isdir(beside) else uri
+    moved = os.path.join(os.path.dirname(now), uri.removeprefix(project))
+    return moved if uri.startswith(project) and os.path.isdir(moved) else uri
 
 
 class BranchRecord(BaseModel):

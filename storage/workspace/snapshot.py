@@ -30,13 +30,13 @@ def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[Obje
     These are configuration, records, manifests, run history, and the manifests of tables.
     """
     of_sources = {path.rpartition("/")[0] for path in listing if path.endswith(f"/{SOURCE}")}
-    wanted = [
+    files = [
         info
         for path, info in listing.items()
         if path == CONFIG or (parse_name(path).kind in _COPIED and _is_wanted(path, of_sources))
     ]
-    wanted += [listing[f"{place}/{SOURCE}"] for place in sorted(of_sources)]
-    return wanted + [manifest for _, manifest in _tables(workspace, listing)]
+    files += [listing[f"{place}/{SOURCE}"] for place in sorted(of_sources)]
+    return files + [manifest for _, manifest in _tables(workspace, listing)]
 
 
 def is_head(path: str) -> bool:
@@ -50,10 +50,10 @@ def files_of_newest_version(workspace: Workspace, listing: Listing) -> list[Obje
     Memory, leases, staged deltas, and files of other versions are excluded. Raises ObjectNotFound if files have
     vanished since the listing, CorruptFile, StorageError.
     """
-    wanted = heads_of_newest_version(workspace, listing)
+    files = heads_of_newest_version(workspace, listing)
     for table, manifest in _tables(workspace, listing):
-        wanted += _of_table(table, manifest, listing)
-    return wanted
+        files += _of_table(table, manifest, listing)
+    return files
 
 
 def _tables(workspace: Workspace, listing: Listing) -> list[tuple[LineTable, ObjectInfo]]:

@@ -231,13 +231,13 @@ class Workspace:
 
     def bind_deep(self, model: DeepModel | None) -> Workspace:
         """Make the definitions that ``model`` embedded current, or none; idempotent."""
-        wanted = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
+        record = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
         while True:
             data, version = self.objects.get_versioned(CONFIG)
             current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
-            if current.deep == wanted:
+            if current.deep == record:
                 return replace(self, config=current)
-            bound = current.model_copy(update={"deep": wanted})
+            bound = current.model_copy(update={"deep": record})
             try:
                 self.objects.replace(CONFIG, bound.model_dump_json(indent=1).encode(), version)
             except PreconditionFailed:

@@ -54,8 +54,8 @@ def separate_file(url: URL) -> URL:
 
 def catalog_file(url: URL) -> URL:
     """Return the SQLite file that holds the catalog of ``url``: the adjacent one if it exists."""
-    beside = separate_file(url)
-    return beside if Path(beside.database or "").exists() else url
+    separate = separate_file(url)
+    return separate if Path(separate.database or "").exists() else url
 
 
 def find_schema(connection: Any, _: object) -> None:

@@ -171,11 +171,11 @@ def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], with
 def _query(dialect: str, depth: int, is_limited: bool) -> sa.Select[Any]:
     if dialect == "postgresql":
         given = sa.func.unnest(sa.bindparam("keys", type_=ARRAY(sa.Text)))
-        asked = given.table_valued("value").render_derived()
+        requested = given.table_valued("value").render_derived()
     else:
-        asked = sa.func.json_each(sa.bindparam("keys")).table_valued("value")
-    begins = sa.and_(entries.c.key > asked.c.value.concat(MARK), entries.c.key < asked.c.value.concat(_BEHIND))
-    query = queries.visible(depth, is_limited).join(asked, begins)
+        requested = sa.func.json_each(sa.bindparam("keys")).table_valued("value")
+    begins = sa.and_(entries.c.key > requested.c.value.concat(MARK), entries.c.key < requested.c.value.concat(_BEHIND))
+    query = queries.visible(depth, is_limited).join(requested, begins)
     if depth:
         return query
     return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))  # to use the index by tenant and key
