@@ -1,7 +1,4 @@
-"""The environment variables and the working directory that a front door resolves its defaults from.
-
-Paths and URIs as people write them: which are local, what they resolve to, and what lies above them.
-"""
+"""Resolve environment variables, the working directory, and the paths and URIs that people write."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HOME_VARIABLE = "DRIFTLINE_HOME"
-"""Names the folder of the workspaces that are called by a plain name."""
+"""Names the folder of workspaces that are called by a plain name."""
 DATABASE_VARIABLE = "DATABASE_URL"
 SERVER_VARIABLE = "DRIFTLINE_SERVER"
-"""The URL of the web server that searches ask, and that reports of flows lead to."""
+"""The URL of the web server that searches query, and that reports of flows link to."""
 """Names the catalog of the memory store."""
 
 
@@ -28,12 +25,12 @@ class Environment:
 
     @classmethod
     def current(cls) -> Environment:
-        """Those of this process, as they are at the time of the call."""
+        """Return the environment of this process at the time of the call."""
         return cls(os.environ, Path.cwd())
 
     @property
     def workspaces_home(self) -> str:
-        """Where the plain names of workspaces lead: DRIFTLINE_HOME, else the user's data folder (XDG)."""
+        """The folder of workspaces with plain names: DRIFTLINE_HOME, else the user's data folder (XDG)."""
         data = self.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return self.environ.get(HOME_VARIABLE) or f"{data}/driftline/workspaces"
 
@@ -47,7 +44,10 @@ _LOCAL_SCHEMES = frozenset({"file", "local"})
 
 
 def local_path(uri: str) -> Path | None:
-    """The local path that ``uri`` names (a bare path or ``file://``), else None; percent escapes stay as they are."""
+    """Return the local path that ``uri`` names (a bare path or ``file://``), else None.
+
+    Percent escapes stay unchanged.
+    """
     if "::" in uri:  # chained file systems, such as zip://…::s3://…
         return None
     match = _URI.fullmatch(uri)
@@ -57,9 +57,9 @@ def local_path(uri: str) -> Path | None:
 
 
 def absolute_workspace(workspace: str, cwd: Path, home: str) -> str:
-    """A plain name, such as ``notes``, below ``home``; another bare path as an absolute one; a URI as it is.
+    """Resolve a plain name, such as ``notes``, below ``home``, and any other bare path as absolute; keep a URI.
 
-    A workspace in ``cwd`` goes on being found by its name while there is none of this name in ``home``.
+    A workspace in ``cwd`` is still found by its name while ``home`` has none of this name.
     """
     if is_plain_name(workspace):
         at_home, here = (cwd / Path(home).expanduser() / workspace).absolute(), cwd / workspace
@@ -68,18 +68,21 @@ def absolute_workspace(workspace: str, cwd: Path, home: str) -> str:
 
 
 def is_plain_name(workspace: str) -> bool:
-    """Whether ``workspace`` is a name, rather than a path such as ``./notes`` or a URI."""
+    """Return whether ``workspace`` is a name, rather than a path such as ``./notes`` or a URI."""
     return _PLAIN_NAME.fullmatch(workspace) is not None
 
 
 def _is_workspace(folder: Path) -> bool:
-    from driftline.storage.layout import CONFIG  # compiles many patterns, which a search of a server does not need
+    from driftline.storage.layout import CONFIG  # compiles many patterns, which a search through a server does not need
 
     return os.path.isfile(folder / CONFIG)
 
 
 def absolute_uri(uri: str, folder: Path) -> str:
-    """A local URI or path as an absolute path, relative to ``folder``; any other URI without a trailing slash."""
+    """Return a local URI or path as an absolute path, relative to ``folder``.
+
+    Any other URI without a trailing slash.
+    """
     path = local_path(uri)
     if path is None:
         scheme, separator, rest = uri.partition("://")
@@ -88,7 +91,7 @@ def absolute_uri(uri: str, folder: Path) -> str:
 
 
 def nearest(start: Path, name: str, exists: Callable[[Path], bool]) -> Path | None:
-    """The first ``name`` in ``start`` or a folder above it for which ``exists`` is true.
+    """Return the first ``name`` in ``start`` or a parent folder for which ``exists`` is true.
 
     Pass ``os.path.isdir`` or ``os.path.isfile``: the methods of ``Path`` raise PermissionError.
     """
@@ -97,5 +100,5 @@ def nearest(start: Path, name: str, exists: Callable[[Path], bool]) -> Path | No
 
 
 def nearest_workspace(start: Path) -> Path | None:
-    """The first ``.driftline`` folder in ``start`` or above it."""
+    """Return the first ``.driftline`` folder in ``start`` or a parent folder."""
     return nearest(start, WORKSPACE_FOLDER, os.path.isdir)
