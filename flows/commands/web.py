@@ -88,8 +88,7 @@ def web(
 ) -> int:
     """Serve the workspace: a search page, an API at /api/v1, and MCP at /mcp.
 
-    On loopback, all users of this machine have access; any other address needs tokens ('driftline token create') or a
-    proxy.
+    On loopback, all local users have access; other addresses need tokens ('driftline token create') or a proxy.
     """
     target = _indexed_here(workspace) if watch else workspace_for_reading(workspace)
     from driftline.flows.config.access import source_access
