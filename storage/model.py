@@ -46,6 +46,12 @@ class SkipReason(enum.StrEnum):
     WORK_TREE = "another work tree of the same repository"
     OUTSIDE = "link leads outside the source or in a circle"
     UNSTABLE = "changed while it was read"
+    ENCRYPTED = "encrypted"
+    DAMAGED = "damaged document"
+    NO_TEXT = "document without text"
+    BOMB = "document that unpacks to too much"
+    NEEDS_EXTRA = "needs driftline[documents]"
+    SLOW = "document that takes too long to read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,8 @@ class ManifestRow:
     ``path`` is relative and posix; ``mtime_ns`` is in nanoseconds; ``etag`` is "" if the store has none; ``hash`` is
     the hex blake2b-128 of the bytes; ``lines`` counts rows of ``line_embeddings``; ``reason`` is set for a file that is
     not indexed. ``racy`` means that the file may have changed in the same clock tick in which it was read, so the next
-    run compares its content. ``ctime_ns`` and ``inode`` are 0 if unknown, and then not compared.
+    run compares its content. ``ctime_ns`` and ``inode`` are 0 if unknown, and then not compared. ``extractor`` is the
+    name and version of the extractor that read the file (tasks/extraction), "" for text files.
     """
 
     path: str
@@ -69,6 +76,7 @@ class ManifestRow:
     racy: bool = False
     ctime_ns: int = 0
     inode: int = 0
+    extractor: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ FIELDS = (
     pa.field("racy", pa.bool_()),
     pa.field("ctime_ns", pa.int64()),
     pa.field("inode", pa.int64()),
+    pa.field("extractor", pa.string()),
 )
 SCHEMA = pa.schema(FIELDS)
 """One row per document; ``reason`` is null for an indexed document (see ManifestRow)."""

@@ -1,5 +1,7 @@
-"""Encode and decode outlines: the definitions that enclose or begin in a block of lines, stored in its row (decision
-0012).
+"""Encode and decode outlines: the definitions that enclose or begin in a block of lines (decision 0012).
+
+The outline of a block is stored in its first row. For a document from which text was extracted, it also has anchors:
+the places in the file where its lines come from.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ KINDS: tuple[str, ...] = get_args(Kind)
 OF_TEXT = frozenset(("key", "section"))
 """Kinds of prose and configuration: they locate a line, but define nothing."""
 OUTLINE_COLUMN = "outline"
+_ANCHOR = "@"
+"""Marks an anchor, in the position of a kind."""
 _SEPARATORS = re.compile(r"<[^<>]*>|::|->|\s*>\s*|[.\\#/:]")
 """Separators of the names in a qualified name, in outlines and in queries of any language."""
 
@@ -47,14 +51,36 @@ class Definition:
         return bool(parts) and own[-len(parts) :] == parts
 
 
-def encode(found: Sequence[Definition]) -> str:
-    """Encode the definitions of a block, one per line."""
-    return "\n".join([f"{each.kind}\t{each.line}\t{each.first}\t{each.last}\t{each.name}" for each in found])
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A place in a file that a viewer can open, ``cell 7`` or ``p. 12``, and the lines of extracted text from there.
+
+    Lines are 0-based and both ends are included.
+    """
+
+    name: str
+    first: int
+    last: int
+
+
+def encode(found: Sequence[Definition], anchors: Sequence[Anchor] = ()) -> str:
+    """Encode the definitions and the anchors of a block, one per line."""
+    lines = [f"{each.kind}\t{each.line}\t{each.first}\t{each.last}\t{each.name}" for each in found]
+    lines += [f"{_ANCHOR}\t{each.first}\t{each.first}\t{each.last}\t{each.name}" for each in anchors]
+    return "\n".join(lines)
 
 
 def decode(outline: str) -> tuple[Definition, ...]:
     """Decode the definitions that ``encode`` wrote, outer ones first."""
-    return tuple(map(_definition, outline.split("\n"))) if outline else ()
+    if not outline:
+        return ()
+    return tuple([_definition(line) for line in outline.split("\n") if line[0] != _ANCHOR])
+
+
+def anchor_at(outline: str, line: int) -> str | None:
+    """Return the name of the anchor that contains ``line``, from the outline of its block; None without one."""
+    anchors = (each.split("\t", 4) for each in outline.split("\n") if each.startswith(_ANCHOR))
+    return next((name for _, _, first, last, name in anchors if int(first) <= line <= int(last)), None)
 
 
 @lru_cache(65_536)  # a class is in the outline of each of its blocks

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.model import DocumentState
+from driftline.tasks.extraction.extractor import outdated
 
 LISTING_SCHEMA = pa.schema(
     [
@@ -29,6 +30,7 @@ _KEPT = [
     ("fingerprint", pa.string()),
     ("lines", pa.int32()),
     ("reason", pa.string()),
+    ("extractor", pa.string()),
 ]
 MANIFEST_SCHEMA = pa.schema([*LISTING_SCHEMA, *_KEPT, ("racy", pa.bool_())])
 """The columns of a manifest row; ``reason`` is null for an indexed document."""
@@ -113,7 +115,7 @@ def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int
     other_fingerprint = _numpy(pc.not_equal(old["fingerprint"], fingerprint))
     # A skipped file has no vectors, so its model does not matter.
     unmarked_skip = _numpy(pc.and_(pc.is_valid(old["reason"]), pc.equal(old["fingerprint"], "")))
-    must_embed = (other_fingerprint & ~unmarked_skip) | full
+    must_embed = (other_fingerprint & ~unmarked_skip) | outdated(old["path"], old["extractor"]) | full
     candidate = ~same_content | _numpy(old["racy"]) | must_embed
     retouched = ~candidate & metadata_differs
     skipped = ~candidate & _numpy(pc.is_valid(old["reason"]))
