@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from driftline.storage.errors import UsageError
+
 HOME_VARIABLE = "DRIFTLINE_HOME"
-"""Names the folder of workspaces that are called by a plain name."""
+"""Names the folder of workspaces that have a name, such as ``@notes``."""
 DATABASE_VARIABLE = "DATABASE_URL"
 SERVER_VARIABLE = "DRIFTLINE_SERVER"
 """The URL of the web server that searches query, and that reports of flows link to."""
@@ -30,7 +32,7 @@ class Environment:
 
     @property
     def workspaces_home(self) -> str:
-        """The folder of workspaces with plain names: DRIFTLINE_HOME, else the user's data folder (XDG)."""
+        """The folder of workspaces with names: DRIFTLINE_HOME, else the user's data folder (XDG)."""
         data = self.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return self.environ.get(HOME_VARIABLE) or f"{data}/driftline/workspaces"
 
@@ -40,6 +42,8 @@ WORKSPACE_FOLDER = ".driftline"
 # A single letter before the colon is a Windows drive, not a scheme.
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+NAME_SIGN = "@"
+"""Begins the name of a workspace: everything else is a path or a URI."""
 _LOCAL_SCHEMES = frozenset({"file", "local"})
 
 
@@ -57,32 +61,26 @@ def local_path(uri: str) -> Path | None:
 
 
 def absolute_workspace(workspace: str, cwd: Path, home: str) -> str:
-    """Resolve a plain name, such as ``notes``, below ``home``, and any other bare path as absolute; keep a URI.
+    """Resolve ``@notes`` as the workspace of this name below ``home``, and a path as absolute; keep a URI.
 
-    A workspace in ``cwd`` is still found by its name while ``home`` has none of this name.
+    Raises UsageError for an invalid name.
     """
-    if is_plain_name(workspace):
-        at_home, here = (cwd / Path(home).expanduser() / workspace).absolute(), cwd / workspace
-        return str(here.resolve() if _is_workspace(here) and not _is_workspace(at_home) else at_home)
+    if workspace.startswith(NAME_SIGN):
+        name = workspace.removeprefix(NAME_SIGN)
+        if not is_plain_name(name):
+            fix = f"A name has letters, digits, - and _; for a folder, write ./{workspace}"
+            raise UsageError("The workspace has no such name", workspace, fix)
+        return str((cwd / Path(home).expanduser() / name).absolute())
     return workspace if _URI.fullmatch(workspace) else str((cwd / Path(workspace).expanduser()).resolve())
 
 
 def is_plain_name(workspace: str) -> bool:
-    """Return whether ``workspace`` is a name, rather than a path such as ``./notes`` or a URI."""
+    """Return whether ``workspace`` has the form of a name without its sign, rather than that of a path or a URI."""
     return _PLAIN_NAME.fullmatch(workspace) is not None
 
 
-def _is_workspace(folder: Path) -> bool:
-    from driftline.storage.layout import CONFIG  # compiles many patterns, which a search through a server does not need
-
-    return os.path.isfile(folder / CONFIG)
-
-
 def absolute_uri(uri: str, folder: Path) -> str:
-    """Return a local URI or path as an absolute path, relative to ``folder``.
-
-    Any other URI without a trailing slash.
-    """
+    """Return a local URI or path as an absolute path, relative to ``folder``, and others without a trailing slash."""
     path = local_path(uri)
     if path is None:
         scheme, separator, rest = uri.partition("://")
