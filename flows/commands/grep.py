@@ -1,4 +1,4 @@
-"""``driftline grep``: search files and pipes by meaning, without a workspace."""
+"""Define ``driftline grep``: search files and pipes by meaning, without a workspace."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from driftline.flows.commands.app import (
     show_search,
 )
 from driftline.flows.output.plain import warn
+from driftline.storage.errors import SourceNotFound
 from driftline.storage.options import spread
 from driftline.tasks.search.request import SearchRequest, options_in
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from driftline.storage.model import SkipReason
 
 _NAMED_SKIPS = 5
-"""Up to this many skipped files are named; more are counted by reason."""
+"""Maximum number of skipped files to name; more are counted by reason."""
 
 
 _LIMITS = ("top_k", "max_distance", "min_relevance", "n_lines")
@@ -54,13 +55,17 @@ def grep(
     skipped: list[tuple[str, SkipReason]] = []
     texts = read_texts(files, sys.stdin.buffer.read, lambda path, reason: skipped.append((path, reason)))
     request = SearchRequest.of(query, given)
-    result = search_texts(request, texts, open_embedder(model), ignore_case=ignore_case).to_dict()
+    try:
+        result = search_texts(request, texts, open_embedder(model), ignore_case=ignore_case).to_dict()
+    except SourceNotFound as error:  # the second of several words counts as the first file
+        fix = f"{error.fix} Put a query of several words in quotes."
+        raise SourceNotFound(error.what, error.where, fix) from error
     _warn_of_skipped(skipped)
     return show_search(result, as_json, partial(print_search, folders={"": os.getcwd()}))
 
 
 def _warn_of_skipped(skipped: Sequence[tuple[str, SkipReason]]) -> None:
-    """Name the skipped files on standard error, or count them by reason where there are many."""
+    """Name the skipped files on standard error, or count them by reason if there are many."""
     if len(skipped) <= _NAMED_SKIPS:
         for path, reason in skipped:
             warn(f"{path} is not searched: {reason}")

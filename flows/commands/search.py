@@ -19,7 +19,7 @@ from driftline.flows.commands.app import (
     CacheOption,
     ConfigOption,
     JsonOption,
-    QueryArgument,
+    WordsArgument,
     WorkspaceOption,
     app,
     parameters,
@@ -29,9 +29,9 @@ from driftline.flows.commands.app import (
 from driftline.flows.config.environment import SERVER_VARIABLE
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.config.search_settings import cache_settings, named_workspace, search_request
-from driftline.flows.output.plain import print_search, warn
+from driftline.flows.output.plain import print_search, say, warn
 from driftline.storage.defaults import DEFAULT_RERANKED, MAX_RERANKED
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import UsageError, WorkspaceNotFound
 from driftline.storage.options import spread
 from driftline.tasks.search.request import SearchRequest, options_in, without_empty
 
@@ -83,7 +83,7 @@ ServerOption = Annotated[
 @app.command()
 @spread("given", parameters(options_in("command")))
 def search(
-    query: QueryArgument,
+    words: WordsArgument,
     workspace: WorkspaceOption = None,
     *,
     given: dict[str, Any],
@@ -97,7 +97,7 @@ def search(
 
     What is left out comes from [search] of driftline.toml.
     """
-    given = without_empty(given)
+    query, given = " ".join(words), without_empty(given)
     if rerank_windows is not None and given["rerank"] is not False:
         given["rerank"] = rerank_windows
     if (remote := named_server(server, workspace)) is not None:
@@ -155,6 +155,34 @@ def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict
         if record is not None and local_path(record.uri) is not None:
             folders[entity] = record.uri
     return folders
+
+
+_FIRST_STEPS = """
+  driftline index .               index this folder
+  driftline search "your words"   search the index
+  driftline grep "your words" .   search files without an index
+  driftline --help                all commands"""
+_NEXT_STEPS = """
+  driftline search "your words"   search it
+  driftline index .               bring this folder in step
+  driftline runs                  what has changed, and when
+  driftline --help                all commands"""
+
+
+def orient() -> int:
+    """Say what there is in this folder, and what to do with it: what ``driftline`` alone prints."""
+    try:
+        target = workspace_for_reading(None)
+        stats = _open(target).stats()
+    except WorkspaceNotFound as error:
+        say(f"Nothing is indexed here yet: {error.what[0].lower()}{error.what[1:]} ({error.where}).")
+        print(_FIRST_STEPS)
+        return DONE
+    from driftline.flows.output.terminal import print_status
+
+    print_status(asdict(stats))
+    print(_NEXT_STEPS)
+    return DONE
 
 
 @app.command()

@@ -1,6 +1,6 @@
-"""Complete a search: what the caller gives, else ``[search]`` of ``driftline.toml``, else the defaults.
+"""Complete the arguments of a search: the caller's, else ``[search]`` in ``driftline.toml``, else the defaults.
 
-Named workspaces of ``driftline.toml`` as filters, for every interface that searches.
+Also resolve named workspaces of ``driftline.toml`` as filters, for every interface.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def search_request(
 def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
     """Return whether to search copies of buckets, as the caller or the file says, and their size in bytes at most.
 
-    Raises UsageError for a file that is not valid.
+    Raises UsageError for an invalid file.
     """
     from driftline.flows.config.toml_file import search_settings  # loads pydantic
 
@@ -44,10 +44,10 @@ def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
 
 
 def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, str]:
-    """The filter of a named workspace, and the workspace that its file names.
+    """Return the filter of a named workspace, and the workspace that its file names.
 
     The file is ``config``, else the one that a command in the current folder would use. Raises UsageError, which lists
-    the names that there are.
+    the existing names.
     """
     from driftline.flows.config.toml_file import named_workspace_filter, open_config
 

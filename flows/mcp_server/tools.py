@@ -10,7 +10,6 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import call
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
@@ -31,7 +30,8 @@ from driftline.flows.mcp_server.answers import (
 from driftline.flows.runs.search import find
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, gave_up, is_panic
-from driftline.storage.memory.store import MemoryStore
+from driftline.storage.memory.entries import MemoryEntry
+from driftline.storage.memory.search import MemoryHits
 from driftline.storage.options import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.hits import read_excerpt
@@ -127,9 +127,9 @@ class LineTools:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTools:
-    """The tool over a memory store, which ``open_store`` opens for each call."""
+    """The tool over a memory store, which ``search`` searches as ``MemoryStore.search_memory`` does."""
 
-    open_store: Callable[[], AbstractContextManager[MemoryStore]]
+    search: Callable[..., MemoryHits[MemoryEntry]]
 
     def search_memory(
         self,
@@ -151,6 +151,5 @@ class MemoryTools:
         ] = "hybrid",
     ) -> MemoryAnswer:
         """Find the entries of the memory store that answer a query, best first."""
-        with self.open_store() as store:
-            hits = store.search_memory(query, top_k, filter, entity, max_distance=max_distance, mode=mode)
+        hits = self.search(query, top_k, filter=filter, scope=entity, max_distance=max_distance, mode=mode)
         return memory_answer(query, hits, MAX_ANSWER_BYTES)

@@ -1,8 +1,6 @@
 """What requests may ask, with the limits of each parameter, and the answers as plain data.
 
 What the page of the index shows: its figures, its growth, its runs, and what was skipped and why.
-
-The memory stores of the web server: one for each boundary that asks, bound to it, a bounded number at a time.
 """
 
 from __future__ import annotations
@@ -10,11 +8,8 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import call
 from types import GenericAlias
@@ -46,60 +41,7 @@ from driftline.tasks.search.query import SearchReport, prepare, warm
 from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, without_empty
 
 if TYPE_CHECKING:
-    from driftline.storage.memory.store import MemoryStore
-
-MAX_STORES = 16
-"""Each has connections to the catalog and threads of its own."""
-
-
-@dataclass(slots=True)
-class _Shared:
-    store: MemoryStore
-    users: int = 0
-
-
-@dataclass(slots=True)
-class MemoryStores:
-    """Opens stores by ``find``, which returns what opens the store of a boundary, or None where there is no memory."""
-
-    find: Callable[[Entity | None], Callable[[], MemoryStore] | None]
-    _open: OrderedDict[Entity | None, _Shared] = field(default_factory=OrderedDict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @contextmanager
-    def bound_to(self, boundary: Entity | None) -> Iterator[MemoryStore]:
-        """The store that sees nothing beyond ``boundary``. Raises NotIndexed where there is no memory."""
-        with self._lock:
-            shared = self._open.get(boundary) or self._add(boundary)
-            self._open.move_to_end(boundary)
-            shared.users += 1
-        try:
-            yield shared.store
-        finally:
-            with self._lock:
-                shared.users -= 1
-
-    def close(self) -> None:
-        """Close all stores."""
-        with self._lock:
-            while self._open:
-                self._open.popitem()[1].store.close()
-
-    def _add(self, boundary: Entity | None) -> _Shared:
-        opened = self.find(boundary)
-        if opened is None:
-            raise no_memory()
-        for other in [name for name, shared in self._open.items() if not shared.users]:
-            if len(self._open) < MAX_STORES:
-                break
-            self._open.pop(other).store.close()
-        return self._open.setdefault(boundary, _Shared(opened()))
-
-
-def no_memory() -> NotIndexed:
-    """What a search of memory is answered with where there is none."""
-    return NotIndexed("The workspace holds no memory", "", "Store some: driftline memory put")
-
+    from driftline.flows.memory_stores import Memory
 
 MAX_RUNS = 200
 MAX_SKIPPED_PATHS = 20
@@ -274,7 +216,8 @@ class Reader:
     """
 
     newest: Callable[[], Workspace]
-    memory: MemoryStores | None = None
+    memory: Callable[[], Memory] | None = None
+    """What tells where the memory is, once somebody asks it."""
     run: Callable[..., Any] = call
     """What runs a read of the index: in this process, or in another one (search_processes.py)."""
     _branches: TTLCache[Entity | None, tuple[str, ...]] = field(
@@ -352,12 +295,14 @@ class Reader:
     def search_memory(self, query: str, entity: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
         """As ``driftline memory search --json`` prints it. Raises NotIndexed where there is no memory."""
         within = granted("memory").within
+        from driftline.flows.memory import hits_to_dict  # its libraries take half a second to load
+        from driftline.flows.memory_stores import no_memory, search_memory
+
         if self.memory is None:
             raise no_memory()
-        from driftline.flows.memory import hits_to_dict  # its libraries take half a second to load
-
-        with self.memory.bound_to(within) as store:
-            return hits_to_dict(store.search_memory(query, scope=entity, **given))
+        place = self.memory()
+        options = {"scope": entity, **given}
+        return hits_to_dict(self.run(search_memory, place.workspace, place.configuration, within, query, **options))
 
     def _on(self, branch: str | None, within: Entity | None) -> Workspace:
         workspace = self.newest()

@@ -25,14 +25,15 @@ from driftline.storage.sources.source import INODE_BITS
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.embedding.context import PLAN_AFTER_LINES, ModelRef, load_embedder
+from driftline.tasks.extraction.extractor import Extracted, definitions_by_part, read_document
 from driftline.tasks.scanning.scan import below
 from driftline.tasks.scanning.selection import STDIN, files_named
 from driftline.tasks.search.filters import where_named
 from driftline.tasks.search.hits import Hit, clipped, clipped_context, match_in, merge_windows, symbol_of
-from driftline.tasks.search.query import SearchReport, answer, nearest_note
+from driftline.tasks.search.query import UNKNOWN_WORDS, SearchReport, answer, nearest_note
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import SearchRequest
-from driftline.tasks.text import decode, rows_of_line, split_documents, split_lines
+from driftline.tasks.text import rows_of_line, split_documents, split_lines
 
 _BATCH_CHARACTERS = 4 * 2**20
 """Text embedded at once: some 100,000 lines, whose vectors take 100 MB."""
@@ -40,10 +41,22 @@ _BATCH_CHARACTERS = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class NamedText:
-    """One file: its path as it was named, and its text."""
+    """One file: its path as it was named, and its text, ``extracted`` if that is known to be from a document."""
 
     path: str
     text: str
+    extracted: Extracted | None = None
+
+    @property
+    def definitions(self) -> list[Definition]:
+        """The definitions in it."""
+        texts, joined = definitions_by_part([(self.path, self.extracted or Extracted(self.text))])
+        return joined([definitions(path, text) for path, text in texts])[0]
+
+    def anchor(self, line: int) -> str | None:
+        """Where a line stands, 0-based, in a file from which text was extracted."""
+        anchors = self.extracted.anchors if self.extracted else ()
+        return next((each.name for each in anchors if each.first <= line <= each.last), None)
 
 
 def read_texts(
@@ -58,11 +71,11 @@ def read_texts(
     """
     for path in files_named(names, stdin=read_stdin is not None, on_skip=on_skip):
         data = read_stdin() if path == STDIN and read_stdin is not None else _read(path)
-        text, reason = decode(data, unpack=False)
-        if reason is None:
-            yield NamedText(path, text)
+        reading = read_document(path, data)
+        if reading.reason is None:
+            yield NamedText(path, reading.extracted.text, reading.extracted)
         else:
-            on_skip(path, reason)
+            on_skip(path, reading.reason)
 
 
 def open_embedder(model: str | None = None) -> Embedder:
@@ -87,7 +100,8 @@ def grep(
     if request.top_k == 0 or not vector.any():
         for _ in texts:  # what cannot be read is an error whatever is asked
             pass
-        return SearchReport(query, ())
+        notes = () if request.top_k == 0 else ("The query is blank." if not query.strip() else UNKNOWN_WORDS,)
+        return SearchReport(query, (), notes=notes)
     calibration = Calibration.of(embedder)
     max_distance = calibration.limit(request)
     kept: list[NamedText] = []
@@ -97,7 +111,8 @@ def grep(
         kept.extend(batch)
     found = tuple(_hits(kept, lines.sorted(kept), request, calibration))
     if found or lines.nearest is None:
-        return SearchReport(query, found, notes=() if found else ("No line holds a word that the model knows.",))
+        why = "No line holds a word that the model knows." if kept else "Nothing was searched: no file holds text."
+        return SearchReport(query, found, notes=() if found else (why,))
     columns = tuple(np.array([value]) for value in lines.nearest)
     (nearest,) = _hits(kept, columns, replace(request, top_k=1, n_lines=0), calibration)
     assert max_distance is not None
@@ -166,7 +181,7 @@ def _hits(
 
     @cache
     def outline(document: int) -> list[Definition]:
-        return definitions(texts[document].path, texts[document].text)
+        return texts[document].definitions
 
     nearest = zip(*(column.tolist() for column in lines), strict=True)
     rows = (
@@ -202,6 +217,7 @@ def _hits(
             context=clipped_context(context, window.best - start, window.column + at),
             column=window.column + at + 1,
             **symbol_of(innermost(outline(document), window.best)),
+            anchor=texts[document].anchor(window.best),
         )
 
 

@@ -201,7 +201,7 @@ class SearchRequest(SearchFilter):
         "Lines of context on each side.",
         bounds=(0, inf),
         served=(0, 20),
-        aliases=("-n",),
+        aliases=("-n", "-C"),
         is_setting=True,
     )
     mode: Mode = option("hybrid", "Rank by words and meaning, by meaning alone, or by words alone.", is_setting=True)
