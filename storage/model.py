@@ -44,6 +44,9 @@ class SkipReason(enum.StrEnum):
     WORK_TREE = "another work tree of the same repository"
     OUTSIDE = "link leads outside the source or in a circle"
     UNSTABLE = "changed while it was read"
+    LINK = "symbolic link"
+    LFS = "pointer of Git LFS"
+    SUBMODULE = "submodule"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ MAX_UNPACKED_BYTES = 16 * 2**20
 
 _BINARY_WINDOW = 8 * 1024
 _GZIP = b"\x1f\x8b\x08"
+_LFS_POINTER, _LFS_CHARACTERS = "version https://git-lfs.github.com/spec/v1\n", 1024
+"""How a pointer begins, and how long it may be at most, by its specification."""
 _SAMPLE_BYTES = 64 * 1024
 _MAX_CONTROL_FRACTION = 0.02
 _BEFORE_BYTES = 4 * 1024
@@ -143,6 +145,11 @@ def _unmarked(data: bytes) -> str | None:
         if unassigned <= _MAX_ODD_FRACTION * len(judged):
             plainest, found = plain, encoding
     return found
+
+
+def is_lfs_pointer(text: str) -> bool:
+    """Whether a file is what Git LFS keeps in the place of a large one: its size and hash, but none of its text."""
+    return text.startswith(_LFS_POINTER) and len(text) < _LFS_CHARACTERS
 
 
 def has_replaced_bytes(data: bytes, text: str) -> bool:

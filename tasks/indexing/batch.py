@@ -23,7 +23,7 @@ from driftline.tasks.embedding.context import Stopwatch, TaskContext
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
 from driftline.tasks.scanning.ignore import holds_key
-from driftline.tasks.text import MAX_TEXT_BYTES, decode, has_replaced_bytes, split_documents
+from driftline.tasks.text import MAX_TEXT_BYTES, decode, has_replaced_bytes, is_lfs_pointer, split_documents
 
 READ_ATTEMPTS = 3
 _STATUS = ("size_bytes", "mtime_ns", "ctime_ns", "inode")
@@ -54,7 +54,8 @@ def _checked(read: ReadFile | SkipReason) -> ReadFile | SkipReason:
 
 
 def _read_remote(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[ReadFile | SkipReason]:
-    for change, data in zip(changes, source.read_many([c["path"] for c in changes]), strict=True):
+    contents = source.read_many([c["path"] for c in changes], [c["etag"] for c in changes])
+    for change, data in zip(changes, contents, strict=True):
         if isinstance(data, (ObjectNotFound, SourceNotFound)):
             yield SkipReason.UNSTABLE
         elif isinstance(data, AccessDenied):
@@ -145,7 +146,7 @@ class BatchResult:
 def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     """Read the documents of ``spec``, embed those with new content, and write their lines as fragments."""
     watch = Stopwatch()
-    drafts = _Drafts(context.model.fingerprint, {} if spec.dry_run else spec.donations, unpack=not spec.source.is_local)
+    drafts = _Drafts(context.model.fingerprint, {} if spec.dry_run else spec.donations, unpack=spec.source.unpacks)
     for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist())):
         drafts.add(change, read, watch)
     copied = _copied(spec, context, drafts, watch) if drafts.reusable else []
@@ -253,6 +254,8 @@ class _Drafts:
             text, reason = decode(read.data, unpack=self.unpack)
         if reason is None and holds_key(path, text):
             reason = SkipReason.SECRET
+        elif reason is None and is_lfs_pointer(text):
+            reason = SkipReason.LFS
         elif has_replaced_bytes(read.data, text):
             log.warning("%s: bytes that are not text in the encoding of the file were replaced", path)
         if reason is not None:
