@@ -266,7 +266,7 @@ def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) ->
 def _default_entity(
     name: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """The entity named ``name`` after the last part of the source's URI, with a hash suffix if that name is bound to another URI.
+    """The entity called ``name``, with a hash suffix if that is bound to another URI than that of ``record``.
 
     A project that holds the workspace keeps its entity when its folder gets another name.
     """

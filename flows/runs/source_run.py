@@ -439,6 +439,10 @@ class SourceRun:
 
     def _count_totals(self) -> None:
         self.report.documents_total, self.report.lines_total = self._totals()
+        if self._only is not None and isinstance(self._source.source, RepositorySource):  # nobody looked at the others
+            seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
+            others = self.report.documents_total - sum(self.report.states[state] for state in seen)
+            self.report.states[DocumentState.UNCHANGED] = others
 
     def _totals(self) -> tuple[int, int]:
         """The numbers of documents and lines in the manifest."""

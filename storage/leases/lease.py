@@ -276,7 +276,9 @@ def look(objects: ObjectStore, path: str) -> Sighting:
     except ObjectNotFound:
         return Sighting(True, "", "")
     is_abandoned = current.state == "held" and current.is_provably_dead()
-    return Sighting(current.state == "released" or is_abandoned, version, _held(current, path).what, is_abandoned, current.token)
+    return Sighting(
+        current.state == "released" or is_abandoned, version, _held(current, path).what, is_abandoned, current.token
+    )
 
 
 def _new_record(run_id: str, token: int, ttl_seconds: float) -> _Record:

@@ -1,12 +1,11 @@
 """Mirrors: the objects of a git repository that is named by a URL, in a cache folder of this machine.
 
-A mirror holds the newest commits that were asked for, without their history and without a work tree. Its configuration
-is Driftline's own, so that nothing of the repository is executed, checked out or followed: no hook, filter, submodule or
-redirect, and no other protocol than that of the URL. A repository on this disk is not copied: its mirror borrows the
-objects where they lie.
+A mirror holds the newest commits that were asked for, without history and without a work tree. Its configuration is
+Driftline's own, so nothing that the repository names is executed, checked out or followed: no hook, filter, submodule,
+redirect or other protocol. A repository on this disk is not copied: its mirror borrows the objects where they are.
 
-Processes share mirrors. One of them fetches at a time, and what a killed fetch left behind is removed by the next one. A
-mirror that is in use is neither tidied nor deleted to make room.
+Processes share mirrors. One of them fetches at a time, and removes what a killed fetch has left. A mirror in use is
+neither packed anew nor deleted to make room.
 """
 
 from __future__ import annotations
@@ -55,8 +54,10 @@ _PORT = re.compile(r"[^:]*:\d+|\[[^]]*\](?::\d+)?|[^:]*")
 _REF = re.compile(r"(?!/|.*(?://|\.\.|@\{|\.lock$|/$|\.$))[^\x00-\x20\x7f~^:?*\[\\]+")
 _ANY_USER = "x-access-token"
 """Hosts accept any user, or this one, with a token as password."""
-_BY_REFERENCE = "Write git+https://${NAME}@host/path, where the variable NAME holds the token, or use git's credentials."
-_DENIED = re.compile(r"authentication failed|could not read (?:username|password)|permission denied|error: 40[13]|publickey")
+_BY_REFERENCE = "Write git+https://${NAME}@host/path, where NAME is a variable that holds the token."
+_DENIED = re.compile(
+    r"authentication failed|could not read (?:username|password)|permission denied|error: 40[13]|publickey"
+)
 _MISSING = re.compile(r"not found|does not exist|not appear to be a git repository|error: 404")
 
 
@@ -65,8 +66,8 @@ class Remote:
     """A git repository as its URL names it.
 
     ``location`` is what git calls it: a path, a URL or ``user@host:path``, without credentials; ``ref`` is a branch, a
-    tag, a commit or a full name of a ref, and "" the default branch. ``variable`` is the environment variable that holds
-    the token of ``user``.
+    tag, a commit or the full name of a ref, and "" the default branch. ``variable`` is the environment variable that
+    holds the token of ``user``.
     """
 
     location: str
@@ -104,7 +105,9 @@ def parse_remote(text: str) -> Remote | None:
     if scheme.startswith("git+"):
         protocol = scheme.removeprefix("git+")
         if protocol not in _SCHEMES:
-            raise UsageError(f"Git repositories are not read by {protocol!r}", text, "Use git+https, git+ssh, git+file.")
+            raise UsageError(
+                f"Git repositories are not read by {protocol!r}", text, "Use git+https, git+ssh, git+file."
+            )
         return _remote(protocol, rest)
     path, _ = _split_ref(rest)
     is_one = scheme in ("http", "https", "ssh") and path.rstrip("/").endswith(".git")
@@ -138,7 +141,9 @@ def _remote(protocol: str, rest: str) -> Remote:
     if protocol == "file":
         is_whole = os.path.isdir(rest)
         path, ref = (rest, "") if is_whole else _split_ref(rest)
-        return Remote(os.path.realpath(os.path.expanduser(path)), "file", _checked_ref(ref, rest))
+        place = os.path.realpath(os.path.expanduser(path))
+        inside = os.path.join(place, ".git")
+        return Remote(inside if os.path.isdir(inside) else place, "file", _checked_ref(ref, rest))
     path, ref = _split_ref(rest)
     netloc, slash, tail = path.partition("/")
     credentials, _, host = netloc.rpartition("@")
@@ -163,7 +168,9 @@ def _remote(protocol: str, rest: str) -> Remote:
 
 def _checked_ref(ref: str, where: str) -> str:
     if ref and (ref.startswith("-") or not _REF.fullmatch(ref)):
-        raise UsageError(f"{ref!r} is no name of a branch, a tag or a commit", where, "Correct what stands after the @.")
+        raise UsageError(
+            f"{ref!r} is no name of a branch, a tag or a commit", where, "Correct what stands after the @."
+        )
     return ref
 
 
@@ -182,7 +189,9 @@ def resolve(remote: Remote) -> str:
     wanted = _names(remote.ref)
     with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
         variables = _reaching(remote) | {"GIT_CEILING_DIRECTORIES": os.path.dirname(elsewhere)}
-        answer = _run(remote, elsewhere, ("ls-remote", "--quiet", "--", remote.location, *wanted), variables, ASK_SECONDS)
+        answer = _run(
+            remote, elsewhere, ("ls-remote", "--quiet", "--", remote.location, *wanted), variables, ASK_SECONDS
+        )
     lines = (line.split("\t", 1) for line in answer.decode("utf-8", "replace").splitlines())
     found = {name: commit for commit, name in (line for line in lines if len(line) == 2)}
     commit = next((found[name] for name in wanted if name in found), "")
@@ -216,8 +225,7 @@ def _no_commit(remote: Remote) -> SourceNotFound:
 
 def _git_dir(remote: Remote) -> str:
     """The git directory of a repository on this disk, whose files git can read without waiting."""
-    inside = os.path.join(remote.location, ".git")
-    git_dir = inside if os.path.isdir(inside) else remote.location
+    git_dir = remote.location
     if bare_repository(git_dir) is None:
         raise SourceNotFound("The folder is no git repository", remote.location, "Check the spelling.")
     for name in ("HEAD", "config", "packed-refs", "shallow"):
@@ -260,9 +268,10 @@ def _reaching(remote: Remote) -> dict[str, str]:
         basic = base64.b64encode(f"{remote.user}:{token}".encode()).decode()
         scheme, _, rest = remote.location.partition("://")
         settings[f"http.{scheme}://{rest.partition('/')[0]}/.extraHeader"] = f"Authorization: Basic {basic}"
-    if remote.protocol == "ssh" and not {"GIT_SSH", "GIT_SSH_COMMAND"} & variables.keys():
-        if not ask(tempfile.gettempdir(), "config", "--get", "core.sshCommand"):
-            settings["core.sshCommand"] = "ssh -oBatchMode=yes -oConnectTimeout=30 -oServerAliveInterval=20"
+    if remote.protocol == "ssh" and not (
+        {"GIT_SSH", "GIT_SSH_COMMAND"} & variables.keys() or ask("/", "config", "--get", "core.sshCommand")
+    ):
+        settings["core.sshCommand"] = "ssh -oBatchMode=yes -oConnectTimeout=30 -oServerAliveInterval=20"
     for number, (key, value) in enumerate(settings.items()):
         variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     return variables | {"GIT_CONFIG_COUNT": str(len(settings))}
@@ -293,12 +302,16 @@ def _run(
                 if time.monotonic() > deadline:
                     why = f"The host did not answer within {seconds:g} s"
                 elif pack_bytes is not None and _incoming_bytes(folder) > pack_bytes:
-                    why = f"The repository has more than {pack_bytes / 1e9:.1f} GB, the limit of {LIMIT_VARIABLE}"
+                    why = _too_large(pack_bytes)
                 if why:  # with the helpers that it has started
                     os.killpg(process.pid, signal.SIGKILL)
         if process.returncode != 0:
             raise _failure(remote, why, _tail(errors))
     return output
+
+
+def _too_large(limit: int) -> str:
+    return f"The repository has more than {limit / 1e9:g} GB, the limit of {LIMIT_VARIABLE}"
 
 
 def _incoming_bytes(git_dir: str) -> int:
@@ -350,7 +363,7 @@ def cache_bytes() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """The mirror of a remote in ``folder``, which may not exist yet. ``git_dir`` is a bare repository of Driftline's."""
+    """The mirror of a remote in ``folder``, which may not exist yet; ``git_dir`` is a bare repository in it."""
 
     remote: Remote
     folder: Path
@@ -436,7 +449,9 @@ class Mirror:
     def _borrow(self) -> None:
         """Let the mirror find the objects of a repository on this disk where they are."""
         git_dir = _git_dir(self.remote)
-        objects = os.path.realpath(_ask(git_dir, "rev-parse", "--git-path", "objects") or os.path.join(git_dir, "objects"))
+        objects = os.path.realpath(
+            _ask(git_dir, "rev-parse", "--git-path", "objects") or os.path.join(git_dir, "objects")
+        )
         if "\n" in objects or objects.startswith('"'):
             raise SourceNotFound("Git cannot borrow from a folder of this name", repr(objects), "Rename the folder.")
         shallow = os.path.join(git_dir, "shallow")
@@ -463,7 +478,13 @@ class Mirror:
         self._create("sha1" if len(commit) == 40 else "sha256")
         self._remove_leftovers()
         variables = _reaching(self.remote) | {"GIT_DIR": self.git_dir}
-        options = ("--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--no-show-forced-updates")
+        options = (
+            "--quiet",
+            "--no-tags",
+            "--no-recurse-submodules",
+            "--no-write-fetch-head",
+            "--no-show-forced-updates",
+        )
         spec = f"+{commit}:refs/driftline/{commit}"
         limit = cache_bytes()
         try:
@@ -474,6 +495,9 @@ class Mirror:
                 raise
             whole = ("fetch", *options, "--", self.remote.location, spec)  # over dumb HTTP
             _run(self.remote, self.git_dir, whole, variables, FETCH_SECONDS, pack_bytes=limit)
+        if _size_bytes(self.folder) > limit:
+            shutil.rmtree(self.git_dir, ignore_errors=True)
+            raise StorageError(_too_large(limit), self.remote.uri, "Raise it.")
         refs = sorted(os.scandir(self._refs), key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
         for old in refs[KEPT_COMMITS:]:
             os.unlink(old.path)

@@ -9,6 +9,8 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import resource
+import signal
 import subprocess
 import threading
 from collections import OrderedDict
@@ -20,11 +22,13 @@ from functools import cached_property
 from driftline.storage.errors import ObjectNotFound, StorageError
 from driftline.storage.model import SkipReason
 from driftline.storage.sources.isolation import spawn
-from driftline.storage.sources.mirror import COMMIT_ID, Mirror, Remote, parse_remote, resolve
+from driftline.storage.sources.mirror import COMMIT_ID, Mirror, Remote, parse_remote
 
 MAX_TREE_BYTES = 512 * 1024 * 1024
-"""The longest listing of a commit: some five million files. A few small objects can unfold to more than any disk holds."""
+"""The longest listing of a commit, of some five million files: a few small objects can unfold to more than a disk."""
 MAX_DIFF_BYTES = 16 * 1024 * 1024
+MAX_DIFF_MEMORY_BYTES = 512 * 1024 * 1024
+"""Git collects all differences before it prints the first one: an endless tree would take all memory."""
 MAX_BLOB_BYTES = 1 << 30
 OPEN_READERS = 4
 """So many processes of git wait for further reads; others are ended."""
@@ -103,7 +107,7 @@ class CommitTree:
             if paths is None:
                 return list(_parsed(self._output(options, MAX_TREE_BYTES)))
             found: list[TreeEntry] = []
-            possible = [path for path in paths if path and "\0" not in path and len(path.encode()) <= MAX_PATH_BYTES]
+            possible = [path for path in paths if _is_plain(path)]
             for start in range(0, len(possible), _PATHS_AT_ONCE):
                 some = possible[start : start + _PATHS_AT_ONCE]
                 output = self._output(("--literal-pathspecs", *options[:1], *options[2:], "--", *some), MAX_TREE_BYTES)
@@ -122,7 +126,7 @@ class CommitTree:
                 return None
             try:
                 command = ("diff-tree", "-r", "-z", "--name-only", "--no-renames", commit, self.known_commit)
-                output = self._output(command, MAX_DIFF_BYTES)
+                output = self._output(command, MAX_DIFF_BYTES, memory_bytes=MAX_DIFF_MEMORY_BYTES)
             except StorageError:
                 return None
         return [name.decode("utf-8", "backslashreplace") for name in output.split(b"\0")[:-1]]
@@ -140,10 +144,12 @@ class CommitTree:
         """The content of each blob; None for one that the mirror does not have. Raises what ``entries`` raises."""
         return list(_read_objects(self, ids))
 
-    def _output(self, command: Sequence[str], max_bytes: int) -> bytes:
+    def _output(self, command: Sequence[str], max_bytes: int, *, memory_bytes: int | None = None) -> bytes:
         """The output of a command that reads the mirror, which the caller holds."""
         with _start(self, command) as process:
             assert process.stdout is not None
+            if memory_bytes is not None:
+                _limit_memory(process.pid, memory_bytes)
             parts: list[bytes] = []
             length = 0
             while part := process.stdout.read(_CHUNK):
@@ -160,9 +166,30 @@ class CommitTree:
 def _start(tree: CommitTree, command: Sequence[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     git_dir = tree.mirror.git_dir
     try:
-        return spawn(git_dir, command, {"GIT_DIR": git_dir, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}, stdin=stdin)
+        return spawn(
+            git_dir,
+            command,
+            {"GIT_DIR": git_dir, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"},
+            stdin=stdin,
+        )
     except OSError as error:
         raise StorageError("Git cannot be run", tree.uri, f"Install git ({error.strerror}).") from error
+
+
+def _limit_memory(pid: int, memory_bytes: int) -> None:
+    """Limit what a process allocates, not what it maps. Raises StorageError where that is not possible."""
+    try:
+        resource.prlimit(pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    except ProcessLookupError:
+        pass  # it is done
+    except (AttributeError, OSError, ValueError) as error:
+        os.kill(pid, signal.SIGKILL)
+        raise StorageError("This system cannot limit the memory of git", fix=str(error)) from error
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a path leads to a file within a tree, and not to one of git's own."""
+    return len(path.encode()) <= MAX_PATH_BYTES and "\0" not in path and _NOT_PLAIN.isdisjoint(path.split("/"))
 
 
 def _parsed(listing: bytes) -> Iterator[TreeEntry]:
@@ -176,7 +203,7 @@ def _parsed(listing: bytes) -> Iterator[TreeEntry]:
             reason = SkipReason.SUBMODULE
         elif mode == _LINK:
             reason = SkipReason.LINK
-        elif len(name) > MAX_PATH_BYTES or not _NOT_PLAIN.isdisjoint(path.split("/")):
+        elif not _is_plain(path):
             reason = SkipReason.ODD_KEY
         else:
             try:
@@ -272,7 +299,8 @@ def _read_objects(tree: CommitTree, ids: Sequence[str]) -> Iterator[bytes | None
 
 def _reader(tree: CommitTree) -> _Reader:
     """The reader of this process for a commit, which other threads may use as well."""
-    pid, git_dir, commit = key = os.getpid(), tree.mirror.git_dir, tree.known_commit
+    pid, git_dir = os.getpid(), tree.mirror.git_dir
+    key = pid, git_dir, tree.known_commit
     with _readers_lock:
         known = _readers.pop(key, None)
         if known is None or not known.is_open:

@@ -28,7 +28,15 @@ from driftline.storage.model import SkipReason, content_hash
 from driftline.storage.sources.source import FileInfo, RepositorySource, Source
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.tasks.embedding.context import TaskContext
-from driftline.tasks.git.commits import MAX_CHANGED_PATHS, ChangedPaths, Commit, changes_between, changes_on_disk, head, union
+from driftline.tasks.git.commits import (
+    MAX_CHANGED_PATHS,
+    ChangedPaths,
+    Commit,
+    changes_between,
+    changes_on_disk,
+    head,
+    union,
+)
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, clean_blobs, find_work_tree
 from driftline.tasks.scanning.diff import SKIPPED_SCHEMA, Diff, diff
 from driftline.tasks.scanning.ignore import IGNORE_FILES, NEVER_ENTERED, OUR_IGNORE_FILE, Matcher, OwnIgnoreFiles, Rules
@@ -421,7 +429,7 @@ def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> 
     _add_files(listing, spec, files, OwnIgnoreFiles(()))
 
 
-def _add_files(listing: Listing, spec: ScanSpec, files: Sequence[FileInfo], ours: OwnIgnoreFiles) -> None:
+def _add_files(listing: Listing, spec: ScanSpec, files: list[FileInfo], ours: OwnIgnoreFiles) -> None:
     """Add the files that the rules of the caller and the ignore files of the source admit, and skip the others."""
     matcher = Matcher(spec.rules)
     paths = pa.array([info.path for info in files], pa.string())
