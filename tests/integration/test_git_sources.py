@@ -321,6 +321,34 @@ def test_a_token_in_a_url_is_refused(driftline: Driftline, tmp_path: Path) -> No
         assert (outcome.code, "s3cret" in outcome.err) == (2, False)
 
 
+def test_tokens_of_a_file_count_once_it_is_trusted(
+    git_server: GitServer,
+    project: Checkout,
+    tmp_path: Path,
+    tiny_model: Path,
+    driftline: Driftline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("GIT_TOKEN", "s3cret-token")
+    monkeypatch.delenv("DRIFTLINE_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    git_server.authorization = "Basic " + base64.b64encode(b"robot:s3cret-token").decode()
+    uri = git_server.url("team/app.git").replace("://", "://robot:${GIT_TOKEN}@")
+    head = f'workspace = "index"\nmodel = "{tiny_model}"\n[[sources]]\nuri = "{uri}"\n'
+    (tmp_path / "driftline.toml").write_text(
+        head + '[[sources]]\nuri = "git@host:team/lib.git"\nentity = "source:of"\n'
+    )
+    assert "denies access" in driftline("index", "--all", "--json").out
+    assert not any("s3cret" in each.authorization or "Basic" in each.authorization for each in git_server.asked)
+    assert driftline("trust").code == 0
+    indexed = driftline("index", "--all", "--json").json
+    assert [(source["entity"], source["new"]) for source in indexed["sources"]] == [
+        ("org:default/project:default/source:app", 2)
+    ]
+    assert [failure["uri"] for failure in indexed["failed"]] == ["git@host:team/lib.git"]
+
+
 def test_a_redirect_is_not_followed_so_that_no_token_is(
     git_server: GitServer, project: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
