@@ -33,6 +33,11 @@ LIMITS = (
     ("driftline.flows.web.guard", "ANSWER_SECONDS"),
 )
 """The product's limits of waiting, which a busy machine would reach; a test of one of them sets it itself."""
+CI_MARKERS = (
+    *("CI", "GITHUB_ACTIONS", "GITLAB_CI", "JENKINS_URL", "BUILDKITE", "CIRCLECI", "TF_BUILD"),
+    "BITBUCKET_BUILD_NUMBER",
+)
+"""Variables by which ``driftline ci`` detects a CI system; the one that runs the tests builds none of their trees."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +60,13 @@ def git_server(tmp_path: Path) -> Iterator[GitServer]:
     (tmp_path / "served").mkdir()
     with running_git_server(tmp_path / "served") as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _outside_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the variables of the CI system that runs the tests."""
+    for name in CI_MARKERS:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")

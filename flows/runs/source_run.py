@@ -35,6 +35,7 @@ from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.context import Stopwatch
+from driftline.tasks.extraction.extractor import current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, SegmentTask, build, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only
@@ -205,7 +206,7 @@ class SourceRun:
         if request.full or self._plan.replaces is not None:
             return None
         settings = (source.record.include, source.record.exclude, request.max_file_bytes, self._plan.model.fingerprint)
-        rules = (*settings, *source.claims)
+        rules = (*settings, sorted(current_marks()), *source.claims)
         if isinstance(source.source, RepositorySource):
             return RepositoryAtCommit.look(source.source, rules)
         return WorkTreeAtCommit.look(source.source.uri, rules) if source.source.is_local else None

@@ -196,11 +196,6 @@ class Source:
         """Where the source is on this disk, if it is there."""
         return self.uri if self.is_local else None
 
-    @property
-    def unpacks(self) -> bool:
-        """Whether documents may be compressed, as those of buckets are."""
-        return not self.is_local
-
     def check_reachable(self) -> None:
         """Check that this process can list the source. Raises what ``open_source`` raises."""
         open_source(self.uri, self.storage_options, allow_empty=True)
@@ -422,10 +417,6 @@ class RepositorySource(Source):
     def folder(self) -> str | None:
         remote = self.tree.remote
         return remote.location if remote.is_local else None
-
-    @property
-    def unpacks(self) -> bool:
-        return False
 
     def check_reachable(self) -> None:
         """Nothing is fetched before it is needed: most repositories are unchanged."""
