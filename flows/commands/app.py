@@ -49,7 +49,7 @@ WorkspaceOption = Annotated[
     typer.Option(
         "--workspace",
         metavar="URI",
-        help="The workspace: a folder, s3://, gs:// or az://. "
+        help="The workspace: a folder, s3://, gs:// or az://, or @NAME. "
         "Default: $DRIFTLINE_WORKSPACE, else the nearest .driftline folder.",
     ),
 ]
@@ -95,6 +95,9 @@ BranchOption = Annotated[
 
 # What a search returns.
 QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="The text to search for: words or code.")]
+WordsArgument = Annotated[
+    list[str], typer.Argument(metavar="QUERY...", help="The text to search for: words or code, in quotes or not.")
+]
 TopKOption = Annotated[int, typer.Option("--top-k", min=0, help="Maximum number of results.")]
 MaxDistanceOption = Annotated[
     float | None,
@@ -112,7 +115,7 @@ CacheOption = Annotated[
         show_default="no",
     ),
 ]
-NLinesOption = Annotated[int, typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.")]
+NLinesOption = Annotated[int, typer.Option("--n-lines", "-n", "-C", min=0, help="Lines of context on each side.")]
 WithinOption = Annotated[
     str | None,
     typer.Option(metavar="ENTITY", help="Limit access to this entity and those below it, such as org:acme."),

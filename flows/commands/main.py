@@ -9,6 +9,7 @@ What to say of too little memory, beforehand where libraries would abort the pro
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import gc
 import importlib
@@ -189,8 +190,8 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         _check_arguments(command, arguments)
         code = int(app(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
     except _WRONG_USE_ERRORS as error:
-        fix = "Try 'driftline --help'."
-        return _fail(WRONG_USE, "usage", f"{error.format_message().rstrip('.')}. {fix}", as_json, fix=fix)
+        message, fix = _of_wrong_use(error, command)
+        return _fail(WRONG_USE, "usage", f"{message}. {fix}", as_json, fix=fix)
     except DriftlineError as error:
         return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
     except KeyboardInterrupt:
@@ -211,6 +212,21 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         fix = "Committed work is kept: run the same command again to continue."
         return _fail(FAILED, "interrupted", f"interrupted. {fix}", as_json, fix=fix)
     return code
+
+
+def _of_wrong_use(error: Any, command: str | None) -> tuple[str, str]:
+    """What to say of wrong use, without a full stop, and what to do: typer's words name too much that is like it."""
+    of = f"{command} " if command in COMMANDS else ""
+    message, fix = error.format_message().rstrip("."), f"Try 'driftline {of}--help'."
+    if (option := getattr(error, "option_name", None)) and getattr(error, "possibilities", None):
+        close = difflib.get_close_matches(option, error.possibilities, n=1)
+        message, fix = f"No such option: {option}", f"Did you mean {close[0]}? {fix}" if close else fix
+    elif message.startswith("No such command"):
+        close = difflib.get_close_matches(str(command), COMMANDS, n=1)
+        message, fix = f"No such command {command!r}", f"Did you mean {close[0]!r}? {fix}" if close else fix
+    elif message.startswith("Got unexpected extra argument"):
+        fix = f'Put several words in quotes, as in "two words". {fix}'
+    return message.rstrip("?. "), fix
 
 
 def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:
@@ -247,8 +263,9 @@ def root(
         typer.echo(f"driftline {version_of('driftline')}")
         raise typer.Exit(DONE)
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(WRONG_USE)
+        from driftline.flows.commands.search import orient
+
+        raise typer.Exit(orient())
 
 
 def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fix: str = "") -> int:

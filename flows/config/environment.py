@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from driftline.storage.errors import UsageError
+
 HOME_VARIABLE = "DRIFTLINE_HOME"
-"""Names the folder of the workspaces that are called by a plain name."""
+"""Names the folder of the workspaces that are called by a name, such as ``@notes``."""
 DATABASE_VARIABLE = "DATABASE_URL"
 SERVER_VARIABLE = "DRIFTLINE_SERVER"
 """The URL of the web server that searches ask, and that reports of flows lead to."""
@@ -33,7 +35,7 @@ class Environment:
 
     @property
     def workspaces_home(self) -> str:
-        """Where the plain names of workspaces lead: DRIFTLINE_HOME, else the user's data folder (XDG)."""
+        """Where the names of workspaces lead: DRIFTLINE_HOME, else the user's data folder (XDG)."""
         data = self.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return self.environ.get(HOME_VARIABLE) or f"{data}/driftline/workspaces"
 
@@ -45,6 +47,8 @@ _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTA
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _OF_HOST = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:.")
 """``git@host:path``, a repository that is reached by ssh."""
+NAME_SIGN = "@"
+"""Begins the name of a workspace: everything else is a path or a URI."""
 _LOCAL_SCHEMES = frozenset({"file", "local"})
 
 
@@ -60,25 +64,22 @@ def local_path(uri: str) -> Path | None:
 
 
 def absolute_workspace(workspace: str, cwd: Path, home: str) -> str:
-    """A plain name, such as ``notes``, below ``home``; another bare path as an absolute one; a URI as it is.
+    """``@notes`` as the workspace of this name below ``home``, a path as an absolute one, and a URI as it is.
 
-    A workspace in ``cwd`` goes on being found by its name while there is none of this name in ``home``.
+    Raises UsageError for a name that is none.
     """
-    if is_plain_name(workspace):
-        at_home, here = (cwd / Path(home).expanduser() / workspace).absolute(), cwd / workspace
-        return str(here.resolve() if _is_workspace(here) and not _is_workspace(at_home) else at_home)
+    if workspace.startswith(NAME_SIGN):
+        name = workspace.removeprefix(NAME_SIGN)
+        if not is_plain_name(name):
+            fix = f"A name has letters, digits, - and _; for a folder, write ./{workspace}"
+            raise UsageError("The workspace has no such name", workspace, fix)
+        return str((cwd / Path(home).expanduser() / name).absolute())
     return workspace if _URI.fullmatch(workspace) else str((cwd / Path(workspace).expanduser()).resolve())
 
 
 def is_plain_name(workspace: str) -> bool:
-    """Whether ``workspace`` is a name, rather than a path such as ``./notes`` or a URI."""
+    """Whether ``workspace`` has the form of a name, without a sign before it, rather than that of a path or a URI."""
     return _PLAIN_NAME.fullmatch(workspace) is not None
-
-
-def _is_workspace(folder: Path) -> bool:
-    from driftline.storage.layout import CONFIG  # compiles many patterns, which a search of a server does not need
-
-    return os.path.isfile(folder / CONFIG)
 
 
 def absolute_uri(uri: str, folder: Path) -> str:

@@ -27,7 +27,7 @@ WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
 
 
 def workspace_named(name: str, environment: Environment | None = None) -> str:
-    """The absolute path or URI of the workspace that a caller names: a plain name is below DRIFTLINE_HOME."""
+    """The absolute path or URI of the workspace that a caller names: ``@notes`` is below DRIFTLINE_HOME."""
     environment = environment or Environment.current()
     return absolute_workspace(name, environment.cwd, environment.workspaces_home)
 

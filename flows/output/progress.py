@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -65,11 +66,13 @@ class QuietProgress:
         self._name = ""
         self._total: int | None = None
         self._documents = self._lines = 0
-        self._reported_at = clock()
+        self._reported_at = self._begun_at = clock()
+        self._ended = threading.Event()
 
     def phase(self, name: str, total: int | None = None) -> None:
         self._name, self._total = name, total
         self._documents = self._lines = 0
+        self._begun_at = self._clock()
         self._report_when_due()
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
@@ -80,6 +83,23 @@ class QuietProgress:
     def message(self, text: str) -> None:
         warn(text, self._stream)
 
+    def __enter__(self) -> Self:
+        """Report also while nothing advances, as during a long scan."""
+        self._beat = threading.Thread(target=self._keep_reporting, daemon=True)
+        self._beat.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._beat.join()
+
+    def _keep_reporting(self) -> None:
+        while not self._ended.wait(self._interval):
+            if self._name:
+                self._report_when_due()
+
     def _report_when_due(self) -> None:
         now = self._clock()
         if now - self._reported_at < self._interval:
@@ -87,7 +107,8 @@ class QuietProgress:
         self._reported_at = now
         of_total = "" if self._total is None else f" of {self._total:,}"
         lines = f", {self._lines:,} lines" if self._lines else ""
-        self.message(f"{self._name}: {self._documents:,}{of_total} documents{lines}")
+        counts = f": {self._documents:,}{of_total} documents{lines}" if self._documents or self._total else ""
+        self.message(f"{self._name}{counts}, {now - self._begun_at:.0f} s")
 
 
 class LogProgress:
@@ -164,7 +185,7 @@ def open_progress() -> AbstractContextManager[Progress]:
     """The progress for standard error: JSON lines if logs are JSON, a live bar on a terminal, else plain lines."""
     if writes_json():
         return nullcontext(LogProgress())
-    return RichProgress() if sys.stderr.isatty() else nullcontext(QuietProgress())
+    return RichProgress() if sys.stderr.isatty() else QuietProgress()
 
 
 _Result = TypeVar("_Result")

@@ -375,7 +375,8 @@ def _run_sources(
                 report.failed.append((run.report.uri, error))
             elif isinstance(error, (UsageError, AccessDenied, CorruptFile)):
                 raise error
-            progress.message(str(error))
+            if len(plan.sources) > 1:  # the only failure is raised, or reported, and need not be told twice
+                progress.message(f"{run.entity} has failed: {error.what}")
             failure = failure or error
         if run.indexes_lag:
             stale.add(run.place)

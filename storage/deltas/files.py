@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew
+from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew, upgrade_command
 from driftline.storage.objects.store import ObjectStore
 
 Range = tuple[str, str | None]
@@ -295,7 +295,7 @@ class FileReader:
             raise self._damaged(f"its footer is {raw.decode(errors='replace')[:200]}") from None
         if footer.format_version > self._layout.format_version:
             raise WorkspaceTooNew(
-                "A newer version of Driftline wrote an index file", self._where, "Upgrade: pip install -U driftline"
+                "A newer version of Driftline wrote an index file", self._where, f"Upgrade: {upgrade_command()}"
             )
         if footer.kind != self._layout.kind:
             raise self._damaged(f"it is an index of {footer.kind}, not of {self._layout.kind}")

@@ -31,6 +31,7 @@ from driftline.storage.errors import (
     PreconditionFailed,
     StorageError,
     WorkspaceTooNew,
+    upgrade_command,
 )
 from driftline.storage.leases import liveness
 from driftline.storage.leases.liveness import ProcessIdentity
@@ -315,9 +316,7 @@ def _read(objects: ObjectStore, path: str) -> tuple[_Record, str]:
             "Delete it while no run is active; the next run continues from the index.",
         ) from error
     if record.format_version > FORMAT_VERSION:
-        raise WorkspaceTooNew(
-            "A newer version of Driftline wrote the lease", where, "Upgrade: pip install -U driftline"
-        )
+        raise WorkspaceTooNew("A newer version of Driftline wrote the lease", where, f"Upgrade: {upgrade_command()}")
     return record, version
 
 

@@ -29,6 +29,7 @@ from driftline.storage.errors import (
     UnknownScheme,
     UsageError,
     has_query,
+    install_command,
     may_hold_secret,
     redacted,
 )
@@ -571,7 +572,7 @@ def _file_system_class(uri: str, scheme: str) -> Any:
         raise UnknownScheme(f"Unknown scheme {scheme!r}", uri, f"Use {known}.") from error
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
-        fix = f"Run: pip install 'driftline[{extra}]'" if extra else str(error)
+        fix = f"Run: {install_command(extra)}" if extra else str(error)
         raise MissingExtra(f"{scheme}:// needs an optional dependency", uri, fix) from error
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from driftline.storage.entities import INDEX_LEVELS, Entity
-from driftline.storage.errors import CorruptFile, ObjectNotFound, UsageError, WorkspaceTooNew
+from driftline.storage.errors import CorruptFile, ObjectNotFound, UsageError, WorkspaceTooNew, upgrade_command
 from driftline.storage.layout import run_directory, run_id_of
 from driftline.storage.objects.store import ObjectStore
 
@@ -153,7 +153,7 @@ def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Recor
             raise WorkspaceTooNew(
                 f"A newer version of Driftline wrote this file (format {version}; this one supports {FORMAT_VERSION})",
                 where,
-                "Upgrade: pip install -U driftline",
+                f"Upgrade: {upgrade_command()}",
             )
         return kind.model_validate_json(data)
     except ValidationError as error:

