@@ -1,4 +1,4 @@
-"""``driftline grep``: search files and pipes by meaning, without a workspace."""
+"""Define ``driftline grep``: search files and pipes by meaning, without a workspace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from driftline.storage.model import SkipReason
 
 _NAMED_SKIPS = 5
-"""Up to this many skipped files are named; more are counted by reason."""
+"""Maximum number of skipped files to name; more are counted by reason."""
 
 
 @app.command()
@@ -66,7 +66,7 @@ def grep(
 
 
 def _warn_of_skipped(skipped: Sequence[tuple[str, SkipReason]]) -> None:
-    """Name the skipped files on standard error, or count them by reason where there are many."""
+    """Name the skipped files on standard error, or count them by reason if there are many."""
     if len(skipped) <= _NAMED_SKIPS:
         for path, reason in skipped:
             warn(f"{path} is not searched: {reason}")

@@ -1,4 +1,4 @@
-"""``driftline mcp``: a workspace as tools for clients of the Model Context Protocol."""
+"""Define ``driftline mcp``: serve a workspace as tools for clients of the Model Context Protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a request to a plan: all validation of the input, before anything is written."""
+"""Turn a request into a plan: validate all input before anything is written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from driftline.tasks.scanning.scan import Claim
 log = logging.getLogger(__name__)
 
 PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
-"""The names of sources that hold only some files of a folder: those that an action was given."""
+"""Names of sources that hold only some files of a folder: those that an action was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class SourceRequest:
 
 
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:
-    """The requests for the sources of a configuration file."""
+    """Return the requests for the sources of a configuration file."""
     return tuple(SourceRequest(source.uri, str(source.entity), source.include, source.exclude) for source in sources)
 
 
@@ -56,10 +56,10 @@ class IndexRequest:
 
     ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
     of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed, and
-    ``paths`` to these files of the only source, for a caller that knows that nothing else has changed. With
-    ``branch`` the run brings this branch of each source in step; ``build`` is the number of its CI build.
-    ``deep`` embeds definitions by a transformer: True by that of the workspace or the default one, a name by that one,
-    None if the workspace has any; False lets the workspace have none.
+    ``paths`` restricts it to these files of the only source, for a caller that knows that nothing else has changed.
+    With ``branch``, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
+    embeds definitions by a transformer: True uses that of the workspace or the default one, and a name that one. None
+    keeps the transformer of the workspace, if any, and False removes it.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -91,8 +91,9 @@ class IndexRequest:
 class SourcePlan:
     """A source, its entity, the record to write about it, and the commit that git has checked out.
 
-    It leaves what ``claims`` cover to other sources. One that is ``joined`` was not requested, but holds files of one
-    that was. ``branch_cut`` says why the run cuts a branch, or does not; ``superseded`` was its record before.
+    It leaves the files of ``claims`` to other sources. A ``joined`` source was not requested, but holds files of a
+    requested one. ``branch_cut`` says why the run cuts a branch, or does not; ``superseded`` is the former record of
+    the branch.
     """
 
     source: Source
@@ -113,8 +114,8 @@ class SourcePlan:
 class IndexPlan:
     """A validated run. ``replaces`` is the fingerprint that a ``--reembed`` run supersedes.
 
-    ``failures`` lists the sources, by URI, that failed validation and are left out. The run takes over the files of the
-    sources ``instead_of``, and removes them. ``deep`` embeds their definitions.
+    ``failures`` lists the sources, by URI, that failed validation and are skipped. The run takes over the files of the
+    sources ``instead_of``, and removes these sources. ``deep`` embeds their definitions.
     """
 
     request: IndexRequest
@@ -129,7 +130,7 @@ class IndexPlan:
 
 
 def make_plan(request: IndexRequest) -> IndexPlan:
-    """Validate ``request`` against sources, model and workspace; writes nothing.
+    """Validate ``request`` against sources, model and workspace, without writing anything.
 
     Raises UsageError, CorruptFile, AccessDenied, StorageError.
     """
@@ -179,7 +180,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
 
 
 def _workspace_of(request: IndexRequest) -> Workspace:
-    """The workspace, or the one that the run would create; creates nothing."""
+    """Return the workspace, or the one that the run would create; creates nothing."""
     try:
         return Workspace.open(request.workspace, request.storage_options)
     except WorkspaceNotFound:
@@ -198,7 +199,7 @@ def _is_earlier_version(model: ModelRef, fingerprint: str) -> bool:
 def plan_source(
     given: str | SourceRequest, request: IndexRequest, workspace: Workspace, taken: set[Entity]
 ) -> SourcePlan:
-    """The plan of one source; its default entity is none of ``taken``. Raises what ``make_plan`` raises."""
+    """Plan one source; its default entity is none of ``taken``. Raises the errors of ``make_plan``."""
     if isinstance(given, SourceRequest):
         named, keeps_filters = given, False
     else:
@@ -239,7 +240,9 @@ def plan_source(
 
 
 def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecord | None:
-    """The record of ``entity``, or None. A damaged one counts as missing if the last run shows that it was of ``uri``.
+    """Return the record of ``entity``, or None.
+
+    A damaged record counts as missing if the last run shows that it was of ``uri``.
 
     Raises CorruptFile, WorkspaceTooNew.
     """
@@ -255,7 +258,7 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
 
 
 def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) -> tuple[Entity, SourceRecord | None]:
-    """The source at ``uri`` that has the workspace in it, under whatever name; else the new source ``free``."""
+    """Return the source at ``uri`` that contains the workspace, under whatever name; else the new source ``free``."""
     if workspace.place is not None and workspace.place.startswith(uri.rstrip("/") + "/"):
         for entity, known in workspace.readable_sources(Entity(free.parts[:-1])):
             if known.uri == uri and entity not in taken and not PARTIAL.fullmatch(entity.id):
@@ -266,9 +269,9 @@ def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) ->
 def _default_entity(
     name: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """The entity called ``name``, with a hash suffix if that is bound to another URI than that of ``record``.
+    """Call the entity ``name``, with a hash suffix if that is bound to another URI than that of ``record``.
 
-    A project that holds the workspace keeps its entity when its folder gets another name.
+    A project that contains the workspace keeps its entity if its folder is renamed.
     """
     level = workspace.config.hierarchy[-1]
     uri = record.uri

@@ -1,4 +1,4 @@
-"""Sources: open a local path or any fsspec URL, and list, read and stat its files.
+"""Open a local path or any fsspec URL as a source, and list, read and stat its files.
 
 Local trees are read with ``os`` and without following links, all others through fsspec with its caches disabled. The
 exceptions of fsspec's file systems share no base class, so every ``Exception`` goes to ``raise_translated``.
@@ -68,7 +68,10 @@ _CREDENTIAL_ERRORS = frozenset(
 
 
 def translate(error: BaseException, where: str, what: str = "Reading failed") -> DriftlineError:
-    """``error`` as a DriftlineError about ``where``; ``what`` describes a failure that has no class of its own."""
+    """Return ``error`` as a DriftlineError about ``where``.
+
+    ``what`` describes a failure that has no class of its own.
+    """
     if isinstance(error, DriftlineError):
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
@@ -84,14 +87,14 @@ def translate(error: BaseException, where: str, what: str = "Reading failed") ->
 
 
 def raise_translated(error: BaseException, where: str, what: str = "Reading failed") -> NoReturn:
-    """Raise what ``translate`` makes of ``error``, because of it; a DriftlineError as it is, not because of itself."""
+    """Raise the translation of ``error``, chained to it; a DriftlineError is raised unchanged."""
     if isinstance(error, DriftlineError):
         raise error
     raise translate(error, where, what) from error
 
 
 def _http_status(error: BaseException) -> int | None:
-    """The HTTP status behind an error; S3 answers 403 under many names, so the name alone is not enough."""
+    """Return the HTTP status behind an error. S3 answers 403 under many names, so the name alone is not enough."""
     for candidate in (error, error.__cause__):
         response = getattr(candidate, "response", None)
         if isinstance(response, Mapping):
@@ -107,13 +110,14 @@ def _one_line(error: BaseException) -> str:
 
 
 INODE_BITS = (1 << 63) - 1
-"""What of an inode's number a signed column holds."""
+"""The bits of an inode number that fit a signed column."""
 VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Errors of a lookup through a folder that has vanished, or that is now a file or a link."""
 
 
 def list_folder(root: str, prefix: str) -> tuple[Sequence[str], Sequence[FileInfo]]:
-    """The folders (relative paths with a trailing slash) and the regular files directly in ``prefix``, each sorted.
+    """Return the folders (relative paths with a trailing slash) and the regular files directly in ``prefix``, each
+    sorted.
 
     A missing ``prefix`` is empty. Raises AccessDenied, ObjectNotFound, StorageError.
     """
@@ -133,7 +137,7 @@ def list_folder(root: str, prefix: str) -> tuple[Sequence[str], Sequence[FileInf
 
 
 def stat_file(tree: SafeFolder, path: str) -> FileInfo | None:
-    """The metadata of a regular file; None if there is none. Raises AccessDenied, StorageError."""
+    """Return the metadata of a regular file; None if there is none. Raises AccessDenied, StorageError."""
     try:
         status = tree.stat(path)
     except OSError as error:
@@ -148,7 +152,7 @@ def stat_file(tree: SafeFolder, path: str) -> FileInfo | None:
 
 
 def read_file(tree: SafeFolder, path: str) -> bytes:
-    """The bytes of a regular file. Raises ObjectNotFound, AccessDenied, StorageError."""
+    """Return the bytes of a regular file. Raises ObjectNotFound, AccessDenied, StorageError."""
     try:
         data = tree.read(path)
     except OSError as error:
@@ -214,7 +218,7 @@ class Source:
         return self._connection[1]
 
     def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[FileInfo]:
-        """The files below ``prefix`` ("" or a folder with a trailing slash), in no particular order.
+        """Yield the files below ``prefix`` ("" or a folder with a trailing slash), in no particular order.
 
         A remote listing finishes before its first item is yielded; a local one raises where it fails. A missing prefix
         is empty. Paths are spelled as in the store, including odd keys (``a//b``); folder markers (keys that end in a
@@ -234,7 +238,7 @@ class Source:
             yield from [info for folder in self._descend(prefix) for info in folder]
 
     def list_top(self, prefix: str = "") -> tuple[Sequence[str], Sequence[FileInfo]]:
-        """The folders (relative paths with a trailing slash) and the files directly in ``prefix``, each sorted.
+        """Return the folders (relative paths with a trailing slash) and the files directly in ``prefix``, each sorted.
 
         Raises AccessDenied, ObjectNotFound, StorageError.
         """
@@ -253,10 +257,10 @@ class Source:
         return sorted(set(folders)), sorted(files, key=lambda info: info.path)
 
     def first_look(self, prefix: str = "") -> tuple[Sequence[str], bool, bool]:
-        """``(folders directly in prefix, whether it has files, whether the listing is complete)``.
+        """Return ``(folders directly in prefix, whether it has files, whether the listing is complete)``.
 
-        Like ``list_top``, but reads only the first page of a listing of S3, with one request.
-        Raises AccessDenied, ObjectNotFound, StorageError.
+        Like ``list_top``, but reads only the first page of a listing of S3, with one request. Raises AccessDenied,
+        ObjectNotFound, StorageError.
         """
         if self.uri.partition("://")[0] != "s3" or "::" in self.uri:
             folders, files = self.list_top(prefix)
@@ -265,23 +269,29 @@ class Source:
         below = f"{key.rstrip('/')}/" if key else ""
         try:
             page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=below, Delimiter="/")
-        except Exception as error:  # the exceptions of SDKs have no common base (sources/errors.py)
+        except Exception as error:  # the exceptions of SDKs have no common base
             raise_translated(error, f"{self.uri}/{prefix}", "Listing failed")
         paths = (self._relative({"name": f"{bucket}/{entry['Prefix']}"}) for entry in page.get("CommonPrefixes", ()))
         return [path for path in paths if path], len(page.get("Contents", ())) > 0, not page["IsTruncated"]
 
     def is_file(self) -> bool:
-        """Whether the URI of a remote source names an object, which is no folder. False if the store does not tell."""
+        """Return whether the URI of a remote source names an object instead of a folder.
+
+        False if the store does not tell.
+        """
         return bool(self._fs.isfile(self._root)) if self._root else False
 
-    def beneath(self) -> SafeFolder:
-        """The tree of a local source, for several reads."""
+    def open_tree(self) -> SafeFolder:
+        """Return the tree of a local source, for several reads."""
         return SafeFolder(self.uri)
 
     def read(self, path: str) -> bytes:
-        """The bytes of a file; local links are not followed. Raises ObjectNotFound, AccessDenied, StorageError."""
+        """Return the bytes of a file; local links are not followed.
+
+        Raises ObjectNotFound, AccessDenied, StorageError.
+        """
         if self.is_local:
-            with self.beneath() as tree:
+            with self.open_tree() as tree:
                 return read_file(tree, path)
         try:
             return bytes(self._fs.cat_file(self._key(path)))
@@ -289,9 +299,10 @@ class Source:
             raise_translated(error, f"{self.uri}/{path}")
 
     def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
-        """The bytes of each file, or its error, in the order of ``paths``; read concurrently where the store allows.
+        """Return the bytes of each file, or its error, in the order of ``paths``.
 
-        ``etags`` are those of the listing: a repository needs no other name of a file.
+        Reads concurrently if the store allows it. ``etags`` are those of the listing: a
+        repository needs no other name of a file.
         """
         if self.is_local or not paths:
             return [self._read_or_error(path) for path in paths]
@@ -306,9 +317,9 @@ class Source:
         ]
 
     def stat(self, path: str) -> FileInfo | None:
-        """The current metadata of a file, or None if it does not exist. Raises AccessDenied, StorageError."""
+        """Return the current metadata of a file, or None if it does not exist. Raises AccessDenied, StorageError."""
         if self.is_local:
-            with self.beneath() as tree:
+            with self.open_tree() as tree:
                 return stat_file(tree, path)
         try:
             self._fs.invalidate_cache()
@@ -476,9 +487,9 @@ def open_source(
 ) -> Source:
     """Open the source at a path or an fsspec URL, and check that it can be listed.
 
-    ``allow_empty`` accepts a prefix without files in an existing bucket, which may as well be misspelt: a run does not.
-    Raises UsageError for a URI that may hold a secret, and where names are not decoded as UTF-8, SourceNotFound,
-    UnknownScheme, MissingExtra, AccessDenied.
+    ``allow_empty`` accepts a prefix without files in an existing bucket. A run does not allow it, because the prefix
+    may be misspelled. Raises UsageError for a URI that may hold a secret, and if names are not decoded as UTF-8;
+    SourceNotFound, UnknownScheme, MissingExtra, AccessDenied.
     """
     text = os.fspath(uri)
     options = dict(storage_options or {})
@@ -521,7 +532,7 @@ def open_source(
 
 
 def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> Source:
-    """The source that ``open_source`` once returned for ``uri``, without contacting it."""
+    """Return the source that ``open_source`` once returned for ``uri``, without contacting it."""
     remote = parse_remote(uri)
     if remote is not None:
         return RepositorySource.at(remote, "")
@@ -548,7 +559,7 @@ def _open_local(text: str) -> Source:
 
 
 def _split_credentials(scheme: str, rest: str) -> tuple[str, dict[str, Any]]:
-    """The URI without user and password, and the options that fsspec derives from the full URI."""
+    """Return the URI without user and password, and the options that fsspec derives from the full URI."""
     uri = f"{scheme}://{rest}"
     options = dict(_file_system_class(uri, scheme)._get_kwargs_from_urls(uri))
     netloc, slash, tail = rest.partition("/")
@@ -563,7 +574,7 @@ def _split_credentials(scheme: str, rest: str) -> tuple[str, dict[str, Any]]:
 
 
 def _file_system_class(uri: str, scheme: str) -> Any:
-    import fsspec  # takes 0.2 s, which local sources save
+    import fsspec  # takes 0.2 s, which local sources do not need
 
     try:
         return fsspec.get_filesystem_class(scheme)

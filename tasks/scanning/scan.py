@@ -1,7 +1,8 @@
-"""Scan one partition of a source, on any worker: list it and compare it with its slice of the manifest.
+"""Scan a source in partitions, on any worker: list each one and compare it with its slice of the manifest.
 
 A run can be limited to the paths that git reports as changed (DESIGN, "After a commit"). If several sources of a tenant
-select a file, the one with the nearest folder claims it, and then the first by entity, in whatever order they run.
+select a file, ``Claim`` assigns it to the source with the nearest folder, then to the first by entity, in whatever
+order the sources run.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Claim:
         return self.rules == Rules()
 
     def covers(self, paths: pa.Array) -> NDArray[np.bool_]:
-        """``(n,) bool``: the paths, relative to the source that loses them, which the claim takes."""
+        """Return ``(n,) bool``: the paths, relative to the source that loses them, which the claim takes."""
         below = np.asarray(pc.starts_with(paths, self.prefix).to_numpy(zero_copy_only=False), dtype=bool)
         if not self.is_whole and below.any():
             inside = pc.utf8_slice_codeunits(paths.filter(pa.array(below)), len(self.prefix))
@@ -65,7 +66,7 @@ class Claim:
 
 
 def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
-    """``(n,) bool``: the paths that any of ``claims`` covers."""
+    """Return ``(n,) bool``: the paths that any of ``claims`` covers."""
     taken = np.zeros(len(paths), dtype=bool)
     for claim in claims:
         taken |= claim.covers(paths)
@@ -74,7 +75,7 @@ def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The sources of a workspace by their folders, so that those that may share files are found among many."""
+    """The sources of a workspace by their folders, which makes it fast to find those that may share files."""
 
     records: Mapping[Entity, SourceRecord]
     _sorted: list[tuple[str, Entity]] = field(init=False)
@@ -83,7 +84,7 @@ class Neighbours:
         object.__setattr__(self, "_sorted", sorted((_root(record.uri), e) for e, record in self.records.items()))
 
     def at_or_below(self, uri: str) -> list[Entity]:
-        """The sources whose folder is ``uri``, or lies in it."""
+        """Return the sources whose folder is ``uri``, or is in it."""
         root = _root(uri)
         start = bisect_left(self._sorted, root, key=itemgetter(0))
         return [
@@ -91,7 +92,7 @@ class Neighbours:
         ]
 
     def at_or_above(self, uri: str) -> list[Entity]:
-        """The sources whose folder is ``uri``, or holds it."""
+        """Return the sources whose folder is ``uri``, or contains it."""
         root = _root(uri)
         lengths = [at + 1 for at, character in enumerate(root) if character == "/"]
         found: list[Entity] = []
@@ -102,14 +103,14 @@ class Neighbours:
         return found
 
     def claims_on(self, entity: Entity, record: SourceRecord) -> tuple[Claim, ...]:
-        """What other sources of the tenant have of the files below the folder of ``record``."""
+        """Return the claims of other sources of the tenant on files below the folder of ``record``."""
         others = (other for other in self.at_or_below(record.uri) if other != entity)
         claims = (claim_of(other, self.records[other], entity, record) for other in others)
         return tuple(claim for claim in claims if claim is not None)
 
 
 def claim_of(entity: Entity, record: SourceRecord, on: Entity, loser: SourceRecord) -> Claim | None:
-    """What ``record`` has of the files of another source; None if it has none, or yields to that one."""
+    """Return the claim of ``record`` on files of another source; None if it has none, or yields to that source."""
     inside = below(loser.uri, record.uri)
     if inside is None or entity.tenant != on.tenant or (not inside and str(entity) >= str(on)):
         return None
@@ -117,7 +118,7 @@ def claim_of(entity: Entity, record: SourceRecord, on: Entity, loser: SourceReco
 
 
 def below(folder: str, path: str) -> str | None:
-    """A path or URI relative to ``folder`` ("" for itself), None if it lies elsewhere."""
+    """Return a path or URI relative to ``folder`` ("" for itself), or None if it is elsewhere."""
     if path == folder:
         return ""
     root = _root(folder)
@@ -132,7 +133,8 @@ def _root(uri: str) -> str:
 class WorkTreeAtCommit:
     """A work tree and the commit that is checked out when a run begins.
 
-    ``scanned_with`` is a hash of all settings that decide what a run indexes. A run with another one scans everything.
+    ``scanned_with`` is a hash of all settings that determine what a run indexes. A run with another hash scans
+    everything.
     """
 
     tree: WorkTree
@@ -141,7 +143,7 @@ class WorkTreeAtCommit:
 
     @classmethod
     def look(cls, root: str, rules: object) -> Self | None:
-        """The work tree that contains ``root``, or None; the ``repr`` of ``rules`` identifies them."""
+        """Return the work tree that contains ``root``, or None; the ``repr`` of ``rules`` identifies them."""
         tree = find_work_tree(root)
         commit = head(root) if tree is not None else None
         if tree is None or commit is None:
@@ -155,7 +157,7 @@ class WorkTreeAtCommit:
         return self.commit.id
 
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
-        """The paths to scan so that an index that was exact at ``last`` is exact for the disk.
+        """Return the paths to scan so that an index that matched ``last`` matches the disk.
 
         ``token`` is that of the current lease, or None for a dry run, which holds no lease and may miss changes.
         """
@@ -167,7 +169,7 @@ class WorkTreeAtCommit:
         )
 
     def reached(self, token: int) -> IndexedCommit | None:
-        """The commit to record at the end of the run; None unless the disk is still at it."""
+        """Return the commit to record at the end of the run; None unless the disk still matches it."""
         if head(self.tree.root) != self.commit or changes_on_disk(self.tree, ignore_files=IGNORE_FILES).paths != ():
             return None
         return IndexedCommit(
@@ -238,7 +240,7 @@ _SUBTREES_PER_PARTITION = 4
 """More subtrees than partitions, so that partitions have similar sizes."""
 _MAX_PLAN_DEPTH = 4
 _MOST_FOLDERS_PER_PARTITION = 16
-"""The limit for buckets: each folder costs at least a request, while a flat listing has pages of 1,000."""
+"""The limit for buckets: each folder costs at least one request, whereas a flat listing has pages of 1,000."""
 
 ReadManifest = Callable[[Sequence[str]], pa.Table]
 """Reads the manifest rows (MANIFEST_SCHEMA) of paths below any of the prefixes, and possibly more."""
@@ -274,7 +276,7 @@ class ScanResult:
 
 
 def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[tuple[Subtree, ...]]:
-    """About ``n`` disjoint parts that cover the source, including folders that do not exist yet.
+    """Split the source into about ``n`` disjoint parts that cover it, including folders that do not exist yet.
 
     A bucket is split only while that costs few requests.
     """
@@ -314,7 +316,7 @@ def scan(spec: ScanSpec, read_manifest: ReadManifest, *, now_ns: int) -> ScanRes
 
 
 def scan_paths(spec: ScanSpec, paths: Sequence[str], read_manifest: ReadManifest, *, now_ns: int) -> ScanResult:
-    """As ``scan``, for single files. A path that is not a file counts as deleted if the manifest has it."""
+    """Like ``scan``, for single files. A path that is not a file counts as deleted if the manifest has it."""
     files = sorted({path for path in paths if path and not path.endswith("/")})
     if isinstance(spec.source, RepositorySource):
         listing = _list_commit(spec, spec.source, files)
@@ -446,7 +448,7 @@ def _add_files(listing: Listing, spec: ScanSpec, files: list[FileInfo], ours: Ow
 
 
 def _is_plain(key: str) -> bool:
-    """Whether a key is a canonical path inside the source."""
+    """Return whether a key is a canonical path inside the source."""
     parts = key.removesuffix("/").split("/")
     return not any(part in ("", ".", "..") for part in parts) and "?versionId=" not in key and "\0" not in key
 
@@ -458,7 +460,7 @@ def _subfolders(source: Source, rules: Rules) -> Callable[[Sequence[str]], list[
 
 
 def _subfolders_remote(source: Source, prefixes: Sequence[str]) -> list[str]:
-    """The direct subfolders of ``prefixes``; none if a listing has more than one page."""
+    """Return the direct subfolders of ``prefixes``; none if a listing has more than one page."""
     subfolders: list[str] = []
     for prefix in prefixes:
         folders, _, complete = source.first_look(prefix)
