@@ -151,5 +151,5 @@ class MemoryTools:
         ] = "hybrid",
     ) -> MemoryAnswer:
         """Find the entries of the memory store that answer a query, best first."""
-        hits = self.search(query, top_k, filter=filter, scope=entity, max_distance=max_distance, mode=mode)
+        hits = self.search(query, top_k=top_k, filter=filter, scope=entity, max_distance=max_distance, mode=mode)
         return memory_answer(query, hits, MAX_ANSWER_BYTES)
