@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
+from typing import Literal
 
 from driftline.storage.lines.indexes import tokens
 
@@ -59,6 +60,10 @@ voor waar wat wordt ze zijn
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _FILLERS.items()}
 STOP_WORDS = _STOP_WORDS["en"]
 """Words of a question that say nothing about its answer."""
+Asked = Literal["phrase", "question", "sentence"]
+"""What a query is: names and keywords, a question, or a sentence that describes something."""
+_ARTICLES = frozenset("a an the this that these those its any each das dem den der ein eine einem einen einer".split())
+_QUESTION_WORDS = frozenset("how what when where which who why wann warum was welche wer weshalb wie wo".split())
 _MIN_FILLERS = 2
 """So many fillers tell the language of a question that is not English."""
 
@@ -133,6 +138,20 @@ def names_in(query: str) -> list[str]:
     if len(words) == 1:
         return words if _NAME.fullmatch(words[0]) else []
     return [word for word in dict.fromkeys(words) if _SPELT_AS_NAME.fullmatch(word)]
+
+
+def asked_as(query: str) -> Asked:
+    """What ``query`` is.
+
+    Keywords name a subject, and so do questions; a sentence with an article, as in a doc comment, describes one place.
+
+    >>> asked_as("retry backoff"), asked_as("how is the cache flushed"), asked_as("Return the path of a lease")
+    ('phrase', 'question', 'sentence')
+    """
+    words = re.findall(r"\w+", query.lower())
+    if query.rstrip().endswith(("?", "\uff1f")) or (len(words) > 1 and words[0] in _QUESTION_WORDS):
+        return "question"
+    return "phrase" if _ARTICLES.isdisjoint(words) else "sentence"
 
 
 def as_indexed(words: Sequence[str]) -> str:
