@@ -62,8 +62,13 @@ STOP_WORDS = _STOP_WORDS["en"]
 """Words of a question that say nothing about its answer."""
 Asked = Literal["phrase", "question", "sentence"]
 """What a query is: names and keywords, a question, or a sentence that describes something."""
-_ARTICLES = frozenset("a an the this that these those its any each das dem den der ein eine einem einen einer".split())
-_QUESTION_WORDS = frozenset("how what when where which who why wann warum was welche wer weshalb wie wo".split())
+_WORDS_OF_SENTENCES = """
+a an the this that these those its any each das dem den der ein eine einem einen einer
+"""
+_WORDS_OF_QUESTIONS = """
+how what when where which who why wann warum was welche wer weshalb wie wo
+"""
+_ARTICLES, _QUESTION_WORDS = frozenset(_WORDS_OF_SENTENCES.split()), frozenset(_WORDS_OF_QUESTIONS.split())
 _MIN_FILLERS = 2
 """So many fillers tell the language of a question that is not English."""
 

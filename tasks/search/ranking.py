@@ -49,8 +49,8 @@ class Weights:
     Windows gain shares of the best one's score: the best window of the file with most of them ``file``, those of other
     files less; those of a file whose name has all words of the query ``stem``, or their share; each of them ``again``
     for each better window of its file. These are for queries about a subject: phrases of up to ``phrase_words`` telling
-    words and questions of up to ``question_words``. They fade for longer ones, and are not for sentences, which describe
-    one place.
+    words and questions of up to ``question_words``. They fade for longer ones, and are not for sentences, which
+    describe one place.
 
     A few lines of code say what they do; of prose it takes a paragraph, and even then words say more.
     """
