@@ -19,11 +19,15 @@ import psutil
 import pytest
 
 import driftline as dl
+from driftline.flows.config.memory_settings import load_memory_configuration
+from driftline.flows.memory_stores import search_memory
 from driftline.flows.output.logs import writes_json
 from driftline.flows.web import search_processes
 from driftline.flows.web.search_processes import SearchProcesses
+from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, StorageError, UsageError
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.search.query import SearchReport, search
 from tests.support.oracle import WORDS
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -73,6 +77,20 @@ def test_another_process_answers_as_this_one(two: SearchProcesses, workspace: Wo
     with pytest.raises(UsageError, match="top_k"):
         two.search(workspace, "x", top_k=-1)
     assert two.run(Workspace.stats, workspace, None) == workspace.stats(None)
+
+
+def test_memory_is_searched_in_another_process(two: SearchProcesses, tmp_path: Path, tiny_model: Path) -> None:
+    with dl.MemoryStore(str(tmp_path), embedder=lambda: WordTableEmbedder.open(str(tiny_model))) as memory:
+        memory.store("plan", {"text": "parser plan"}, "org:acme")
+    settings = load_memory_configuration(environ={}, embedding={"model": str(tiny_model)})
+    workspace = Workspace.open(str(tmp_path))
+    within, beyond = Entity.parse("org:acme"), Entity.parse("org:other")
+    psutil.Process(next(iter(two._helpers)).pid).kill()  # another process answers
+    (hit,) = two.run(search_memory, workspace, settings, within, "parser", 1)
+    assert (hit.record.key, hit.record.value) == ("plan", {"text": "parser plan"})
+    assert two.run(search_memory, workspace, settings, beyond, "parser", 1) == []
+    with pytest.raises(UsageError, match="top_k"):
+        two.run(search_memory, workspace, settings, None, "parser", -1)
 
 
 @pytest.mark.parametrize("killed", [1, 2])
