@@ -21,7 +21,7 @@ from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.queries import LineQuery
-from driftline.storage.lines.words import as_indexed, names_in, telling_words
+from driftline.storage.lines.words import as_indexed, asked_as, names_in, telling_words
 from driftline.storage.model import Embedder
 from driftline.storage.options import from_keywords
 from driftline.storage.workspace.workspace import Workspace
@@ -373,7 +373,8 @@ class _Finder:
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
                 near = (row for row in rows if row["distance"] <= farthest)
-                windows = arranged(merge_windows(near, reach, max(wanted, JUDGED_WINDOWS)), lines.words)[:wanted]
+                merged = merge_windows(near, reach, max(wanted, JUDGED_WINDOWS))
+                windows = arranged(merged, lines.words, asked_as(self.query))[:wanted]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
