@@ -63,24 +63,24 @@ _CONTAINERS = frozenset({"az", "adl", "abfs", "abfss"})
 """Schemes whose URIs may have a container before the @."""
 _WEB = frozenset({"http", "https"})
 _STORES = frozenset({"s3", "s3a", "gs", "gcs", *_CONTAINERS})
-"""Schemes whose keys may hold any character: a question mark begins no query."""
+"""Schemes whose keys may hold any character, so that a question mark does not begin a query."""
 
 
 def redacted(text: str) -> str:
-    """``text`` with each URI in it without user, password and query string."""
+    """Remove user, password and query string from each URI in ``text``."""
     if "://" not in text:
         return text
     return _OF_WEB.sub(r"\1…", _QUERY.sub(r"\1…", _USER_INFO.sub(_without_user, text)))
 
 
 def may_hold_secret(uri: str) -> bool:
-    """Whether a URI has a password, the user of a web server, or a query string, which may hold a token."""
+    """Return whether a URI has a password, the user of a web server, or a query string, which may be secret."""
     users = ((match["scheme"].lower(), match["user"]) for match in _USER_INFO.finditer(uri))
     return has_query(uri) or any(":" in user or scheme in _WEB for scheme, user in users)
 
 
 def has_query(uri: str) -> bool:
-    """Whether a URI has a query string or a fragment, or a key of a bucket that looks like one with a secret."""
+    """Return whether a URI has a query string or a fragment, or is a bucket key that looks like one with a secret."""
     for part in uri.split("::"):
         scheme, separator, _ = part.partition("://")
         if separator and _SECRET_PARAMETER.search(part):
@@ -170,8 +170,8 @@ def _is_below(path: str, folder: str) -> bool:
 class DriftlineError(Exception):
     """Base of all errors.
 
-    ``what`` describes the failure, ``where`` is the path, URI or entity, ``fix`` the next step for the user. URIs in
-    them lose their user, password and query string.
+    ``what`` describes the failure, ``where`` is the path, URI or entity, and ``fix`` is the next step for the user.
+    User, password and query string are removed from all URIs in them.
     """
 
     kind: ClassVar[str] = "driftline_error"
@@ -189,17 +189,17 @@ class DriftlineError(Exception):
         return f"{text}. {self.fix}" if self.fix else text
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object that ``--json`` prints for an error."""
+        """Return the JSON object that ``--json`` prints for an error."""
         return {"error": self.kind, "message": str(self), "where": self.where, "fix": self.fix}
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether native code has panicked: pyo3 derives its PanicException from BaseException, and exports it nowhere."""
+    """Return whether native code panicked. pyo3 does not export its PanicException, a BaseException."""
     return type(error).__name__ == "PanicException"
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error, or one that caused it, is that of a full disk or an exhausted quota."""
+    """Return whether ``error``, or an error that caused it, reports a full disk or an exhausted quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -227,13 +227,13 @@ class BadEntry(UsageError):
 
 
 class CatalogMismatch(UsageError):
-    """A catalog that is not the workspace's own, is older than its indexes, or was written by a newer version."""
+    """The catalog belongs to another workspace, is older than the indexes, or has another format."""
 
     kind = "catalog_mismatch"
 
 
 class CatalogMissing(UsageError):
-    """Memory whose catalog is lost, or is not the one that was named."""
+    """The catalog of existing memory is lost, or another one was named."""
 
     kind = "catalog_missing"
 
@@ -245,7 +245,7 @@ class StoreClosed(UsageError):
 
 
 class NotIndexed(UsageError):
-    """A document, a line of one, a branch or a memory that the workspace does not have."""
+    """The workspace does not have this document, line, branch or memory."""
 
     kind = "not_indexed"
 
@@ -300,26 +300,26 @@ class WorkspaceTooNew(UsageError):
 
 
 class FingerprintMismatch(UsageError):
-    """A workspace whose vectors come from another model or text preparation."""
+    """The vectors of a workspace come from another model or text preparation."""
 
     kind = "fingerprint_mismatch"
 
 
 class UnsafeStore(UsageError):
-    """A store that ignores conditional writes, and so would lose data."""
+    """The store ignores conditional writes, and so would lose data."""
 
     kind = "unsafe_store"
 
 
 class CorruptFile(DriftlineError):
-    """A damaged or foreign file in the place of one of Driftline's."""
+    """A damaged or foreign file has the name of a file of Driftline."""
 
     kind = "corrupt_file"
     exit_code = 2
 
 
 def gave_up(reason: str, where: str) -> CorruptFile:
-    """The error for native code that has panicked or aborted over what it read."""
+    """Return the error for native code that panicked or aborted while it read ``where``."""
     fix = "Run 'driftline verify --repair'."
     return CorruptFile(f"Native code gave up on what it read: a table may be damaged ({reason})", where, fix)
 
@@ -337,13 +337,13 @@ class ObjectNotFound(StorageError):
 
 
 class AlreadyExists(StorageError):
-    """A create-only write of an object that already exists."""
+    """A create-only write found an existing object."""
 
     kind = "already_exists"
 
 
 class PreconditionFailed(StorageError):
-    """A conditional replace of an object that has changed or is missing."""
+    """A conditional replace found a changed or missing object."""
 
     kind = "precondition_failed"
 
@@ -365,20 +365,20 @@ class CatalogError(DriftlineError):
 
     @property
     def blob_path(self) -> str | None:
-        """The first of ``blob_paths``, or None."""
+        """Return the first of ``blob_paths``, or None."""
         return self.blob_paths[0] if self.blob_paths else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.what, self.where, self.fix, self.blob_paths)
 
     def to_dict(self) -> dict[str, Any]:
-        """With ``blob_path`` and ``blob_paths`` if there are any."""
+        """Return the JSON object, with ``blob_path`` and ``blob_paths`` if there are any."""
         blobs = {"blob_path": self.blob_path, "blob_paths": list(self.blob_paths)} if self.blob_paths else {}
         return {**super().to_dict(), **blobs}
 
 
 class CatalogConnectionError(CatalogError, ConnectionError):
-    """The catalog was not reachable in any of several attempts."""
+    """The catalog was unreachable in every attempt."""
 
     kind = "connection_error"
 
@@ -396,7 +396,7 @@ class LeaseLost(DriftlineError):
 
 
 class DeletionRefused(DriftlineError):
-    """A run would delete suspiciously many documents."""
+    """A run would delete a suspiciously large number of documents."""
 
     kind = "deletion_refused"
 
@@ -420,13 +420,13 @@ class StaleIndex(DriftlineError):
 
 
 class StaleBuild(DriftlineError):
-    """A newer build, or a later commit, has indexed this branch already; the index keeps that."""
+    """A newer build or a later commit is already indexed for this branch, and stays."""
 
     kind = "stale_build"
 
 
 class CleanupAborted(DriftlineError):
-    """A cleanup could not read and list everything, so it deleted nothing."""
+    """A cleanup could not list and read everything, so it deleted nothing."""
 
     kind = "cleanup_aborted"
 
@@ -438,6 +438,6 @@ class RecallTooLow(DriftlineError):
 
 
 class OutOfMemory(DriftlineError):
-    """The process could not get the memory that it needs."""
+    """The process ran out of memory."""
 
     kind = "out_of_memory"

@@ -1,4 +1,4 @@
-"""``driftline index`` and ``driftline remove``: what a workspace holds."""
+"""Define ``driftline index`` and ``driftline remove``: the content of a workspace."""
 
 from __future__ import annotations
 
@@ -144,7 +144,10 @@ def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> N
 def _configuration(
     config: str | None, sources: Sequence[str] | None, all_sources: bool, filtered: bool
 ) -> Configuration | None:
-    """The configuration whose sources ``--all`` indexes, else None. Raises UsageError for options that disagree."""
+    """Return the configuration whose sources ``--all`` indexes, else None.
+
+    Raises UsageError for conflicting options.
+    """
     if all_sources:
         if sources or filtered:
             fix = "Leave out --all, or SOURCE, --entity, --include and --exclude."

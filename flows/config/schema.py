@@ -1,4 +1,4 @@
-"""The schema of ``driftline.toml``: its tables, keys and types, and the error messages for mistakes in it."""
+"""Define the schema of ``driftline.toml``: its tables, keys and types, and the error messages for mistakes in it."""
 
 from __future__ import annotations
 

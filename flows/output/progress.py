@@ -1,6 +1,6 @@
-"""The progress of a run: a live bar on a terminal, plain or JSON lines elsewhere, or nothing.
+"""Show the progress of a run: a live bar on a terminal, plain or JSON lines elsewhere, or nothing.
 
-The stages of a run, which a front door may show one by one, such as Prefect as tasks in its graph.
+A run consists of stages, which an interface may show one by one; Prefect shows them as tasks in its graph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Progress(Protocol):
     """Receives the progress of a run. Calls are cheap and come from one thread at a time."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Begin a phase of ``total`` documents, where the number is known."""
+        """Begin a phase of ``total`` documents, if the number is known."""
         ...
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
@@ -42,7 +42,7 @@ class Progress(Protocol):
 
 
 class NullProgress:
-    """Discards all progress."""
+    """Discard all progress."""
 
     def phase(self, name: str, total: int | None = None) -> None: ...
 
@@ -52,7 +52,7 @@ class NullProgress:
 
 
 class QuietProgress:
-    """Plain lines for logs: each message, and the counts at most once every ``interval`` seconds."""
+    """Print plain lines for logs: each message, and the counts at most once every ``interval`` seconds."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class QuietProgress:
 
 
 class LogProgress:
-    """Log records: each phase and message, and the counts at most once every ``QUIET_INTERVAL_SECONDS``."""
+    """Log each phase and message, and the counts at most once every ``QUIET_INTERVAL_SECONDS``."""
 
     def __init__(self) -> None:
         self._log = logging.getLogger("driftline.progress")
@@ -182,7 +182,7 @@ class RichProgress:
 
 
 def open_progress() -> AbstractContextManager[Progress]:
-    """The progress for standard error: JSON lines if logs are JSON, a live bar on a terminal, else plain lines."""
+    """Return the progress for standard error: JSON lines if logs are JSON, a bar on a terminal, else plain lines."""
     if writes_json():
         return nullcontext(LogProgress())
     return RichProgress() if sys.stderr.isatty() else QuietProgress()
@@ -193,9 +193,9 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a run does next: ``work``. ``said`` tells counts of its result; a ``repeatable`` one may be retried.
+    """A step of a run, ``work``. ``said`` formats the counts of its result; a ``repeatable`` stage may be retried.
 
-    It comes ``after`` the stages of these names, as far as they have begun, or else is the first one of its run.
+    It comes ``after`` the stages of these names that have begun, or else is the first one of its run.
     """
 
     name: str
@@ -206,7 +206,7 @@ class Stage:
 
 
 class StageRunner(Protocol):
-    """Runs a stage and returns what its work returns."""
+    """Run a stage, and return what its work returns."""
 
     def __call__(self, stage: Stage) -> Any: ...
 
@@ -222,7 +222,7 @@ def run_stage(
     repeatable: bool = False,
     after: Iterable[str] = (),
 ) -> _Result:
-    """Do ``work``, shown as a stage where somebody watches. Raises what it raises."""
+    """Run ``work`` as a stage, and return its result or raise its error."""
     runner = _RUNNER.get()
     if runner is None:
         return work()
@@ -232,7 +232,7 @@ def run_stage(
 
 @contextmanager
 def stages_run_by(runner: StageRunner) -> Iterator[None]:
-    """Have ``runner`` run the stages of this context and of those that are copied from it."""
+    """Make ``runner`` run the stages of this context and of its copies."""
     token = _RUNNER.set(runner)
     try:
         yield
