@@ -247,7 +247,7 @@ if not TYPE_CHECKING:  # type checkers would take every misspelled name for one 
 def open(
     uri: str, storage_options: Mapping[str, Any] | None = None, sources: Sequence[str] = (), *, cache: bool = False
 ) -> Workspace:
-    """Open the workspace at a path or URI for reading; a plain name, such as ``notes``, is one below DRIFTLINE_HOME.
+    """Open the workspace at a path or URI for reading; ``@notes`` is the one of this name below DRIFTLINE_HOME.
 
     A search looks at local sources, and at remote ones at or below the URIs ``sources``, to show lines as they are now:
     what the workspace itself says of its sources contacts nobody. With ``cache``, a workspace in a bucket is opened in

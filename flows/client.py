@@ -1,8 +1,7 @@
-"""A web server as an object: ``driftline.connect(URL)``.
+"""Query a web server as an object: ``driftline.connect(URL)``.
 
-Requests to the API of a web server: JSON in, errors as those of Driftline.
-
-It needs the standard library only: the command line asks a server in less time than other clients take to load.
+Requests and answers are JSON, and errors are those of Driftline. Only the standard library is needed, so that the
+command line queries a server in less time than other clients take to load.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from driftline.tasks.search.query import Mode, SearchReport
 TOKEN_VARIABLE = "DRIFTLINE_TOKEN"
 TIMEOUT_SECONDS = 90.0
 MAX_WAIT_SECONDS = 10
-"""How long a request waits at most when the server has had too many."""
+"""Maximum time that a request waits if the server has received too many."""
 ATTEMPTS = 3
 OK, UNAUTHORIZED, FORBIDDEN, TOO_MANY = 200, 401, 403, 429
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The API at ``url``, such as ``https://driftline.example.com``, asked with ``token`` if it needs one."""
+    """The API at ``url``, such as ``https://driftline.example.com``, with ``token`` if the server requires one."""
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -48,18 +47,18 @@ class Connection:
 
     @classmethod
     def to(cls, url: str, token: str | None = None) -> Connection:
-        """The connection to ``url`` with ``token``, by default $DRIFTLINE_TOKEN. Raises UsageError."""
+        """Return the connection to ``url`` with ``token``, by default $DRIFTLINE_TOKEN. Raises UsageError."""
         return cls(url.rstrip("/"), token or os.environ.get(TOKEN_VARIABLE) or None)
 
     def get(self, route: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer of ``/api/v1/{route}``; parameters that are None are left out.
+        """Return the answer of ``/api/v1/{route}``; parameters that are None are omitted.
 
         Raises the error that the server names, AccessDenied for a wrong token, StorageError if it cannot be reached.
         """
         return self._answer(self._target(route, parameters))[0]
 
     def pages(self, route: str, parameters: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-        """The answer of ``get``, then those that its link 'next' leads to."""
+        """Yield the answer of ``get``, then the pages that its link 'next' leads to."""
         target: str | None = self._target(route, parameters)
         while target is not None:
             answer, target = self._answer(target)
@@ -99,7 +98,7 @@ class Connection:
         kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
         try:
             connection = kind(parts.netloc, timeout=TIMEOUT_SECONDS)
-            try:  # no redirect is followed: the token is for this server
+            try:  # never follow redirects: the token is for this server
                 connection.request("GET", target, headers=headers)
                 response = connection.getresponse()
                 return response, response.read()

@@ -1,7 +1,4 @@
-"""The app of the command line, its exit codes, and how commands print their results.
-
-The options that several commands share.
-"""
+"""Define the app of the command line, its exit codes, shared options, and how commands print their results."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ app = typer.Typer(
 
 
 def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> None:
-    """Print ``result`` as one JSON object, or have ``print_text`` print it."""
+    """Print ``result`` as one JSON object, or with ``print_text``."""
     if as_json:
         print_json(result)
     else:
@@ -32,9 +29,9 @@ def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, 
 
 
 def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> int:
-    """Show what a search has found, with its notes on standard error; returns the exit code.
+    """Print the results of a search, with its notes on standard error, and return the exit code.
 
-    A glob that matches no document is wrong use: it is a mistake more often than not.
+    A glob that matches no document is wrong use, because it is usually a mistake.
     """
     show(found, as_json, print_text)
     for note in found.get("notes", ()):
@@ -49,7 +46,7 @@ WorkspaceOption = Annotated[
     typer.Option(
         "--workspace",
         metavar="URI",
-        help="The workspace: a folder, s3://, gs:// or az://. "
+        help="The workspace: a folder, s3://, gs:// or az://, or @NAME. "
         "Default: $DRIFTLINE_WORKSPACE, else the nearest .driftline folder.",
     ),
 ]
@@ -61,7 +58,7 @@ ConfigOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
-# Where tasks run.
+# Options of the executor.
 ExecutorOption = Annotated[
     str,
     typer.Option(
@@ -70,7 +67,7 @@ ExecutorOption = Annotated[
 ]
 WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes of the local executor.")]
 
-# What an index run may do.
+# Options of index runs.
 ModelOption = Annotated[
     str | None,
     typer.Option("--model", metavar="NAME", help="A model2vec directory or name; default: an installed one."),
@@ -93,8 +90,11 @@ BranchOption = Annotated[
     ),
 ]
 
-# What a search returns.
+# Options of searches.
 QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="The text to search for: words or code.")]
+WordsArgument = Annotated[
+    list[str], typer.Argument(metavar="QUERY...", help="The text to search for: words or code, in quotes or not.")
+]
 TopKOption = Annotated[int, typer.Option("--top-k", min=0, help="Maximum number of results.")]
 MaxDistanceOption = Annotated[
     float | None,
@@ -112,7 +112,7 @@ CacheOption = Annotated[
         show_default="no",
     ),
 ]
-NLinesOption = Annotated[int, typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.")]
+NLinesOption = Annotated[int, typer.Option("--n-lines", "-n", "-C", min=0, help="Lines of context on each side.")]
 WithinOption = Annotated[
     str | None,
     typer.Option(metavar="ENTITY", help="Limit access to this entity and those below it, such as org:acme."),

@@ -1,4 +1,4 @@
-"""``driftline branches`` and ``driftline diff``: the branches of sources, and what a branch adds to the main index."""
+"""Define ``driftline branches`` and ``driftline diff``: the branches of sources, and how they differ from main."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from driftline.storage.workspace.workspace import Workspace
 
 MAIN = "main"
-"""What ``driftline diff`` calls the main index."""
+"""The name of the main index in ``driftline diff``."""
 PRUNED_AFTER_DAYS = 14.0
 
 branches = typer.Typer(help="List, delete and prune the branches that runs with --branch have indexed.")
@@ -130,7 +130,7 @@ def diff(
 
 
 def _of_build() -> str:
-    """The branch of the pull request that CI builds. Raises UsageError for any other build."""
+    """Return the branch of the pull request that CI builds. Raises UsageError for any other build."""
     from driftline.flows.ci.build import Build
 
     build = Build.detect(os.environ, ".")

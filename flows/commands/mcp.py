@@ -1,4 +1,4 @@
-"""``driftline mcp``: a workspace as tools for clients of the Model Context Protocol."""
+"""Define ``driftline mcp``: serve a workspace as tools for clients of the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, WorkspaceOption, app
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import warn
-from driftline.storage.errors import DriftlineError, MissingExtra
+from driftline.storage.errors import DriftlineError, MissingExtra, install_command
 
 if TYPE_CHECKING:
     from driftline.flows.web.search_processes import SearchProcesses
@@ -48,7 +48,7 @@ def mcp(
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("mcp"):
             raise
-        fix = "Run: pip install 'driftline[mcp]'"
+        fix = f"Run: {install_command('mcp')}"
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
     options, reach = options_for(target), source_access(target, workspace)

@@ -23,7 +23,7 @@ from driftline.flows.commands.app import (
     JsonOption,
     MaxDistanceOption,
     MinRelevanceOption,
-    QueryArgument,
+    WordsArgument,
     WorkspaceOption,
     app,
     show,
@@ -32,7 +32,7 @@ from driftline.flows.commands.app import (
 from driftline.flows.config.environment import SERVER_VARIABLE
 from driftline.flows.config.locate import on_named_branch, workspace_for_reading
 from driftline.flows.config.search_settings import named_workspace, search_arguments
-from driftline.flows.output.plain import print_search, warn
+from driftline.flows.output.plain import print_search, say, warn
 from driftline.storage.defaults import (
     DEFAULT_N_LINES,
     DEFAULT_RERANKED,
@@ -40,7 +40,7 @@ from driftline.storage.defaults import (
     FALLBACK_THRESHOLD,
     MAX_RERANKED,
 )
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
     from driftline.storage.lines.filters import LineFilter
@@ -94,7 +94,9 @@ TopKOption = Annotated[
 ]
 NLinesOption = Annotated[
     int | None,
-    typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.", show_default=str(DEFAULT_N_LINES)),
+    typer.Option(
+        "--n-lines", "-n", "-C", min=0, help="Lines of context on each side.", show_default=str(DEFAULT_N_LINES)
+    ),
 ]
 ModeOption = Annotated[
     Literal["hybrid", "vector", "text"] | None,
@@ -153,7 +155,7 @@ ExplainOption = Annotated[bool, typer.Option("--explain", help="Show the steps o
 
 @app.command()
 def search(
-    query: QueryArgument,
+    words: WordsArgument,
     workspace: WorkspaceOption = None,
     top_k: TopKOption = None,
     max_distance: MaxDistanceOption = None,
@@ -186,6 +188,7 @@ def search(
 
     What is left out comes from [search] of driftline.toml.
     """
+    query = " ".join(words)
     asked: dict[str, Any] = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "symbols": symbols}
     asked |= {"max_distance": max_distance, "min_relevance": min_relevance, "tests": not no_tests, "branch": branch}
     asked |= {"path": paths, "dir": dirs, "glob": globs, "ext": exts, "lang": langs, "kind": kinds, "source": entities}
@@ -274,6 +277,34 @@ def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict
         if record is not None and local_path(record.uri) is not None:
             folders[entity] = record.uri
     return folders
+
+
+_FIRST_STEPS = """
+  driftline index .               index this folder
+  driftline search "your words"   search the index
+  driftline grep "your words" .   search files without an index
+  driftline --help                all commands"""
+_NEXT_STEPS = """
+  driftline search "your words"   search it
+  driftline index .               bring this folder in step
+  driftline runs                  what has changed, and when
+  driftline --help                all commands"""
+
+
+def orient() -> int:
+    """Say what there is in this folder, and what to do with it: what ``driftline`` alone prints."""
+    try:
+        target = workspace_for_reading(None)
+        stats = _open(target).stats()
+    except WorkspaceNotFound as error:
+        say(f"Nothing is indexed here yet: {error.what[0].lower()}{error.what[1:]} ({error.where}).")
+        print(_FIRST_STEPS)
+        return DONE
+    from driftline.flows.output.terminal import print_status
+
+    print_status(asdict(stats))
+    print(_NEXT_STEPS)
+    return DONE
 
 
 @app.command()

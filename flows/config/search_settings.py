@@ -1,6 +1,6 @@
-"""What a search does: its caller's arguments, else those of ``[search]`` in ``driftline.toml``, else the defaults.
+"""Complete the arguments of a search: the caller's, else ``[search]`` in ``driftline.toml``, else the defaults.
 
-Named workspaces of ``driftline.toml`` as filters, for every door that searches.
+Also resolve named workspaces of ``driftline.toml`` as filters, for every interface.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def search_arguments(given: Mapping[str, Any], environment: Environment | None = None) -> dict[str, Any]:
-    """``given`` completed, where it says None, by the file that a command in the current folder uses.
+    """Complete arguments of ``given`` that are None by the file that a command in the current folder uses.
 
-    Raises UsageError for a file that is not valid.
+    Raises UsageError for an invalid file.
     """
     from driftline.flows.config.toml_file import search_settings  # loads pydantic
 
@@ -41,10 +41,10 @@ def search_arguments(given: Mapping[str, Any], environment: Environment | None =
 
 
 def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, str]:
-    """The filter of a named workspace, and the workspace that its file names.
+    """Return the filter of a named workspace, and the workspace that its file names.
 
     The file is ``config``, else the one that a command in the current folder would use. Raises UsageError, which lists
-    the names that there are.
+    the existing names.
     """
     from driftline.flows.config.toml_file import named_workspace_filter, open_config
 

@@ -32,7 +32,7 @@ from driftline.tasks.scanning.scan import below
 from driftline.tasks.scanning.selection import STDIN, files_named
 from driftline.tasks.search.filters import where_named
 from driftline.tasks.search.hits import Hit, clipped, clipped_context, match_in, merge_windows, symbol_of
-from driftline.tasks.search.query import SearchReport, nearest_note, search
+from driftline.tasks.search.query import UNKNOWN_WORDS, SearchReport, nearest_note, search
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.text import rows_of_line, split_documents, split_lines
 
@@ -113,7 +113,8 @@ def grep(
     if top_k == 0 or not vector.any():
         for _ in texts:  # what cannot be read is an error whatever is asked
             pass
-        return SearchReport(query, ())
+        notes = () if top_k == 0 else ("The query is blank." if not query.strip() else UNKNOWN_WORDS,)
+        return SearchReport(query, (), notes=notes)
     calibration = Calibration.of(embedder)
     max_distance = calibration.limit(min_relevance, max_distance)
     kept: list[NamedText] = []
@@ -123,7 +124,8 @@ def grep(
         kept.extend(batch)
     found = tuple(_hits(query, kept, lines.sorted(kept), top_k, n_lines, calibration))
     if found or lines.nearest is None:
-        return SearchReport(query, found, notes=() if found else ("No line holds a word that the model knows.",))
+        why = "No line holds a word that the model knows." if kept else "Nothing was searched: no file holds text."
+        return SearchReport(query, found, notes=() if found else (why,))
     columns = tuple(np.array([value]) for value in lines.nearest)
     (nearest,) = _hits(query, kept, columns, 1, 0, calibration)
     assert max_distance is not None

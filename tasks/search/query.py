@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -150,12 +151,12 @@ def search(
     explanation, model = Explanation(mode, strategy), _model_of(workspace)
     nothing = SearchReport(query, (), explanation if explain else None)
     if top_k == 0 or not query.strip() or model is None:
-        return replace(nothing, notes=_trivially(top_k, query))
+        return replace(nothing, notes=_trivially(workspace, top_k, query))
     with explanation.timed("open"):
         queries, embedder = _open(workspace, model, mode, where, (strategy, fallback_threshold))
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
-        return replace(nothing, notes=(UNKNOWN_WORDS if queries else NOTHING_INDEXED,))
+        return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
     limit = (calibration := Calibration.of(embedder)).limit(min_relevance, max_distance)
     finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
     records, wanted = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
@@ -195,13 +196,28 @@ def _explained(
 
 
 UNKNOWN_WORDS = "The model knows no word of the query."
-NOTHING_INDEXED = "Nothing is indexed here. Run: driftline index SOURCE"
 
 
-def _trivially(top_k: int, query: str) -> tuple[str, ...]:
+def nothing_indexed(workspace: Workspace) -> str:
+    """What to tell of a workspace without lines: whether it has sources, and why their files are left out."""
+    reasons: Counter[str] = Counter()
+    records = []
+    for entity, record in workspace.readable_sources():
+        records.append(record)
+        reasons.update(filter(None, workspace.manifest(entity).read(columns=["reason"])["reason"].to_pylist()))
+    if not records:
+        return f"Nothing is indexed in {workspace.objects.uri}. Run: driftline index SOURCE"
+    listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+    left_out = f"all files of its sources are left out ({listed})" if reasons else "its sources have no files"
+    if any(record.include or record.exclude for record in records):
+        left_out += " that match their filters (--include, --exclude)"
+    return f"The index in {workspace.objects.uri} holds no lines: {left_out}."
+
+
+def _trivially(workspace: Workspace, top_k: int, query: str) -> tuple[str, ...]:
     if top_k == 0:
-        return ()
-    return ("The query is blank.",) if not query.strip() else (NOTHING_INDEXED,)
+        return ("No results were asked for (top_k is 0).",)
+    return ("The query is blank.",) if not query.strip() else (nothing_indexed(workspace),)
 
 
 def _why_nothing(
@@ -211,7 +227,7 @@ def _why_nothing(
     if any(query.matches for query in queries):
         return (), ()
     if not any(query.lines for query in queries):
-        return (), (NOTHING_INDEXED,)
+        return (), (nothing_indexed(workspace),)
     conditions = [*narrowing.conditions()]
     empty = [each for each in conditions if not _matches(workspace, each[2].where(workspace))]
     notes = tuple(why for _, why, _ in empty) or ("No indexed document matches all filters together.",)
