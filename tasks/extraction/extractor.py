@@ -31,6 +31,8 @@ from driftline.tasks.text import decode, has_replaced_bytes
 
 EXTRA = "documents"
 """The extra of the package that some extractors need."""
+MISSING_MARK = r"(?:^|\+)\w+/0"
+"""What marks files whose extractor is not installed."""
 MAX_EXTRACTED_CHARACTERS = 64 * 2**20
 """No document has so much text; what unpacks to more is left out."""
 MAX_UNPACKED_BYTES = 64 * 2**20
@@ -445,7 +447,7 @@ def _suffix(path: str) -> str:
 
 READERS: tuple[Extractor | Compression, ...] = (*COMPRESSIONS, *EXTRACTORS)
 BY_SUFFIX = {suffix: each for each in READERS for suffix in each.suffixes}
-_NAMED_PATTERN = rf"\.(?i:{'|'.join(map(re.escape, BY_SUFFIX))})$"
+NAMED_LIKE_DOCUMENT = rf"\.(?i:{'|'.join(map(re.escape, BY_SUFFIX))})$"
 
 
 def is_named_like_document(path: str) -> bool:
@@ -461,7 +463,7 @@ def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray) -> NDArray[np.bool_
     distinct = pc.unique(marks).to_pylist()
     old = pa.array([mark for mark in distinct if mark and not _is_current(mark)], pa.string())
     unmarked = pc.equal(pc.fill_null(marks, ""), "")
-    unread = pc.and_(unmarked, pc.match_substring_regex(paths, _NAMED_PATTERN))
+    unread = pc.and_(unmarked, pc.match_substring_regex(paths, NAMED_LIKE_DOCUMENT))
     return np.asarray(pc.or_(unread, pc.is_in(marks, value_set=old)).to_numpy(), dtype=bool)
 
 
