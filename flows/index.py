@@ -85,8 +85,8 @@ def index(
     request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()), full=full, dry_run=dry_run)
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
     request = replace(request, rebind=rebind, reembed=reembed, storage_options=options_of(storage_options))
-    limits = {"max_file_bytes": max_file_bytes, "max_document_bytes": max_document_bytes}
-    request = replace(request, max_delete_fraction=max_delete_fraction, **limits)
+    request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes)
+    request = replace(request, max_delete_fraction=max_delete_fraction)
     with flow_progress() as progress:
         result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
         _follow_up(result, request, workspace, max_deltas)
