@@ -1,10 +1,7 @@
-"""Plain text for terminals: names, lines and messages are untrusted, and none of them may steer a terminal.
+"""Print plain text to terminals: names, lines and messages are untrusted, and none of them may control a terminal.
 
-All output of commands passes through here, or is JSON, which escapes what it prints.
-
-Prints the results of a search as text.
-
-Without Rich: loading it takes longer than a search that a server answers.
+All output of commands passes through here, or is JSON, which escapes its strings. Search results are printed without
+Rich, which takes longer to load than a search through a server.
 """
 
 from __future__ import annotations
@@ -22,12 +19,12 @@ from driftline.storage.errors import redacted
 
 _CONTROLS = (*range(9), *range(10, 32), *range(127, 160))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""They display a text in another order than it has."""
+"""Characters that change the order in which text is displayed."""
 _ESCAPED = {code: f"\\x{code:02x}" for code in _CONTROLS} | {code: f"\\u{code:04x}" for code in _BIDIRECTIONAL}
 
 
 def printable(text: str) -> str:
-    """``text`` with its control characters escaped; tabs stay."""
+    """Escape control characters in ``text``, except tabs."""
     return text.translate(_ESCAPED)
 
 
@@ -82,7 +79,7 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
 
 
 def all_weak(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether nothing that was found is likely right."""
+    """Return whether no result is likely to be right."""
     return all(hit.get("label") == "weak" for hit in results)
 
 
@@ -96,6 +93,8 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
     header = _styled(f"{printable(hit['path'])}:{line}{column}", "place", styled)
     if styled and folder is not None and hit["path"] != "-":
         header = f"\x1b]8;;{Path(folder, hit['path']).as_uri()}\x1b\\{header}\x1b]8;;\x1b\\"
+    if hit.get("anchor") is not None:
+        header += part(printable(hit["anchor"]), "place")
     if hit["score"] is not None:
         header += part(" ".join([f"{hit['score']:.2f}", *([hit["label"]] if hit.get("label") else [])]), "dim")
     if hit.get("symbol") is not None:
@@ -124,7 +123,7 @@ def _styled(text: str, style: str, styled: bool) -> str:
 
 
 def _wants_styles() -> bool:
-    """Whether standard output is a terminal that understands them, by the usual variables."""
+    """Return whether standard output is a terminal that supports styles, by the usual variables."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()

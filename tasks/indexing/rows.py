@@ -10,6 +10,7 @@ import logging
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
-from driftline.storage.lines.outline import Definition, encode
+from driftline.storage.lines.outline import Anchor, Definition, encode
 from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, schema
 from driftline.storage.lines.words import spelled_for_index
 from driftline.storage.model import ManifestRow
@@ -37,12 +38,13 @@ def line_rows(
     vectors: NDArray[np.float16],
     definitions: Sequence[Sequence[Definition]] | None = None,
     column_number: pa.Int32Array | None = None,
+    anchors: Sequence[Sequence[Anchor]] | None = None,
 ) -> pa.Table:
-    """Rows as a table of ``storage.lines.table.schema``; arrays have one length, ``vectors`` is ``(n, dim) float16``.
+    """Build a table of ``storage.lines.table.schema``; arrays have equal length, ``vectors`` is ``(n, dim) float16``.
 
-    ``doc_index`` points into ``documents``, as ``definitions`` does, which are None if nobody looked for them;
-    documents and the rows of each are in order. ``column_number`` is 0 by default. A zero vector, which has no
-    direction, becomes null, so that no search returns it.
+    ``doc_index`` points into ``documents``, ``anchors``, and ``definitions``, which are None if they were not
+    determined. Documents, and the rows of each, are in order. ``column_number`` is 0 by default. A zero vector, which
+    has no direction, becomes null, so that no search returns it.
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
@@ -65,14 +67,14 @@ def line_rows(
         "ext": of_document([extension(path) for path in paths], pa.string()),
         "hash": of_document([document.hash for document in documents], pa.string()),
         "block": blocks(paths, numbers, text, definitions),
-        "outline": outlines(numbers, definitions),
+        "outline": outlines(numbers, definitions, anchors),
     }
     return pa.table(columns, schema=schema(dim))
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Where ``n`` rows stand, in order: ``(n,) int32`` each. ``starts`` are the rows that begin a block."""
+    """The positions of ``n`` rows, in order: ``(n,) int32`` each. ``starts`` are the rows that begin a block."""
 
     document: NDArray[np.int32]
     line: NDArray[np.int32]
@@ -81,7 +83,7 @@ class Numbers:
 
     @classmethod
     def of(cls, doc_index: pa.Int32Array, line_number: pa.Int32Array, column_number: pa.Int32Array) -> Numbers:
-        """A block has at most LINES_PER_BLOCK rows of a group of LINES_PER_BLOCK lines."""
+        """Number the rows. A block has at most LINES_PER_BLOCK rows of a group of LINES_PER_BLOCK lines."""
         document, line, column = (each.to_numpy() for each in (doc_index, line_number, column_number))
         group = line // LINES_PER_BLOCK
         first = np.ones(len(line), np.bool_)
@@ -94,7 +96,7 @@ class Numbers:
         return cls(document, line, column, starts)
 
     def of_starts(self, values: pa.Array) -> pa.Array:
-        """``values`` of blocks as a column: null except in the first row of each block."""
+        """Return ``values`` of blocks as a column that is null except in the first row of each block."""
         first = np.zeros(len(self.line), np.bool_)
         first[self.starts] = True
         return values.take(pa.array(np.cumsum(first) - 1, mask=~first))
@@ -106,7 +108,7 @@ def blocks(
     text: pa.StringArray,
     definitions: Sequence[Sequence[Definition]] | None = None,
 ) -> pa.StringArray:
-    """``(n,)``: the column ``block`` of ``storage.lines.table.schema``, null except in the first row of each block."""
+    """Return ``(n,)``: the column ``block`` of the schema, null except in the first row of each block."""
     starts = numbers.starts
     # Lines without a row are empty lines in the block.
     breaks = np.diff(numbers.line, prepend=0)
@@ -134,37 +136,48 @@ def blocks(
     return numbers.of_starts(named)
 
 
-def outlines(numbers: Numbers, definitions: Sequence[Sequence[Definition]] | None) -> pa.StringArray:
-    """``(n,)``: the column ``outline`` of ``storage.lines.table.schema``, null but in the first row of each block.
+def outlines(
+    numbers: Numbers,
+    definitions: Sequence[Sequence[Definition]] | None,
+    anchors: Sequence[Sequence[Anchor]] | None = None,
+) -> pa.StringArray:
+    """Return ``(n,)``: the column ``outline`` of the schema, null except in the first row of each block.
 
-    A block that begins within a line has only the definitions that reach beyond that line.
+    A block that begins within a line has only the definitions that extend beyond that line, and all anchors.
     """
     if definitions is None:
         return pa.nulls(len(numbers.line), pa.string())
     starts = numbers.starts
     of_blocks = [_by_block(found) for found in definitions]
+    anchored = [_by_block(found) for found in anchors or [()] * len(definitions)]
     places = (each[starts].tolist() for each in (numbers.document, numbers.line, numbers.column))
     known = []
     for document, line, column in zip(*places, strict=True):
         inside: Sequence[Definition] = of_blocks[document].get(line // LINES_PER_BLOCK, ())
         if column:
             inside = [each for each in inside if not each.first == each.last == line]
-        known.append(encode(inside))
+        known.append(encode(inside, anchored[document].get(line // LINES_PER_BLOCK, ())))
     return numbers.of_starts(pa.array(known, pa.string()))
 
 
-def _by_block(definitions: Sequence[Definition]) -> dict[int, list[Definition]]:
-    """The definitions of a document by the blocks that they lie in or hold, in their order."""
-    found: dict[int, list[Definition]] = {}
-    for each in definitions:
+_Part = TypeVar("_Part", Definition, Anchor)
+
+
+def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
+    """Return the definitions or anchors of a document by the blocks that they are in or contain, in order."""
+    found: dict[int, list[_Part]] = {}
+    for each in parts:
         for block in range(each.first // LINES_PER_BLOCK, each.last // LINES_PER_BLOCK + 1):
             found.setdefault(block, []).append(each)
     return found
 
 
 def _names_around(places: Iterable[tuple[int, int]], definitions: Sequence[Sequence[Definition]]) -> list[str]:
-    """What follows the path in the head of each block, which begins at ``(document, line)``: a tab and the name of the
-    innermost definition that began before it, if any. So words find the inside of what they name."""
+    """Return the suffix of the path in the head of each block, which begins at ``(document, line)``.
+
+    It is a tab and the name of the innermost definition that began before it, if any, so that words of the name also
+    find the inside of the definition.
+    """
     of_blocks = [_by_block(found) for found in definitions]
     names: list[str] = []
     for document, line in places:
@@ -175,19 +188,19 @@ def _names_around(places: Iterable[tuple[int, int]], definitions: Sequence[Seque
 
 
 def parent_dirs(path: str) -> list[str]:
-    """The ancestor directories of ``path`` below the source, outermost first, each with a trailing slash."""
+    """Return the ancestor directories of ``path`` below the source, outermost first, each with a trailing slash."""
     return [path[: i + 1] for i, character in enumerate(path) if character == "/"]
 
 
 def extension(path: str) -> str:
-    """The extension of ``path`` in lower case, without its dot; "" if it has none."""
+    """Return the extension of ``path`` in lower case, without its dot; "" if it has none."""
     return posixpath.splitext(path)[1][1:].lower()
 
 
 def row_ids(entity: Entity, paths: Sequence[str], numbers: Numbers) -> NDArray[np.int64]:
-    """``(n,) int64`` ids from entity, path, line and column, the same at every attempt and on every worker.
+    """Return ``(n,) int64`` ids from entity, path, line and column, the same at every attempt and on every worker.
 
-    Document hash and place are mixed as by splitmix64 (Steele et al., 2014).
+    Document hash and position are mixed as by splitmix64 (Steele et al., 2014).
     """
     seeds = b"".join(hashlib.blake2b(f"{entity}\0{path}".encode(), digest_size=8).digest() for path in paths)
     mixed = np.frombuffer(seeds, np.uint64)[numbers.document]
@@ -201,30 +214,31 @@ def row_ids(entity: Entity, paths: Sequence[str], numbers: Numbers) -> NDArray[n
 log = logging.getLogger(__name__)
 
 MAX_DONORS = 20
-"""Branches that a run looks at, the newest first: each costs it a few requests."""
-_COLUMNS = ["path", "hash", "lines", "fingerprint", "reason"]
+"""Branches to search for donors, the newest first; each costs a few requests."""
+_COLUMNS = ["path", "hash", "lines", "fingerprint", "reason", "extractor"]
 
 
 @dataclass(frozen=True, slots=True)
 class Donated:
-    """A document that a donor has embedded: the main index, where ``branch`` is None, or a branch."""
+    """A document that a donor has embedded: the main index if ``branch`` is None, else a branch."""
 
     hash: str
     lines: int
     branch: Branch | None
+    extractor: str = ""
 
 
 Donations = Mapping[str, tuple[Donated, ...]]
-"""What donors have of each path; picklable."""
+"""The documents of donors by path; picklable."""
 
 
 def find_donations(
     workspace: Workspace, entity: Entity, paths: pa.Array, fingerprint: str, superseded: BranchRecord | None = None
 ) -> Donations:
-    """What others have embedded of ``paths`` of a source.
+    """Find documents among ``paths`` of a source that another index has already embedded.
 
-    A run of the main index looks at branches, a run of a branch at the main index and at the cut that was
-    ``superseded``. A donor that cannot be read is left out.
+    A run of the main index searches the branches. A run of a branch searches the main index and the ``superseded`` cut.
+    A donor that cannot be read is skipped.
     """
     if not len(paths):
         return {}
@@ -233,7 +247,7 @@ def find_donations(
     def add(branch: Branch | None, rows: pa.Table) -> None:
         is_there = pc.and_(pc.is_null(rows["reason"]), pc.equal(rows["fingerprint"], fingerprint))
         for row in rows.filter(pc.and_(is_there, pc.greater(rows["lines"], 0))).to_pylist():
-            found[row["path"]] = (*found.get(row["path"], ()), Donated(row["hash"], row["lines"], branch))
+            found[row["path"]] = (*found.get(row["path"], ()), _donated(row, branch))
 
     donors: list[BranchRecord | None] = [None, superseded] if workspace.branch_of(entity) else []
     try:
@@ -247,31 +261,33 @@ def find_donations(
                 continue
             branch = branch_at(entity, record)
             changed = workspace.on([branch]).manifest(entity).changes_since(record.main_revision, columns=_COLUMNS)
-            wanted = pc.and_(pc.equal(changed["op"], ADD), pc.is_in(changed["path"], value_set=paths))
-            add(branch, changed.filter(wanted))
-    except DriftlineError as error:  # embedding does not need it
+            requested = pc.and_(pc.equal(changed["op"], ADD), pc.is_in(changed["path"], value_set=paths))
+            add(branch, changed.filter(requested))
+    except DriftlineError as error:  # the run can embed without donors
         log.warning("Nothing is copied from branches of %s: %s", entity, error)
     return found
 
 
+def _donated(row: Mapping[str, Any], branch: Branch | None) -> Donated:
+    return Donated(row["hash"], row["lines"], branch, row["extractor"] or "")
+
+
 def copy_rows(
-    workspace: Workspace, entity: Entity, fingerprint: str, dim: int, wanted: Mapping[str, Donated]
+    workspace: Workspace, entity: Entity, fingerprint: str, dim: int, requested: Mapping[str, Donated]
 ) -> Iterable[tuple[str, pa.Table]]:
-    """The rows of each wanted document, by path, where its donor still has them all."""
+    """Yield the rows of each requested document by path, if its donor still has all of them."""
     columns = schema(dim)
-    for branch in {donated.branch for donated in wanted.values()}:
-        paths = [path for path, donated in wanted.items() if donated.branch == branch]
+    for branch in {donated.branch for donated in requested.values()}:
+        paths = [path for path, donated in requested.items() if donated.branch == branch]
         table = workspace.on([branch] if branch else ()).lines(entity, fingerprint)
         try:
             rows = table.of_documents(entity, paths)
-        except DriftlineError as error:  # a branch that was deleted meanwhile
+        except DriftlineError as error:  # the branch may have been deleted
             log.info("Lines of %s are embedded again: %s", entity, error)
             continue
-        if rows.schema.names != columns.names:  # of an earlier version
-            continue
         for path in paths:
-            of_path = rows.filter(pc.and_(pc.equal(rows["path"], path), pc.equal(rows["hash"], wanted[path].hash)))
-            if len(of_path) == wanted[path].lines:
+            of_path = rows.filter(pc.and_(pc.equal(rows["path"], path), pc.equal(rows["hash"], requested[path].hash)))
+            if len(of_path) == requested[path].lines:
                 yield (
                     path,
                     of_path.sort_by([("line_number", "ascending"), ("column_number", "ascending")]).cast(columns),
@@ -279,5 +295,5 @@ def copy_rows(
 
 
 def only(donations: Donations, paths: Sequence[str]) -> Donations:
-    """The donations of ``paths``."""
+    """Return the donations of ``paths``."""
     return {path: donations[path] for path in paths if path in donations} if donations else {}
