@@ -8,6 +8,8 @@ from typing import Literal
 
 DEFAULT_MAX_FILE_BYTES = 4 * 1024 * 1024
 """Files above this size are skipped."""
+DEFAULT_MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
+"""The same for documents, logs, CSV and JSON lines."""
 DEFAULT_MAX_DELETE_FRACTION = 0.5
 """A run refuses to delete a larger fraction of a source's documents."""
 DEFAULT_MAX_DELTAS = 100
@@ -36,6 +38,8 @@ them without the index if there are few."""
 __all__ = ["DEFAULT_N_LINES", "DEFAULT_RERANKED", "DEFAULT_TOP_K", "FALLBACK_THRESHOLD", "MAX_RERANKED"]
 
 DEFAULT_TOP_K = 10
+DEFAULT_ENTRIES = 5
+"""Entries that a search of memory finds at most."""
 DEFAULT_N_LINES = 3
 """Lines of context on each side of a window."""
 DEFAULT_RERANKED, MAX_RERANKED = 10, 200
