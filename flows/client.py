@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 
 from driftline.storage import errors
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
+from driftline.storage.model import WorkspaceStats
 from driftline.storage.options import from_keywords
 from driftline.tasks.search.documents import Document
 from driftline.tasks.search.hits import Excerpt, Hit
@@ -180,9 +181,10 @@ class Client:
         found = self.connection.get("memory/search", {"q": query, "top_k": top_k, "entity": entity, "mode": mode})
         return list(found["results"])
 
-    def status(self) -> dict[str, Any]:
-        """As ``driftline status --json`` prints it."""
-        return self.connection.get("status")
+    def status(self) -> WorkspaceStats:
+        """Return what the workspace holds."""
+        found = self.connection.get("status")
+        return WorkspaceStats(**{**found, "sources": tuple(found["sources"])})
 
     def sources(self) -> list[dict[str, Any]]:
         """The sources, as ``driftline sources --json`` prints them."""
