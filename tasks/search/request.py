@@ -154,6 +154,7 @@ class SearchFilter:
     )
     symbols: bool = option(False, "Only lines that begin a definition.")
     tests: bool = option(True, "Include test files.", flag="--tests/--no-tests", leaves_out=is_test)
+    prose: bool = option(True, "Include prose, such as Markdown.", flag="--prose/--no-prose", leaves_out=is_prose)
     sources: Sequence[str | tuple[str, str]] | None = option(
         None,
         "Only these sources, or the sources below org:acme/project:alpha.",
