@@ -39,11 +39,12 @@ class Workspace:
     ``driftline.open`` makes one. A client of a server, which ``driftline.connect`` makes, has the same methods, but for
     those that write. ``uri`` is where the workspace lies, and ``storage`` what it consists of, which is internal.
 
-    >>> ws = driftline.open(place)
-    >>> ws.status().total_documents
-    1
-    >>> [(hit.path, hit.line) for hit in ws.search("who renews the lease", top_k=1)]
-    [('notes.md', 1)]
+    Examples:
+        >>> ws = driftline.open(place)
+        >>> ws.status().total_documents
+        1
+        >>> [(hit.path, hit.line) for hit in ws.search("who renews the lease", top_k=1)]
+        [('notes.md', 1)]
     """
 
     __slots__ = ("storage",)
@@ -60,15 +61,18 @@ class Workspace:
     def search(self, request: SearchRequest) -> SearchReport:
         """Find the windows of lines that answer a query, best first.
 
-        Args: those of ``driftline.search``.
+        Takes the options of ``driftline.search``.
 
-        Returns: a report that iterates over its hits.
+        Returns:
+            A report that iterates over its hits.
 
-        Raises: what ``driftline.search`` raises.
+        Raises:
+            DriftlineError: What ``driftline.search`` raises.
 
-        >>> report = ws.search("who renews the lease", exts=["md"], n_lines=0)
-        >>> report.to_arrow().select(["path", "line"]).to_pylist()
-        [{'path': 'notes.md', 'line': 1}]
+        Examples:
+            >>> report = ws.search("who renews the lease", exts=["md"], n_lines=0)
+            >>> report.to_arrow().select(["path", "line"]).to_pylist()
+            [{'path': 'notes.md', 'line': 1}]
         """
         return _find(self.storage, request)
 
@@ -79,13 +83,16 @@ class Workspace:
             sources: folders, git work trees, bucket URIs, or requests for them.
             options: those of ``driftline.index``.
 
-        Returns: what the run did, by source.
+        Returns:
+            What the run did, by source.
 
-        Raises: what ``driftline.index`` raises.
+        Raises:
+            DriftlineError: What ``driftline.index`` raises.
 
-        >>> report = ws.index(tree)
-        >>> [source.lines_total for source in report.sources]
-        [1]
+        Examples:
+            >>> report = ws.index(tree)
+            >>> [source.lines_total for source in report.sources]
+            [1]
         """
         options.setdefault("storage_options", self.storage.objects.storage_options)
         report = index(*sources, workspace=self.uri, **options)
@@ -95,38 +102,45 @@ class Workspace:
     def status(self) -> WorkspaceStats:
         """Return the figures of the workspace: documents, lines, model, sources, the last run.
 
-        Raises: CorruptFile, StorageError.
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
 
-        >>> ws.status().total_lines
-        1
+        Examples:
+            >>> ws.status().total_lines
+            1
         """
         return self.storage.stats()
 
     def stats(self) -> WorkspaceStats:
         """Return what ``status`` returns.
 
-        >>> ws.stats() == ws.status()
-        True
+        Examples:
+            >>> ws.stats() == ws.status()
+            True
         """
         return self.status()
 
     def sources(self) -> list[dict[str, Any]]:
         """Return the sources, as ``driftline sources --json`` prints them.
 
-        Raises: CorruptFile, StorageError.
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
 
-        >>> [source["documents"] for source in ws.sources()]
-        [1]
+        Examples:
+            >>> [source["documents"] for source in ws.sources()]
+            [1]
         """
         return list(self.status().sources)
 
     def branches(self) -> list[dict[str, Any]]:
         """Return the branches of the sources, as ``driftline branches --json`` prints them.
 
-        Raises: CorruptFile, StorageError.
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
 
-        >>> ws.branches()
-        []
+        Examples:
+            >>> ws.branches()
+            []
         """
         from driftline.flows.runs.branches import list_branches
 
@@ -138,12 +152,15 @@ class Workspace:
         Args:
             limit: how many at most.
 
-        Returns: records, newest first.
+        Returns:
+            Records, newest first.
 
-        Raises: CorruptFile, StorageError.
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
 
-        >>> ws.runs(limit=1)[0].kind
-        'index'
+        Examples:
+            >>> ws.runs(limit=1)[0].kind
+            'index'
         """
         from driftline.flows.output.run_series import newest_runs
 
@@ -155,12 +172,15 @@ class Workspace:
         Args:
             repair: take what is wrong out of the index, and index it again.
 
-        Returns: what was checked, and what was found.
+        Returns:
+            What was checked, and what was found.
 
-        Raises: CatalogMismatch, CatalogError, StorageError.
+        Raises:
+            DriftlineError: CatalogMismatch, CatalogError, StorageError.
 
-        >>> list(ws.verify().findings)
-        []
+        Examples:
+            >>> list(ws.verify().findings)
+            []
         """
         from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 
@@ -176,13 +196,16 @@ class Workspace:
             n_lines: lines on each side.
             branch: read the document as this branch has it.
 
-        Returns: the lines, and whether the document is unchanged.
+        Returns:
+            The lines, and whether the document is unchanged.
 
-        Raises: NotIndexed for what the index does not hold, UsageError, StorageError.
+        Raises:
+            DriftlineError: NotIndexed for what the index does not hold, UsageError, StorageError.
 
-        >>> hit = next(iter(ws.search("lease")))
-        >>> ws.excerpt(hit.source, hit.path, hit.line).lines
-        ('the holder renews the lease',)
+        Examples:
+            >>> hit = next(iter(ws.search("lease")))
+            >>> ws.excerpt(hit.source, hit.path, hit.line).lines
+            ('the holder renews the lease',)
         """
         from driftline.flows.config.locate import on_named_branch
         from driftline.tasks.search.hits import read_excerpt
@@ -199,10 +222,12 @@ class Workspace:
             dirs: only those below these directories.
             exts: only those with these endings.
 
-        Raises: BadEntity, UsageError, StorageError.
+        Raises:
+            DriftlineError: BadEntity, UsageError, StorageError.
 
-        >>> [document.path for document in ws.documents(exts=["md"])]
-        ['notes.md']
+        Examples:
+            >>> [document.path for document in ws.documents(exts=["md"])]
+            ['notes.md']
         """
         from driftline.tasks.search.documents import document_page
         from driftline.tasks.search.filters import parse_entity
@@ -222,13 +247,16 @@ class Workspace:
             query: what to look for.
             options: those of ``MemoryStore.search_memory``.
 
-        Returns: ``{record, score, rank, distance}`` each.
+        Returns:
+            ``{record, score, rank, distance}`` each.
 
-        Raises: NotIndexed where there is no memory, and what the store raises.
+        Raises:
+            DriftlineError: NotIndexed where there is no memory, and what the store raises.
 
-        >>> ws.search_memory("plan")
-        Traceback (most recent call last):
-        driftline.storage.errors.NotIndexed: The workspace holds no memory. Store some: driftline memory put
+        Examples:
+            >>> ws.search_memory("plan")
+            Traceback (most recent call last):
+            driftline.storage.errors.NotIndexed: The workspace holds no memory. Store some: driftline memory put
         """
         from driftline.flows.config.memory_settings import memory_of
         from driftline.flows.memory import hits_to_dict
@@ -240,8 +268,9 @@ class Workspace:
     def to_dict(self) -> dict[str, Any]:
         """Return the figures of ``status`` as a dictionary.
 
-        >>> ws.to_dict()["total_documents"]
-        1
+        Examples:
+            >>> ws.to_dict()["total_documents"]
+            1
         """
         return asdict(self.status())
 
@@ -261,7 +290,22 @@ def open(
     what the workspace itself says of its sources contacts nobody. With ``cache``, a workspace in a bucket is opened in
     a copy on this disk, which is brought up to date first and is read-only.
 
-    Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied, UnknownScheme, MissingExtra, StorageError.
+    Args:
+        uri: a path, a URI or ``@name``.
+        storage_options: keys and endpoints of a bucket.
+        sources: URIs below which remote sources may be read.
+        cache: whether to read a copy of a bucket.
+
+    Returns:
+        The workspace.
+
+    Raises:
+        DriftlineError: WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied, UnknownScheme, MissingExtra,
+            StorageError.
+
+    Examples:
+        >>> driftline.open(place).status().total_documents
+        1
     """
     from driftline.flows.config.locate import workspace_named
     from driftline.storage.sources.access import SourceAccess
@@ -327,19 +371,28 @@ def index(
 def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
     """Find the windows of lines that answer a query, best first.
 
-    ``max_distance`` (1 - cosine, 0 to 2) drops lines that are farther away; ``min_relevance`` (0 to 1) drops those that
-    are nearer than a smaller share of random lines, which means the same with every model. ``n_lines`` is the context
-    on each side. ``workspace_name`` is a named workspace of ``driftline.toml``, which narrows the search as ``where``
-    does. ``mode`` ranks by words and meaning (``hybrid``), by meaning alone (``vector``) or by words alone (``text``).
-    ``strategy`` chooses when filters apply; with ``hybrid`` they apply after the vector search where at least the
-    share ``fallback_threshold`` of the lines matches. With ``explain`` the report describes what the search did.
-    ``symbols`` finds only lines that begin a definition, ``kinds`` only those inside definitions of these kinds
-    (function, method, class, section, ...); ``tests=False`` leaves tests out. With ``rerank`` a transformer reads the
-    best 10 windows, or as many as it says, and puts them into a better order; that needs the extra ``deep``. With
-    ``branch`` the sources that have this branch are searched as it holds them, all others in the main index.
+    Call it with the fields of ``SearchRequest``: ``search(workspace, "query", top_k=3, exts=["py"])``.
 
-    Raises UsageError, WorkspaceNotFound, ModelNotFound, MissingExtra, FingerprintMismatch, CorruptFile, AccessDenied,
-    StorageError.
+    Args:
+        workspace: what ``driftline.open`` returns, or a path, a URI or ``@name``.
+        request: its fields, one by one. ``max_distance`` (1 - cosine, 0 to 2) drops lines that are farther away;
+            ``min_relevance`` (0 to 1) drops those nearer than a smaller share of random lines, which means the same
+            with every model. ``n_lines`` is the context on each side. ``mode`` ranks by words and meaning
+            (``hybrid``), by meaning (``vector``) or by words (``text``). Filters narrow each other; ``where`` is a
+            ``LineFilter``, ``workspace_name`` a view of ``driftline.toml``. ``strategy`` says when filters apply.
+            ``rerank`` lets a transformer order the best 10 windows, or as many as it says. With ``branch``, sources
+            that have this branch are searched as it has them. With ``explain``, the report describes the search.
+
+    Returns:
+        A report that iterates over its hits.
+
+    Raises:
+        DriftlineError: UsageError, WorkspaceNotFound, ModelNotFound, MissingExtra, FingerprintMismatch, CorruptFile,
+            AccessDenied, StorageError.
+
+    Examples:
+        >>> [hit.text for hit in driftline.search(place, "lease", top_k=1)]
+        ['the holder renews the lease']
     """
     return _find(_stored(workspace), request)
 
@@ -358,9 +411,21 @@ def _stored(workspace: Searchable) -> StoredWorkspace:
 
 
 def connect(url: str, token: str | None = None) -> Client:
-    """The web server at ``url`` as an object, asked with ``token``, by default $DRIFTLINE_TOKEN. Raises UsageError.
+    """Return a client of a web server, which asks nothing yet.
 
-    Nothing is asked yet.
+    Args:
+        url: where ``driftline web`` serves.
+        token: a token of the server, by default $DRIFTLINE_TOKEN.
+
+    Returns:
+        An object with the methods of a workspace, but for those that write.
+
+    Raises:
+        UsageError: If the URL is not one of a server.
+
+    Examples:
+        >>> driftline.connect("http://127.0.0.1:8030").connection.url
+        'http://127.0.0.1:8030'
     """
     from driftline.flows.client import Client, Connection
 
@@ -380,7 +445,16 @@ def grep(
     """Search files, folders and globs by meaning without a workspace, best window first.
 
     ``model`` is a model2vec directory or name, by default the one that is installed with Driftline.
-    Raises UsageError, SourceNotFound, ModelNotFound, AccessDenied, StorageError.
+
+    Returns:
+        A report that iterates over its hits.
+
+    Raises:
+        DriftlineError: UsageError, SourceNotFound, ModelNotFound, AccessDenied, StorageError.
+
+    Examples:
+        >>> [hit.line for hit in driftline.grep("lease", tree, top_k=1)]
+        [1]
     """
     from driftline.tasks.search.grep import grep as search_texts
     from driftline.tasks.search.grep import open_embedder, read_texts

@@ -76,11 +76,12 @@ _TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
 class SearchReport:
     """The answer to a query: an iterable of hits, best first.
 
-    >>> report = SearchReport("lease", ())
-    >>> report
-    <SearchReport 'lease': 0 results>
-    >>> [hit.path for hit in report]
-    []
+    Examples:
+        >>> report = SearchReport("lease", ())
+        >>> report
+        <SearchReport 'lease': 0 results>
+        >>> [hit.path for hit in report]
+        []
     """
 
     query: str

@@ -217,12 +217,13 @@ class SearchRequest(SearchFilter):
 
     Raises UsageError for a value that is out of bounds, or that names nothing.
 
-    >>> request = SearchRequest("who renews the lease", top_k=3, exts=["py"])
-    >>> request.top_k, request.exts, request.mode
-    (3, ('py',), 'hybrid')
-    >>> SearchRequest("lease", top_k=-1)
-    Traceback (most recent call last):
-    driftline.storage.errors.UsageError: top_k must not be negative: -1
+    Examples:
+        >>> request = SearchRequest("who renews the lease", top_k=3, exts=["py"])
+        >>> request.top_k, request.exts, request.mode
+        (3, ('py',), 'hybrid')
+        >>> SearchRequest("lease", top_k=-1)
+        Traceback (most recent call last):
+        driftline.storage.errors.UsageError: top_k must not be negative: -1
     """
 
     query: str = field(kw_only=False)

@@ -78,7 +78,7 @@ def test_keywords_have_the_defaults_of_the_functions_behind_them() -> None:
     assert keyword_defaults(driftline.grep, "model", "ignore_case").items() <= of_search.items()
 
 
-EXAMPLES = ("Workspace", "SearchReport", "SearchRequest")
+EXAMPLES = ("Workspace", "SearchReport", "SearchRequest", "connect", "grep", "open", "search")
 
 
 @pytest.fixture(scope="module")
