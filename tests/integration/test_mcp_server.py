@@ -310,7 +310,7 @@ def test_the_server_survives_the_death_of_the_process_that_reads(
         readers = [
             child
             for child in psutil.Process().children(recursive=True)
-            if "storage.lance.worker" in " ".join(child.cmdline())
+            if child.ppid() != os.getpid() and "storage.lance.worker" in " ".join(child.cmdline())
         ]
         for reader in readers:
             reader.kill()
