@@ -415,7 +415,7 @@ def _stored(workspace: Searchable) -> StoredWorkspace:
 
 
 def sql(
-    workspace: Workspace | str,
+    workspace: Searchable,
     query: str,
     parameters: Sequence[Any] = (),
     *,
@@ -436,7 +436,7 @@ def sql(
     from driftline.storage.entities import Entity
     from driftline.storage.sql import query as run
 
-    opened = open(workspace) if isinstance(workspace, str) else workspace
+    opened = _stored(workspace)
     boundary = Entity.parse(within, opened.config.hierarchy) if within is not None else None
     there, journal = on_named_branch(opened, branch, boundary), searches_table(opened)
     with run(there, query, parameters, within=boundary, searches=journal, max_seconds=timeout_seconds) as result:
