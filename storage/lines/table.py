@@ -243,14 +243,13 @@ class _MarkerPlaces:
     """Which small fragments of the tables of this process have commit markers, and of whom.
 
     A first run over many sources adds two fragments for each. Without an index, looking for a marker in all of them
-    would take longer with every source. What a fragment holds is remembered while it stays as it was: under its id,
-    with the same file of deletions, in a table whose last version seen still has the transaction that it had. Ids
-    begin anew only where somebody takes versions back.
+    would take longer with every source. What a fragment holds is remembered under the names of its files, which are
+    never used again: that of its data, and that of its deletions.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[int, str, dict[int, tuple[_State, frozenset[str] | None]]]] = {}
+        self._known: dict[str, dict[_State, frozenset[str] | None]] = {}
 
     def among(self, uri: str, dataset: LanceDataset, entity: Entity) -> list[LanceFragment] | None:
         """Return the fragments that may have a marker of ``entity``; None for all of them."""
@@ -258,47 +257,36 @@ class _MarkerPlaces:
         if len(fragments) < MANY_FRAGMENTS:
             return None
         with self._lock:
-            version, transaction, known = self._known.get(uri, (0, "", {}))
-        name = str(entity)
+            known = self._known.get(uri, {})
+        states = {each.fragment_id: _state(each) for each in fragments}
+        held = {state: known[state] for state in states.values() if state in known}
+        unseen = [each for each in fragments if states[each.fragment_id] not in held]
         try:
-            now = _transaction_of(dataset, dataset.version)
-            if not version or version > dataset.version or _transaction_of(dataset, version) != transaction:
-                known = {}
-            states = {each.fragment_id: (each.deletion_file(), each.physical_rows) for each in fragments}
-            held = {number: known[number] for number, state in states.items() if known.get(number, ("",))[0] == state}
-            unseen = [each for each in fragments if each.fragment_id not in held]
             held |= _held_by(dataset, unseen, states)
-        except (OSError, ValueError) as error:  # a version that was removed, or the store failed
+        except (OSError, ValueError) as error:  # a file that is damaged or was removed, or the store failed
             log.debug("%s: all fragments are looked at: %s", uri, error)
             return None
         with self._lock:
-            self._known[uri] = (dataset.version, now, held)
+            self._known[uri] = held
             while len(self._known) > TABLES_REMEMBERED:
                 del self._known[next(iter(self._known))]
-        holders = ((each, held[each.fragment_id][1]) for each in fragments)
-        return [each for each, entities in holders if entities is None or name in entities]
+        holders = ((each, held[states[each.fragment_id]]) for each in fragments)
+        return [each for each, entities in holders if entities is None or str(entity) in entities]
 
 
-def _transaction_of(dataset: LanceDataset, version: int) -> str:
-    """Return the id of the transaction that made a version. Raises ValueError if it tells none, OSError."""
-    try:
-        transaction = dataset.read_transaction(version)
-    except TypeError as error:  # pylance cannot represent the compaction of a table with indexes
-        raise ValueError(f"the transaction of version {version} cannot be read") from error
-    if transaction is None:
-        raise ValueError(f"version {version} names no transaction")
-    return str(transaction.uuid)
-
-
-_State = tuple[str | None, int]
+_State = tuple[str, str | None]
 _PLACES = _MarkerPlaces()
+
+
+def _state(fragment: LanceFragment) -> _State:
+    return fragment.data_files()[0].path, fragment.deletion_file()
 
 
 def _held_by(
     dataset: LanceDataset, fragments: Sequence[LanceFragment], states: Mapping[int, _State]
-) -> dict[int, tuple[_State, frozenset[str] | None]]:
-    """Return, by their ids, of whom ``fragments`` have markers; None for a large one, in which an index looks."""
-    small = [each for each in fragments if states[each.fragment_id][1] <= SMALL_FRAGMENT_ROWS]
+) -> dict[_State, frozenset[str] | None]:
+    """Return, by their states, of whom ``fragments`` have markers; None for a large one, in which an index looks."""
+    small = [each for each in fragments if each.physical_rows <= SMALL_FRAGMENT_ROWS]
     found: dict[int, set[str]] = {each.fragment_id: set() for each in small}
     if small:
         where = f"path = '' AND line_number = {MARKER_LINE}"
@@ -308,9 +296,10 @@ def _held_by(
         rows = scanner.to_table()
         for address, holder in zip(rows["_rowaddr"].to_pylist(), rows["entity"].to_pylist(), strict=True):
             found[address >> ADDRESS_BITS].add(holder)
-    large = {each.fragment_id: None for each in fragments if each.fragment_id not in found}
-    every = large | {number: frozenset(holders) for number, holders in found.items()}
-    return {number: (states[number], holders) for number, holders in every.items()}
+    large: dict[_State, frozenset[str] | None] = {
+        states[each.fragment_id]: None for each in fragments if each.fragment_id not in found
+    }
+    return large | {states[number]: frozenset(holders) for number, holders in found.items()}
 
 
 def _read(dataset: LanceDataset, where: str, indexed: bool) -> pa.Table:
