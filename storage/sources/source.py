@@ -254,7 +254,7 @@ class Source:
     def is_file(self) -> bool:
         """Return whether the URI of a remote source names an object instead of a folder.
 
-        False if the store does not tell.
+        Returns False if the store does not tell.
         """
         return bool(self._fs.isfile(self._root)) if self._root else False
 
