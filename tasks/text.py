@@ -26,6 +26,8 @@ MAX_TEXT_BYTES = 2**29
 As UTF-8, a legacy encoding takes at most three times its size, and the offsets of an Arrow array end at 2 GiB."""
 
 _BINARY_WINDOW = 8 * 1024
+_LFS_POINTER, _LFS_CHARACTERS = "version https://git-lfs.github.com/spec/v1\n", 1024
+"""How a pointer begins, and how long it may be at most, by its specification."""
 _SAMPLE_BYTES = 64 * 1024
 _MAX_CONTROL_FRACTION = 0.02
 _BEFORE_BYTES = 4 * 1024
@@ -119,6 +121,11 @@ def _unmarked(data: bytes) -> str | None:
         if unassigned <= _MAX_ODD_FRACTION * len(judged):
             plainest, found = plain, encoding
     return found
+
+
+def is_lfs_pointer(text: str) -> bool:
+    """Whether a file is what Git LFS keeps in the place of a large one: its size and hash, but none of its text."""
+    return text.startswith(_LFS_POINTER) and len(text) < _LFS_CHARACTERS
 
 
 def has_replaced_bytes(data: bytes, text: str) -> bool:

@@ -42,6 +42,8 @@ WORKSPACE_FOLDER = ".driftline"
 # A single letter before the colon is a Windows drive, not a scheme.
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_OF_HOST = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:.")
+"""``git@host:path``, a repository that is reached by ssh."""
 NAME_SIGN = "@"
 """Begins the name of a workspace: everything else is a path or a URI."""
 _LOCAL_SCHEMES = frozenset({"file", "local"})
@@ -56,7 +58,8 @@ def local_path(uri: str) -> Path | None:
         return None
     match = _URI.fullmatch(uri)
     if match is None:
-        return Path(uri).expanduser()
+        is_remote = _OF_HOST.match(uri) is not None and not os.path.lexists(uri)
+        return None if is_remote else Path(uri).expanduser()
     return Path(match["rest"]) if match["scheme"].lower() in _LOCAL_SCHEMES else None
 
 
@@ -83,7 +86,7 @@ def absolute_uri(uri: str, folder: Path) -> str:
     """Return a local URI or path as an absolute path, relative to ``folder``, and others without a trailing slash."""
     path = local_path(uri)
     if path is None:
-        scheme, separator, rest = uri.partition("://")
+        scheme, separator, rest = uri.partition("://") if "://" in uri else ("", "", uri)
         return f"{scheme}{separator}{rest.rstrip('/')}"
     return os.path.realpath(folder / path)
 

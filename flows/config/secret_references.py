@@ -11,6 +11,7 @@ from typing import Any
 from driftline.storage.errors import UsageError, may_hold_secret
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_TOKEN = re.compile(r"^(git\+https?://|https?://)(?:[A-Za-z0-9._~-]+:)?\$\{[A-Za-z_][A-Za-z0-9_]*\}@")
 _BLOCK = re.compile(r"block:([a-z0-9][a-z0-9-]*)")
 _SECRET_KEY = re.compile(
     r"key|secret|token|passw|signature|credential|connection_string|(^|_)(sas|user|username)($|_)", re.I
@@ -37,6 +38,11 @@ def check_uri(uri: str, where: str) -> None:
     if _SECRET_VALUE.search(uri) or may_hold_secret(uri):
         fix = "Remove the credentials from the URI and refer to them in [storage_options]."
         raise UsageError("A URI holds credentials in plain text", where, fix)
+
+
+def without_reference(uri: str) -> str:
+    """The URI of a git repository without the reference to its token; any other as it is."""
+    return _TOKEN.sub(r"\1", uri)
 
 
 def check_catalog(url: str, where: str) -> None:

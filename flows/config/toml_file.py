@@ -21,9 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 from driftline.flows.config.environment import WORKSPACE_FOLDER, Environment, absolute_uri, local_path, nearest
 from driftline.flows.config.schema import File, SourceTable, WorkspaceTable, parse, place
-from driftline.flows.config.secret_references import check_catalog, check_options, check_uri, resolve_options
+from driftline.flows.config.secret_references import (
+    check_catalog,
+    check_options,
+    check_uri,
+    resolve_options,
+    without_reference,
+)
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
+from driftline.storage.sources.mirror import parse_remote
 
 if TYPE_CHECKING:
     from driftline.storage.lines.filters import LineFilter
@@ -160,8 +167,8 @@ def open_config(given: str | os.PathLike[str] | None, environment: Environment |
 def locate_config(given: str | os.PathLike[str] | None, environment: Environment | None = None) -> Configuration | None:
     """Load the file that ``find_config`` locates, if there is one. Raises UsageError if it is invalid.
 
-    A file that was not named must be trusted (``trust``); otherwise its storage options and memory are ignored with a
-    warning.
+    A file that was not named must be trusted (``trust``); otherwise its storage options, its memory and the tokens of
+    its repositories are ignored with a warning.
     """
     environment = environment or Environment.current()
     path = find_config(given, environment)
@@ -170,18 +177,20 @@ def locate_config(given: str | os.PathLike[str] | None, environment: Environment
     content = _read(path)
     config = _resolve(_parse(content, path), path)
     is_named = bool(given or environment.environ.get(CONFIG_VARIABLE))
-    if is_named or not (config.storage_options or config.memory) or is_trusted(path, content, environment.environ):
+    plain = tuple(replace(source, uri=without_reference(source.uri)) for source in config.sources)
+    holds_some = config.storage_options or config.memory or plain != config.sources
+    if is_named or not holds_some or is_trusted(path, content, environment.environ):
         return config
     _warn_of(path)
-    return replace(config, storage_options={}, memory={}, is_withheld=True)
+    return replace(config, sources=plain, storage_options={}, memory={}, is_withheld=True)
 
 
 @cache
 def _warn_of(path: Path) -> None:
     """Warn once for each file."""
     log.warning(
-        "%s is not trusted: its storage options and [memory] are not used. Review it, then run 'driftline trust', "
-        "or name it with --config or %s",
+        "%s is not trusted: its storage options, [memory] and tokens are not used. Review it, then run 'driftline "
+        "trust', or name it with --config or %s",
         path,
         CONFIG_VARIABLE,
     )
@@ -343,10 +352,11 @@ def _sources(tables: Sequence[SourceTable], file: Path) -> list[ConfiguredSource
 
 
 def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
-    check_uri(table.uri, where)
+    remote = parse_remote(table.uri)
+    check_uri(without_reference(table.uri), where)
     uri = absolute_uri(table.uri, file.parent)
     level = INDEX_LEVELS[-1]
-    name = posixpath.basename(uri.rstrip("/")) or "root"
+    name = remote.name if remote is not None else posixpath.basename(uri.rstrip("/")) or "root"
     entity = _entity(table.entity or f"{level}:{name}", where)
     if entity.type != level:
         raise UsageError(f"Documents belong to a {level}, which {entity} is not", where, f"Add /{level}:NAME.")

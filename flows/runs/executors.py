@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
 from driftline.storage.objects.request_counts import Counts, count_all, tally
-from driftline.storage.sources.source import Source, open_source
+from driftline.storage.sources.source import Source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import TaskContext
 
@@ -307,7 +307,7 @@ def unreachable(workspace: Workspace | None, sources: Iterable[Source]) -> str:
         if workspace is not None and workspace.reread().config.workspace_id != workspace.config.workspace_id:
             return f"another workspace is at {workspace.objects.uri}"
         for source in sources:
-            open_source(source.uri, source.storage_options, allow_empty=True)
+            source.check_reachable()
     except DriftlineError as error:
         return str(error)
     return ""

@@ -407,7 +407,7 @@ def _run_sources(
 
 def _claim(plan: IndexPlan) -> IndexPlan:
     """Create the workspace if it does not exist, and bind it to its model."""
-    is_private = any(each.source.is_local and only_owner_reads(each.source.uri) for each in plan.sources)
+    is_private = any(folder and only_owner_reads(folder) for folder in (each.source.folder for each in plan.sources))
     workspace = Workspace.prepare(plan.workspace.objects, private=is_private)  # reuses what the plan has read
     if plan.replaces is None:
         workspace = workspace.bind_model(plan.model.name, plan.model.fingerprint, plan.model.dim)

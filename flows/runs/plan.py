@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.model import DeepModel
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.source import Source, open_source
+from driftline.storage.sources.source import RepositorySource, Source, open_source
 from driftline.storage.workspace.branches import check_name
 from driftline.storage.workspace.records import BranchRecord, RunHistory, SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatch
@@ -211,7 +210,7 @@ def plan_source(
     record = SourceRecord(
         entity="",
         uri=source.uri,
-        origin=origin.url if origin else None,
+        origin=origin.url if origin else source.origin,
         subpath=origin.subpath if origin else "",
         include=named.include,
         exclude=named.exclude,
@@ -229,14 +228,15 @@ def plan_source(
                 "Choose another --entity, or move this one with --rebind.",
             )
     else:
-        entity, known = _default_entity(source.uri, record, workspace, taken)
+        entity, known = _default_entity(source.default_name, record, workspace, taken)
     if known is not None:  # damaged files are reported before anything is written
         look(workspace.objects, lease_path(entity))
         workspace.manifest(entity).check()
     if known is not None and keeps_filters:
         record = record.model_copy(update={"include": known.include, "exclude": known.exclude})
     record = record.model_copy(update={"entity": str(entity)})
-    return SourcePlan(source, entity, record, origin.commit if origin else None)
+    commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
+    return SourcePlan(source, entity, record, commit)
 
 
 def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecord | None:
@@ -267,14 +267,14 @@ def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) ->
 
 
 def _default_entity(
-    uri: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
+    name: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """Name the entity after the last part of ``uri``, with a hash suffix if that name is bound to another URI.
+    """Call the entity ``name``, with a hash suffix if that is bound to another URI than that of ``record``.
 
     A project that contains the workspace keeps its entity if its folder is renamed.
     """
     level = workspace.config.hierarchy[-1]
-    name = posixpath.basename(uri.rstrip("/")) or "root"
+    uri = record.uri
     suffix = hashlib.blake2b(uri.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
     for candidate in (name, f"{name}-{suffix}"):
         entity = Entity.parse(f"{level}:{candidate.replace('/', '_')}", workspace.config.hierarchy)

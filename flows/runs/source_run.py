@@ -26,11 +26,13 @@ from driftline.storage.defaults import DEFAULT_MAX_DELTAS
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, DriftlineError, LeaseLost, StorageError
-from driftline.storage.leases.lease import Lease
+from driftline.storage.leases.lease import Lease, look
 from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, plan_new_segments
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
+from driftline.storage.sources.source import RepositorySource
+from driftline.storage.workspace.records import IndexedCommit
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.context import Stopwatch
 from driftline.tasks.extraction.extractor import current_marks
@@ -40,6 +42,7 @@ from driftline.tasks.indexing.rows import Donations, find_donations, only
 from driftline.tasks.scanning.ignore import Matcher
 from driftline.tasks.scanning.scan import (
     PartitionSpec,
+    RepositoryAtCommit,
     ScanResult,
     ScanSpec,
     WorkTreeAtCommit,
@@ -153,7 +156,7 @@ class SourceRun:
         self._watch = Stopwatch()
         self.report.phases = self._watch.seconds
         self._new_hashes = Counter[str]()
-        self._work_tree: WorkTreeAtCommit | None = None
+        self._work_tree: WorkTreeAtCommit | RepositoryAtCommit | None = None
         self._only: tuple[str, ...] | None = None
         self._donations: Donations = {}
 
@@ -165,6 +168,10 @@ class SourceRun:
         workspace, entity, request = self._plan.workspace, self._source.entity, self._plan.request
         if request.dry_run:
             self._dry_run()
+            return
+        if self._is_unchanged():
+            self._count_totals()
+            self.report.states[DocumentState.UNCHANGED] = self.report.documents_total
             return
         with self._timed("lease"):
             lease = acquire_source(workspace, entity, self._run_id, wait_seconds=request.wait_seconds)
@@ -194,29 +201,50 @@ class SourceRun:
 
     # -- changed paths by git ----------------------------------------------------------------
 
-    def _inspect_work_tree(self) -> WorkTreeAtCommit | None:
+    def _inspect_commit(self) -> WorkTreeAtCommit | RepositoryAtCommit | None:
         source, request = self._source, self._plan.request
-        if not source.source.is_local or request.full or self._plan.replaces is not None:
+        if request.full or self._plan.replaces is not None:
             return None
         settings = (source.record.include, source.record.exclude, request.max_file_bytes, self._plan.model.fingerprint)
-        return WorkTreeAtCommit.look(source.source.uri, (*settings, sorted(current_marks()), *source.claims))
+        rules = (*settings, sorted(current_marks()), *source.claims)
+        if isinstance(source.source, RepositorySource):
+            return RepositoryAtCommit.look(source.source, rules)
+        return WorkTreeAtCommit.look(source.source.uri, rules) if source.source.is_local else None
+
+    def _last_commit(self) -> IndexedCommit | None:
+        """The commit that the index was exactly at when the source was indexed last."""
+        known = self._plan.workspace.readable_source(self._source.entity)
+        return known.commit if known is not None and known.same_place(self._source.record) else None
+
+    def _is_unchanged(self) -> bool:
+        """Whether the index is at the commit of the repository, so that there is nothing to do, not even to lease."""
+        at = self._inspect_commit()
+        known = self._plan.workspace.readable_source(self.entity)
+        if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != self._source.record.uri:
+            return False
+        if self._source.superseded is not None or self._plan.request.build is not None:
+            return False
+        lease = look(self._plan.workspace.objects, self._plan.workspace.lease_of(self.entity))
+        if not lease.is_free or lease.is_abandoned or not at.is_indexed(known.commit, lease.token):
+            return False
+        self.report.revision = revision(lease.token + 1, 0)  # as that of a run that took the lease and found nothing
+        return True
 
     def _narrow(self, token: int | None = None) -> None:
         """Restrict the scan to the paths of the request, or to those changed since the commit indexed last."""
         if self._plan.request.paths is not None and not self._source.joined:
             self._only = self._plan.request.paths
             return
-        if not self._plan.request.by_commit:
+        if not self._plan.request.by_commit and not isinstance(self._source.source, RepositorySource):
             return
-        self._work_tree = self._inspect_work_tree()
+        self._work_tree = self._inspect_commit()
         if self._work_tree is None:
             self.report.full_scan_reason = "--full" if self._source.commit else "git cannot list the changes"
             return
-        known = self._plan.workspace.readable_source(self._source.entity)
-        last = known.commit if known is not None and known.same_place(self._source.record) else None
+        last = self._last_commit()
         changes = self._work_tree.changes_since(last, token)
         self._only, self.report.full_scan_reason = changes.paths, changes.why
-        self.report.commit = self._work_tree.commit.id
+        self.report.commit = self._work_tree.commit_id
         self.report.base = last.id if last is not None and changes.paths is not None else None
 
     def _is_complete(self, scans: Iterable[ScanResult]) -> bool:
@@ -414,6 +442,10 @@ class SourceRun:
 
     def _count_totals(self) -> None:
         self.report.documents_total, self.report.lines_total = self._totals()
+        if self._only is not None and isinstance(self._source.source, RepositorySource):  # nobody looked at the others
+            seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
+            others = self.report.documents_total - sum(self.report.states[state] for state in seen)
+            self.report.states[DocumentState.UNCHANGED] = others
 
     def _totals(self) -> tuple[int, int]:
         """Return the numbers of documents and lines in the manifest."""

@@ -261,12 +261,14 @@ class Sighting:
     """The state of a lease file: ``is_free`` if ``acquire`` would succeed without waiting, ``version`` of the file.
 
     ``holder`` describes the holder in words. ``is_abandoned`` is true if the lease is free because its holder has died.
+    ``token`` is that of the last holder.
     """
 
     is_free: bool
     version: str
     holder: str
     is_abandoned: bool = False
+    token: int = 0
 
 
 def look(objects: ObjectStore, path: str) -> Sighting:
@@ -276,7 +278,9 @@ def look(objects: ObjectStore, path: str) -> Sighting:
     except ObjectNotFound:
         return Sighting(True, "", "")
     is_abandoned = current.state == "held" and current.is_provably_dead()
-    return Sighting(current.state == "released" or is_abandoned, version, _held(current, path).what, is_abandoned)
+    return Sighting(
+        current.state == "released" or is_abandoned, version, _held(current, path).what, is_abandoned, current.token
+    )
 
 
 def _new_record(run_id: str, token: int, ttl_seconds: float) -> _Record:

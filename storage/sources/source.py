@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import errno
 import os
+import posixpath
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,11 +31,14 @@ from driftline.storage.errors import (
     has_query,
     install_command,
     may_hold_secret,
+    redacted,
 )
 from driftline.storage.objects import bucket
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
 from driftline.storage.sources.access import SafeFolder, check_names_are_utf8
+from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
+from driftline.storage.sources.repository import MAX_BLOB_BYTES, CommitTree, TreeEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,25 @@ class Source:
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
+    @property
+    def default_name(self) -> str:
+        """What an entity of this source is called that nobody has named: the last part of the URI."""
+        return posixpath.basename(self.uri.rstrip("/")) or "root"
+
+    @property
+    def origin(self) -> str | None:
+        """The URL of the repository, if the URI names one on another machine."""
+        return None
+
+    @property
+    def folder(self) -> str | None:
+        """Where the source is on this disk, if it is there."""
+        return self.uri if self.is_local else None
+
+    def check_reachable(self) -> None:
+        """Check that this process can list the source. Raises what ``open_source`` raises."""
+        open_source(self.uri, self.storage_options, allow_empty=True)
+
     @cached_property
     def _connection(self) -> tuple[Any, str]:
         return _connect(self.uri, self.storage_options)
@@ -275,10 +298,11 @@ class Source:
         except Exception as error:
             raise_translated(error, f"{self.uri}/{path}")
 
-    def read_many(self, paths: Sequence[str]) -> Sequence[bytes | DriftlineError]:
+    def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
         """Return the bytes of each file, or its error, in the order of ``paths``.
 
-        Reads concurrently if the store allows it.
+        Reads concurrently if the store allows it. ``etags`` are those of the listing: a
+        repository needs no other name of a file.
         """
         if self.is_local or not paths:
             return [self._read_or_error(path) for path in paths]
@@ -371,6 +395,93 @@ class Source:
         return f"{self._root.rstrip('/')}/{path}" if self._root else path
 
 
+@dataclass(frozen=True)
+class RepositorySource(Source):
+    """The tree of a commit of a git repository, whose documents are its blobs; their etags are those of a work tree.
+
+    ``commit`` is "" for the one that was fetched last. ``credential`` refers to the token of the host.
+    """
+
+    is_local: bool = False
+    commit: str = ""
+    credential: str = dataclasses.field(default="", repr=False)
+
+    @classmethod
+    def at(cls, remote: Remote, commit: str) -> RepositorySource:
+        """The repository at ``commit``, which is fetched where it is needed; contacts nothing."""
+        tree = CommitTree.of(remote, commit)
+        return cls(tree.uri, commit=commit, credential=tree.credential)
+
+    @cached_property
+    def tree(self) -> CommitTree:
+        return CommitTree(self.uri, self.commit, self.credential)
+
+    @property
+    def default_name(self) -> str:
+        return self.tree.remote.name
+
+    @property
+    def origin(self) -> str | None:
+        remote = self.tree.remote
+        return None if remote.is_local else redacted(remote.location)
+
+    @property
+    def folder(self) -> str | None:
+        remote = self.tree.remote
+        return remote.location if remote.is_local else None
+
+    def check_reachable(self) -> None:
+        """Nothing is fetched before it is needed: most repositories are unchanged."""
+
+    def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[FileInfo]:
+        for entry in self.tree.entries():
+            inside = entry.path.startswith(prefix) and (recursive or "/" not in entry.path[len(prefix) :])
+            if entry.reason is None and inside:
+                yield _info_of(entry)
+
+    def list_top(self, prefix: str = "") -> tuple[Sequence[str], Sequence[FileInfo]]:
+        folders, files = set[str](), []
+        for info in self.list(prefix):
+            name, slash, _ = info.path[len(prefix) :].partition("/")
+            if slash:
+                folders.add(f"{prefix}{name}/")
+            else:
+                files.append(info)
+        return sorted(folders), sorted(files, key=lambda info: info.path)
+
+    def first_look(self, prefix: str = "") -> tuple[Sequence[str], bool, bool]:
+        folders, files = self.list_top(prefix)
+        return folders, bool(files), True
+
+    def is_file(self) -> bool:
+        return False
+
+    def stat(self, path: str) -> FileInfo | None:
+        found = (_info_of(entry) for entry in self.tree.entries([path]) if entry.reason is None)
+        return next(found, None)
+
+    def read(self, path: str) -> bytes:
+        (data,) = self.read_many([path])
+        if isinstance(data, DriftlineError):
+            raise data
+        return data
+
+    def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
+        if paths and not etags:
+            listed = self.tree.entries(paths)
+            known = {e.path: e.etag for e in listed if e.reason is None and e.size_bytes <= MAX_BLOB_BYTES}
+            etags = [known.get(path, "") for path in paths]
+        blobs = self.tree.blobs([etag.removeprefix("git:") for etag in etags]) if paths else []
+        return [
+            ObjectNotFound("Not found", f"{self.uri}/{path}") if data is None else data
+            for path, data in zip(paths, blobs, strict=True)
+        ]
+
+
+def _info_of(entry: TreeEntry) -> FileInfo:
+    return FileInfo(entry.path, entry.size_bytes, 0, entry.etag)
+
+
 def open_source(
     uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *, allow_empty: bool = False
 ) -> Source:
@@ -383,6 +494,9 @@ def open_source(
     text = os.fspath(uri)
     options = dict(storage_options or {})
     scheme, separator, rest = text.partition("://")
+    remote = parse_remote(text)
+    if remote is not None:
+        return RepositorySource.at(remote, resolve(remote))
     if not separator and "::" not in text:
         return _open_local(text)
     if scheme in ("file", "local"):
@@ -419,10 +533,14 @@ def open_source(
 
 def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> Source:
     """Return the source that ``open_source`` once returned for ``uri``, without contacting it."""
+    remote = parse_remote(uri)
+    if remote is not None:
+        return RepositorySource.at(remote, "")
     return Source(uri, dict(storage_options or {}), is_local="://" not in uri and "::" not in uri)
 
 
 def _open_local(text: str) -> Source:
+    """The folder at a path, or the repository whose git directory it is: its files are git's own."""
     check_names_are_utf8()
     path = text
     try:
@@ -436,7 +554,8 @@ def _open_local(text: str) -> Source:
         raise AccessDenied("The folder cannot be read", path, "Check its permissions.") from error
     except (OSError, ValueError) as error:
         raise SourceNotFound("The folder cannot be read", repr(path), str(error)) from error
-    return Source(path, {}, is_local=True)
+    remote = bare_repository(path)
+    return RepositorySource.at(remote, resolve(remote)) if remote is not None else Source(path, {}, is_local=True)
 
 
 def _split_credentials(scheme: str, rest: str) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from driftline.tasks.git.isolation import Repository, ask, ask_remote, find_repository, finish, run, start
+from driftline.storage.sources.isolation import Repository, ask, ask_remote, find_repository, finish, run, start
 from driftline.tasks.git.work_tree import WorkTree
 
 MAX_CHANGED_PATHS = 20_000

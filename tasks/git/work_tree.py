@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from driftline.storage.errors import redacted
 from driftline.storage.sources.access import SafeFolder
-from driftline.tasks.git.isolation import (
+from driftline.storage.sources.isolation import (
     Repository,
     Running,
     ask,

@@ -24,7 +24,7 @@ from driftline.tasks.extraction.extractor import Reading, definitions_by_part, i
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
 from driftline.tasks.scanning.ignore import holds_key
-from driftline.tasks.text import MAX_TEXT_BYTES, split_documents
+from driftline.tasks.text import MAX_TEXT_BYTES, is_lfs_pointer, split_documents
 
 READ_ATTEMPTS = 3
 _STATUS = ("size_bytes", "mtime_ns", "ctime_ns", "inode")
@@ -58,7 +58,8 @@ def _checked(read: ReadFile | SkipReason) -> ReadFile | SkipReason:
 
 
 def _read_remote(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[ReadFile | SkipReason]:
-    for change, data in zip(changes, source.read_many([c["path"] for c in changes]), strict=True):
+    contents = source.read_many([c["path"] for c in changes], [c["etag"] for c in changes])
+    for change, data in zip(changes, contents, strict=True):
         if isinstance(data, (ObjectNotFound, SourceNotFound)):
             yield SkipReason.UNSTABLE
         elif isinstance(data, AccessDenied):
@@ -262,6 +263,8 @@ class _Drafts:
         reason, meta = reading.reason, replace(meta, extractor=reading.mark)
         if reason is None and holds_key(path, reading.extracted.text):
             reason = SkipReason.SECRET
+        elif reason is None and is_lfs_pointer(reading.extracted.text):
+            reason = SkipReason.LFS
         elif reading.replaced:
             log.warning("%s: bytes that are not text in the encoding of the file were replaced", path)
         if reason is not None:

@@ -395,6 +395,42 @@ class Matcher:
         return excluded
 
 
+class OwnIgnoreFiles:
+    """The ignore files of ours in a tree of which git tracks every file, so that those of git exclude nothing.
+
+    ``files`` are ``(path, content)`` of each.
+    """
+
+    def __init__(self, files: Iterable[tuple[str, bytes]]) -> None:
+        by_depth = sorted(files, key=lambda file: (file[0].count("/"), file[0]))
+        bases = ((path.removesuffix(OUR_IGNORE_FILE), data) for path, data in by_depth)
+        self._lists = [PatternList(read_ignore_file(data), base, mark=BY_US) for base, data in bases]
+
+    def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
+        """``(n,) bool``: files that a pattern excludes, or a folder above them, which is then not entered."""
+        excluded = np.zeros(len(files), dtype=bool)
+        if not self._lists or not len(files):
+            return excluded
+        paths = files.to_pylist()
+        folders = sorted({path[:at] for path in paths for at, letter in enumerate(path) if letter == "/"})
+        closed = np.zeros(len(folders), dtype=bool)
+        for patterns in self._lists:
+            patterns.apply(files, excluded)
+            patterns.apply(pa.array(folders, pa.string()), closed, folders=True)
+        shut = {folders[row] for row in np.flatnonzero(closed)}
+        if shut:
+            above = (any(path[:at] in shut for at, letter in enumerate(path) if letter == "/") for path in paths)
+            excluded |= np.fromiter(above, dtype=bool, count=len(paths))
+        return excluded
+
+    def admitted(self, secret: NDArray[np.bool_], files: pa.Array) -> NDArray[np.bool_]:
+        """``secret`` without the files that a negated pattern names."""
+        still = secret.copy()
+        for patterns in self._lists:
+            patterns.apply(files, still)
+        return secret & still
+
+
 def lets_through(rules: Rules, path: str) -> bool:
     """Return whether the caller's patterns admit a file, regardless of ignore files."""
     return not Matcher(rules).excluded(pa.array([path], pa.string()))[0]

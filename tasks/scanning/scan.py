@@ -26,13 +26,21 @@ from numpy.typing import NDArray
 from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
 from driftline.storage.model import SkipReason, content_hash
-from driftline.storage.sources.source import FileInfo, Source
+from driftline.storage.sources.source import FileInfo, RepositorySource, Source
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.tasks.embedding.context import TaskContext
-from driftline.tasks.git.commits import ChangedPaths, Commit, changes_between, changes_on_disk, head, union
+from driftline.tasks.git.commits import (
+    MAX_CHANGED_PATHS,
+    ChangedPaths,
+    Commit,
+    changes_between,
+    changes_on_disk,
+    head,
+    union,
+)
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, clean_blobs, find_work_tree
 from driftline.tasks.scanning.diff import SKIPPED_SCHEMA, Diff, diff
-from driftline.tasks.scanning.ignore import IGNORE_FILES, Matcher, Rules
+from driftline.tasks.scanning.ignore import IGNORE_FILES, NEVER_ENTERED, OUR_IGNORE_FILE, Matcher, OwnIgnoreFiles, Rules
 from driftline.tasks.scanning.walk import Listing, Subtree, Walk, above_and_self
 from driftline.tasks.text import MAX_TEXT_BYTES
 
@@ -144,17 +152,17 @@ class WorkTreeAtCommit:
         settings += b"\0" + _read(tree.excludes)
         return cls(tree, commit, content_hash(settings))
 
+    @property
+    def commit_id(self) -> str:
+        return self.commit.id
+
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
         """Return the paths to scan so that an index that matched ``last`` matches the disk.
 
         ``token`` is that of the current lease, or None for a dry run, which holds no lease and may miss changes.
         """
-        if last is None:
-            return ChangedPaths(None, "no indexed commit is recorded")
-        if token is not None and last.token != token - 1:
-            return ChangedPaths(None, "another run has worked on the source since")
-        if last.scanned_with != self.scanned_with:
-            return ChangedPaths(None, "the source was indexed with other settings")
+        if (why := _why_void(last, self.scanned_with, token)) or last is None:
+            return ChangedPaths(None, why)
         return union(
             changes_between(self.tree, last.id, self.commit.id, ignore_files=IGNORE_FILES),
             changes_on_disk(self.tree, ignore_files=IGNORE_FILES),
@@ -167,6 +175,55 @@ class WorkTreeAtCommit:
         return IndexedCommit(
             id=self.commit.id, committed=self.commit.committed, token=token, scanned_with=self.scanned_with
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryAtCommit:
+    """A git repository without a work tree, and the commit that a run indexes; as WorkTreeAtCommit otherwise."""
+
+    source: RepositorySource
+    scanned_with: str
+
+    @classmethod
+    def look(cls, source: RepositorySource, rules: object) -> Self:
+        """The commit of ``source``; the ``repr`` of ``rules`` identifies them."""
+        return cls(source, content_hash(repr((rules, version("driftline"))).encode()))
+
+    @property
+    def commit_id(self) -> str:
+        return self.source.commit
+
+    def is_indexed(self, last: IndexedCommit | None, token: int) -> bool:
+        """Whether the index is exactly at the commit: nobody has held the lease since ``last``, whose token it was."""
+        wanted = (self.commit_id, self.scanned_with, token)
+        return last is not None and (last.id, last.scanned_with, last.token) == wanted
+
+    def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
+        """As ``WorkTreeAtCommit.changes_since``; fetches the commit."""
+        if (why := _why_void(last, self.scanned_with, token)) or last is None:
+            return ChangedPaths(None, why)
+        paths = self.source.tree.changed_since(last.id)
+        if paths is None:
+            return ChangedPaths(None, f"git cannot compare with {last.id[:12]}, the last indexed commit")
+        if any(path.rpartition("/")[2] == OUR_IGNORE_FILE for path in paths):
+            return ChangedPaths(None, f"a {OUR_IGNORE_FILE} has changed")
+        if len(paths) > MAX_CHANGED_PATHS:
+            return ChangedPaths(None, f"{len(paths):,} paths have changed")
+        return ChangedPaths(tuple(sorted(paths)))
+
+    def reached(self, token: int) -> IndexedCommit | None:
+        """The commit to record at the end of the run."""
+        committed = self.source.tree.committed()
+        return IndexedCommit(id=self.commit_id, committed=committed, token=token, scanned_with=self.scanned_with)
+
+
+def _why_void(last: IndexedCommit | None, scanned_with: str, token: int | None) -> str:
+    """Why the index may not be exactly at ``last``; "" if it is. ``token`` is None for a dry run."""
+    if last is None:
+        return "no indexed commit is recorded"
+    if token is not None and last.token != token - 1:
+        return "another run has worked on the source since"
+    return "" if last.scanned_with == scanned_with else "the source was indexed with other settings"
 
 
 def _read(path: str) -> bytes:
@@ -223,7 +280,7 @@ def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[
 
     A bucket is split only while that costs few requests.
     """
-    if n <= 1:
+    if n <= 1 or isinstance(source, RepositorySource):  # git lists a commit at once
         return [(Subtree(),)]
     subfolders = _subfolders(source, rules or Rules())
     whole, split = [""], list[Subtree]()
@@ -248,7 +305,10 @@ def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[
 
 def scan(spec: ScanSpec, read_manifest: ReadManifest, *, now_ns: int) -> ScanResult:
     """List the subtrees of ``spec`` and compare them with the manifest. Raises StorageError."""
-    listing = _list_local(spec) if spec.source.is_local else _list_remote(spec)
+    if isinstance(spec.source, RepositorySource):
+        listing = _list_commit(spec, spec.source)
+    else:
+        listing = _list_local(spec) if spec.source.is_local else _list_remote(spec)
     manifest = read_manifest([subtree.prefix for subtree in spec.subtrees])
     if spec.subtrees != (Subtree(),):
         manifest = manifest.filter(pa.array(_covered(manifest["path"], spec.subtrees)))
@@ -258,7 +318,9 @@ def scan(spec: ScanSpec, read_manifest: ReadManifest, *, now_ns: int) -> ScanRes
 def scan_paths(spec: ScanSpec, paths: Sequence[str], read_manifest: ReadManifest, *, now_ns: int) -> ScanResult:
     """Like ``scan``, for single files. A path that is not a file counts as deleted if the manifest has it."""
     files = sorted({path for path in paths if path and not path.endswith("/")})
-    if spec.source.is_local:
+    if isinstance(spec.source, RepositorySource):
+        listing = _list_commit(spec, spec.source, files)
+    elif spec.source.is_local:
         listing = _list_local(spec, files)
     else:
         listing = Listing()
@@ -336,6 +398,29 @@ def _list_remote(spec: ScanSpec) -> Listing:
     return listing
 
 
+def _list_commit(spec: ScanSpec, source: RepositorySource, paths: Sequence[str] | None = None) -> Listing:
+    """The files of a commit, or those of ``paths``, as a scan of its clean work tree would list them."""
+    listing = Listing()
+    above = {"", *(name for name in above_and_self(paths or ()) if name.endswith("/"))}
+    rules = [f"{folder}{OUR_IGNORE_FILE}" for folder in above]
+    entries = source.tree.entries(None if paths is None else [*{*paths, *rules}])
+    files = [entry for entry in entries if entry.reason is None and NEVER_ENTERED.isdisjoint(entry.path.split("/"))]
+    steering = [
+        e for e in files if e.path.rpartition("/")[2] == OUR_IGNORE_FILE and e.size_bytes <= spec.max_file_bytes
+    ]
+    contents = source.tree.blobs([entry.blob for entry in steering]) if steering else []
+    ours = OwnIgnoreFiles((entry.path, data or b"") for entry, data in zip(steering, contents, strict=True))
+    if paths is not None:
+        asked = set(paths)
+        files = [entry for entry in files if entry.path in asked]
+        entries = [entry for entry in entries if entry.path in asked]
+    for entry in entries:
+        if entry.reason is not None:
+            listing.skip(entry.reason, entry.path)
+    _add_files(listing, spec, [FileInfo(e.path, e.size_bytes, 0, e.etag) for e in files], ours)
+    return listing
+
+
 def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> None:
     files = []
     for info in infos:
@@ -343,9 +428,14 @@ def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> 
             files.append(info)
         else:
             listing.skip(SkipReason.ODD_KEY, info.path)
+    _add_files(listing, spec, files, OwnIgnoreFiles(()))
+
+
+def _add_files(listing: Listing, spec: ScanSpec, files: list[FileInfo], ours: OwnIgnoreFiles) -> None:
+    """Add the files that the rules of the caller and the ignore files of the source admit, and skip the others."""
     matcher = Matcher(spec.rules)
     paths = pa.array([info.path for info in files], pa.string())
-    secret, excluded = matcher.secret(paths), matcher.excluded(paths)
+    secret, excluded = ours.admitted(matcher.secret(paths), paths), matcher.excluded(paths) | ours.excluded(paths)
     listing.skip(SkipReason.SECRET, *(files[i].path for i in np.flatnonzero(secret)))
     listing.skip(SkipReason.EXCLUDED, *(files[i].path for i in np.flatnonzero(excluded & ~secret)))
     kept = [files[i] for i in np.flatnonzero(~excluded & ~secret)]

@@ -3,7 +3,7 @@
 A repository's configuration can name commands: filters, hooks, monitors, and helpers for diffs, credentials and
 transports. Commands that read objects or files therefore use a temporary git directory, which borrows objects, index
 and ignore rules but not the settings. Only commands that execute nothing read the repository itself, for paths, commit
-names and settings. Only ``ask_remote`` uses the network, to ask a remote for its branches.
+names and settings. ``ask_remote`` uses the network, to ask a remote for its branches; else only mirrors do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -47,7 +48,7 @@ _ASKED = (
     *("--git-path", "shallow", "--git-path", "info/sparse-checkout", "--git-common-dir"),
 )
 _READ_BY_GIT = ("HEAD", "commondir", "config", "config.worktree", "gitdir", "index", "packed-refs")
-_REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
+REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
 """Variables of the user with which git connects to a remote."""
 _UNBORN = "ref: refs/heads/unborn"
 _SSH_PLACE = re.compile(r"[^/]+:")
@@ -194,7 +195,7 @@ def ask_remote(folder: str, *arguments: str) -> bytes | None:
     variables = {"GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh", "GIT_CONFIG_COUNT": str(len(pairs))}
     for number, (key, _, value) in enumerate(pairs):
         variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    variables |= {name: os.environ[name] for name in _REACHING if name in os.environ}
+    variables |= {name: os.environ[name] for name in REACHING if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
         variables["GIT_CEILING_DIRECTORIES"] = os.path.dirname(elsewhere)
         return _output(_start(elsewhere, (*arguments, "--", url), variables))
@@ -273,6 +274,26 @@ def _fill(git_dir: str, repository: Repository, head: str) -> None:
 
 
 def _start(folder: str, arguments: tuple[str, ...], variables: dict[str, str]) -> subprocess.Popen[bytes] | None:
+    try:
+        return spawn(folder, arguments, variables)
+    except OSError as error:
+        log.debug("cannot run git: %s", error)
+        return None
+
+
+def spawn(
+    folder: str,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+    detached: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start git without its prompts, replacement objects, lazy fetches and network, unless ``variables`` say otherwise.
+
+    A ``detached`` command has no terminal, so that nothing that it starts can ask there. Raises OSError.
+    """
     environment = {k: value for k, value in os.environ.items() if not k.startswith("GIT_") or k in _KEPT_VARIABLES}
     environment |= {
         "GIT_OPTIONAL_LOCKS": "0",
@@ -283,18 +304,15 @@ def _start(folder: str, arguments: tuple[str, ...], variables: dict[str, str]) -
         "LC_ALL": "C",
     }
     command = ["git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", *arguments]
-    try:
-        return subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment | variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError as error:
-        log.debug("cannot run git: %s", error)
-        return None
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment | dict(variables),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        start_new_session=detached,
+    )
 
 
 def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
