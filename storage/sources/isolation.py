@@ -358,9 +358,7 @@ def _effort_of_sleeper(pid: int) -> int | None:
 
 
 def _steering_is_readable(repository: Repository, folder: str) -> bool:
-    """Return whether none of the files that steer git, from the top of the work tree to ``folder``, is a pipe or the
-    like.
-    """
+    """Return whether no file that steers git, from the top of the work tree to ``folder``, is a pipe or the like."""
     parts = os.path.relpath(os.path.realpath(folder), os.path.realpath(repository.top)).split(os.sep)
     if parts[0] == os.pardir:
         return False

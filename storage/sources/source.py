@@ -408,7 +408,7 @@ class RepositorySource(Source):
 
     @classmethod
     def at(cls, remote: Remote, commit: str) -> RepositorySource:
-        """The repository at ``commit``, which is fetched where it is needed; contacts nothing."""
+        """Return the repository at ``commit``, which is fetched where it is needed; contacts nothing."""
         tree = CommitTree.of(remote, commit)
         return cls(tree.uri, commit=commit, credential=tree.credential)
 
@@ -540,7 +540,7 @@ def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> 
 
 
 def _open_local(text: str) -> Source:
-    """The folder at a path, or the repository whose git directory it is: its files are git's own."""
+    """Return the folder at a path, or the repository whose git directory it is: its files are git's own."""
     check_names_are_utf8()
     path = text
     try:

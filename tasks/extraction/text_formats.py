@@ -1,4 +1,4 @@
-"""Formats that are text inside: notebooks, mail, subtitles and RTF."""
+"""Extract text from formats that are text inside: notebooks, mail, subtitles and RTF."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _PLAIN_SUFFIXES = frozenset(("bash", "c", "cpp", "go", "java", "kotlin", "php", 
 
 
 def notebook(data: bytes) -> Extracted:
-    """The cells of a Jupyter notebook in order, code and prose, without outputs; the anchor is the number of a cell."""
+    """Return the cells of a Jupyter notebook in order, code and prose, without outputs.
+
+    The anchor is the number of a cell.
+    """
     try:
         read = json.loads(data)
         cells = _cells(read)
@@ -44,7 +47,7 @@ def _joined(source: Any) -> str:
 
 
 def _language(read: dict[str, Any]) -> str:
-    """The suffix of files in the language of a notebook, "" if nobody knows it."""
+    """Return the suffix of files in the language of a notebook, "" if it is unknown."""
     try:
         about = read.get("metadata", {})
         name = about.get("language_info", {}).get("name") or about.get("kernelspec", {}).get("language") or "python"
