@@ -41,7 +41,7 @@ class Connection:
     def __post_init__(self) -> None:
         parts = self._parts
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise UsageError("This is no URL of a web server", self.url, "Write https://driftline.example.com.")
+            raise UsageError("Not a valid server URL", self.url, "Write https://driftline.example.com.")
         if parts.username or parts.password:
             raise UsageError("The URL of a server holds no secret", self.url, f"Set {TOKEN_VARIABLE} to the token.")
 

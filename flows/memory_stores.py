@@ -71,7 +71,7 @@ class MemoryStores:
 
 
 def no_memory() -> NotIndexed:
-    """What a search of memory is answered with where there is none."""
+    """Return the error for a search of memory in a workspace without memory."""
     return NotIndexed("The workspace holds no memory", "", "Store some: driftline memory put")
 
 

@@ -169,7 +169,7 @@ def _remote(protocol: str, rest: str) -> Remote:
 def _checked_ref(ref: str, where: str) -> str:
     if ref and (ref.startswith("-") or not _REF.fullmatch(ref)):
         raise UsageError(
-            f"{ref!r} is no name of a branch, a tag or a commit", where, "Correct what stands after the @."
+            f"{ref!r} is not the name of a branch, a tag or a commit", where, "Correct the part after the @."
         )
     return ref
 
@@ -539,7 +539,7 @@ class Mirror:
         with self._locked("use", wait=False) as idle:
             if idle:
                 doomed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.deleted")
-                os.rename(self.folder, doomed)  # at once: somebody may make the mirror anew meanwhile
+                os.rename(self.folder, doomed)  # at once: another process may recreate it meanwhile
                 shutil.rmtree(doomed, ignore_errors=True)
         return idle
 

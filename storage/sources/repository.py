@@ -81,7 +81,7 @@ class CommitTree:
         """The repository, with the reference to its credentials."""
         found = parse_remote(self.uri)
         if found is None:
-            raise StorageError("This is no URI of a git repository", self.uri)
+            raise StorageError("Not a URI of a git repository", self.uri)
         user, _, variable = self.credential.partition(":")
         return dataclasses.replace(found, user=user, variable=variable)
 

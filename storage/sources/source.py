@@ -188,7 +188,7 @@ class Source:
 
     @property
     def default_name(self) -> str:
-        """What an entity of this source is called that nobody has named: the last part of the URI."""
+        """The default name of the source's entity: the last part of the URI."""
         return posixpath.basename(self.uri.rstrip("/")) or "root"
 
     @property
