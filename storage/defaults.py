@@ -36,6 +36,8 @@ them without the index if there are few."""
 __all__ = ["DEFAULT_N_LINES", "DEFAULT_RERANKED", "DEFAULT_TOP_K", "FALLBACK_THRESHOLD", "MAX_RERANKED"]
 
 DEFAULT_TOP_K = 10
+DEFAULT_ENTRIES = 5
+"""Entries that a search of memory finds at most."""
 DEFAULT_N_LINES = 3
 """Lines of context on each side of a window."""
 DEFAULT_RERANKED, MAX_RERANKED = 10, 200

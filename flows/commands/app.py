@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
 import typer
 
 from driftline.flows.output.plain import print_json, warn
+from driftline.storage.options import Option
 
 DONE, NOTHING_FOUND, WRONG_USE, FAILED = 0, 1, 2, 3
 
@@ -95,15 +98,6 @@ QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="The text to
 WordsArgument = Annotated[
     list[str], typer.Argument(metavar="QUERY...", help="The text to search for: words or code, in quotes or not.")
 ]
-TopKOption = Annotated[int, typer.Option("--top-k", min=0, help="Maximum number of results.")]
-MaxDistanceOption = Annotated[
-    float | None,
-    typer.Option("--max-distance", min=0.0, max=2.0, help="Drop results with a cosine distance above this (0 to 2)."),
-]
-MinRelevanceOption = Annotated[
-    float | None,
-    typer.Option("--min-relevance", min=0.0, max=1.0, help="Drop results with a relevance below this (0 to 1)."),
-]
 CacheOption = Annotated[
     bool | None,
     typer.Option(
@@ -112,8 +106,35 @@ CacheOption = Annotated[
         show_default="no",
     ),
 ]
-NLinesOption = Annotated[int, typer.Option("--n-lines", "-n", "-C", min=0, help="Lines of context on each side.")]
 WithinOption = Annotated[
     str | None,
     typer.Option(metavar="ENTITY", help="Limit access to this entity and those below it, such as org:acme."),
 ]
+
+
+def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
+    """Return the options of a request as parameters of a command; one that is not given is None."""
+    return [_parameter(row) for row in options.values()]
+
+
+def _parameter(row: Option) -> inspect.Parameter:
+    kind: Any = row.type
+    if row.is_list:
+        kind = list[str]
+    elif row.choices:
+        kind = Literal[row.choices]
+    low, high = row.bounds if row.bounds is not None and not row.is_switch else (None, None)
+    shown: bool | str = str(row.default) if row.default is not None else False
+    if row.is_switch:
+        shown = ("yes" if row.default else "no") if "/" in row.flag and row.default is not None else False
+    declared = typer.Option(
+        row.flag,
+        *(alias for alias in row.aliases if alias.startswith("-")),
+        metavar=row.metavar,
+        min=low,
+        max=None if high == math.inf else high,
+        help=row.help,
+        show_default=shown,
+    )
+    annotation: Any = Annotated[kind | None, declared]
+    return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -13,18 +13,16 @@ import typer
 
 from driftline.flows.commands.app import (
     JsonOption,
-    MaxDistanceOption,
-    MinRelevanceOption,
     ModelOption,
-    NLinesOption,
     QueryArgument,
-    TopKOption,
     app,
+    parameters,
     show_search,
 )
 from driftline.flows.output.plain import warn
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.storage.errors import SourceNotFound
+from driftline.storage.options import spread
+from driftline.tasks.search.request import SearchRequest, options_in
 
 if TYPE_CHECKING:
     from driftline.storage.model import SkipReason
@@ -33,16 +31,18 @@ _NAMED_SKIPS = 5
 """Maximum number of skipped files to name; more are counted by reason."""
 
 
+_LIMITS = ("top_k", "max_distance", "min_relevance", "n_lines")
+
+
 @app.command()
+@spread("given", parameters(options_in("command", *_LIMITS)))
 def grep(
     query: QueryArgument,
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Files, folders, quoted globs, or - for standard input.")
     ],
-    top_k: TopKOption = DEFAULT_TOP_K,
-    max_distance: MaxDistanceOption = None,
-    min_relevance: MinRelevanceOption = None,
-    n_lines: NLinesOption = DEFAULT_N_LINES,
+    *,
+    given: dict[str, Any],
     ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
     model: ModelOption = None,
     as_json: JsonOption = False,
@@ -54,10 +54,9 @@ def grep(
 
     skipped: list[tuple[str, SkipReason]] = []
     texts = read_texts(files, sys.stdin.buffer.read, lambda path, reason: skipped.append((path, reason)))
-    limits: dict[str, Any] = {"top_k": top_k, "max_distance": max_distance, "min_relevance": min_relevance}
-    how = limits | {"n_lines": n_lines, "ignore_case": ignore_case}
+    request = SearchRequest.of(query, given)
     try:
-        result = search_texts(query, texts, open_embedder(model), **how).to_dict()
+        result = search_texts(request, texts, open_embedder(model), ignore_case=ignore_case).to_dict()
     except SourceNotFound as error:  # the second of several words counts as the first file
         fix = f"{error.fix} Put a query of several words in quotes."
         raise SourceNotFound(error.what, error.where, fix) from error

@@ -17,13 +17,15 @@ from driftline.flows.commands.app import (
     DONE,
     NOTHING_FOUND,
     JsonOption,
-    MaxDistanceOption,
     WithinOption,
     WorkspaceOption,
     app,
+    parameters,
 )
 from driftline.flows.output.plain import print_json, say
 from driftline.storage.errors import UsageError
+from driftline.storage.options import spread
+from driftline.tasks.search.request import MEMORY_OPTIONS
 
 if TYPE_CHECKING:
     from driftline.storage.memory.store import MemoryStore
@@ -139,14 +141,13 @@ def list_entries(
 
 
 @memory.command()
+@spread("given", parameters(MEMORY_OPTIONS))
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
     scope: ScopeOption = None,
-    top_k: Annotated[int, typer.Option(min=0, help="Maximum number of results.")] = 5,
     fields: FieldsOption = None,
-    max_distance: MaxDistanceOption = None,
-    mode: ModeOption = "hybrid",
-    explain: ExplainOption = False,
+    *,
+    given: dict[str, Any],
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
@@ -156,9 +157,8 @@ def search(
     from driftline.flows.memory import hits_to_dict
 
     with _opened(workspace, config, within) as store:
-        hits = store.search_memory(
-            query, top_k, _fields(fields), scope, max_distance=max_distance, mode=mode, explain=explain
-        )
+        options = {name: value for name, value in given.items() if value is not None}
+        hits = store.search_memory(query, filter=_fields(fields), scope=scope, **options)
     result = hits_to_dict(hits)
     lines = [
         f"{hit.score:.2f}  {hit.record.key}  {json.dumps(hit.record.value, ensure_ascii=False)[:200]}" for hit in hits

@@ -177,7 +177,7 @@ def _newest(
 
     It opens the copy of a bucket if that is requested, or if an earlier search has kept one.
     """
-    from driftline.flows.config.search_settings import search_arguments
+    from driftline.flows.config.search_settings import cache_settings
     from driftline.flows.config.toml_file import search_settings
     from driftline.flows.runs.pull import has_copy, newest_of
     from driftline.tasks.search.query import warm
@@ -188,8 +188,8 @@ def _newest(
 
     if cache is None and not workspace.objects.is_local and "cache" not in search_settings():
         cache = has_copy(workspace)
-    found = search_arguments({"cache": cache, "cache_bytes": None})
-    return newest_of(workspace, cache=found["cache"], max_bytes=found["cache_bytes"], warn=warn, prepare=prepare)
+    is_cached, max_bytes = cache_settings(cache)
+    return newest_of(workspace, cache=is_cached, max_bytes=max_bytes, warn=warn, prepare=prepare)
 
 
 def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:

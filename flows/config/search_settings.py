@@ -9,35 +9,38 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from driftline.flows.config.environment import Environment
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
+from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     from driftline.storage.lines.filters import LineFilter
 
 DEFAULT_CACHE_BYTES = 10 * 2**30
-DEFAULTS: Mapping[str, Any] = {
-    "top_k": DEFAULT_TOP_K,
-    "n_lines": DEFAULT_N_LINES,
-    "mode": "hybrid",
-    "strategy": "auto",
-    "fallback_threshold": FALLBACK_THRESHOLD,
-    "rerank": False,
-    "branch": None,
-    "deep": None,
-    "cache": False,
-    "cache_bytes": DEFAULT_CACHE_BYTES,
-}
 
 
-def search_arguments(given: Mapping[str, Any], environment: Environment | None = None) -> dict[str, Any]:
-    """Complete arguments of ``given`` that are None by the file that a command in the current folder uses.
+def search_request(
+    query: str, given: Mapping[str, Any], environment: Environment | None = None, **more: Any
+) -> SearchRequest:
+    """Return the request of the ``given`` options, completed by the file that a command in the current folder uses.
+
+    None means that an option was not given; ``more`` are further fields. Raises UsageError.
+    """
+    from driftline.flows.config.toml_file import search_settings  # loads pydantic
+
+    settings = {name: value for name, value in search_settings(environment).items() if name in OPTIONS}
+    told = {name: value for name, value in given.items() if value is not None}
+    return SearchRequest.of(query, {**settings, **told}, **more)
+
+
+def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
+    """Return whether to search copies of buckets, as the caller or the file says, and their size in bytes at most.
 
     Raises UsageError for an invalid file.
     """
     from driftline.flows.config.toml_file import search_settings  # loads pydantic
 
-    settings = {**DEFAULTS, **search_settings(environment)}
-    return {name: settings.get(name) if value is None else value for name, value in given.items()}
+    settings = search_settings()
+    wanted = settings.get("cache", False) if cache is None else cache
+    return bool(wanted), int(settings.get("cache_bytes", DEFAULT_CACHE_BYTES))
 
 
 def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, str]:

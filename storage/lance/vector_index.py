@@ -59,10 +59,10 @@ def create_vector_index(dataset: LanceDataset) -> None:
     dataset.create_index("vector", name=VECTOR, **vector_options(dim))
 
 
-def through_index(dataset: LanceDataset, top_k: int) -> dict[str, int]:
+def through_index(dataset: LanceDataset, limit: int) -> dict[str, int]:
     """Return Lance's options for a search that probes the whole index, then compares candidates exactly."""
     # Lance caps the probes at the number of partitions.
-    return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // top_k)}
+    return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // limit)}
 
 
 @cache

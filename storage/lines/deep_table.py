@@ -132,22 +132,22 @@ class DeepTable(LanceTable):
             elif dataset.count_rows() >= MIN_INDEXED_ROWS:
                 create_vector_index(dataset)
 
-    def nearest(self, query: NDArray[np.float32], top_k: int, where: str | None = None) -> pa.Table:
+    def nearest(self, query: NDArray[np.float32], limit: int, where: str | None = None) -> pa.Table:
         """Return FOUND_COLUMNS and ``distance`` (1 - cosine) of the definitions nearest to a unit vector, sorted."""
         dataset = self.open(cached=True)
         condition = f"({where}) AND line >= 0" if where else "line >= 0"
-        nearest: dict[str, Any] = {"column": "vector", "q": query.astype(np.float16), "k": top_k}
+        nearest: dict[str, Any] = {"column": "vector", "q": query.astype(np.float16), "k": limit}
         nearest["metric"] = VECTOR_METRIC
 
         def search(indexed: bool) -> pa.Table:
             by_index = indexed and is_indexed(dataset)
-            options = through_index(dataset, top_k) if by_index else {"use_index": False}
+            options = through_index(dataset, limit) if by_index else {"use_index": False}
             return dataset.scanner(
                 columns=[*FOUND_COLUMNS, "_distance"],
                 nearest={**nearest, **options},
                 filter=condition,
                 prefilter=True,
-                limit=top_k,
+                limit=limit,
                 use_scalar_index=indexed,
             ).to_table()
 

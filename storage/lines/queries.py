@@ -216,18 +216,18 @@ class LineQuery:
     def nearest(
         self,
         vector: NDArray[np.float32],
-        top_k: int,
+        limit: int,
         max_distance: float | None = None,
         columns: Sequence[str] = RESULT_COLUMNS,
     ) -> pa.Table:
         """Search as ``nearest_lines`` does."""
-        if top_k < 0:
-            raise UsageError("top_k must not be negative", str(top_k))
+        if limit < 0:
+            raise UsageError("top_k must not be negative", str(limit))
         dim = self.dataset.schema.field("vector").type.list_size
         if vector.shape != (dim,):
             raise UsageError(f"The query vector must have {dim} dimensions, not {vector.shape}", self.table.uri)
         length = np.linalg.norm(vector)
-        if top_k == 0 or not length > 0:
+        if limit == 0 or not length > 0:
             distance = pa.field("distance", pa.float32())
             return pa.schema([*(self.dataset.schema.field(name) for name in columns), distance]).empty_table()
         nearest: dict[str, Any] = {
@@ -235,17 +235,17 @@ class LineQuery:
             "q": (vector / length).astype(np.float16),
             "metric": VECTOR_METRIC,
         }
-        fetch = top_k
+        fetch = limit
         while True:
             options = {"use_index": False} if self.index is None else through_index(self.dataset, fetch)
             hits = self._nearest(columns, {**nearest, **options, "k": fetch})
-            if not self.filters_afterwards or len(hits) >= top_k or fetch >= self.lines:
+            if not self.filters_afterwards or len(hits) >= limit or fetch >= self.lines:
                 break
             fetch = min(4 * fetch, self.lines)
         if max_distance is not None:
             hits = hits.filter(pc.less_equal(hits["distance"], max_distance))
         order = ("distance", "path", "line_number", *(name for name in ("column_number",) if name in columns))
-        return hits.sort_by([(name, "ascending") for name in order]).slice(0, top_k)
+        return hits.sort_by([(name, "ascending") for name in order]).slice(0, limit)
 
     def _nearest(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
         """Return the nearest lines by the options ``nearest`` of Lance, unordered, with their ``distance``."""
@@ -432,21 +432,21 @@ class LineQuery:
 def nearest_lines(
     table: LineTable,
     query: NDArray[np.float32],
-    top_k: int,
+    limit: int,
     where: LineFilter | None = None,
     max_distance: float | None = None,
     *,
     exact: bool = False,
     columns: Sequence[str] = RESULT_COLUMNS,
 ) -> pa.Table:
-    """Return the ``top_k`` lines nearest to ``query``, ``(dim,) float32``, best first, with a ``distance`` column
+    """Return the ``limit`` lines nearest to ``query``, ``(dim,) float32``, best first, with a ``distance`` column
     (float32).
 
     ``distance`` is 1 - cosine; a zero vector has no neighbours. Ties are ordered by path, line and column. The search
     is exact if the filter leaves few lines, without an index, or with ``exact``; otherwise it probes all partitions of
     the index. Raises UsageError, StorageError, CorruptFile.
     """
-    return LineQuery(table, where, exact=exact).nearest(query, top_k, max_distance, columns)
+    return LineQuery(table, where, exact=exact).nearest(query, limit, max_distance, columns)
 
 
 def matching_blocks(table: LineTable, words: str, limit: int, where: LineFilter | None = None) -> pa.Table:

@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
+from typing import Literal
 
 from driftline.storage.lines.indexes import tokens
 
@@ -60,6 +61,15 @@ voor waar wat wordt ze zijn
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _FILLERS.items()}
 STOP_WORDS = _STOP_WORDS["en"]
 """Words of a question that do not help to find its answer."""
+Asked = Literal["phrase", "question", "sentence"]
+"""What a query is: names and keywords, a question, or a sentence that describes something."""
+_WORDS_OF_SENTENCES = """
+a an the this that these those its any each das dem den der ein eine einem einen einer
+"""
+_WORDS_OF_QUESTIONS = """
+how what when where which who why wann warum was welche wer weshalb wie wo
+"""
+_ARTICLES, _QUESTION_WORDS = frozenset(_WORDS_OF_SENTENCES.split()), frozenset(_WORDS_OF_QUESTIONS.split())
 _MIN_FILLERS = 2
 """Number of stop words of a language other than English that identify the language of a question."""
 
@@ -135,6 +145,20 @@ def names_in(query: str) -> list[str]:
     if len(words) == 1:
         return words if _NAME.fullmatch(words[0]) else []
     return [word for word in dict.fromkeys(words) if _SPELT_AS_NAME.fullmatch(word)]
+
+
+def asked_as(query: str) -> Asked:
+    """What ``query`` is.
+
+    Keywords name a subject, and so do questions; a sentence with an article, as in a doc comment, describes one place.
+
+    >>> asked_as("retry backoff"), asked_as("how is the cache flushed"), asked_as("Return the path of a lease")
+    ('phrase', 'question', 'sentence')
+    """
+    words = re.findall(r"\w+", query.lower())
+    if query.rstrip().endswith(("?", "\uff1f")) or (len(words) > 1 and words[0] in _QUESTION_WORDS):
+        return "question"
+    return "phrase" if _ARTICLES.isdisjoint(words) else "sentence"
 
 
 def as_indexed(words: Sequence[str]) -> str:

@@ -463,7 +463,7 @@ class MemoryStore:
         limits += [tuple(self.names.places(named))] if named is not None else []
         if top_k and query.strip():
             self._flusher.settle()
-        ask = partial(self._search_one, query=query, top_k=top_k, limits=limits, fields=fields)
+        ask = partial(self._search_one, query=query, limit=top_k, limits=limits, fields=fields)
         scopes = [visible] if isinstance(visible, Scope) else self._scopes(limits, visible)
         found = [ask(self._search, each, mode=mode, max_distance=max_distance, explain=explain) for each in scopes]
         return merged_hits(found, top_k) if len(found) != 1 else found[0]
@@ -479,7 +479,7 @@ class MemoryStore:
         visible: Scope,
         *,
         query: str,
-        top_k: int,
+        limit: int,
         limits: Sequence[tuple[Entity, ...]],
         fields: Mapping[str, Any],
         mode: Mode,
@@ -493,7 +493,7 @@ class MemoryStore:
             return {row.key: row for row in rows}
 
         where = VectorFilter(((visible.within,), *limits), fields)
-        answer = search.find(Question(query, top_k, visible.within, where, mode, max_distance, explain), check)
+        answer = search.find(Question(query, limit, visible.within, where, mode, max_distance, explain), check)
         entries = {each.key: each for each in self._reader.entries([row for row, _ in answer.found], visible)}
         found = [(as_shown([entries[row.key]])[0], hit) for row, hit in answer.found if row.key in entries]
         hits = MemoryHits(
@@ -505,17 +505,17 @@ class MemoryStore:
         return hits
 
 
-def merged_hits(found: Sequence[MemoryHits[MemoryEntry]], top_k: int) -> MemoryHits[MemoryEntry]:
+def merged_hits(found: Sequence[MemoryHits[MemoryEntry]], limit: int) -> MemoryHits[MemoryEntry]:
     """Merge the best hits of several tenants, by score, and add up their explanations."""
     every = sorted((hit for hits in found for hit in hits), key=lambda hit: (-hit.score, str(hit.record.entity)))
-    merged = MemoryHits(replace(hit, rank=rank) for rank, hit in enumerate(every[:top_k], start=1))
+    merged = MemoryHits(replace(hit, rank=rank) for rank, hit in enumerate(every[:limit], start=1))
     merged.explanation = added_up([hits.explanation for hits in found if hits.explanation is not None])
     return merged
 
 
-def _check_search(top_k: int, max_distance: float | None, mode: str) -> None:
-    if top_k < 0:
-        raise UsageError("top_k must not be negative", str(top_k))
+def _check_search(limit: int, max_distance: float | None, mode: str) -> None:
+    if limit < 0:
+        raise UsageError("top_k must not be negative", str(limit))
     if max_distance is not None and not 0 <= max_distance <= MAX_DISTANCE:
         raise UsageError("max_distance must be between 0 and 2", str(max_distance))
     if mode not in MODES:

@@ -290,23 +290,23 @@ class VectorTable(LanceTable):
 
     # -- reading -----------------------------------------------------------------------------
 
-    def nearest(self, query: NDArray[np.float32], top_k: int, where: VectorFilter) -> list[Found]:
+    def nearest(self, query: NDArray[np.float32], limit: int, where: VectorFilter) -> list[Found]:
         """Return the entries nearest to ``query``, ``(dim,)``, best first. The filter is applied before the search."""
         length = np.linalg.norm(query)
-        if top_k == 0 or not length > 0:
+        if limit == 0 or not length > 0:
             return []
         dataset, condition = self.open(cached=True), where.to_sql()
         vector = (query / length).astype(np.float16)
-        nearest: dict[str, Any] = {"column": "vector", "q": vector, "k": top_k, "metric": VECTOR_METRIC}
+        nearest: dict[str, Any] = {"column": "vector", "q": vector, "k": limit, "metric": VECTOR_METRIC}
 
         def search(indexed: bool) -> pa.Table:
             by_index = indexed and is_indexed(dataset) and dataset.count_rows(condition) > EXACT_SEARCH_ROWS
             return dataset.scanner(
                 columns=["key", "rev", "_distance"],
-                nearest={**nearest, **(through_index(dataset, top_k) if by_index else {"use_index": False})},
+                nearest={**nearest, **(through_index(dataset, limit) if by_index else {"use_index": False})},
                 filter=condition,
                 prefilter=True,
-                limit=top_k,
+                limit=limit,
                 use_scalar_index=indexed,
             ).to_table()
 

@@ -21,7 +21,8 @@ from driftline.tasks.deep.files import as_words
 from driftline.tasks.deep.transformer import load_transformer
 from driftline.tasks.search.deep import reranked, texts_of
 from driftline.tasks.search.hits import Window
-from driftline.tasks.search.query import Mode, search
+from driftline.tasks.search.query import search
+from driftline.tasks.search.request import Mode
 
 Driftline = Callable[..., Any]
 

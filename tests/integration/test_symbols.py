@@ -15,7 +15,8 @@ from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, innermost
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
-from driftline.tasks.search.query import Mode, search
+from driftline.tasks.search.query import search
+from driftline.tasks.search.request import Mode
 
 Driftline = Callable[..., Any]
 
