@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of each route beside its parameters: an example of the answer, and how it can fail."""
+"""Add to the OpenAPI document of each route an example of the answer and its possible errors."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 _VARYING = frozenset(
     {"value", "metadata", "file", "line_now", "freshness", "symbol", "kind", "symbol_start", "symbol_end", "anchor"}
 )
-"""Fields whose type in the example is not their only one."""
+"""Fields that may have other types than in the example."""
 _OPTIONAL = frozenset({"symbol", "kind", "symbol_start", "symbol_end", "file", "line_now", "freshness", "anchor"})
 _PAGED = ("search", "documents")
 _PROBLEM_EXAMPLE = {
@@ -134,7 +134,7 @@ _FAILURES = {
 
 
 def described(name: str) -> dict[str, Any]:
-    """The keywords of the route ``/api/v1/{name}``."""
+    """Return the keywords of the route ``/api/v1/{name}``."""
     example = EXAMPLES[name]
     answer: dict[str, Any] = {
         "description": "The answer; with the ETag of an earlier one in If-None-Match, 304 if it is still the same.",
@@ -153,14 +153,14 @@ def described(name: str) -> dict[str, Any]:
 
 
 def with_tokens(document: dict[str, Any]) -> dict[str, Any]:
-    """``document`` of a server that asks for tokens."""
+    """Return ``document`` for a server that requires tokens."""
     document.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}]
     return document
 
 
 def _schema_of(example: Any, name: str = "") -> dict[str, Any]:
-    """The JSON schema that ``example`` is an example of; what is null in it, or varies, may be anything."""
+    """Return a JSON schema that ``example`` matches; a value that is null in it, or varies, may be anything."""
     if example is None or name in _VARYING:
         return {}
     if isinstance(example, dict):
