@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
+    DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_FILE_BYTES,
     DEFAULT_N_LINES,
     DEFAULT_TOP_K,
@@ -66,6 +67,7 @@ def index(
     dry_run: bool = False,
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION,
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES,
     rebind: bool = False,
     reembed: bool = False,
     wait_seconds: float = 0.0,

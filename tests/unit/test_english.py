@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,13 @@ def page_prose(path: Path) -> Iterator[tuple[int, str]]:
         line += paragraph.count("\n") + 1
 
 
+@cache
+def prose() -> list[tuple[Path, int, str]]:
+    """All texts to judge; decision records are not rewritten."""
+    code = [(path, *each) for path in CODE if path not in DATA for each in code_prose(path)]
+    return code + [(path, *each) for path in PAGES if "decisions" not in path.parts for each in page_prose(path)]
+
+
 def test_spelling() -> None:
     """codespell knows common misspellings; ``.codespellrc`` names the files and words that it must not judge."""
     found = subprocess.run(
@@ -74,11 +82,9 @@ def test_spelling() -> None:
 def test_no_phrase_sounds_translated(pattern: str) -> None:
     flags = re.IGNORECASE if not pattern.startswith("(?:^") else re.NOFLAG
     expression = re.compile(re.sub(r"(?<!\|) (?!\|)", r"\\s+", pattern), flags)
-    prose = [(path, *each) for path in CODE if path not in DATA for each in code_prose(path)]
-    prose += [(path, *each) for path in PAGES if "decisions" not in path.parts for each in page_prose(path)]
     found = [
         f"{path.relative_to(ROOT)}:{line + text[: match.start()].count(chr(10))}: {' '.join(match[0].split())!r}"
-        for path, line, text in prose
+        for path, line, text in prose()
         for match in expression.finditer(text)
     ]
     assert not found, f"{BANNED[pattern]}:\n" + "\n".join(found)
