@@ -117,6 +117,16 @@ def print_sources(result: Result) -> None:
     _print(_sources(result["sources"]) or [Text(f"No sources in {printable(str(result['workspace']))}")])
 
 
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> None:
+    """Print rows of text as a table; the columns that hold ``numbers`` stand to the right."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column, is_number in zip(columns, numbers, strict=True):
+        table.add_column(Text(printable(column)), justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    _print([table])
+
+
 def print_branches(result: Result) -> None:
     """Print the branches of a workspace, by source and name."""
     table = Table(box=None, pad_edge=False, header_style="dim")
