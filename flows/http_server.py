@@ -118,7 +118,7 @@ class TimeoutProtocol(H11Protocol):
     def waits_since(self) -> float | None:
         """The time since when the server has waited for a request or for the client to read.
 
-        None if the server works.
+        Returns None if the server works.
         """
         if self._write_timer is not None:
             return self._write_timer.when() - WRITE_SECONDS

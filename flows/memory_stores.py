@@ -1,7 +1,7 @@
-"""The memory stores of the servers: one for each boundary that asks, bound to it, a bounded number at a time.
+"""Keep the memory stores of the servers: one for each boundary, bound to it, a bounded number at a time.
 
-Servers search memory in another process, as they search lines: a damaged file of a table can end the process that reads
-it. So what they hold of a memory is where it is, which another process can be told.
+Servers search memory in another process, like lines, because a damaged file of a table can crash its reader. They
+therefore hold only the location of a memory, which they pass to that process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 
 MAX_STORES = 16
-"""Each has connections to the catalog and threads of its own."""
+"""Each store has its own connections to the catalog and threads."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Shared:
 
 @dataclass(slots=True)
 class MemoryStores:
-    """Opens stores by ``find``, which returns what opens the store of a boundary, or None where there is no memory."""
+    """Opens stores with ``find``, which returns a function that opens the store of a boundary, or None."""
 
     find: Callable[[Entity | None], Callable[[], MemoryStore] | None]
     _open: OrderedDict[Entity | None, _Shared] = field(default_factory=OrderedDict)
@@ -42,7 +42,7 @@ class MemoryStores:
 
     @contextmanager
     def bound_to(self, boundary: Entity | None) -> Iterator[MemoryStore]:
-        """The store that sees nothing beyond ``boundary``. Raises NotIndexed where there is no memory."""
+        """Yield the store that sees nothing beyond ``boundary``. Raises NotIndexed without memory."""
         with self._lock:
             shared = self._open.get(boundary) or self._add(boundary)
             self._open.move_to_end(boundary)
@@ -71,13 +71,13 @@ class MemoryStores:
 
 
 def no_memory() -> NotIndexed:
-    """What a search of memory is answered with where there is none."""
+    """Return the error for a search of memory in a workspace without memory."""
     return NotIndexed("The workspace holds no memory", "", "Store some: driftline memory put")
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where the memory of a server is: in ``workspace``, or where ``configuration`` says."""
+    """The location of a server's memory: ``workspace``, or the one in ``configuration``."""
 
     workspace: Workspace
     configuration: MemoryConfiguration
@@ -92,7 +92,7 @@ def search_memory(
 ) -> MemoryHits[MemoryEntry]:
     """Search a memory as ``MemoryStore.search_memory`` does, in a store of this process, which stays open.
 
-    Raises NotIndexed where there is no memory, and what the store raises.
+    Raises NotIndexed without memory, and the errors of the store.
     """
     key = (workspace.objects.uri, settings.model_dump_json())
     with _LOCK:

@@ -40,7 +40,7 @@ class Workspace:
     """An index that is open: search it, bring it in step, and look into it.
 
     ``driftline.open`` makes one. A client of a server, which ``driftline.connect`` makes, has the same methods, but for
-    those that write. ``uri`` is where the workspace lies, and ``storage`` what it consists of, which is internal.
+    the ones that write. ``uri`` is where the workspace lies, and ``storage`` what it consists of, which is internal.
 
     Examples:
         >>> ws = driftline.open(place)
@@ -80,7 +80,7 @@ class Workspace:
         return _find(self.storage, request)
 
     def index(self, *sources: str | SourceRequest, **options: Any) -> IndexReport:
-        """Bring the index in step with sources, and open it anew.
+        """Update the index to the current state of sources, and reopen it.
 
         Args:
             sources: folders, git work trees, bucket URIs, or requests for them.
@@ -451,7 +451,7 @@ def connect(url: str, token: str | None = None) -> Client:
         token: a token of the server, by default $DRIFTLINE_TOKEN.
 
     Returns:
-        An object with the methods of a workspace, but for those that write.
+        An object with the methods of a workspace, except for writes.
 
     Raises:
         UsageError: If the URL is not one of a server.

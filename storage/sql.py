@@ -49,17 +49,17 @@ MAX_BYTES = 2**30
 BATCH_ROWS = 65_536
 
 _TIME = pa.timestamp("us")
-"""UTC without a zone: what DuckDB computes with, whatever the zone of the machine."""
+"""UTC without a zone, in which DuckDB computes whatever the zone of the machine."""
 Columns = Sequence[str]
 Read = Callable[[Columns, Any], Iterator[pa.RecordBatch]]
-"""Yields batches of the columns asked for, of the rows that an expression of Arrow, or None, allows."""
+"""Yields batches of the requested columns, of the rows that an Arrow expression, or None, allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view: the schema of what is scanned, how it is read, and as what people see it.
+    """A view: the schema of the scan, how it is read, and how it is shown.
 
-    ``shown`` are the columns as SQL, ``where`` is a condition; ``distinct`` leaves out what comes several times.
+    ``shown`` are the columns as SQL, ``where`` is a condition; ``distinct`` drops duplicates.
     """
 
     schema: pa.Schema
@@ -117,7 +117,7 @@ def query(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The bounds of a query, and the failures of reading the workspace, which DuckDB tells of as of its own."""
+    """The bounds of a query, and failures of reading the workspace, which DuckDB reports as its own."""
 
     max_seconds: float
     max_bytes: int
@@ -125,7 +125,7 @@ class _Limits:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise what DuckDB has refused as an error of Driftline."""
+        """Raise DuckDB's refusals as errors of Driftline."""
         import duckdb
 
         try:
@@ -153,7 +153,7 @@ class Result:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns; where several have one name, all but the first have a number, too."""
+        """The columns; if several have one name, all but the first get a number."""
         given = self._reader.schema
         names: list[str] = []
         for name in given.names:
@@ -162,7 +162,7 @@ class Result:
         return pa.schema([given.field(at).with_name(name) for at, name in enumerate(names)])
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches as DuckDB makes them. Raises what ``query`` raises."""
+        """Yield the batches as DuckDB computes them. Raises the errors of ``query``."""
         names = self.schema.names
         while True:
             with self._limits.explained():
@@ -173,12 +173,12 @@ class Result:
             yield batch.rename_columns(names)
 
     def table(self) -> pa.Table:
-        """Return all rows. Raises what ``query`` raises."""
+        """Return all rows. Raises the errors of ``query``."""
         return pa.Table.from_batches(list(self), self.schema)
 
 
 def _connect(max_bytes: int) -> DuckDBPyConnection:
-    """A database in memory that can reach nothing, and spills nothing to a disk."""
+    """Connect to a database in memory that can reach nothing, and spills nothing to a disk."""
     import duckdb
 
     return duckdb.connect(
@@ -197,7 +197,7 @@ def _connect(max_bytes: int) -> DuckDBPyConnection:
 
 
 def _check(connection: DuckDBPyConnection, text: str) -> None:
-    """Raises UsageError unless ``text`` is one statement that only reads."""
+    """Raise UsageError unless ``text`` is one statement that only reads."""
     import duckdb
 
     found = connection.extract_statements(text)
@@ -208,7 +208,7 @@ def _check(connection: DuckDBPyConnection, text: str) -> None:
 
 
 class _Batches:
-    """What DuckDB reads a scan from: anything with ``to_reader``."""
+    """A source of a DuckDB scan: anything with ``to_reader``."""
 
     def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         self.projected_schema = schema
@@ -352,7 +352,7 @@ def views(workspace: Workspace, within: Entity | None = None, searches: pa.Table
 
 
 def _small(schema: pa.Schema, rows: Callable[[], Iterator[Mapping[str, Any]]]) -> Read:
-    """The reader of a view of few rows, all of which are read."""
+    """Return the reader of a view of few rows, all of which are read."""
 
     def read(names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
         return _filtered(pa.Table.from_pylist(list(rows()), schema=schema), names, where)
@@ -385,7 +385,10 @@ class _Contents:
         return [each for each in found if self.within is None or _is_below(each, self.within)]
 
     def manifests(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-        """The rows of all manifests; of the columns of the files only those that the query or the filter needs."""
+        """Yield the rows of all manifests.
+
+        Of the columns of the files only those that the query or the filter needs.
+        """
         needed = set(names) | _names_in(where, _MANIFEST)
         columns = [name for name in MANIFEST.names if name in needed] or ["path"]
         for tenant in self._tenants():
@@ -395,7 +398,7 @@ class _Contents:
                 yield from _filtered(rows.append_column("entity", named.cast(pa.string())), names, where)
 
     def lines(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-        """The rows of the tables of lines, without commit markers."""
+        """Yield the rows of the tables of lines, without commit markers."""
         for table, entities in self._tables():
             of_lines = pc.field("line_number") > MARKER_LINE
             if entities is not None:
@@ -403,7 +406,7 @@ class _Contents:
             yield from _scanned(table, names, of_lines if where is None else of_lines & where)
 
     def definitions(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-        """The definitions in each block of lines; one that spans blocks comes with each of them."""
+        """Yield the definitions in each block of lines; one that spans blocks comes with each of them."""
         for table, entities in self._tables():
             of_blocks = pc.field(OUTLINE_COLUMN) != ""
             if entities is not None:
@@ -426,7 +429,7 @@ class _Contents:
                 yield from _filtered(found, names, where)
 
     def _tables(self) -> Iterator[tuple[LineTable, list[Entity] | None]]:
-        """The tables of lines, each with the sources whose lines count; None for all of them."""
+        """Yield the tables of lines, each with the sources whose lines count; None for all of them."""
         if self.workspace.config.fingerprint is None:
             return
         for tenant in self._tenants():
@@ -468,7 +471,10 @@ class _Contents:
         return self._histories[str(tenant)]
 
     def runs(self) -> Iterator[dict[str, Any]]:
-        """The runs, a run over several tenants once; within a boundary those of its sources, without their requests."""
+        """Yield the runs, a run over several tenants once.
+
+        Within a boundary those of its sources, without their requests.
+        """
         seen: set[str] = set()
         for tenant in self._tenants():
             for run in self._history(tenant):
@@ -502,7 +508,7 @@ class _Contents:
         return [each for each in found if each["entity"] == inside[0] or each["entity"].startswith(inside[1])]
 
     def memory(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-        """The entries at or below each tenant, or the boundary; ``entity`` is their owner."""
+        """Yield the entries at or below each tenant, or the boundary; ``entity`` is their owner."""
         for owner in self._tenants() if self.within is None else [self.within]:
             names_there = (
                 info.path.rpartition("/")[2] for info in self.workspace.objects.list(owner.directory, recursive=False)
@@ -526,12 +532,12 @@ def _is_below(entity: Entity, within: Entity) -> bool:
 
 
 def _names_in(where: Any, schema: pa.Schema) -> set[str]:
-    """The columns that an expression may read: those whose names stand in it."""
+    """Return the columns that an expression may read: those whose names it contains."""
     text = "" if where is None else str(where)
     return {name for name in schema.names if name in text}
 
 
 def _scanned(table: LineTable, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-    """The rows of a table of lines that ``where`` allows, filtered where they are read."""
+    """Yield the rows of a table of lines that ``where`` allows, filtered where they are read."""
     dataset = table.open()
     yield from dataset.scanner(columns=list(names), filter=where, batch_size=BATCH_ROWS).to_batches()

@@ -35,9 +35,9 @@ ENGINE_ARGUMENTS = frozenset(
     {"state", "engine", "node", "node_name", "graph", "config", "parallel_results", "run_id", "thread_id"}
     | {"checkpoint", "checkpoint_dir", "checkpointer"}
 )
-"""What engines pass to every action besides its own arguments."""
+"""Arguments that engines pass to every action in addition to its own."""
 MAX_NUMBER = 2**31 - 1
-"""Limit of whole numbers: more results than that do not exist."""
+"""Limit of whole numbers: no search has more results."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,40}(\.0*)?")
 _UNUSABLE = re.compile("[\x00\ud800-\udfff]")
@@ -48,12 +48,12 @@ _SHOWN_CHARACTERS = 60
 
 
 class Unfit(ValueError):
-    """A value that an argument cannot take; the message says what it takes: "must be ..."."""
+    """A value that an argument does not accept; the message says what it accepts: "must be ..."."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an argument takes. ``read`` converts a value or raises Unfit; blank text is a value if ``keeps_blank``."""
+    """The type of an argument. ``read`` converts a value or raises Unfit; blank text is a value if ``keeps_blank``."""
 
     read: Callable[[object], Any]
     keeps_blank: bool = False
@@ -61,7 +61,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The declared arguments of an action, in their order, and its parameters that are none."""
+    """The declared arguments of an action, in order, and its other parameters."""
 
     kinds: Mapping[str, Kind]
     required: frozenset[str]
@@ -69,7 +69,7 @@ class Parameters:
 
     @classmethod
     def of(cls, action: Callable[..., Any]) -> Self:
-        """The parameters of ``action``, by their annotations."""
+        """Return the parameters of ``action``, by their annotations."""
         hints = get_type_hints(action, include_extras=True)
         parameters = inspect.signature(action).parameters
         found = {name: _kind_in(hints.get(name)) for name in parameters}
@@ -78,7 +78,7 @@ class Parameters:
         return cls(kinds, frozenset(required), frozenset(parameters) - set(kinds))
 
     def read(self, positional: Sequence[object], named: Mapping[str, object]) -> dict[str, Any]:
-        """The keyword arguments of a call. Raises UsageError, which names every argument that is wrong."""
+        """Return the keyword arguments of a call. Raises UsageError, which names every argument that is wrong."""
         given, problems = self._named(positional, named)
         result: dict[str, Any] = {name: value for name, value in named.items() if name in self.others}
         for name, kind in self.kinds.items():
@@ -96,7 +96,7 @@ class Parameters:
         return result
 
     def _named(self, positional: Sequence[object], named: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
-        """The arguments by name, and what is wrong with their names."""
+        """Return the arguments by name, and the errors in their names."""
         given = dict(zip(self.kinds, positional, strict=False))
         problems = [f"{name} is given twice" for name in given if name in named]
         if len(positional) > len(self.kinds):
@@ -116,7 +116,7 @@ class Parameters:
 
 
 def shown(value: object) -> str:
-    """``value`` as an error shows it: short, and printable."""
+    """Return ``value`` for an error message: short, and printable."""
     try:
         text = repr(value)
     except ValueError:  # a number of more digits than Python writes
@@ -125,13 +125,13 @@ def shown(value: object) -> str:
 
 
 def _kind_in(hint: Any) -> Kind | None:
-    """The Kind in an annotation, also inside of ``... | None``."""
+    """Return the Kind in an annotation, also inside of ``... | None``."""
     own = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Kind)), None)
     return own or next((kind for each in get_args(hint) if (kind := _kind_in(each)) is not None), None)
 
 
 def _is_blank(value: object, is_required: bool) -> bool:
-    """Whether ``value`` is none; blank text is one where an argument is required, and its Kind judges it."""
+    """Return whether ``value`` is None or blank text; the Kind of a required argument judges blank text."""
     return value is None or (not is_required and isinstance(value, str) and not value.strip())
 
 
@@ -144,7 +144,7 @@ def _is_of_the_engine(name: str, value: object) -> bool:
 
 
 def text(value: object) -> str:
-    """Text, a path, or a scalar as YAML writes it. Raises Unfit."""
+    """Return text, a path, or a scalar as YAML writes it. Raises Unfit."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, bool):
@@ -164,7 +164,7 @@ def text(value: object) -> str:
 
 
 def name(value: object) -> str:
-    """Text that is not empty. Raises Unfit."""
+    """Return text that is not empty. Raises Unfit."""
     found = text(value)
     if not found:
         raise Unfit("must not be empty")
@@ -172,7 +172,7 @@ def name(value: object) -> str:
 
 
 def query(value: object) -> str:
-    """Text that is not blank. Raises Unfit."""
+    """Return text that is not blank. Raises Unfit."""
     found = text(value)
     if not found.strip():
         raise Unfit("must not be blank")
@@ -180,7 +180,7 @@ def query(value: object) -> str:
 
 
 def names(value: object) -> list[str]:
-    """One name, a list of names, or JSON text of a list. Raises Unfit."""
+    """Return one name, a list of names, or JSON text of a list. Raises Unfit."""
     value = _parsed(value, list)
     if isinstance(value, Mapping):
         raise Unfit("must be a name or a list of names")
@@ -188,7 +188,7 @@ def names(value: object) -> list[str]:
 
 
 def some_names(value: object) -> list[str]:
-    """``names``, at least one. Raises Unfit."""
+    """Return ``names``, at least one. Raises Unfit."""
     found = names(value)
     if not found:
         raise Unfit("must name at least one")
@@ -196,7 +196,7 @@ def some_names(value: object) -> list[str]:
 
 
 def version(value: object) -> str:
-    """Numbers with dots between them. Raises Unfit."""
+    """Return numbers separated by dots. Raises Unfit."""
     found = text(value).strip()
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", found):
         raise Unfit("must be a version such as 1.5.1")
@@ -207,7 +207,7 @@ def version(value: object) -> str:
 
 
 def whole(at_least: int) -> Callable[[object], int]:
-    """Reads a whole number from ``at_least`` to MAX_NUMBER, which may be text."""
+    """Return a reader of whole numbers from ``at_least`` to MAX_NUMBER, which may be text."""
 
     def read(value: object) -> int:
         if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
@@ -224,7 +224,7 @@ def whole(at_least: int) -> Callable[[object], int]:
 
 
 def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> Callable[[object], float]:
-    """Reads a finite number in these bounds, which may be text; ``above`` excludes the lower bound."""
+    """Return a reader of finite numbers in these bounds, which may be text; ``above`` excludes the lower bound."""
     low = f"more than {at_least:g}" if above else f"at least {at_least:g}"
     wanted = f"a number of {low}" if at_most == math.inf else f"a number from {at_least:g} to {at_most:g}"
 
@@ -241,7 +241,7 @@ def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> 
 
 
 def flag(value: object) -> bool:
-    """A boolean, or the text or number that stands for one. Raises Unfit."""
+    """Return a boolean, or the text or number that means one. Raises Unfit."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int) and value in (0, 1):
@@ -252,7 +252,7 @@ def flag(value: object) -> bool:
 
 
 def moment(value: object) -> datetime:
-    """A time with its zone; UTC is meant where none is named, and midnight by a date. Raises Unfit."""
+    """Return a time with its zone; the default zone is UTC, and a date means midnight. Raises Unfit."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value.strip())
@@ -269,7 +269,7 @@ def moment(value: object) -> datetime:
 
 
 def fields(value: object) -> Mapping[str, Any]:
-    """A mapping, or JSON text of one. Raises Unfit."""
+    """Return a mapping, or JSON text of one. Raises Unfit."""
     found = _parsed(value, dict)
     if not isinstance(found, Mapping):
         raise Unfit("must be a mapping, or JSON text of one")
@@ -277,7 +277,7 @@ def fields(value: object) -> Mapping[str, Any]:
 
 
 def entity(value: object) -> str | tuple[str, str]:
-    """The path of an entity, or its type and id as a pair, also as JSON text. Raises Unfit."""
+    """Return the path of an entity, or its type and id as a pair, also as JSON text. Raises Unfit."""
     value = _parsed(value, list)
     if not isinstance(value, list | tuple):
         return name(value)
@@ -287,7 +287,7 @@ def entity(value: object) -> str | tuple[str, str]:
 
 
 def entities(value: object) -> list[str | tuple[str, str]]:
-    """Entities, or one. Raises Unfit."""
+    """Return a list of entities, or one. Raises Unfit."""
     value = _parsed(value, list)
     if not isinstance(value, list | tuple) or _is_pair(value):
         return [entity(value)]
@@ -295,7 +295,7 @@ def entities(value: object) -> list[str | tuple[str, str]]:
 
 
 def choice(*allowed: str) -> Callable[[object], str]:
-    """One of these words, in any case. Reading raises Unfit."""
+    """Return a reader of these words, in any case. Reading raises Unfit."""
 
     def read(value: object) -> str:
         found = value.strip().lower() if isinstance(value, str) else ""
@@ -307,12 +307,12 @@ def choice(*allowed: str) -> Callable[[object], str]:
 
 
 def _is_pair(value: Sequence[object]) -> bool:
-    """Whether a list is one entity: the path of another would hold a colon."""
+    """Return whether a list is one entity: the path of another would contain a colon."""
     return len(value) == 2 and isinstance(value[0], str) and not any(c in value[0] for c in ":[")
 
 
 def _parsed(value: object, wanted: type) -> object:
-    """What JSON text stands for if that is a ``wanted``; anything else is itself."""
+    """Parse JSON text if the result is a ``wanted``; return anything else unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith("[" if wanted is list else "{"):
         return value
     try:
@@ -347,9 +347,9 @@ Entities: TypeAlias = Annotated[list[str | tuple[str, str]], Kind(entities)]
 
 
 def parameters(options: Mapping[str, Option], *first: str) -> list[inspect.Parameter]:
-    """Return the options of a request as parameters of an action, those named ``first`` before the others.
+    """Return the options of a request as parameters of an action, ``first`` before the others.
 
-    One that is not given is left out.
+    Options that are not given are omitted.
     """
     ordered = [*(options[name] for name in first), *(row for name, row in options.items() if name not in first)]
     return [

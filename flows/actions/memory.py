@@ -1,7 +1,6 @@
-"""Actions for memory: ``ltm.store``, ``ltm.retrieve``, ``ltm.retrieve_by_entity``, ``ltm.delete``, ``ltm.search`` and
-``memory.search``.
+"""Define the actions for memory: ``ltm.*`` (store, retrieve, retrieve_by_entity, delete, search) and ``memory.search``.
 
-They share one store, set up by the agent's ``settings.ltm`` or ``$LTM_CONFIG`` and by the environment
+They share one store, configured by the agent's ``settings.ltm`` or ``$LTM_CONFIG`` and by the environment
 (flows/config/memory_settings.py), opened at the first call and closed with the engine.
 """
 
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
 
 BACKEND = "hierarchical"
 _SETTINGS = ("settings", "config", "_config")
-"""Attributes under which engines keep the settings of their agent, or its whole document."""
+"""Attributes under which engines keep the settings of their agent, or its complete document."""
 
 
 _action = partial(action, type_of=own_type)
 
 
 class MemoryHandle:
-    """The store that the actions share; ``settings`` gives the section ``ltm`` of the agent at the first call."""
+    """The store that the actions share; ``settings`` returns the section ``ltm`` of the agent at the first call."""
 
     def __init__(
         self, settings: Callable[[], Mapping[str, Any] | None] = lambda: None, within: EntityName | None = None
@@ -56,7 +55,10 @@ class MemoryHandle:
         self._closed = False
 
     def backend(self) -> HierarchicalLTMBackend:
-        """The store, opened at the first call. Raises UsageError where nothing names its workspace, and StoreClosed."""
+        """Return the store, opened at the first call.
+
+        Raises UsageError if no setting names its workspace, and StoreClosed.
+        """
         from driftline.flows.memory import create_ltm_backend
 
         with self._lock:
@@ -76,7 +78,9 @@ class MemoryHandle:
 
 
 def _settings_of(engine: Any) -> Callable[[], Mapping[str, Any] | None]:
-    """What looks up ``settings.ltm`` of the agent that ``engine`` runs, as far as it shows it, and keeps none alive."""
+    """Return a function that looks up ``settings.ltm`` of the agent of ``engine``, if visible, without keeping it
+    alive.
+    """
     try:
         running = weakref.ref(engine)
     except TypeError:  # None, or an object that cannot be watched, and shows nothing
@@ -90,7 +94,10 @@ def _settings_of(engine: Any) -> Callable[[], Mapping[str, Any] | None]:
 
 
 def ltm_section(settings: object) -> Mapping[str, Any] | None:
-    """The section ``ltm`` of an agent's settings, or of its whole document; None if it is for another backend."""
+    """Return the section ``ltm`` of an agent's settings, or of its whole document.
+
+    None if it is for another backend.
+    """
     inner = settings.get("settings", settings) if isinstance(settings, Mapping) else None
     section = inner.get("ltm") if isinstance(inner, Mapping) else None
     if not isinstance(section, Mapping) or section.get("backend", BACKEND) != BACKEND:
@@ -116,7 +123,7 @@ def ltm_store(
 def ltm_retrieve(
     state: Any, memory: MemoryHandle, key: Text, entity: OneEntity | None = None, default: Anything = None
 ) -> Result:
-    """One entry: ``{found, entry, value, metadata}``; ``value`` is ``default`` where there is none."""
+    """Return one entry: ``{found, entry, value, metadata}``; ``value`` is ``default`` without an entry."""
     answer = memory.backend().retrieve(key, entity)
     if answer["success"]:
         entry = answer["entry"] or {"value": default, "metadata": None}
@@ -137,7 +144,7 @@ def ltm_retrieve_by_entity(
     cursor: Text | None = None,
     within: OneEntity | None = None,
 ) -> Result:
-    """The entries of an entity: ``{entries, total_count, has_more, cursor}``."""
+    """Return the entries of an entity: ``{entries, total_count, has_more, cursor}``."""
     return memory.backend().retrieve_by_entity(
         entity_type, entity_id, include_descendants, limit, offset, allowed_ancestors, cursor, within
     )
@@ -159,7 +166,7 @@ def ltm_search(
     allowed_ancestors: Entities | None = None,
     limit: Count = 1_000,
 ) -> Result:
-    """Entries by the words of their keys and by their metadata: ``{entries, results, count}``, the first two alike."""
+    """Return entries by the words of their keys and by metadata: ``{entries, results, count}``, the first two equal."""
     answer = memory.backend().search(query, metadata_filter, entity, allowed_ancestors, limit)
     if answer["success"]:
         answer |= {"results": answer["entries"], "count": len(answer["entries"])}
@@ -179,7 +186,10 @@ def memory_search(
     mode: SearchMode = "hybrid",
     explain: Flag = False,
 ) -> Result:
-    """Entries by words and meaning: ``{results: [{record, score, rank}]}``; with ``explain``, ``explanation``."""
+    """Return entries by words and meaning: ``{results: [{record, score, rank}]}``.
+
+    With ``explain``, ``explanation``.
+    """
     backend = memory.backend()
     return backend.search_memory(query, top_k, filter, entity, allowed_ancestors, max_distance, mode, explain)
 

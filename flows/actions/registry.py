@@ -1,10 +1,8 @@
-"""How actions come into a registry: all of them, groups, or single ones, beside the actions that an engine has.
+"""Register actions, alone, in groups or all, next to the actions of an engine, and adapt their calls.
 
-What actions keep open between calls, and close with the engine that they are registered for.
-
-How an action is called: arguments are checked, and results and errors are dictionaries, here and only here.
-
-An error is ``{success: False, error, error_type}``. What nobody foresaw is raised, as a defect.
+Arguments are checked, and results and errors become dictionaries, here and only here. An error is ``{success: False,
+error, error_type}``; an unforeseen one is a defect, and is raised. ``Handles`` keeps workspaces open between calls, and
+closes them with the engine.
 """
 
 from __future__ import annotations
@@ -60,11 +58,11 @@ _ERROR_TYPES: tuple[tuple[type[DriftlineError], str], ...] = (
     (LeaseHeld, "lease_held"),
     (DriftlineError, "storage_error"),
 )
-"""The first class that fits decides."""
+"""The first matching class decides."""
 
 
 class ActionError(DriftlineError):
-    """A failure with an ``error_type`` of its own, and what its dictionary carries besides."""
+    """A failure with an ``error_type`` of its own, and further fields of its dictionary."""
 
     def __init__(self, error_type: str, what: str, **details: Any) -> None:
         super().__init__(what)
@@ -76,12 +74,12 @@ class ActionError(DriftlineError):
 
 
 def documented_type(error: DriftlineError) -> str:
-    """The ``error_type`` of an error in the actions of search."""
+    """Return the ``error_type`` of an error in the actions of search."""
     return next(name for kind, name in _ERROR_TYPES if isinstance(error, kind))
 
 
 def own_type(error: DriftlineError) -> str:
-    """The ``error_type`` of an error in the actions of memory: its kind, or ``validation_error`` of wrong arguments."""
+    """Return the ``error_type`` of an error in the actions of memory: its kind, or ``validation_error``."""
     return "validation_error" if type(error) is UsageError else error.kind
 
 
@@ -91,9 +89,10 @@ def action(
     *,
     type_of: Callable[[DriftlineError], str] = documented_type,
 ) -> Action:
-    """``function`` as an action: its result gets ``success``; errors become dictionaries, with ``on_failure`` added.
+    """Return ``function`` as an action: its result gets ``success``, and errors become dictionaries with
+    ``on_failure``.
 
-    Its arguments are read as ``arguments`` says; positional ones come after ``state``. ``type_of`` gives the
+    ``arguments`` defines how its arguments are read; positional ones come after ``state``. ``type_of`` returns the
     ``error_type`` of an error.
     """
     parameters = Parameters.of(function)
@@ -109,25 +108,25 @@ def action(
             failure = {"error": str(error), "error_type": error_type}
             if error_type == "prerequisite_missing":
                 failure["install_hint"] = error.fix
-        except Exception as error:  # Lance has no base of its own; what is neither its nor the system's is raised again
+        except Exception as error:  # Lance's errors have no common base
             error_type = "lancedb_error" if _comes_from_lance(error) else "storage_error"
             if error_type == "storage_error" and not isinstance(error, OSError):
                 raise
             failure = {"error": f"{type(error).__name__}: {error}", "error_type": error_type}
-        failure["error"] = failure["error"].encode(errors="backslashreplace").decode()  # names may hold surrogates
+        failure["error"] = failure["error"].encode(errors="backslashreplace").decode()  # names may contain surrogates
         return {"success": False, **failure, **(on_failure or {})}
 
     return call
 
 
 def _comes_from_lance(error: Exception) -> bool:
-    """Lance raises built-in exceptions: by the frames that they passed."""
+    """Return whether Lance raised a built-in exception, by the frames of its traceback."""
     frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(name).partition(".")[0] in ("lance", "lancedb") for name in frames)
 
 
 CLOSE_HOOKS = ("register_cleanup", "add_close_hook", "on_close")
-"""Methods of an engine that take a function to call when it closes, or lists of such functions; the first counts."""
+"""Methods of an engine that take a function to call at close, or lists of such functions; the first one counts."""
 
 
 def _has_workspace(folder: str) -> bool:
@@ -145,9 +144,9 @@ class Handles:
         self._closed = False
 
     def locate(self, name: str) -> str:
-        """The URI or absolute path of a workspace: a name, with or without its @, lies in the home.
+        """Return the URI or absolute path of a workspace: a name, with or without its @, is in the home.
 
-        A workspace in the current folder is found by its bare name while there is none of this name in the home.
+        A workspace in the current folder is found by its bare name while the home has none of this name.
         """
         environment = Environment.current()
         home = self._home or environment.workspaces_home
@@ -161,7 +160,7 @@ class Handles:
         return name if path is None else os.path.abspath(path)
 
     def workspace(self, uri: str) -> Workspace:
-        """The workspace at ``uri`` as it is now. Raises WorkspaceNotFound and its kin."""
+        """Return the current workspace at ``uri``. Raises WorkspaceNotFound and similar errors."""
         self._check()
         with self._lock:
             known = self._workspaces.get(uri)
@@ -171,7 +170,10 @@ class Handles:
         return opened
 
     def embedder(self, model: str | None = None) -> Embedder:
-        """The embedder of ``model``, by default the default one, with its table of words. Raises ModelNotFound."""
+        """Return the embedder of ``model``, by default of the default model, with its table of words.
+
+        Raises ModelNotFound.
+        """
         self._check()
         from driftline.tasks.search.grep import open_embedder
 
@@ -181,7 +183,7 @@ class Handles:
             return self._embedders[model]
 
     def close(self) -> None:
-        """Let go of everything; may be called again."""
+        """Close everything; may be called again."""
         with self._lock:
             self._closed = True
             self._workspaces.clear()
@@ -193,7 +195,7 @@ class Handles:
 
 
 def close_with(engine: Any, close: Callable[[], None]) -> None:
-    """Have ``close`` called when ``engine`` closes, or else when it is collected; without an engine, never."""
+    """Call ``close`` when ``engine`` closes, or else when it is collected; without an engine, never."""
     for name in CLOSE_HOOKS:
         hook = getattr(engine, name, None)
         if isinstance(hook, MutableSequence):
@@ -209,13 +211,13 @@ def close_with(engine: Any, close: Callable[[], None]) -> None:
 
 
 OWN_PREFIX = "driftline."
-"""Stands before the names of actions whose plain names the engine resolves to its own."""
+"""Prefix of action names whose plain names the engine resolves to its own actions."""
 _REGISTRIES = ("actions_registry", "actions", "registry")
-"""Attributes under which engines keep what they resolve names with; the first mapping counts."""
+"""Attributes under which engines keep their registry of names; the first mapping counts."""
 
 
 def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str, Action]]) -> set[str]:
-    """The names of the actions that ``only`` names, by themselves or by their groups; all without it.
+    """Return the names of the actions that ``only`` names, by themselves or by their groups; all without it.
 
     Raises UsageError for a name that is neither.
     """
@@ -233,11 +235,11 @@ def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str,
 
 
 class UnderNamespace(str):
-    """A name in a registry that an engine hands over empty: the plain name below a namespace, else with OWN_PREFIX.
+    """A name in an empty registry of an engine: the plain name below a namespace, else the name with OWN_PREFIX.
 
-    Engines put what they find there into their own registry, as ``f"{namespace}.{name}"`` or, without a namespace, as
-    the name itself, over actions of their own; which of the two they do shows only then. Formatted, this is
-    ``ltm.store``, and as a key it is ``driftline.ltm.store``.
+    Engines copy the entries to their own registry, as ``f"{namespace}.{name}"`` or, without a namespace, as the name
+    itself, over actions of their own. Which of the two they do shows only then. Formatted, this is ``ltm.store``, and
+    as a key it is ``driftline.ltm.store``.
     """
 
     __slots__ = ()
@@ -251,10 +253,9 @@ def bind(
 ) -> None:
     """Put ``actions`` into ``registry`` with the arguments ``given``.
 
-    Each is there twice: by its name, and as ``actions.`` and its name with an underscore. Names that are there already
-    stay unless ``replace``. So do those that ``engine`` resolves to actions of its own, which it would overwrite with
-    what it finds in a registry that it hands over empty: it gets ours with OWN_PREFIX, and below every namespace by
-    their plain names.
+    Each has two names: its own, and ``actions.`` with its name and an underscore. Existing names are kept unless
+    ``replace``. So are names that ``engine`` resolves to its own actions, which it would overwrite with the entries of
+    an empty registry: it gets ours with OWN_PREFIX, and below every namespace by their plain names.
     """
     own = _registry_of(engine)
     for name, function in actions.items():

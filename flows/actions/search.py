@@ -1,11 +1,8 @@
-"""Actions that index and search: ``search.workspace_*`` and ``search.semantic``; ``semtools.search`` is beside them.
+"""Define the actions that index and search: ``search.workspace_*`` and ``search.semantic``.
 
-Their arguments are read as ``arguments`` says.
-
-From the paths that ``search.workspace_remove`` is given to what is taken out of sources. Files stay as they are.
-
-A source that is named, or that lies below a folder that is named, goes. Of a source that holds what is named, its
-documents go, and its filters leave them out from now on.
+``arguments`` defines how their arguments are read. ``search.workspace_remove`` removes documents from the index only. A
+source that is named, or that is below a named folder, is removed. If a source contains a named path, the documents
+there are removed, and the filters of the source exclude them from now on.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ from driftline.tasks.search.request import SearchRequest, options_in
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What goes from one source: all of it if ``inside`` is "", else this file or folder, with these documents."""
+    """The part of one source to remove: all of it if ``inside`` is "", else this file or folder and its documents."""
 
     entity: Entity
     record: SourceRecord
@@ -53,9 +50,10 @@ class _Part:
 
 
 def remove_paths(workspace: Workspace, paths: Sequence[str]) -> int:
-    """Take files, folders, globs and URIs out of a workspace; returns how many documents that were.
+    """Remove files, folders, globs and URIs from a workspace, and return the number of documents.
 
-    Raises SourceNotFound, before anything is removed, for what the workspace does not hold; LeaseHeld, StorageError.
+    Raises SourceNotFound, before anything is removed, for paths that the workspace does not contain; LeaseHeld,
+    StorageError.
     """
     names = [file for path in paths for file in (files_named([path]) if is_glob(path) else [path])]
     for name in names:
@@ -90,7 +88,7 @@ def _remove(workspace: Workspace, part: _Part) -> int:
             wait_seconds=WAIT_SECONDS,
             storage_options=workspace.objects.storage_options,
         ).documents
-    if include == part.record.include:  # its other filters would let it in again
+    if include == part.record.include:  # its other filters would include it again
         change = {"exclude": (*part.record.exclude, pattern), "commit": None}
     else:
         change = {"include": include, "commit": None}
@@ -106,7 +104,7 @@ def workspace_create(
     model: Name | None = None,
     handles: Handles | None = None,
 ) -> Result:
-    """Create a workspace unless it is there: ``{workspace, created}``; ``workspace`` is where it lies.
+    """Create a workspace unless it exists: ``{workspace, created}``; ``workspace`` is its location.
 
     ``path`` and ``workspace`` are two names of one argument. ``model`` is that of a new workspace.
     """
@@ -140,10 +138,10 @@ def workspace_index(
     model: Name | None = None,
     handles: Handles | None = None,
 ) -> Result:
-    """Bring a workspace in step with files, folders, globs and bucket URIs.
+    """Update a workspace to the current state of files, folders, globs and bucket URIs.
 
-    ``{indexed, updated, skipped, total_lines}``: new, changed and unchanged documents, and the lines of the workspace.
-    ``skipped_files`` are those that were left out. ``dry_run`` counts and writes nothing.
+    Returns ``{indexed, updated, skipped, total_lines}``: new, changed and unchanged documents, and the lines of the
+    workspace. ``skipped_files`` are those that were not indexed. ``dry_run`` counts and writes nothing.
     """
     from driftline.flows.actions.sources import index_paths
 
@@ -180,10 +178,10 @@ def workspace_search(
     given: dict[str, Any],
     handles: Handles | None = None,
 ) -> Result:
-    """Search a workspace: ``{query, results}`` as ``driftline search --json`` has them, with ``notes`` and the
-    ``nearest`` line where there are none.
+    """Search a workspace: ``{query, results}`` like ``driftline search --json``.
 
-    What is left out comes from ``[search]`` of ``driftline.toml``. With ``explain`` there is an ``explanation``, too.
+    Without results, there are ``notes`` and the ``nearest`` line. Defaults come from ``[search]`` of
+    ``driftline.toml``. With ``explain``, there is an ``explanation``, too.
     """
     from driftline.flows.actions.sources import filter_for
     from driftline.flows.config.search_settings import search_request
@@ -199,7 +197,7 @@ def workspace_search(
 
 @action
 def workspace_stats(state: Any, workspace: Name, handles: Handles | None = None) -> Result:
-    """The figures of a workspace: ``{total_documents, total_lines, has_index, index_type}``."""
+    """Return the figures of a workspace: ``{total_documents, total_lines, has_index, index_type}``."""
     handles = handles or Handles()
     stats = handles.workspace(handles.locate(workspace)).stats()
     return {
@@ -212,7 +210,7 @@ def workspace_stats(state: Any, workspace: Name, handles: Handles | None = None)
 
 @action
 def workspace_remove(state: Any, workspace: Name, paths: SomeNames, handles: Handles | None = None) -> Result:
-    """Take files, folders, globs and URIs out of a workspace: ``{removed, total_documents, total_lines}``."""
+    """Remove files, folders, globs and URIs from a workspace: ``{removed, total_documents, total_lines}``."""
 
     handles = handles or Handles()
     uri = handles.locate(workspace)
@@ -235,8 +233,8 @@ def semantic(
 ) -> Result:
     """Search files: ``{results, query}``.
 
-    What a workspace holds as it is now is searched there, which saves embedding it; all else is embedded, and nothing
-    is written.
+    Files that the workspace holds unchanged are searched there, which saves embedding them; all others are embedded,
+    and nothing is written.
     """
     from driftline.tasks.search.grep import grep, read_texts, search_files
 
@@ -254,7 +252,7 @@ def semantic(
 
 
 def _check_model(workspace: Workspace, model: str | None) -> None:
-    """Raises FingerprintMismatch if another model than ``model`` has embedded the workspace; None is any model."""
+    """Raise FingerprintMismatch if another model than ``model`` has embedded the workspace; None is any model."""
     current = workspace.config.fingerprint
     if model is None or current is None or model_of(model).fingerprint == current:
         return

@@ -1,14 +1,8 @@
-"""The action ``semtools.search``: single lines by meaning, with Driftline's own engine or a program of semtools.
+"""Define the action ``semtools.search``: find single lines by meaning, with Driftline's engine or a semtools program.
 
-What the programs of semtools print, as matches ``{file, line, score, text, context}``: lines 1-based, their order.
-
-Raises ActionError parse_error for anything else.
-
-A search by an installed program of semtools.
-
-The programs of semtools: which one is installed, its version, and one call of it.
-
-Up to 2.0 it is called ``search`` and prints text; since 3.0 it is ``semtools search`` and prints JSON.
+The matches of programs become ``{file, line, score, text, context}``: lines 1-based, in the program's order. Up to
+version 2.0, the program is called ``search`` and prints text; since 3.0, it is ``semtools search`` and prints JSON. Any
+other output raises ActionError parse_error.
 """
 
 from __future__ import annotations
@@ -45,12 +39,15 @@ _SINCE_RENAMED = (3, 0)
 _VERSION_SECONDS = 10.0
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
 _PARTS = 4
-"""Parts of a version that are compared; those that are not written are zero."""
+"""Parts of a version to compare; missing parts are zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An installed program. ``version`` is None if it does not say; it is ``at_least`` that one then."""
+    """An installed program. ``version`` is None if the program does not report it.
+
+    It is ``at_least`` that version then.
+    """
 
     path: str
     command: tuple[str, ...]
@@ -59,14 +56,14 @@ class Program:
     at_least: tuple[int, ...]
 
     def require(self, wanted: str) -> None:
-        """Raises ActionError prerequisite_missing if the program is older than ``wanted``."""
+        """Raise ActionError prerequisite_missing if the program is older than ``wanted``."""
         if not self.at_least or _padded(self.at_least) < _padded(_numbers(wanted)):
             told = self.version or "one that does not say its version"
             raise missing(f"{PROGRAM} {wanted} or newer is needed, not {told}")
 
 
 def find() -> Program | None:
-    """The program on the PATH, the newer name first; another program called ``search`` is not taken for it."""
+    """Return the program on the PATH, the newer name first; another program called ``search`` is ignored."""
     path = shutil.which(PROGRAM)
     if path is not None:
         said = _said_version(path)
@@ -82,7 +79,7 @@ def find() -> Program | None:
 
 
 def run(program: Program, arguments: Sequence[str], timeout_seconds: float) -> str:
-    """What the program prints. Raises ActionError: cli_error, timeout."""
+    """Run the program and return its output. Raises ActionError: cli_error, timeout."""
     try:
         code, out, err = _call([program.path, *program.command, *arguments], timeout_seconds)
     except subprocess.TimeoutExpired as error:
@@ -96,14 +93,14 @@ def run(program: Program, arguments: Sequence[str], timeout_seconds: float) -> s
 
 
 def missing(what: str) -> ActionError:
-    """The error of a program that must be installed."""
+    """Return the error for a program that must be installed."""
     return ActionError(
         "prerequisite_missing", f"{what}. Run: {INSTALL_HINT} (or: {OTHER_HINT})", install_hint=INSTALL_HINT
     )
 
 
 def _said_version(path: str) -> str | None:
-    """What a program answers to ``--version``; None if it does not know that option, or cannot be run."""
+    """Return the answer of a program to ``--version``; None if it does not know that option, or cannot be run."""
     try:
         code, out, _ = _call([path, "--version"], _VERSION_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
@@ -123,7 +120,7 @@ def _call(command: Sequence[str], timeout_seconds: float) -> tuple[int, str, str
     )
     try:
         out, err = process.communicate(timeout=timeout_seconds)
-    except BaseException:  # whatever ends the wait: the program must not outlive it
+    except BaseException:  # the program must not outlive the wait
         with contextlib.suppress(ProcessLookupError):
             # The program is a wrapper: its children hold the pipes, too.
             os.killpg(process.pid, signal.SIGKILL)
@@ -152,7 +149,7 @@ _NUMBERED = re.compile(r" *(?P<number>\d+): (?P<text>.*)")
 
 
 def parse_json(answer: str) -> list[Match]:
-    """The matches of version 3: an object with ``results``, or a list of them."""
+    """Return the matches of version 3: an object with ``results``, or a list of them."""
     if not answer.strip():
         return []
     try:
@@ -164,9 +161,9 @@ def parse_json(answer: str) -> list[Match]:
 
 
 def parse_text(answer: str, texts: Mapping[str, str], n_lines: int) -> list[Match]:
-    """The matches of versions 1 and 2, which were asked for without context, since they do not say which line matches.
+    """Return the matches of versions 1 and 2, which print no context, because they do not say which line matches.
 
-    ``texts`` are those of the files by their names; they give ``n_lines`` of context on each side.
+    ``texts`` are those of the files by their names; they provide ``n_lines`` of context on each side.
     """
     try:
         return list(_blocks(answer.split("\n"), texts, n_lines))
@@ -196,13 +193,13 @@ def _blocks(lines: Sequence[str], texts: Mapping[str, str], n_lines: int) -> Ite
 
 
 def program_lines(text: str) -> list[str]:
-    """The lines of a text as the programs count them."""
+    """Split a text into lines as the programs count them."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return lines[:-1] if lines[-1] == "" else lines
 
 
 def _parsed_match(result: dict[str, Any]) -> Match:
-    """One result, of version 3 (0-based numbers, a distance and a block of lines) or as we report it."""
+    """Return one result of version 3 (0-based numbers, a distance and a block of lines) as we report it."""
     if "match_line_number" not in result:
         text = str(result["text"])
         context = result.get("context") or [text]
@@ -231,7 +228,7 @@ def _not_understood(error: Exception) -> ActionError:
 TIMEOUT_SECONDS = 60.0
 _MAX_TOP_K = 2**31 - 1
 _MAX_ARGUMENT_BYTES = 100_000
-"""Names of files given to one call, in bytes: more are searched by several calls."""
+"""File names in one call, in bytes; more files are searched by several calls."""
 
 
 def search(
@@ -244,7 +241,7 @@ def search(
     n_lines: int,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> list[Match]:
-    """The ``n_results`` best matches in the files of ``texts``, best first.
+    """Return the ``n_results`` best matches in the files of ``texts``, best first.
 
     Raises ActionError: cli_error, parse_error, timeout.
     """
@@ -317,10 +314,11 @@ def _semtools_search(
 ) -> Result:
     """Search files line by line: ``{matches, best_match, has_matches, total_matches, query, engine, version}``.
 
-    ``engine="cli"`` takes an installed program of semtools, for at most ``timeout`` seconds, ``engine="auto"`` if there
-    is one; ``check_version`` asks for semtools_program.MIN_VERSION, ``min_version`` for another one. A match is
-    ``{file, line, score, text, context}``; with our own engine it has its ``column``, ``distance`` and ``relevance``,
-    too, and an answer without matches names the ``nearest`` line. Files that cannot be searched are ``skipped_files``.
+    ``engine="cli"`` uses an installed program of semtools, for at most ``timeout`` seconds, ``engine="auto"`` only if
+    there is one. ``check_version`` requires semtools_program.MIN_VERSION, ``min_version`` another version. A match is
+    ``{file, line, score, text, context}``; with Driftline's engine, it also has its ``column``, ``distance`` and
+    ``relevance``, and an answer without matches names the ``nearest`` line. Files that cannot be searched are
+    ``skipped_files``.
     """
     from driftline.tasks.search.grep import grep, read_texts
 
@@ -359,7 +357,7 @@ def _match(hit: Hit) -> Match:
 
 
 def _bounded(match: Match, query: str) -> Match:
-    """A match of a program with windows of its long lines."""
+    """Return a match of a program with windows of its long lines."""
     text, context = match["text"], match["context"]
     at = match_in(text, query)
     return {
@@ -370,9 +368,9 @@ def _bounded(match: Match, query: str) -> Match:
 
 
 def _program(engine: Any, wanted: str | None, *, only_ours: bool) -> Program | None:
-    """The program that shall search; None for our own engine, as for any object, which a host has passed.
+    """Return the program to use; None for Driftline's engine, which any object that a host passes also selects.
 
-    ``only_ours`` says that our own engine alone can do what was asked.
+    ``only_ours`` says that only Driftline's engine can fulfil the request.
     """
     if not isinstance(engine, str) or engine == "driftline":
         return None

@@ -1,9 +1,8 @@
-"""From the paths that an action is given to sources of its workspace, and from paths to filters.
+"""Turn the paths of an action into sources of its workspace, and into filters.
 
-A folder is a source. The single files of a folder share one source, to which each call adds; a glob has its own. What a
-known source covers is left to it, and a folder that is indexed whole takes over from files and globs inside it.
-
-The files that an action has left out although they were asked for, as answers list them.
+A folder is a source. The single files of a folder share one source, to which each call adds; a glob has its own. Files
+of a known source stay with it, and a folder that is indexed whole takes over from files and globs inside it.
+``SkippedFiles`` collects requested files that were skipped, for the answer.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from driftline.tasks.scanning.selection import files_named, is_glob, literal, se
 from driftline.tasks.search.filters import where_named
 
 WAIT_SECONDS = 60.0
-"""How long an action waits for another run of the same source: engines run nodes in parallel."""
+"""Time that an action waits for another run of the same source: engines run nodes in parallel."""
 
 _FOLDERS = "*/"
 _Known = Mapping[Entity, SourceRecord]
@@ -47,7 +46,7 @@ def index_paths(
     on_skip: Callable[[str, str], None] = lambda path, reason: None,
     model: str | None = None,
 ) -> list[SourceReport]:
-    """Bring the sources of ``paths`` in step; one report for each source. ``on_skip`` is told of files left out.
+    """Update the sources of ``paths``, with one report for each source. ``on_skip`` receives skipped files.
 
     Raises SourceNotFound before anything is written, DeletionRefused, LeaseHeld, StorageError.
     """
@@ -80,7 +79,7 @@ def index_paths(
 
 
 def _taken_over(wanted: Collection[SourceRequest], known: _Known) -> set[str]:
-    """The sources of files and globs inside folders that are indexed whole."""
+    """Return the sources of files and globs inside folders that are indexed whole."""
     whole = [part.uri for part in wanted if not part.include and not part.exclude]
     places = [(part.entity, part.uri) for part in wanted]
     places += [(str(entity), record.uri) for entity, record in known.items()]
@@ -111,8 +110,10 @@ def _tell_skipped(
 
 
 def filter_for(workspace: Workspace, paths: Sequence[str]) -> LineFilter:
-    """Only the documents that ``paths`` name: files, folders or globs on this machine that were indexed, or documents
-    and folders by their paths inside their source.
+    """Return a filter for the documents that ``paths`` name.
+
+    Paths are files, folders or globs on this machine that were indexed, or documents and folders by their paths inside
+    their source.
     """
     names = [file for path in paths for file in (files_named([path]) if is_glob(path) else [path])]
     return where_named(workspace, names)
@@ -150,7 +151,7 @@ def _wanted(
 
 
 def _joined(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
-    """Patterns that let through what either lets through; none let everything through."""
+    """Return patterns that match what either set matches; an empty set matches everything."""
     return tuple(dict.fromkeys((*first, *second))) if first and second else ()
 
 
@@ -159,22 +160,22 @@ def _local_sources(workspace: Workspace) -> dict[Entity, SourceRecord]:
 
 
 MAX_SKIPPED_FILES = 100
-"""So many are listed; ``skipped_files_omitted`` counts the others."""
+"""Maximum number of files to list; ``skipped_files_omitted`` counts the others."""
 
 
 class SkippedFiles:
-    """Collects paths and reasons. What patterns exclude was not asked for, and is not listed."""
+    """Collects paths and reasons. Files that patterns exclude were not requested, and are not listed."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
 
     def add(self, path: str, reason: str) -> None:
-        """Take down one file; the first reason counts."""
+        """Record one file; the first reason counts."""
         if reason != SkipReason.EXCLUDED:
             self._reasons.setdefault(path, str(reason))
 
     def to_dict(self) -> dict[str, Any]:
-        """``{skipped_files: [{path, reason}]}``, or nothing if all files were taken."""
+        """Return ``{skipped_files: [{path, reason}]}``, or nothing if no file was skipped."""
         if not self._reasons:
             return {}
         listed = [{"path": path, "reason": reason} for path, reason in self._reasons.items()]

@@ -63,7 +63,7 @@ def run_deployments(
             time.sleep(POLL_SECONDS)
             runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}
     if not all(_has_completed(run) for run in runs.values()):
-        raise _failure("has failed", runs, "Read its log; another build of the commit starts it anew.")
+        raise _failure("has failed", runs, "Read its log; another build of the commit restarts it.")
     return [_report(name, run) for name, run in runs.items()]
 
 

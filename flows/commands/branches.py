@@ -137,7 +137,7 @@ def _of_build() -> str:
     build = Build.detect(os.environ, ".")
     branch = build.index_branch() if build.is_request else None
     if branch is None:
-        raise UsageError("This is no build of a pull request", build.system, "Name the branch.")
+        raise UsageError("This build is not of a pull request", build.system, "Name the branch.")
     return branch
 
 

@@ -1,7 +1,4 @@
-"""``driftline search``, ``status`` and ``sources``: what a workspace answers.
-
-``driftline search --server``: the same search, asked of a web server.
-"""
+"""Define ``driftline search``, ``status`` and ``sources``: query a workspace, or a web server with ``--server``."""
 
 from __future__ import annotations
 
@@ -40,16 +37,19 @@ if TYPE_CHECKING:
 
 
 def named_server(given: str | None, workspace: str | None) -> str | None:
-    """The server to ask: ``given``, else $DRIFTLINE_SERVER unless a workspace is named. Raises UsageError for both."""
+    """Return the server to query: ``given``, else $DRIFTLINE_SERVER unless a workspace is named.
+
+    Raises UsageError for both.
+    """
     if given and workspace:
         raise UsageError("A server serves its own workspace", given, "Name either --server or --workspace.")
     return given or (None if workspace else os.environ.get(SERVER_VARIABLE) or None)
 
 
 def search_on(server: str, request: SearchRequest, only_here: Mapping[str, Any], *, as_json: bool) -> int:
-    """Print what ``server`` finds, as a search of a workspace does.
+    """Print the results of ``server`` like those of a workspace.
 
-    Raises UsageError for an option that servers do not take, and if one of ``only_here`` is used.
+    Raises UsageError for an option that servers do not accept, and if one of ``only_here`` is used.
     """
     from driftline.flows.client import Connection, search_parameters  # loads http and ssl
 
@@ -95,7 +95,7 @@ def search(
 ) -> int:
     """Search the indexed lines. Exit code 1 if nothing is found.
 
-    What is left out comes from [search] of driftline.toml.
+    Defaults come from [search] of driftline.toml.
     """
     query, given = " ".join(words), without_empty(given)
     if rerank_windows is not None and given["rerank"] is not False:
@@ -114,7 +114,7 @@ def search(
 
 
 def _cached(workspace: Workspace, given: bool | None) -> Workspace:
-    """The copy of a workspace in a bucket, brought up to date, if a copy is asked for."""
+    """Return the up-to-date copy of a workspace in a bucket, if a copy is requested."""
     is_wanted, max_bytes = cache_settings(given)
     if not is_wanted or workspace.objects.is_local:
         return workspace
@@ -145,7 +145,7 @@ def _open(workspace: str, given: str | None = None, config: str | None = None) -
 
 
 def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The folder of each local source that has hits, for links."""
+    """Return the folder of each local source that has hits, for links."""
     from driftline.flows.config.environment import local_path
     from driftline.storage.entities import Entity
 
@@ -170,7 +170,7 @@ _NEXT_STEPS = """
 
 
 def orient() -> int:
-    """Say what there is in this folder, and what to do with it: what ``driftline`` alone prints."""
+    """Print the state of this folder and the next steps, for ``driftline`` without a command."""
     try:
         target = workspace_for_reading(None)
         stats = _open(target).stats()

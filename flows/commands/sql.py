@@ -1,4 +1,4 @@
-"""``driftline sql``: ask the workspace a question in SQL."""
+"""Define ``driftline sql``: query the workspace in SQL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "csv", "json", "parquet"]
 MAX_TABLE_ROWS = 1_000
-"""More rows are no table that anybody reads."""
+"""Maximum number of rows of a readable table."""
 _PIECES = 10_000
 
 
@@ -40,7 +40,7 @@ def sql(
     ] = 60.0,
     as_json: JsonOption = False,
 ) -> int:
-    """Ask a question in SQL: about documents, lines, definitions, sources, runs, branches, memory.
+    """Query the workspace in SQL: documents, lines, definitions, sources, runs, branches, memory.
 
     The query only reads, and sees nothing but the workspace.
     """
@@ -55,7 +55,7 @@ def sql(
     boundary = Entity.parse(within, opened.config.hierarchy) if within is not None else None
     there = on_named_branch(opened, branch, boundary)
     if form == "parquet" and sys.stdout.isatty():
-        raise UsageError("Parquet is no text for a terminal", fix="Redirect it to a file: > result.parquet")
+        raise UsageError("Parquet is not text for a terminal", fix="Redirect it to a file: > result.parquet")
     journal = searches_table(opened)
     with run(there, query, within=boundary, searches=journal, max_seconds=timeout) as result:
         rows = _PRINTERS["json" if as_json else form](result)
@@ -118,7 +118,7 @@ def _rows(result: Result) -> Iterator[tuple[object, ...]]:
 
 
 def _numbers(result: Result) -> list[bool]:
-    """Which columns hold numbers, and stand to the right."""
+    """Return which columns contain numbers, which are right-aligned."""
     import pyarrow as pa
 
     return [
@@ -128,7 +128,7 @@ def _numbers(result: Result) -> list[bool]:
 
 
 def _text(value: object) -> str:
-    """A value for a cell: nothing for null, a list or an object as JSON."""
+    """Return a value for a cell: nothing for null, a list or an object as JSON."""
     if value is None:
         return ""
     if isinstance(value, float):

@@ -193,7 +193,7 @@ def _newest(
 
 
 def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
-    """What tells where the memory is; a wrong setting of it is told to whoever searches it."""
+    """Return a function that locates the memory; a search of memory reports a wrong setting."""
 
     @once
     def find() -> Memory:
@@ -244,7 +244,7 @@ def _proxy(header: str | None, addresses: list[str] | None) -> TrustedProxy | No
     try:
         networks = tuple(ip_network(address) for address in addresses)
     except ValueError as error:
-        raise UsageError("This is no address of a proxy", str(error), "Write 10.0.0.7 or 10.0.0.0/24.") from error
+        raise UsageError("Not a valid address of a proxy", str(error), "Write 10.0.0.7 or 10.0.0.0/24.") from error
     return TrustedProxy(header, networks)
 
 

@@ -52,7 +52,7 @@ _LOCAL_SCHEMES = frozenset({"file", "local"})
 def local_path(uri: str) -> Path | None:
     """Return the local path that ``uri`` names (a bare path or ``file://``), else None.
 
-    Percent escapes stay unchanged.
+    Percent escapes are kept.
     """
     if "::" in uri:  # chained file systems, such as zip://…::s3://…
         return None

@@ -60,7 +60,7 @@ class _Section(BaseModel):
 class CatalogSection(_Section):
     """The location of the catalog; without ``url``, it is a SQLite file in the workspace.
 
-    The type ``sqlalchemy`` is either.
+    The type ``sqlalchemy`` allows both kinds of database.
     """
 
     type: Literal["sqlite", "postgresql", "sqlalchemy"] | None = None

@@ -1,7 +1,4 @@
-"""The answers of the MCP tools: pydantic models, whose schemas clients see, and the limits that keep answers short.
-
-The answers of the MCP tool for memory: hits, cut so that an answer stays short.
-"""
+"""Define the answers of the MCP tools: pydantic models, whose schemas clients see, with limits that keep them short."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from driftline.tasks.search.query import SearchReport
 MAX_SOURCES = 100
 MAX_LINE_CHARACTERS = MAX_SHOWN_CHARACTERS
 MAX_ANSWER_BYTES = 64 * 1024
-"""Limit of the lines of an answer, in UTF-8, so that it leaves room in the context of a model."""
+"""Limit of the lines of an answer, in UTF-8, to save the context of a model."""
 
 
 class LinesFound(BaseModel):
@@ -100,7 +97,7 @@ class ContextAnswer(BaseModel):
 
 
 def search_answer(report: SearchReport) -> SearchAnswer:
-    """The first results that fit into MAX_ANSWER_BYTES, at least one of them."""
+    """Return the first results that fit into MAX_ANSWER_BYTES, at least one of them."""
     results: list[LinesFound] = []
     room, truncated = MAX_ANSWER_BYTES, False
     for hit in report.results:
@@ -122,7 +119,7 @@ def _lines_found(hit: Hit, context: list[str]) -> LinesFound:
 
 
 def index_status(stats: WorkspaceStats) -> IndexStatus:
-    """``stats`` with at most MAX_SOURCES sources."""
+    """Return ``stats`` with at most MAX_SOURCES sources."""
     return IndexStatus(
         workspace=stats.workspace,
         total_documents=stats.total_documents,
@@ -136,7 +133,7 @@ def index_status(stats: WorkspaceStats) -> IndexStatus:
 
 
 def context_answer(excerpt: Excerpt) -> ContextAnswer:
-    """The first lines of ``excerpt`` that fit into MAX_ANSWER_BYTES."""
+    """Return the first lines of ``excerpt`` that fit into MAX_ANSWER_BYTES."""
     lines, _, truncated = _fitting(excerpt.lines, MAX_ANSWER_BYTES)
     return ContextAnswer(
         path=excerpt.path,
@@ -150,7 +147,9 @@ def context_answer(excerpt: Excerpt) -> ContextAnswer:
 
 
 def _fitting(lines: Sequence[str], room: int) -> tuple[list[str], int, bool]:
-    """The first of ``lines``, each cut, that fit into ``room`` bytes; the bytes then left; whether text is missing."""
+    """Return the first of ``lines``, each cut, that fit into ``room`` bytes, the bytes left, and whether text is
+    missing.
+    """
     kept: list[str] = []
     truncated = False
     for line in lines:
@@ -199,7 +198,7 @@ class MemoryAnswer(BaseModel):
 
 
 def memory_answer(query: str, hits: Iterable[MemoryHit[MemoryEntry]], max_bytes: int) -> MemoryAnswer:
-    """The first ``hits`` of ``query``, as many as fit into ``max_bytes`` of JSON."""
+    """Return the first ``hits`` of ``query``, as many as fit into ``max_bytes`` of JSON."""
     results: list[MemoryResult] = []
     room = max_bytes
     for hit in hits:

@@ -1,9 +1,7 @@
-"""The MCP server: the tools of a workspace over standard input and output, or over HTTP.
+"""Serve the MCP tools of a workspace over standard input and output, or over HTTP.
 
-Serves the MCP tools over streamable HTTP on loopback, to clients of this machine that finish what they begin.
-
-Requests are stateless: the tools only read, so no session is kept, and no stream is open beside the answers. A
-connection whose request does not arrive in time is closed, and the number of connections is bounded.
+HTTP is served on loopback, and requests are stateless: the tools only read, so there are neither sessions nor open
+streams. A connection whose request does not arrive in time is closed, and the number of connections is bounded.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from driftline.storage.workspace.workspace import Workspace
 
 MAX_BODY_BYTES = 1 << 20
 _GRACE_SECONDS = 3
-"""How long an interrupted server waits for answers that are under way."""
+"""Grace period for requests in flight at shutdown."""
 _METHOD_NOT_ALLOWED, _TOO_LARGE = 405, 413
 
 
@@ -74,9 +72,9 @@ def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
 
 @dataclass(frozen=True, slots=True)
 class WholePosts:
-    """Passes requests to ``app`` once they have arrived whole, and refuses all but POST.
+    """Passes requests to ``app`` once they have arrived completely, and refuses all but POST.
 
-    Without sessions, the stream that a GET opens would bring nothing and last as long as its client likes.
+    Without sessions, the stream of a GET would bring nothing and last as long as its client.
     """
 
     app: ASGIApp
@@ -94,7 +92,7 @@ class WholePosts:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return  # nobody waits for an answer
+                return  # no client waits for an answer
             body += message.get("body", b"")
             more = message.get("more_body", False)
             if len(body) > MAX_BODY_BYTES:
@@ -121,10 +119,10 @@ def make_server(
     within: Entity | None = None,
     newest: Callable[[], Workspace] | None = None,
 ) -> MCPServer[Any]:
-    """The server of a workspace, which ``newest`` opens for each call, and of the memory store that ``memory`` opens.
+    """Return the server of a workspace, which ``newest`` opens for each call, and of the store that ``memory`` opens.
 
-    With ``within`` it serves only lines at or below that entity; ``memory`` is bound by whoever opens it. All reads
-    happen in this process.
+    With ``within``, it serves only lines at or below that entity; the caller binds ``memory``. All reads happen in this
+    process.
     """
     lines = LineTools(newest or workspace.reread, lambda: within)
     # The store stays open: it is the only one, and closes itself when the process ends.
@@ -133,7 +131,7 @@ def make_server(
 
 
 def server_of(lines: LineTools, memory: MemoryTools | None = None) -> MCPServer[Any]:
-    """The server of these tools."""
+    """Return the server of these tools."""
     instructions = _INSTRUCTIONS + (_MEMORY_INSTRUCTIONS if memory else "")
     tools: list[Callable[..., Any]] = [lines.search_lines, lines.index_status, lines.read_context]
     if memory is not None:
@@ -151,7 +149,7 @@ _READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_h
 
 
 def _strict(tool: Tool) -> Tool:
-    """``tool``, which refuses arguments that it does not have: the SDK drops them, and a filter with them."""
+    """Make ``tool`` refuse unknown arguments: the SDK would drop them, even filters."""
     known = [*tool.fn_metadata.arg_model.model_fields]
 
     def check(given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The MCP tools. They only read, their answers are bounded, and failures are errors of the protocol (``is_error``).
+"""Define the MCP tools. They only read, their answers are bounded, and failures are protocol errors (``is_error``).
 
 Clients see the docstrings of the tools and the descriptions of their parameters.
 """
@@ -69,7 +69,7 @@ def _parameter(row: Option) -> inspect.Parameter:
 
 
 def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
-    """``tool`` with errors of Driftline as errors of the protocol, which tell the client's model what to do."""
+    """Decorate ``tool`` so that errors of Driftline become protocol errors, which tell the client what to do."""
 
     @functools.wraps(tool)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -81,7 +81,7 @@ def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
             if is_panic(error):
                 raise ToolError(str(gave_up(str(error)[:300], ""))) from error
             if isinstance(error, Exception):
-                traceback.print_exc()  # a defect: the client only learns that the tool failed
+                traceback.print_exc()  # a defect: the client learns only that the tool failed
             raise
 
     vars(call)["__signature__"] = inspect.signature(tool, eval_str=True)  # of a method without its object
@@ -92,13 +92,13 @@ def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
 class LineTools:
     """Tools over the lines of a workspace, which ``newest`` opens for each call.
 
-    They see what is at or below the ``boundary`` of the call, None for everything.
+    They see everything at or below the ``boundary`` of the call, or everything if it is None.
     """
 
     newest: Callable[[], Workspace]
     boundary: Callable[[], Entity | None] = lambda: None
     run: Callable[..., Any] = call
-    """What runs a read of the index, in this process or in another one."""
+    """Runs a read of the index, in this process or in another one."""
 
     @spread("given", parameters(options_in("mcp")))
     def search_lines(self, query: Query, *, given: dict[str, Any]) -> SearchAnswer:

@@ -89,7 +89,7 @@ class IndexReport:
     ``indexes`` names the search indexes that the run built or extended; ``definitions_embedded`` counts the definitions
     that a transformer embedded. ``failed`` lists the sources, by URI, whose failure was not raised. ``phases`` are
     seconds of the run itself; the phases of sources overlap if several run concurrently. ``requests`` counts the
-    requests to object stores by phase, without those that Lance sends.
+    requests to object stores by phase, except for Lance's own.
     """
 
     run_id: str

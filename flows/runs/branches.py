@@ -319,13 +319,13 @@ def _decide(plan: IndexPlan, part: SourcePlan, known: BranchRecord | None) -> _D
     if known is None:
         return _Decision(True, "cut from the main index")
     if known.fingerprint != plan.model.fingerprint:
-        return _Decision(True, "cut anew, since the main index has another model")
+        return _Decision(True, "recut, because the main index has another model")
     if workspace.manifest(part.entity).recent_rev() == known.main_revision:
         return _Decision(False, "kept, since the main index is as it was")
     here = workspace.on([branch_at(part.entity, known)])
     kept = _differences(plan, part, here, known)
     anew = _differences(plan, part, workspace, None) if kept else 0
-    counts = f"{kept:,} documents differ from the branch, {anew:,} from the main index of today"
+    counts = f"{kept:,} documents differ from the branch, {anew:,} from the current main index"
     if kept and anew <= kept:
         return _Decision(True, f"brought forward: {counts}")
     return _Decision(False, f"kept, which is cheaper: {counts}" if kept else "kept, since no document has changed")

@@ -37,7 +37,7 @@ from driftline.tasks.scanning.scan import Claim
 log = logging.getLogger(__name__)
 
 PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
-"""Names of sources that hold only some files of a folder: those that an action was given."""
+"""Names of sources with only some files of a folder, namely the paths that an action received."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,9 +54,9 @@ class VerifyRequest:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """The report of a verification. After a repair, ``findings`` are the remaining ones.
+    """The report of a verification.
 
-    ``mended`` counts the others.
+    After a repair, ``findings`` are those that remain, and ``mended`` counts the others.
     """
 
     run_id: str

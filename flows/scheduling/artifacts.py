@@ -56,7 +56,7 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> None:
 def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the link of a run on the page of the web server that $DRIFTLINE_SERVER names.
 
-    None without a usable one.
+    Returns None without a usable one.
     """
     try:
         parts = urlsplit(environ.get(SERVER_VARIABLE, ""))
@@ -71,7 +71,7 @@ def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | N
 def _prices() -> Mapping[str, float]:
     """Return the prices in the configuration file that the worker finds.
 
-    Empty if it is invalid, so that the run succeeds.
+    The result is empty if it is invalid, so that the run succeeds.
     """
     try:
         return prices_for()
@@ -106,7 +106,7 @@ def show_verification(result: dict[str, Any]) -> None:
 def _plots(request: IndexRequest) -> list[str]:
     """Return plots of growth, deltas and fragments over the last runs.
 
-    None if the store fails: the run itself is complete.
+    Returns None if the store fails: the run itself is complete.
     """
     try:
         workspace = Workspace.open(request.workspace, request.storage_options)

@@ -1,8 +1,7 @@
-"""The routes: pages for people, ``/api/v1`` for programs, ``/healthz`` and ``/readyz`` for whoever runs the server.
+"""Define the routes: pages for people, ``/api/v1`` for programs, ``/healthz`` and ``/readyz`` for operators.
 
-The pages for people: a search, a document, the index.
-
-The sign-in page: people give their token once, and their browser keeps it as a cookie that no script can read.
+``Pages`` shows a search, a document and the index. On the page of ``SignIn``, people enter their token once, and their
+browser keeps it as a cookie that no script can read.
 """
 
 from __future__ import annotations
@@ -72,13 +71,13 @@ from driftline.tasks.search.request import MEMORY_OPTIONS, SearchRequest, option
 _AROUND = 4
 """Lines of context on each side of a hit."""
 _SIMILAR = 5
-"""Lines like the one that a document is read at."""
+"""Lines similar to the one at which a document is opened."""
 _OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("top_k", "n_lines")}
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The routes."""
+    """The routes of the pages."""
 
     reader: Reader
 
@@ -103,7 +102,7 @@ class Pages:
         return HTMLResponse(pages.search_page(asked, report.results, branches=branches, notes=report.notes))
 
     def document(self, request: Request, line: Line | None = None, branch: BranchName = None) -> Response:
-        """Show a document as it was indexed, with lines that are like ``line``."""
+        """Show a document as it was indexed, with lines similar to ``line``."""
         address = request.scope["raw_path"].removeprefix(b"/d/")
         source, path = split_address(address, self.reader.newest().config.hierarchy)
         at = line or 1
@@ -120,7 +119,7 @@ class Pages:
         return HTMLResponse(pages.document_page(view))
 
     def index(self) -> Response:
-        """Show what the index holds, how it grew, and what was skipped."""
+        """Show the content of the index, its growth, and skipped files."""
         return HTMLResponse(pages.index_page(self.reader.index()))
 
     def _similar(self, excerpt: dict[str, object], line: int, branch: str | None) -> list[Hit]:
@@ -138,12 +137,12 @@ class Pages:
 
 MAX_TOKEN_BYTES = 4_096
 SIGNED_IN_FOR = timedelta(days=30)
-"""At most: a token that expires earlier ends it."""
+"""Maximum duration; a token that expires earlier ends it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """The routes of the page."""
+    """The routes of the sign-in page."""
 
     authentication: Authentication
 
@@ -152,7 +151,7 @@ class SignIn:
         return HTMLResponse(pages.sign_in_page(_local(next)))
 
     async def submit(self, request: Request) -> Response:
-        """Set the cookie if the token is good, and go where the browser came from."""
+        """Set the cookie if the token is valid, and return to the page that the browser came from."""
         body = (await request.body())[:MAX_TOKEN_BYTES].decode("utf-8", "replace")
         fields = {name: values[0] for name, values in parse_qs(body).items()}
         token, back = fields.get("token", "").strip(), _local(fields.get("next", "/"))
@@ -168,7 +167,7 @@ class SignIn:
             max_age=int(SIGNED_IN_FOR.total_seconds()),
             secure=request.url.scheme == "https",
             httponly=True,
-            samesite="lax",  # links from elsewhere lead to their page, and no route that changes anything takes GET
+            samesite="lax",  # links from elsewhere lead to their page, and no route that changes anything accepts GET
         )
         return response
 
@@ -180,7 +179,7 @@ class SignIn:
 
 
 def _local(target: str) -> str:
-    """``target`` if it is a page of this server, else the first one."""
+    """Return ``target`` if it is a page of this server, else the start page."""
     parts = urlsplit(target)
     is_local = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.netloc
     return target if is_local and target.isprintable() else "/"
@@ -195,7 +194,7 @@ log = logging.getLogger(__name__)
 
 
 def _allow_newlines(api: FastAPI) -> None:
-    """Let addresses of documents hold newlines, which the pattern of Starlette does not match."""
+    """Allow newlines in addresses of documents, which Starlette's pattern does not match."""
     for route in api.routes:
         if isinstance(route, Route) and route.path == _DOCUMENT:
             route.path_regex = re.compile("^/d/(?P<address>(?s:.*))$")
@@ -212,9 +211,9 @@ def make_app(
     tracer: Tracer | None = None,
     cors_origins: Collection[str] = (),
 ) -> ASGIApp:
-    """The application, which answers requests that name one of ``places`` (host:port), and serves ``mcp`` at /mcp.
+    """Return the application, which answers requests that name one of ``places`` (host:port), and serves ``mcp``.
 
-    Scripts of pages at ``cors_origins`` may read the API.
+    MCP is at /mcp. Scripts of pages at ``cors_origins`` may read the API.
     """
     authentication = authentication or Authentication()
     api = FastAPI(
@@ -263,7 +262,7 @@ def make_app(
 
 
 def _lifespan_of(mcp: Tools) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """What ends ``mcp`` with the application."""
+    """End ``mcp`` with the application."""
     return lambda _: mcp.lifespan()
 
 
@@ -285,12 +284,12 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _incomplete(_: Request, __: Exception) -> Response:
-    """For a client that has gone, or whose body the guard has cut off and answers: nobody hears this."""
+    """Answer a client that has left, or whose body the guard cut off; the answer is never sent."""
     return Response(status_code=BAD_REQUEST)
 
 
 async def _unexpected(request: Request, _: Exception) -> Response:
-    """For a defect; its traceback is in the log of the server."""
+    """Answer a defect, whose traceback is in the log of the server."""
     failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server has failed", fix="Tell the owner of the server.")
     return HTMLResponse(pages.error_page(failed.detail), INTERNAL_ERROR) if is_page(request.url.path) else failed
 
@@ -301,7 +300,7 @@ async def _alive() -> Response:
 
 def _metrics(metrics: Metrics, index: IndexMetrics) -> Callable[[], Response]:
     def answer() -> Response:
-        # The last run may be of what lies beyond the boundary of a token.
+        # The last run may concern entities beyond the boundary of a token.
         may_see_all = granted("metrics").within is None
         return Response(metrics.text(index if may_see_all else None), media_type=CONTENT_TYPE_LATEST)
 
@@ -371,13 +370,13 @@ class _Api:
         return JsonAnswer(self.reader.branches())
 
     def ready(self) -> Response:
-        """Whether the workspace can be read."""
+        """Return whether the workspace can be read."""
         self.reader.newest()
         return JsonAnswer({"status": "ready"})
 
 
 def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Response:
-    """``content`` with a link to the page that begins at ``cursor`` (RFC 8288)."""
+    """Return ``content`` with a link to the page that begins at ``cursor`` (RFC 8288)."""
     answer = JsonAnswer(content)
     if cursor is not None:
         following = request.url.include_query_params(cursor=cursor)

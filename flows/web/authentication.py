@@ -1,6 +1,6 @@
-"""Who asks: a token of the workspace, a user that a trusted proxy names, or, on loopback, anybody.
+"""Authenticate requests: by a token of the workspace, a user that a trusted proxy names, or, on loopback, not at all.
 
-What a request may see, known to everything that answers it.
+The resulting ``Access`` follows the request to all code that answers it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from driftline.storage.workspace.tokens import SCOPES, Scope, TokenRecord, token
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Everything at or below ``within``, of what ``scopes`` name; ``token_id`` tells who asks, if a token does."""
+    """Access to everything at or below ``within``, limited to ``scopes``; ``token_id`` identifies the token, if any."""
 
     within: Entity | None = None
     scopes: frozenset[Scope] = frozenset(SCOPES)
@@ -34,12 +34,12 @@ _CURRENT: ContextVar[Access] = ContextVar("access")
 
 
 def grant(access: Access) -> None:
-    """Let the rest of this request, and the threads that it starts, see what ``access`` allows."""
+    """Grant ``access`` to the rest of this request, and to the threads that it starts."""
     _CURRENT.set(access)
 
 
 def granted(scope: Scope) -> Access:
-    """What the request that is being answered may see. Raises AccessDenied without ``scope``: nobody granted it."""
+    """Return the access of the current request. Raises AccessDenied without ``scope``, or if none was granted."""
     access = _CURRENT.get(None)
     if access is None or scope not in access.scopes:
         raise AccessDenied(f"The token has no scope {scope!r}", "", "Ask for another: driftline token create --scope")
@@ -48,9 +48,9 @@ def granted(scope: Scope) -> Access:
 
 COOKIE = "driftline_token"
 REFRESH_SECONDS = 5.0
-"""How long a revoked token goes on being accepted at most."""
+"""Maximum time that a revoked token is still accepted."""
 STALE_SECONDS = 60.0
-"""How long tokens are believed that cannot be read again: afterwards nobody is let in."""
+"""Time that tokens are trusted after they became unreadable; after it, everyone is refused."""
 MAX_TOKEN_CHARACTERS = 200
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class KnownTokens:
-    """The tokens that ``read`` finds, read again every REFRESH_SECONDS by the request that finds them old."""
+    """The tokens that ``read`` returns, read again by the first request after REFRESH_SECONDS."""
 
     read: Callable[[], tuple[TokenRecord, ...]]
     _known: Mapping[str, TokenRecord] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class KnownTokens:
         return time.monotonic() - self._tried_at > REFRESH_SECONDS
 
     def refresh(self) -> None:
-        """Read the tokens if they are old. Raises StorageError when they have been unreadable for STALE_SECONDS."""
+        """Read the tokens if they are old. Raises StorageError if they have been unreadable for STALE_SECONDS."""
         with self._lock:
             if self.is_old:
                 self._tried_at = time.monotonic()
@@ -84,20 +84,20 @@ class KnownTokens:
                 raise StorageError("The tokens of the workspace cannot be read", "", "Try again in a minute.")
 
     def find(self, token: str) -> TokenRecord | None:
-        """The record of a token that is known and valid."""
+        """Return the record of a token that is known and valid."""
         record = self._known.get(token_hash(token))
         return record if record is not None and record.is_valid(datetime.now(UTC)) else None
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedProxy:
-    """A proxy at one of ``addresses`` that has checked its users, and names each in the ``header``."""
+    """A proxy at one of ``addresses`` that authenticates its users, and names each in the ``header``."""
 
     header: str
     addresses: Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
     def vouches(self, client: str, headers: Headers) -> bool:
-        """Whether the request comes from the proxy, and it names a user."""
+        """Return whether the request comes from the proxy, and it names a user."""
         try:
             address = ipaddress.ip_address(client)
         except ValueError:
@@ -107,7 +107,10 @@ class TrustedProxy:
 
 @dataclass(frozen=True, slots=True)
 class Authentication:
-    """Finds out what a request may see, nothing beyond ``within``; without ``tokens`` and ``proxy`` anybody may ask."""
+    """Determines the access of a request, nothing beyond ``within``.
+
+    Without ``tokens`` and ``proxy``, everyone has access.
+    """
 
     tokens: KnownTokens | None = None
     proxy: TrustedProxy | None = None
@@ -118,14 +121,14 @@ class Authentication:
         return self.tokens is None and self.proxy is None
 
     def access_of(self, client: str, headers: Headers) -> Access | None:
-        """What a request from the address ``client`` may see; None if it may see nothing."""
+        """Return the access of a request from the address ``client``; None for none."""
         if self.is_open or (self.proxy is not None and self.proxy.vouches(client, headers)):
             return Access(self.within)
         token = bearer(headers) or cookie(headers)
         return self.access_with(token) if token else None
 
     def access_with(self, token: str) -> Access | None:
-        """What ``token`` may see; None if it is unknown, expired or revoked."""
+        """Return the access of ``token``; None if it is unknown, expired or revoked."""
         if self.tokens is None or len(token) > MAX_TOKEN_CHARACTERS:
             return None
         record = self.tokens.find(token)
@@ -140,13 +143,13 @@ class Authentication:
 
 
 def bearer(headers: Headers) -> str:
-    """The token of the Authorization header, or ''."""
+    """Return the token of the Authorization header, or ''."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def cookie(headers: Headers) -> str:
-    """The token of the cookie that the sign-in page sets, or ''."""
+    """Return the token of the cookie that the sign-in page sets, or ''."""
     # Not with http.cookies: before Python 3.11.10 it needs quadratic time for quoted values.
     for line in headers.getlist("cookie"):
         for each in line.split(";"):

@@ -1,8 +1,7 @@
-"""What every request passes: the names and the access that it needs, its limits, the headers that answers carry.
+"""Guard every request: check its names and access, limit its rate, and set the headers of answers.
 
-How often each client may ask: a token bucket for each, of which a bounded number is remembered.
-
-Routes that wait for disks and buckets run in threads, and no client waits for them without limit.
+The rate limit is a token bucket for each client, for a bounded number of clients. Routes that wait for disks and
+buckets run in threads, with a limit on the time that a client waits.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ MAX_CLIENTS = 10_000
 
 @dataclass(slots=True)
 class RateLimit:
-    """Lets each client make ``per_second`` requests on average, and ``burst`` at once. For one event loop."""
+    """Allows each client ``per_second`` requests on average, and ``burst`` at once. For one event loop."""
 
     per_second: float
     burst: int
     clock: Callable[[], float] = time.monotonic
     _left: LRUCache[str, tuple[float, float]] = field(default_factory=lambda: LRUCache(MAX_CLIENTS))
-    """For each client, the requests that were left, and when."""
+    """The remaining requests of each client, and the time of the count."""
 
     def seconds_to_wait(self, client: str) -> int:
-        """0 if ``client`` may ask now, which counts; else the whole seconds until it may."""
+        """Return 0 and count the request if ``client`` may send it now; else the whole seconds until it may."""
         now = self.clock()
         left, then = self._left.get(client, (float(self.burst), now))
         left = min(float(self.burst), left + (now - then) * self.per_second)
@@ -56,11 +55,11 @@ class RateLimit:
 
 
 ANSWER_SECONDS = 60.0
-"""How long a client waits for an answer. Its thread ends by itself: nothing that it does can be left half done."""
+"""Time that a client waits for an answer. The thread then ends by itself, because its work has no side effects."""
 
 
 SEARCHES_AT_ONCE = max(4, 2 * (os.cpu_count() or 1))
-"""More would take the interpreter from each other, and memory: the others wait for their turn."""
+"""Concurrent searches. More would compete for the interpreter and for memory, so the others wait."""
 
 
 @functools.lru_cache(16)  # a limiter belongs to an event loop
@@ -69,7 +68,7 @@ def _turns(_: object) -> anyio.CapacityLimiter:
 
 
 def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Callable[..., Awaitable[Response]]:
-    """``route`` as a coroutine, with the same parameters; one that ``searches`` waits until few others do.
+    """Return ``route`` as a coroutine, with the same parameters; with ``searches``, it waits until few others search.
 
     Raises StorageError after ANSWER_SECONDS.
     """
@@ -81,7 +80,7 @@ def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Call
             return await run_sync(partial(route, *args, **kwargs), abandon_on_cancel=True, limiter=turn)
         raise StorageError(f"The answer took more than {ANSWER_SECONDS:.0f} s", "", "Narrow the request, or ask again.")
 
-    vars(call)["__signature__"] = inspect.signature(route, eval_str=True)  # of a method without its object
+    vars(call)["__signature__"] = inspect.signature(route, eval_str=True)  # a method without its object
     return call
 
 
@@ -90,7 +89,7 @@ UNAUTHORIZED, FORBIDDEN, TOO_LARGE, MISDIRECTED, TOO_MANY = 401, 403, 413, 421, 
 MAX_BODY_BYTES = 1 << 20
 SIGN_IN, MCP, API = "/sign-in", "/mcp", "/api/v1/"
 _FOR_ALL = ("/healthz", "/readyz", SIGN_IN, "/static/")
-"""What needs no token: it shows nothing of the workspace."""
+"""Routes without a token: they show nothing of the workspace."""
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -112,7 +111,7 @@ _FOR_SCRIPTS = {"Access-Control-Expose-Headers": "ETag, Link, Retry-After, X-Req
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Lets requests pass to ``app`` that name one of ``places`` (host:port), come from no other page, and may ask.
+    """Passes requests to ``app`` that name one of ``places`` (host:port), come from no other page, and are authorized.
 
     The names prevent DNS rebinding: a web page must not reach the server through the browser of its visitor.
     """
@@ -120,9 +119,9 @@ class Guard:
     app: ASGIApp
     places: Collection[str]
     origins: Collection[str] = ()
-    """Beside those of ``places`` themselves: what browsers call the server behind a proxy."""
+    """Further origins of this server, as browsers see it behind a proxy."""
     cors_origins: Collection[str] = ()
-    """Those of other servers whose scripts may read the API."""
+    """Origins of other servers whose scripts may read the API."""
     authentication: Authentication = field(default_factory=Authentication)
     rate_limit: RateLimit | None = None
 
@@ -146,7 +145,7 @@ class Guard:
             await send(message)
 
         async def send_answer(message: Message) -> None:
-            if body.is_answered or not body.is_too_large:  # else the application takes its client for gone
+            if body.is_answered or not body.is_too_large:  # else the application would consider its client gone
                 await send_guarded(message)
 
         refused = await self._refused(scope)
@@ -165,7 +164,7 @@ class Guard:
             return problem(MISDIRECTED, "usage", "The request does not name this server")
         own = [*self.origins, *(f"{scope['scheme']}://{place}" for place in self.places)]
         if self._is_for_another_page(scope):
-            if scope["method"] == "OPTIONS":  # asks, without a token, what a script may send
+            if scope["method"] == "OPTIONS":  # a preflight request, which carries no token
                 return Response(status_code=NO_CONTENT, headers=_MAY_BE_SENT)
         elif any(origin not in own for origin in headers.getlist("origin")):
             return problem(FORBIDDEN, "usage", "The request comes from the page of another server")
@@ -187,7 +186,7 @@ class Guard:
         return self._limited(allowed, client) or _without_scope(allowed, path)
 
     def _is_for_another_page(self, scope: Scope) -> bool:
-        """Whether the script of a page at one of ``cors_origins`` asks the API."""
+        """Return whether a script of a page at one of ``cors_origins`` calls the API."""
         if not self.cors_origins or not scope["path"].startswith(API) or scope["method"] not in _OF_SCRIPTS:
             return False
         return Headers(scope=scope).getlist("origin") in [[origin] for origin in self.cors_origins]
@@ -202,7 +201,7 @@ class Guard:
 
 
 def is_page(path: str) -> bool:
-    """Whether people read what is at ``path``."""
+    """Return whether ``path`` is a page for people."""
     return path in ("/", "/index") or path.startswith("/d/")
 
 
@@ -217,7 +216,7 @@ def _too_large() -> Response:
 
 @dataclass(slots=True)
 class _Body:
-    """The body of a request, which ends the request once it is too large: chunked ones announce no length."""
+    """The body of a request, which ends the request once it is too large; chunked bodies announce no length."""
 
     source: Receive
     received_bytes: int = 0
@@ -234,7 +233,7 @@ class _Body:
 
 
 def _as_get_without_cookies(scope: Scope) -> Scope:
-    """``scope`` as the routes see it: what answers GET answers HEAD, and the server sends the head of it alone.
+    """Return ``scope`` for the routes: HEAD is answered like GET, and the server sends only the head.
 
     Only the guard reads cookies. FastAPI would parse all of them for each request, with the standard library.
     """
@@ -243,7 +242,7 @@ def _as_get_without_cookies(scope: Scope) -> Scope:
 
 
 def _unauthorized(scope: Scope) -> Response:
-    """For people the sign-in page, for programs an error."""
+    """Return the sign-in page for people, an error for programs."""
     if is_page(scope["path"]) and scope["method"] in ("GET", "HEAD"):
         query = scope["query_string"].decode("latin-1")
         back = scope["path"] + (f"?{query}" if query else "")

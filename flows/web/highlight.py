@@ -1,4 +1,4 @@
-"""Lines as HTML: escaped, coloured by Pygments, with the words of the query marked."""
+"""Render lines as HTML: escaped, coloured by Pygments, with the words of the query marked."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
 """Longer text is shown without colours."""
 MAX_KEPT_CHARACTERS = 8_000
-"""Of a text whose tokens are kept."""
+"""Maximum length of a text whose tokens are cached."""
 KEPT_CHARACTERS = 1_000_000
-"""Of all texts whose tokens are kept, which take some 25 bytes for each character."""
+"""Maximum length of all texts whose tokens are cached, which take some 25 bytes per character."""
 _PART = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|[^\W_]+")
-"""A word of a text: of ``parse_HTTPRequests`` parse, HTTP, Requests."""
+"""A word of a text: ``parse_HTTPRequests`` has parse, HTTP, Requests."""
 
 _UNCOLOURED = frozenset([Name, Punctuation, Whitespace])
 """More than half of the tokens: a page is smaller without elements for them."""
 _Token = tuple[Any, str]
-"""Its type, as Pygments has it, and its text."""
+"""A type of Pygments, and text."""
 
 
 def colour_styles() -> str:
-    """The style sheet of the colours, light and dark."""
+    """Return the style sheet of the colours, light and dark."""
     light = HtmlFormatter(style="default").get_style_defs(".code")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".code")
     return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
 
 
 def coloured(path: str, lines: Sequence[str], query: str = "") -> list[str]:
-    """One piece of HTML for each line, complete in itself; the language is told by the name of the file."""
+    """Return one complete piece of HTML for each line; the file name determines the language."""
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
@@ -65,16 +65,18 @@ def _tokens(name: str, text: str) -> tuple[_Token, ...]:
 
 
 _kept_tokens = cached(LRUCache(KEPT_CHARACTERS, getsizeof=_characters), lock=threading.Lock())(_tokens)
-"""As ``_tokens``: while somebody types a query, the same windows are shown again and again."""
+"""Like ``_tokens``, cached: while somebody types a query, the same windows are shown repeatedly."""
 
 
 @cache
 def _formatter() -> Any:
-    return HtmlFormatter(nowrap=True)  # making one takes as long as colouring some lines
+    return HtmlFormatter(nowrap=True)  # creating one takes as long as colouring some lines
 
 
 def _telling_name(path: str) -> str:
-    """What Pygments knows the language by: few different names, since the suffix is all that matters of most."""
+    """Return the name by which Pygments recognizes the language: few different ones, because most depend only on the
+    suffix.
+    """
     name = PurePosixPath(path).name
     _, dot, suffix = name.rpartition(".")
     return name if _telling_names().match(name) else f"x{dot}{suffix if dot else ''}"
@@ -82,7 +84,7 @@ def _telling_name(path: str) -> str:
 
 @cache
 def _telling_names() -> re.Pattern[str]:
-    """The names by which Pygments knows languages, other than by one suffix."""
+    """Return the names by which Pygments recognizes languages, apart from single suffixes."""
     patterns = (pattern for _, _, known, _ in get_all_lexers() for pattern in known)
     telling = [fnmatch.translate(pattern) for pattern in patterns if not re.fullmatch(r"\*\.[^.*?\[]+", pattern)]
     return re.compile("|".join(telling))
@@ -90,7 +92,7 @@ def _telling_names() -> re.Pattern[str]:
 
 @lru_cache(4_096)
 def _lexer_class(name: str) -> Any:
-    """The lexer for files of this name; to find it takes a millisecond."""
+    """Return the lexer for files of this name; finding it takes a millisecond."""
     return find_lexer_class_for_filename(name) or TextLexer
 
 
@@ -99,9 +101,9 @@ def _cut(line: str) -> str:
 
 
 def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
-    """Words of the query get a type of their own below that of their token: a class that ends with ``-Mark``.
+    """Give words of the query a type below that of their token: a class that ends with ``-Mark``.
 
-    Words are compared as the search compares them: ``fails`` in a query marks the second half of ``ConnectionFailed``.
+    Words are compared as in a search: ``fails`` in a query marks the second half of ``ConnectionFailed``.
     """
     words = (word for word in telling_words(query) if len(word) > 1)
     wanted = frozenset(term for word in words for term in terms_of(word))

@@ -1,8 +1,7 @@
-"""Sees each request from its first byte to its last: counts and times it, logs the access, and traces it.
+"""Observe each request from its first byte to its last: count and time it, log the access, and trace it.
 
-What Prometheus reads at /metrics: requests, their times and errors by route, and how old index and cache are.
-
-Traces by OpenTelemetry: a span for each request, sent where the standard variables say.
+``Metrics`` is read by Prometheus at /metrics: requests, times and errors by route, and the age of index and cache.
+``tracer`` sends a span of OpenTelemetry for each request, as the standard variables configure.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 
 INDEX_SECONDS = 15.0
-"""How long the last run of the index is believed to be the last."""
+"""Maximum age of the cached figures of the index."""
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -44,7 +43,7 @@ class Metrics:
 
     @classmethod
     def create(cls) -> Metrics:
-        """Metrics in a registry of their own, so that several servers of a process do not share them."""
+        """Create metrics in a separate registry, so that several servers of a process do not share them."""
         registry = CollectorRegistry()
         return cls(
             registry,
@@ -61,7 +60,7 @@ class Metrics:
         )
 
     def text(self, index: IndexMetrics | None) -> bytes:
-        """The exposition format, with the figures of the ``index`` and of the process if they may be seen."""
+        """Return the exposition format, with the figures of the ``index`` and of the process if they may be seen."""
         found = generate_latest(self.registry)
         if index is None:
             return found
@@ -73,7 +72,7 @@ class Metrics:
 
 @dataclass(slots=True, eq=False)  # registries keep collectors in a dict
 class IndexMetrics:
-    """The version and age of the workspace that ``newest`` opens; read every INDEX_SECONDS at most."""
+    """The version and age of the workspace that ``newest`` opens, read at most every INDEX_SECONDS."""
 
     newest: Callable[[], Workspace]
     _last: RunRecord | None = None
@@ -84,7 +83,7 @@ class IndexMetrics:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def collect(self) -> Iterator[Metric]:
-        """For a registry of Prometheus."""
+        """Yield the metrics for a registry of Prometheus."""
         with self._lock:
             if time.monotonic() - self._read_at >= INDEX_SECONDS:
                 self._read()
@@ -115,22 +114,22 @@ class IndexMetrics:
 
 
 access_log = logging.getLogger("driftline.access")
-"""One record for each request, at INFO. Queries are what people think about: they are not in it."""
+"""One record for each request, at INFO. Queries are private, so they are not logged."""
 INTERNAL_ERROR, UNEXPECTED = 500, "unexpected"
 _UNANSWERED = 499
-"""The status of requests whose client has gone, or was too slow, before the answer began."""
+"""The status of requests whose client left, or was too slow, before the answer began."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class Tracer(Protocol):
-    """What makes a span of a request, as ``tracing.tracer`` returns it."""
+    """Creates a span for a request, as ``tracing.tracer`` returns it."""
 
     def __call__(self, scope: Scope) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Passes requests to ``app``."""
+    """Passes requests to ``app``, and observes them."""
 
     app: ASGIApp
     metrics: Metrics = field(default_factory=Metrics.create)
@@ -151,7 +150,7 @@ class Observed:
         async def watched(message: Message) -> None:
             nonlocal status, sent_bytes
             if is_gone and status == _UNANSWERED:
-                return  # whatever the application says of it, nobody hears it
+                return  # the client cannot receive an answer any more
             if message["type"] == "http.response.start":
                 status = message["status"]
             sent_bytes += len(message.get("body", b""))
@@ -193,7 +192,7 @@ class Observed:
 
 
 def _route(scope: Scope) -> str:
-    """The pattern of the route, not the path: paths are without number, and name documents."""
+    """Return the pattern of the route, not the path: paths are unbounded, and name documents."""
     return getattr(scope.get("route"), "path", "none")
 
 
@@ -201,9 +200,9 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 def tracer(environ: Mapping[str, str] = os.environ) -> Tracer | None:
-    """What makes the span of a request, if an exporter is configured in ``environ``. Raises MissingExtra.
+    """Return the creator of spans, if an exporter is configured in ``environ``. Raises MissingExtra.
 
-    Spans continue the trace that a client's ``traceparent`` names; they hold no query and no path of a document.
+    Spans continue the trace that a client's ``traceparent`` names; they contain neither queries nor document paths.
     """
     if not any(environ.get(name) for name in VARIABLES):
         return None

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of each route beside its parameters: an example of the answer, and how it can fail."""
+"""Add to the OpenAPI document of each route an example of the answer and its possible errors."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ _FAILURES = {
 
 
 def described(name: str) -> dict[str, Any]:
-    """The keywords of the route ``/api/v1/{name}``."""
+    """Return the keywords of the route ``/api/v1/{name}``."""
     example = EXAMPLES[name]
     answer: dict[str, Any] = {
         "description": "The answer; with the ETag of an earlier one in If-None-Match, 304 if it is still the same.",
@@ -151,7 +151,7 @@ def described(name: str) -> dict[str, Any]:
 
 
 def with_tokens(document: dict[str, Any]) -> dict[str, Any]:
-    """``document`` of a server that asks for tokens."""
+    """Return ``document`` for a server that requires tokens."""
     document.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}]
     return document

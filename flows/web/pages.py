@@ -1,8 +1,7 @@
-"""The pages, complete from the server: they need no script, and nothing from another host.
+"""Render the pages, complete from the server: they need no script, and nothing from another host.
 
-Their libraries are loaded after the server has started (``prepare``).
-
-What the page of a document shows beside its lines: its definitions, similar lines, and where its remote shows it.
+Their libraries are loaded after the server has started (``prepare``). The page of a document also shows its
+definitions, similar lines, and a link to its remote.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_FACETS = 12
 MAX_PAGE_LINES = 2_500
-"""Lines of a document on each side of the one that was asked for."""
+"""Lines of a document on each side of the requested one."""
 _FOLDER = "driftline.flows.web"
 _OF_EVERY_PAGE = ("top_k", "n_lines")
 
@@ -44,7 +43,7 @@ def search_link(asked: SearchRequest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DocumentView:
-    """A document around ``line``, which was asked for or is the first.
+    """A document around ``line``, which was requested or is the first.
 
     ``similar`` are hits like that line, ``outline`` the definitions as (line, kind, name), ``remote`` the host and link
     of its remote's web view.
@@ -61,7 +60,7 @@ class DocumentView:
 def search_page(
     asked: SearchRequest, hits: Sequence[Hit], error: str = "", branches: Sequence[str] = (), notes: Sequence[str] = ()
 ) -> bytes:
-    """The page of a search; without a query, only its box."""
+    """Return the page of a search; without a query, only its box."""
     shown = [
         {
             "link": document_link(hit.source, hit.path, hit.line, asked.branch),
@@ -86,7 +85,7 @@ def search_page(
 
 
 def document_page(view: DocumentView) -> bytes:
-    """The page of a document."""
+    """Return the page of a document."""
     excerpt, branch = view.excerpt, view.branch
     source, path, first = excerpt["source"], excerpt["path"], excerpt["start_line"]
     last = first + len(excerpt["lines"]) - 1
@@ -109,7 +108,7 @@ def document_page(view: DocumentView) -> bytes:
 
 
 def index_page(view: IndexView) -> bytes:
-    """The page of the index."""
+    """Return the page of the index."""
     return _rendered(
         "index.html.j2",
         stats=view.stats,
@@ -120,18 +119,18 @@ def index_page(view: IndexView) -> bytes:
 
 
 def document_link(source: str, path: str, line: int, branch: str | None = None) -> str:
-    """The link of a line of a document."""
+    """Return the link of a line of a document."""
     fields = {"line": line} | ({"branch": branch} if branch else {})
     return f"/d/{quote(source, safe='/:')}/{quote(path, errors='surrogatepass')}?{_encoded(fields)}#L{line}"
 
 
 def error_page(message: str) -> bytes:
-    """The page of a document that cannot be shown."""
+    """Return the page of a document that cannot be shown."""
     return _rendered("error.html.j2", message=message)
 
 
 def sign_in_page(next: str, error: str = "") -> bytes:
-    """The page that asks for a token, and then leads to ``next``."""
+    """Return the page that asks for a token and then leads to ``next``."""
     return _rendered("sign_in.html.j2", next=next, error=error)
 
 
@@ -144,12 +143,12 @@ def prepare() -> None:
 
 
 STATIC = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
-"""What all pages load, and its media type."""
+"""Files that all pages load, and their media types."""
 
 
 @cache
 def static(name: str) -> bytes:
-    """The content of one of STATIC."""
+    """Return the content of one of STATIC."""
     text = _text(name)
     if name == "style.css":
         from driftline.flows.web.highlight import colour_styles
@@ -160,12 +159,12 @@ def static(name: str) -> bytes:
 
 @cache
 def version_of(name: str) -> str:
-    """What changes with the content of one of STATIC."""
+    """Return a value that changes with the content of one of STATIC."""
     return hashlib.blake2b(static(name), digest_size=6).hexdigest()
 
 
 def _facets(asked: SearchRequest, hits: Sequence[Hit]) -> list[tuple[str, list[tuple[str, int, str]]]]:
-    """What narrows the search further: for each kind the values among the hits, their counts and links."""
+    """Return values that narrow the search: for each kind, those among the hits, with counts and links."""
     values = {
         "sources": [hit.source for hit in hits],
         "dirs": [PurePosixPath(hit.path).parts[0] for hit in hits if "/" in hit.path],
@@ -185,7 +184,7 @@ def _facets(asked: SearchRequest, hits: Sequence[Hit]) -> list[tuple[str, list[t
 
 
 def _without(asked: SearchRequest, row: Option, value: Any) -> SearchRequest:
-    """``asked`` without one value of an option."""
+    """Return ``asked`` without one value of an option."""
     left = tuple(each for each in getattr(asked, row.name) if each != value) if row.is_list else ()
     return _with(asked, row.name, left or row.default)
 
@@ -237,15 +236,15 @@ _FORGES = {
     "forgejo": "/src/commit/{ref}/{path}#L{line}",
     "codeberg": "/src/commit/{ref}/{path}#L{line}",
 }
-"""How each forge shows a line, by what the name of its host contains."""
+"""How each forge links to a line, by a part of its host name."""
 _WITHOUT_COMMIT = ("github", "gitlab")
 """Forges that know HEAD."""
 
 
 def split_address(address: bytes, levels: Sequence[str]) -> tuple[str, str]:
-    """The source and the path of ``{entity}/{path}``, percent-encoded. Raises NotIndexed.
+    """Return the source and the path of ``{entity}/{path}``, percent-encoded. Raises NotIndexed.
 
-    Ids of entities hold no slash, and the deepest of ``levels`` ends the entity.
+    Ids of entities contain no slash, and the deepest of ``levels`` ends the entity.
     """
     try:
         text = unquote(address.decode("ascii"), errors="surrogatepass")
@@ -257,13 +256,13 @@ def split_address(address: bytes, levels: Sequence[str]) -> tuple[str, str]:
 
 
 def outline(path: str, lines: Sequence[str], first: int) -> list[tuple[int, str, str]]:
-    """The definitions in ``lines``, of which the first is number ``first``: line, kind and qualified name."""
+    """Return the definitions in ``lines``, the first of which has number ``first``: line, kind and qualified name."""
     found = definitions(path, "\n".join(lines))[:MAX_DEFINITIONS]
     return [(each.line + first, each.kind, each.name) for each in found]
 
 
 def remote_link(record: SourceRecord, path: str, line: int, branch: str | None = None) -> tuple[str, str] | None:
-    """The host and the link of a line in the web view of the source's git remote, if that is of a known kind."""
+    """Return the host and the link of a line in the web view of the source's git remote, if its kind is known."""
     host, repository = _repository(record.origin or "")
     kind = next((kind for kind in _FORGES if kind in host), None)
     ref = branch or (record.commit.id if record.commit else "HEAD" if kind in _WITHOUT_COMMIT else None)
@@ -276,7 +275,7 @@ def remote_link(record: SourceRecord, path: str, line: int, branch: str | None =
 
 
 def _repository(origin: str) -> tuple[str, str]:
-    """Host and path of ``https://host/owner/name.git``, ``ssh://git@host/…`` or ``git@host:owner/name.git``."""
+    """Return host and path of ``https://host/owner/name.git``, ``ssh://git@host/…`` or ``git@host:owner/name.git``."""
     if "://" in origin:
         parts = urlsplit(origin)
         host, path = parts.hostname or "", parts.path

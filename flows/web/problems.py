@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: ``application/problem+json`` with the kind, the place and the fix of the error."""
+"""Return errors as HTTP answers: ``application/problem+json`` with the kind, the place and the fix of the error."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ _OF_THE_SERVER = (FingerprintMismatch, MissingExtra, ModelNotFound, WorkspaceNot
 
 
 class TaggedAnswer(Response):
-    """An answer with the tag of its content; a client that has it already gets 304 instead."""
+    """An answer with a tag of its content; a client that already has it gets 304 instead."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.status_code != OK:
             await super().__call__(scope, receive, send)
             return
-        # Weak, since the same content may be sent compressed or not.
+        # Weak, because the same content may be sent compressed or not.
         tag = f'"{hashlib.blake2b(self.body, digest_size=16).hexdigest()}"'
         self.headers["ETag"] = f"W/{tag}"
         self.headers.setdefault("Cache-Control", "private, no-cache")
         known = Headers(scope=scope).get("if-none-match", "")
         if tag in [each.strip().removeprefix("W/") for each in known.split(",")]:
             headers = {name: value for name, value in self.headers.items() if name not in _OF_A_BODY}
-            headers["Vary"] = "Accept-Encoding"  # as the whole answer has it
+            headers["Vary"] = "Accept-Encoding"  # as in the complete answer
             await Response(status_code=NOT_MODIFIED, headers=headers)(scope, receive, send)
             return
         await super().__call__(scope, receive, send)
 
 
 class JsonAnswer(TaggedAnswer):
-    """JSON in ASCII: names of files may hold what UTF-8 cannot.
+    """JSON in ASCII, because file names may contain bytes that UTF-8 cannot represent.
 
-    The tag is of the answer, not of the index: freshness of hits changes without a run.
+    The tag is that of the answer, not of the index: the freshness of hits changes without a run.
     """
 
     media_type = "application/json"
@@ -62,7 +62,7 @@ class JsonAnswer(TaggedAnswer):
 
 
 class Problem(JsonAnswer):
-    """An error, of which ``detail`` is for people; who observes the request finds its kind in the request's state."""
+    """An error; ``detail`` is for people. Observers find its kind in the state of the request."""
 
     media_type = "application/problem+json"
 
@@ -76,14 +76,17 @@ class Problem(JsonAnswer):
 
 
 def status_of(error: DriftlineError) -> int:
-    """404 for what the index lacks, 400 for what else the client can mend, 503 for what the server's owner can."""
+    """Return 404 for missing data, 400 for other errors that the client can fix, 503 for those of the owner."""
     if isinstance(error, NotIndexed):
         return NOT_FOUND
     return BAD_REQUEST if isinstance(error, UsageError) and not isinstance(error, _OF_THE_SERVER) else UNAVAILABLE
 
 
 def problem_of(error: DriftlineError, *, to_owner: bool = True) -> Problem:
-    """The answer to a request that failed with ``error``; only the server's owner learns where a failure is."""
+    """Return the answer to a request that failed with ``error``.
+
+    Only the server's owner learns where the failure is.
+    """
     status = status_of(error)
     if status == UNAVAILABLE and not to_owner:
         return problem(status, error.kind, "The workspace cannot be read now", fix="Tell the owner of the server.")
@@ -91,13 +94,13 @@ def problem_of(error: DriftlineError, *, to_owner: bool = True) -> Problem:
 
 
 def problem(status: int, kind: str, detail: str, where: str = "", fix: str = "") -> Problem:
-    """An answer of RFC 9457; ``error``, ``where`` and ``fix`` are those of ``--json``."""
+    """Return an answer of RFC 9457; ``error``, ``where`` and ``fix`` are those of ``--json``."""
     content = {"type": "about:blank", "title": kind, "status": status, "detail": detail}
     return Problem(content | {"error": kind, "where": where, "fix": fix}, status)
 
 
 async def only_known_parameters(request: Request) -> None:
-    """Raises UsageError for a parameter that the route does not have: FastAPI drops it, and a filter with it."""
+    """Raise UsageError for a parameter that the route does not have: FastAPI would drop it, even if it is a filter."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
@@ -106,6 +109,6 @@ async def only_known_parameters(request: Request) -> None:
 
 
 def wrong_parameters(errors: Sequence[Any]) -> UsageError:
-    """What validation found, one parameter after the other, without their values."""
+    """Return the findings of validation, one parameter after the other, without their values."""
     found = "; ".join(f"{error['loc'][-1]}: {error['msg']}" for error in errors[:10])
     return UsageError("Parameters of the request are wrong", found, "See /api/v1/openapi.json.")

@@ -1,6 +1,6 @@
-"""What requests may ask, with the limits of each parameter, and the answers as plain data.
+"""Define the parameters of requests, with their limits, and answer them as plain data.
 
-What the page of the index shows: its figures, its growth, its runs, and what was skipped and why.
+The page of the index gets its figures, growth, runs, and skipped documents with reasons.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 200
 MAX_SKIPPED_PATHS = 20
-"""Paths shown of each reason."""
+"""Paths to show for each reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class IndexView:
 
 
 def index_view(workspace: Workspace, within: Entity | None = None) -> IndexView:
-    """Read the view of what is at or below ``within``. Raises StorageError, CorruptFile."""
+    """Read the index at or below ``within``. Raises StorageError, CorruptFile."""
     runs = newest_runs(workspace, MAX_RUNS)
     return IndexView(
         stats=workspace.stats(within),
@@ -93,9 +93,9 @@ def _skipped(workspace: Workspace, within: Entity | None) -> list[Skipped]:
 
 
 def _within(runs: Iterable[RunRecord], within: Entity) -> Iterable[RunRecord]:
-    """Index runs with nothing but what they say of the sources at or below ``within``.
+    """Reduce index runs to their reports on the sources at or below ``within``.
 
-    A run reports on sources beside each other: how long it took, and what it cost, is of all of them.
+    Time and cost of a run cover all of its sources, so they are removed.
     """
     for run in runs:
         sources = [
@@ -109,12 +109,12 @@ def _within(runs: Iterable[RunRecord], within: Entity) -> Iterable[RunRecord]:
 
 MAX_QUERY_CHARACTERS = 2_000
 MAX_EXCERPT_LINES = 500
-"""Lines on each side."""
+"""Lines on each side of the requested one."""
 MAX_NAME_CHARACTERS = 4_096
 MAX_LINE_NUMBER = 2**31 - 1
 MAX_DOCUMENTS = 1_000
 MAX_RANK = 200
-"""Results behind that are on no page."""
+"""Results beyond this rank are not served."""
 MAX_CURSOR_CHARACTERS = 8_192
 BRANCHES_SECONDS = 10.0
 
@@ -123,7 +123,7 @@ _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
 
 
 def _like(pattern: str) -> WithJsonSchema:
-    """Names look like ``pattern`` usually, so the document says; what they are looked up in decides."""
+    """Names usually look like ``pattern``, says the schema; the lookup decides."""
     return WithJsonSchema({"type": "string", "pattern": pattern})
 
 
@@ -131,7 +131,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 _Source = Annotated[_Name, _like(OPTIONS["sources"].pattern or "")]
 _Entity = Annotated[_Name, _like(_ENTITY)]
 _Absent: TypeAlias = SkipJsonSchema[None]
-"""None, which schemas do not mention."""
+"""None, which schemas omit."""
 _CursorText = Annotated[str, Field(min_length=1, max_length=MAX_CURSOR_CHARACTERS)]
 
 Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="What to look for.")]
@@ -153,12 +153,12 @@ EntityName = Annotated[_Entity | SkipJsonSchema[None], Query(description="At or 
 
 
 def encode_cursor(*parts: int | str) -> str:
-    """``parts`` as a text that means nothing to clients."""
+    """Return ``parts`` as opaque text."""
     return urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str, *kinds: type[int] | type[str]) -> tuple[Any, ...]:
-    """The parts of ``encode_cursor``, of ``kinds``. Raises NotIndexed for any other text."""
+    """Return the parts of ``encode_cursor``, of ``kinds``. Raises NotIndexed for any other text."""
     try:
         parts = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except ValueError:
@@ -169,7 +169,7 @@ def decode_cursor(cursor: str, *kinds: type[int] | type[str]) -> tuple[Any, ...]
 
 
 def no_such_page() -> NotIndexed:
-    """What a cursor is answered with that leads nowhere."""
+    """Return the error for a cursor that leads nowhere."""
     return NotIndexed("There is no page at this cursor", "cursor", "Follow the link 'next' of an answer.")
 
 
@@ -179,7 +179,7 @@ def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
 
 
 def given_by(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of parameters by the names of their options; one that is not given is left out."""
+    """Return the values of parameters by the names of their options, without parameters that were not given."""
     names = {row.parameter: name for name, row in OPTIONS.items()}
     return without_empty({names[parameter]: value for parameter, value in parameters.items()})
 
@@ -197,7 +197,7 @@ def _parameter(row: Option) -> inspect.Parameter:
 
 
 def _type_of(row: Option) -> Any:
-    """The type of one value, with its limits; what names look like is for the schema only."""
+    """Return the type of one value, with its limits; patterns of names are only for the schema."""
     if row.choices and not row.is_list:
         return Literal[row.choices]
     if row.type is str:
@@ -210,57 +210,57 @@ def _type_of(row: Option) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Answers from the workspace that ``newest`` opens for each request, so that each is of one version.
+    """Answers from the workspace that ``newest`` opens for each request, so that each answer is of one version.
 
-    Every method sees what the request is granted (access.py), and raises AccessDenied where that is nothing.
+    Every method sees only what the request is granted (access.py), and raises AccessDenied if that is nothing.
     """
 
     newest: Callable[[], Workspace]
     memory: Callable[[], Memory] | None = None
-    """What tells where the memory is, once somebody asks it."""
+    """Returns the location of the memory, on the first request for it."""
     run: Callable[..., Any] = call
-    """What runs a read of the index: in this process, or in another one (search_processes.py)."""
+    """Runs a read of the index, in this process or in another one (search_processes.py)."""
     _branches: TTLCache[Entity | None, tuple[str, ...]] = field(
         default_factory=lambda: TTLCache(1_000, BRANCHES_SECONDS), compare=False
     )
 
     def warm(self) -> None:
-        """Load what the first request needs. Raises what a search raises."""
+        """Load data for the first request. Raises the errors of a search."""
         self.run(warm, self.newest())
 
     def prepare(self) -> None:
-        """Load what later requests need. Raises what a search raises."""
+        """Load data for later requests. Raises the errors of a search."""
         self.run(prepare, self.newest())
 
     def search(self, request: SearchRequest) -> SearchReport:
-        """Search, and write the search into the journal. Raises what ``driftline.search`` raises."""
+        """Search, and record the search in the journal. Raises the errors of ``driftline.search``."""
         return find(self.newest(), request, within=granted("search").within, run=self.run)
 
     def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:
-        """Lines of an indexed document. Raises what ``read_excerpt`` raises."""
+        """Return lines of an indexed document. Raises the errors of ``read_excerpt``."""
         within = granted("search").within
         workspace = self._on(branch, within)
         found = asdict(self.run(read_excerpt, workspace, path, line, n_lines=n_lines, source=source, within=within))
         return {**found, "lines": list(found["lines"])}
 
     def status(self) -> dict[str, Any]:
-        """As ``driftline status --json`` prints it."""
+        """Like ``driftline status --json`` prints it."""
         within = granted("search").within
         return asdict(self.run(Workspace.stats, self.newest(), within))
 
     def sources(self) -> dict[str, Any]:
-        """As ``driftline sources --json`` prints it."""
+        """Like ``driftline sources --json`` prints it."""
         stats = self.run(Workspace.stats, self.newest(), granted("search").within)
         return {"workspace": stats.workspace, "sources": list(stats.sources)}
 
     def branches(self) -> dict[str, Any]:
-        """As ``driftline branches --json`` prints it."""
+        """Like ``driftline branches --json`` prints it."""
         within, workspace = granted("search").within, self.newest()
         found = [branch.to_dict() for branch in self.run(list_branches, workspace, within)]
         return {"workspace": workspace.objects.uri, "branches": found}
 
     def documents(self, wanted: SearchFilter, limit: int, after: DocumentCursor | None) -> DocumentPage:
-        """The indexed documents, by source and path, beginning behind ``after``. Raises BadEntity."""
+        """Return the indexed documents, by source and path, after ``after``. Raises BadEntity."""
         within, workspace = granted("search").within, self.newest()
         sources = [parse_entity(each, workspace.config.hierarchy) for each in wanted.sources or ()] or None
         dirs, exts = wanted.dirs or (), wanted.exts or ()
@@ -270,7 +270,7 @@ class Reader:
         return page
 
     def branch_names(self) -> tuple[str, ...]:
-        """The names of the branches of all sources, in order; at most BRANCHES_SECONDS old."""
+        """Return the names of the branches of all sources, in order; at most BRANCHES_SECONDS old."""
         within = granted("search").within
         names = self._branches.get(within)
         if names is None:
@@ -281,19 +281,19 @@ class Reader:
         return names
 
     def record_of(self, source: str) -> SourceRecord | None:
-        """What a source scans, if it may be seen."""
+        """Return the record of a source, if it may be seen."""
         within, workspace = granted("search").within, self.newest()
         entity = Entity.parse(source, workspace.config.hierarchy)
         return workspace.readable_source(entity) if within is None or is_within(entity, within) else None
 
     def index(self) -> IndexView:
-        """The figures, runs and skipped documents of the index."""
+        """Return the figures, runs and skipped documents of the index."""
         within = granted("search").within
         view: IndexView = self.run(index_view, self.newest(), within)
         return view
 
     def search_memory(self, query: str, entity: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-        """As ``driftline memory search --json`` prints it. Raises NotIndexed where there is no memory."""
+        """Return what ``driftline memory search --json`` prints. Raises NotIndexed without memory."""
         within = granted("memory").within
         from driftline.flows.memory import hits_to_dict  # its libraries take half a second to load
         from driftline.flows.memory_stores import no_memory, search_memory

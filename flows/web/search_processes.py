@@ -1,7 +1,7 @@
-"""Runs the reads of the servers, for the web and MCP, in other processes: one at a time in each of them.
+"""Run the reads of the web and MCP servers in other processes, one at a time in each.
 
-The threads of a Python process share one core for all that is Python, so that searches beside each other take it from
-each other. And a damaged file of a table can end the process that reads it (storage/lance/worker.py).
+The threads of a Python process share one core for Python code, so concurrent searches would slow each other down. And a
+damaged file of a table can crash its reader (storage/lance/worker.py).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from driftline.tasks.search.query import SearchReport, answer, prepare, warm
 from driftline.tasks.search.request import SearchRequest
 
 MAX_PROCESSES = 4
-"""By default; each holds the model, and what searches have read of the indexes."""
+"""The default limit; each process holds the model, and loaded indexes."""
 SEARCHES_BESIDE_EACH_OTHER = 4
-"""In the one process that searches a bucket: they wait for it most of the time."""
+"""Concurrent searches in the one process that searches a bucket: they mostly wait for it."""
 WAIT_SECONDS = 30.0
-"""For a process that is free: less than a client waits for its answer."""
+"""Time limit for a free process: less than a client waits for its answer."""
 LOOK_SECONDS = 1.0
-"""Between two looks whether another process must be started meanwhile."""
+"""Interval at which waiting reads check whether another process must be started."""
 SEARCH_SECONDS = 60.0
-"""A process that searches for longer is ended."""
+"""A process that searches for longer is stopped."""
 ATTEMPTS = 2
-"""A query that has ended so many processes is not tried in the next one."""
+"""A query that has crashed this many processes is not tried again."""
 RETRY_SECONDS = 60.0
-"""Between two attempts to start a process, if the first one failed."""
+"""Interval between attempts to start a process, if the first one failed."""
 
 log = logging.getLogger(__name__)
 _LOGGING = ExitStack()
@@ -47,23 +47,23 @@ _Result = TypeVar("_Result")
 
 
 def default_processes() -> int:
-    """One for each core that this process may use, at most MAX_PROCESSES."""
+    """Return one process for each core that this process may use, at most MAX_PROCESSES."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(usable, MAX_PROCESSES)
 
 
 @dataclass(slots=True, eq=False)
 class SearchProcesses:
-    """Up to ``processes`` processes, each of which runs ``at_once`` reads at once; more start once reads wait.
+    """Up to ``processes`` processes, each of which runs ``at_once`` reads concurrently; more start if reads wait.
 
-    None of them is this one. A process that dies takes no read with it: another one answers, and a new one starts when
-    reads wait again.
+    None of them is the current process. If one dies, another answers its read, and a new one starts when reads wait
+    again.
     """
 
     processes: int
     at_once: int = 1
     _free: queue.PriorityQueue[tuple[int, OtherProcess]] = field(default_factory=queue.PriorityQueue)
-    """Room for one read each, that in the first process first."""
+    """Free slots of one read each, those of the first process first."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _helpers: set[OtherProcess] = field(default_factory=set)
     _is_starting: bool = False
@@ -72,13 +72,14 @@ class SearchProcesses:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def search(self, workspace: Workspace, query: str, **options: Any) -> SearchReport:
-        """As ``driftline.search``; raises what ``run`` raises, too."""
+        """Like ``driftline.search``; also raises the errors of ``run``."""
         return self.run(answer, workspace, SearchRequest(query, **options))
 
     def run(self, function: Callable[..., _Result], workspace: Workspace, *args: Any, **kwargs: Any) -> _Result:
-        """What ``function``, which only reads ``workspace``, returns or raises in one of the processes.
+        """Run ``function``, which only reads ``workspace``, in one of the processes, and return its result or raise its
+        error.
 
-        Raises CorruptFile if none has survived it, and StorageError if none is free or has answered in time.
+        Raises CorruptFile if no process survived it, and StorageError if none was free or answered in time.
         """
         for attempt in range(1, ATTEMPTS + 1):
             number, helper = self._wait_for_room(workspace)
@@ -95,9 +96,9 @@ class SearchProcesses:
         raise StorageError("The processes that searched took too long, or have died", "", "Narrow the search.")
 
     def start(self, workspace: Workspace) -> None:
-        """Start the first process, which then has loaded the model and opened the tables. Raises as ``search``.
+        """Start the first process, which loads the model and opens the tables. Raises the errors of ``search``.
 
-        If the process dies of that, reads that do not touch what is damaged go on.
+        If that crashes the process, reads that do not touch damaged files still work.
         """
         helper = OtherProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)
         try:
@@ -111,7 +112,7 @@ class SearchProcesses:
         self._add(helper)
 
     def close(self) -> None:
-        """End the processes at once: they change nothing."""
+        """End the processes at once; they change nothing."""
         with self._lock:
             self._is_closed, helpers = True, list(self._helpers)
         for helper in helpers:
@@ -154,7 +155,7 @@ class SearchProcesses:
                 threading.Thread(target=self._start_beside, args=(workspace,), daemon=True).start()
 
     def _start_beside(self, workspace: Workspace) -> None:
-        """Start a process, and let it search once it has loaded the model, or at once where reads wait for it alone."""
+        """Start a process, and let it search once it has loaded the model, or at once if reads wait for it alone."""
         try:
             helper = OtherProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)
             if self._helpers:
@@ -162,19 +163,19 @@ class SearchProcesses:
             self._add(helper)
         except (OSError, DriftlineError, TimeoutError) as error:
             log.warning("A process of the server did not start; it goes on without: %s", error)
-            if self._helpers:  # else reads wait for the next attempt
+            if self._helpers:  # otherwise, reads wait for the next attempt
                 self._starts_after = time.monotonic() + RETRY_SECONDS
         finally:
             self._is_starting = False
 
 
 def begin() -> None:
-    """What another process does first: it logs as the first one does."""
+    """Prepare another process, which logs like the first one."""
     _begin_logging(as_json=False)
 
 
 def begin_with_json() -> None:
-    """As ``begin``, for a server that logs as JSON."""
+    """Like ``begin``, for a server that logs as JSON."""
     _begin_logging(as_json=True)
 
 

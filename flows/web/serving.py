@@ -1,4 +1,4 @@
-"""Listens and serves until a signal; requests that are under way are finished first."""
+"""Listen and serve until a signal; requests in flight are finished first."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from driftline.flows.web.tools import Tools
 from driftline.storage.errors import UsageError
 
 GRACE_SECONDS = 10
-"""How long a server that was told to stop waits for answers that are under way."""
+"""Grace period for requests in flight at shutdown."""
 MAX_HEAD_BYTES = 256 << 10
-"""Of a request line with its headers: room for a hundred long filters."""
+"""Maximum size of a request line with its headers, enough for a hundred long filters."""
 _WILDCARDS = ("0.0.0.0", "::", "")
 _WHAT = "The web server"
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """How clients reach the server: by which names, with which certificate, as whom, and how often.
+    """How clients reach the server: names, certificate, authentication and rate.
 
-    ``names`` are hosts with or without a port, beside those of the address itself. ``cors_origins`` are those of other
-    servers, whose pages may ask.
+    ``names`` are hosts with or without a port, in addition to the address itself. ``cors_origins`` are origins of other
+    servers, whose pages may call the API.
     """
 
     names: Collection[str] = ()
@@ -60,8 +60,8 @@ def web_server(
 ) -> WebServer:
     """Listen; port 0 chooses a free port.
 
-    Raises UsageError for an address that is in use, and for one that other machines can reach if anybody may ask, or if
-    no name of it is known.
+    Raises UsageError for an address that is in use, and for one that other machines can reach if no authentication is
+    configured, or if no name of it is known.
     """
     exposed = exposure or Exposure()
     listener = listen(host, port, what=_WHAT)
@@ -128,7 +128,7 @@ def _check(exposed: Exposure, host: str, listener: socket.socket) -> None:
 
 
 def _is_origin(text: str) -> bool:
-    """Whether browsers name a page so: scheme, host and a port that is not the scheme's own."""
+    """Return whether ``text`` is an origin as browsers write it: scheme, host and a non-default port."""
     return re.fullmatch(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:\d+)?", text) is not None and not re.match(
         r"http://.*:80$|https://.*:443$", text
     )

@@ -1,4 +1,4 @@
-"""The MCP tools at /mcp: each call sees what its request is granted."""
+"""Serve the MCP tools at /mcp: each call sees what its request is granted."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Tools:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
             self._app = asyncio.get_running_loop().create_future()
-            # An empty context: what the first request is granted must not reach the others.
+            # An empty context: the access of the first request must not reach the others.
             self._serving = asyncio.create_task(self._serve(self._app), context=Context())
         app = await asyncio.shield(self._app)
         await app(scope, receive, send)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """End the application with the block, if it was begun."""
+        """End the application with the block, if it was started."""
         try:
             yield
         finally:
@@ -65,7 +65,7 @@ class Tools:
 
 
 def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
-    """What answers, and the application whose lifespan it needs."""
+    """Return the application that answers, and the one whose lifespan it needs."""
     from mcp.server.transport_security import TransportSecuritySettings
 
     from driftline.flows.mcp_server.server import WholePosts, server_of

@@ -66,7 +66,7 @@ def drop(table: LineTable, names: Sequence[str]) -> None:
 
 
 def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
-    """Return the indexes of ``dataset`` by name, without those that Lance cannot read."""
+    """Return the readable indexes of ``dataset`` by name."""
     return {
         name: Coverage(
             str(stats["index_type"]),

@@ -169,7 +169,7 @@ class Flusher:
     def _empty(self, tenant: Entity, *, shared: bool) -> int | None:
         """Flush the changes of one tenant and return their number.
 
-        None if ``shared`` and another process flushes it.
+        Returns None if ``shared`` and another process flushes it.
         """
         if shared and not self._claim(tenant, CLAIM_SECONDS):
             return None

@@ -275,7 +275,7 @@ class VectorTable(LanceTable):
     ) -> bool:
         """Commit, and return whether that succeeded.
 
-        False after a conflict or an unknown outcome, which the marker settles.
+        Returns False after a conflict or an unknown outcome, which the marker settles.
         """
         import lance
 

@@ -183,7 +183,7 @@ class LocalDisk:
     def _temporary(self, target: str, data: bytes) -> Iterator[str]:
         """Yield the path of a synced file with ``data`` in the directory of ``target``.
 
-        Removed at the end if it remains.
+        The file is removed at the end if it remains.
         """
         directory = os.path.dirname(target)
         temporary = os.path.join(directory, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")

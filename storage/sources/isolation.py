@@ -142,7 +142,7 @@ def common_dir_of(git_dir: str) -> str:
 def _excludes_file(top: str, settings: list[tuple[str, str]]) -> str:
     """Return the file that ``core.excludesFile`` names, or its default.
 
-    A repository may name a file of its work tree only.
+    A repository may name a file of its own work tree only.
     """
     scope, value = "global", None
     for each, setting in settings:
@@ -343,7 +343,7 @@ def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
 def _effort_of_sleeper(pid: int) -> int | None:
     """Return how often the threads of a process have gone to sleep.
 
-    None if one of them is awake or the count is unknown.
+    Returns None if one of them is awake or the count is unknown.
     """
     effort = 0
     try:
@@ -358,9 +358,7 @@ def _effort_of_sleeper(pid: int) -> int | None:
 
 
 def _steering_is_readable(repository: Repository, folder: str) -> bool:
-    """Return whether none of the files that steer git, from the top of the work tree to ``folder``, is a pipe or the
-    like.
-    """
+    """Return whether no file that steers git, from the top of the work tree to ``folder``, is a pipe or the like."""
     parts = os.path.relpath(os.path.realpath(folder), os.path.realpath(repository.top)).split(os.sep)
     if parts[0] == os.pardir:
         return False

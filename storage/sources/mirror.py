@@ -1,11 +1,11 @@
-"""Mirrors: the objects of a git repository that is named by a URL, in a cache folder of this machine.
+"""Mirror the objects of a git repository that is named by a URL, in a cache folder of this machine.
 
-A mirror holds the newest commits that were asked for, without history and without a work tree. Its configuration is
-Driftline's own, so nothing that the repository names is executed, checked out or followed: no hook, filter, submodule,
-redirect or other protocol. A repository on this disk is not copied: its mirror borrows the objects where they are.
+A mirror holds the newest requested commits, without history and without a work tree. Its configuration is Driftline's
+own, so nothing that the repository names is executed, checked out or followed: no hook, filter, submodule, redirect or
+other protocol. The mirror of a repository on this disk borrows the objects instead of copying them.
 
-Processes share mirrors. One of them fetches at a time, and removes what a killed fetch has left. A mirror in use is
-neither packed anew nor deleted to make room.
+Processes share mirrors. One of them fetches at a time, and removes the files of killed fetches. A mirror in use is
+neither repacked nor evicted.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 CACHE_VARIABLE = "DRIFTLINE_GIT_CACHE"
 LIMIT_VARIABLE = "DRIFTLINE_GIT_CACHE_BYTES"
 DEFAULT_CACHE_BYTES = 20 * 10**9
-"""So much do all mirrors take before those that were used least recently are deleted."""
+"""Maximum size of all mirrors; the least recently used ones are evicted."""
 KEPT_COMMITS = 2
-"""So many commits of a mirror keep their objects: the last one shows what has changed since."""
+"""Commits whose objects a mirror keeps: the previous one shows what has changed since."""
 TIDIED_AFTER = 24
-"""A mirror of more packs is packed anew."""
+"""A mirror with more packs is repacked."""
 HOLD_ATTEMPTS = 3
 ASK_SECONDS = 60.0
 FETCH_SECONDS = 3600.0
@@ -65,7 +65,7 @@ _MISSING = re.compile(r"not found|does not exist|not appear to be a git reposito
 class Remote:
     """A git repository as its URL names it.
 
-    ``location`` is what git calls it: a path, a URL or ``user@host:path``, without credentials; ``ref`` is a branch, a
+    ``location`` is git's name for it: a path, a URL or ``user@host:path``, without credentials; ``ref`` is a branch, a
     tag, a commit or the full name of a ref, and "" the default branch. ``variable`` is the environment variable that
     holds the token of ``user``.
     """
@@ -94,9 +94,9 @@ class Remote:
 
 
 def parse_remote(text: str) -> Remote | None:
-    """The repository that a URI names; None for one of another kind.
+    """Return the repository that a URI names; None for a URI of another kind.
 
-    Raises UsageError for credentials that are not given by reference, and for a URL that git would read otherwise.
+    Raises UsageError for credentials that are not references, and for a URL that git would read differently.
     """
     scheme, separator, rest = text.partition("://")
     if not separator:
@@ -115,7 +115,7 @@ def parse_remote(text: str) -> Remote | None:
 
 
 def bare_repository(folder: str) -> Remote | None:
-    """The repository whose git directory ``folder`` is: a bare or mirror clone; None for any other folder."""
+    """Return the repository whose git directory is ``folder``, a bare or mirror clone; None for any other folder."""
     is_one = os.path.isfile(os.path.join(folder, "HEAD")) and all(
         os.path.isdir(os.path.join(folder, name)) for name in ("objects", "refs")
     )
@@ -123,7 +123,7 @@ def bare_repository(folder: str) -> Remote | None:
 
 
 def _split_ref(rest: str) -> tuple[str, str]:
-    """``host/path@ref`` as ``(host/path, ref)``; an @ of the host belongs to the user."""
+    """Split ``host/path@ref`` into ``(host/path, ref)``; an @ in the host belongs to the user."""
     slash = max(rest.find("/"), rest.find(":") if "@" in rest.partition(":")[0] else -1)
     head, tail = rest[: slash + 1], rest[slash + 1 :]
     path, at, ref = tail.rpartition("@")
@@ -169,7 +169,7 @@ def _remote(protocol: str, rest: str) -> Remote:
 def _checked_ref(ref: str, where: str) -> str:
     if ref and (ref.startswith("-") or not _REF.fullmatch(ref)):
         raise UsageError(
-            f"{ref!r} is no name of a branch, a tag or a commit", where, "Correct what stands after the @."
+            f"{ref!r} is not the name of a branch, a tag or a commit", where, "Correct the part after the @."
         )
     return ref
 
@@ -178,7 +178,7 @@ def _checked_ref(ref: str, where: str) -> str:
 
 
 def resolve(remote: Remote) -> str:
-    """The id of the commit that ``remote`` names now, with one request.
+    """Return the id of the commit that ``remote`` names now, with one request.
 
     Raises SourceNotFound if there is none, AccessDenied, StorageError, UsageError without the variable of a token.
     """
@@ -201,7 +201,7 @@ def resolve(remote: Remote) -> str:
 
 
 def _names(ref: str) -> list[str]:
-    """The refs that a name may stand for, the first one that exists counts; a tag stands for its commit."""
+    """Return the refs that a name may mean, in order of precedence; a tag means its commit."""
     if not ref or ref.startswith("refs/"):
         return [f"{ref}^{{}}", ref] if ref else ["HEAD"]
     return [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
@@ -224,7 +224,7 @@ def _no_commit(remote: Remote) -> SourceNotFound:
 
 
 def _git_dir(remote: Remote) -> str:
-    """The git directory of a repository on this disk, whose files git can read without waiting."""
+    """Return the git directory of a repository on this disk whose files git can read without blocking."""
     git_dir = remote.location
     if bare_repository(git_dir) is None:
         raise SourceNotFound("The folder is no git repository", remote.location, "Check the spelling.")
@@ -244,7 +244,7 @@ def _ask(git_dir: str, *arguments: str) -> str | None:
 
 
 def _reaching(remote: Remote) -> dict[str, str]:
-    """The environment of a command that uses the network: the user's own ways, and our settings above them."""
+    """Return the environment of a command that uses the network: the user's settings, overridden by ours."""
     variables = {name: os.environ[name] for name in REACHING if name in os.environ}
     variables["GIT_ALLOW_PROTOCOL"] = remote.protocol
     settings = {
@@ -286,7 +286,10 @@ def _run(
     *,
     pack_bytes: int | None = None,
 ) -> bytes:
-    """The output of a command that asks ``remote``. Ends it after ``seconds``, or once its pack is too large."""
+    """Run a command that contacts ``remote``, and return its output.
+
+    Stops it after ``seconds``, or if its pack is too large.
+    """
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryFile() as errors:
         try:
@@ -327,7 +330,7 @@ def _tail(errors: IO[bytes]) -> str:
 
 
 def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFound | StorageError:
-    """What git said, as an error; it never says what it was given in its environment."""
+    """Return git's message as an error; git never prints values from its environment."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith(("fatal:", "error:", "remote:"))), "")
     reason = redacted(last or (lines[-1] if lines else "git failed"))[:300]
@@ -347,14 +350,14 @@ def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFou
 
 
 def cache_folder() -> Path:
-    """The folder of all mirrors: $DRIFTLINE_GIT_CACHE, else ``driftline/git`` in the user's cache folder."""
+    """Return the folder of all mirrors: $DRIFTLINE_GIT_CACHE, else ``driftline/git`` in the user's cache folder."""
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "driftline" / "git"
 
 
 def cache_bytes() -> int:
-    """The limit of all mirrors. Raises UsageError."""
+    """Return the limit of all mirrors. Raises UsageError."""
     text = os.environ.get(LIMIT_VARIABLE) or str(DEFAULT_CACHE_BYTES)
     if not text.isdecimal():
         raise UsageError(f"{LIMIT_VARIABLE} must be a number of bytes", text, "Correct it.")
@@ -370,7 +373,7 @@ class Mirror:
 
     @classmethod
     def of(cls, remote: Remote) -> Mirror:
-        """The mirror of ``remote`` on this machine; contacts nothing."""
+        """Return the mirror of ``remote`` on this machine; contacts nothing."""
         digest = hashlib.sha256(f"{remote.protocol} {remote.location}".encode("utf-8", "surrogateescape")).hexdigest()
         return cls(remote, cache_folder() / digest[:24])
 
@@ -379,7 +382,7 @@ class Mirror:
         return str(self.folder / "repository")
 
     def has(self, commit: str) -> bool:
-        """Whether the mirror holds the whole tree of ``commit``."""
+        """Return whether the mirror holds the whole tree of ``commit``."""
         if not COMMIT_ID.fullmatch(commit) or not os.path.isdir(self.git_dir):
             return False
         if self.remote.is_local:
@@ -387,7 +390,10 @@ class Mirror:
         return self._ref(commit).exists()
 
     def newest(self) -> str | None:
-        """The commit that was fetched last, without asking the remote; of a repository on this disk, that of now."""
+        """Return the commit that was fetched last, without a request.
+
+        For a repository on this disk, the current one.
+        """
         if self.remote.is_local:
             return resolve(self.remote)
         with contextlib.suppress(OSError):
@@ -409,7 +415,10 @@ class Mirror:
 
     @contextlib.contextmanager
     def holding(self, commit: str) -> Iterator[None]:
-        """Keep the mirror, with the tree of ``commit`` in it, from being tidied or deleted. Raises as ``ensure``."""
+        """Hold the mirror with the tree of ``commit``, so that it is neither repacked nor evicted.
+
+        Raises the errors of ``ensure``.
+        """
         for _ in range(HOLD_ATTEMPTS):
             self.ensure(commit)
             with self._locked("use", shared=True):
@@ -427,7 +436,10 @@ class Mirror:
 
     @contextlib.contextmanager
     def _locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[bool]:
-        """Hold a lock of the mirror, also against threads of this process; yields False if it does not wait for it."""
+        """Hold a lock of the mirror, also against threads of this process.
+
+        Yield False if it is taken and ``wait`` is not set.
+        """
         path = self.folder / name
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         while True:
@@ -447,7 +459,7 @@ class Mirror:
                     return
 
     def _borrow(self) -> None:
-        """Let the mirror find the objects of a repository on this disk where they are."""
+        """Make the mirror use the objects of a repository on this disk."""
         git_dir = _git_dir(self.remote)
         objects = os.path.realpath(
             _ask(git_dir, "rev-parse", "--git-path", "objects") or os.path.join(git_dir, "objects")
@@ -462,7 +474,7 @@ class Mirror:
             _write(Path(self.git_dir, "shallow"), text)
 
     def _create(self, object_format: str) -> None:
-        """Make an empty repository that names no command; does nothing if there is one."""
+        """Create an empty repository that names no command, unless it exists."""
         if os.path.exists(os.path.join(self.git_dir, "HEAD")):
             return
         for part in ("objects/info", "objects/pack", "refs/driftline"):
@@ -505,7 +517,7 @@ class Mirror:
         _write(self.folder / "size", str(_size_bytes(self.folder)))
 
     def _remove_leftovers(self) -> None:
-        """Remove what a killed fetch has left: only one fetches at a time."""
+        """Remove the files of a killed fetch; only one process fetches at a time."""
         for folder, _, names in os.walk(self.git_dir):
             for name in names:
                 if name.endswith(".lock") or name.startswith("tmp_"):
@@ -513,7 +525,7 @@ class Mirror:
                         os.unlink(os.path.join(folder, name))
 
     def _tidy(self) -> None:
-        """Drop the objects of forgotten commits once there are many packs, unless somebody else reads the mirror."""
+        """Drop the objects of forgotten commits if there are many packs, unless another process reads the mirror."""
         packs = [name for name in os.listdir(os.path.join(self.git_dir, "objects", "pack")) if name.endswith(".pack")]
         if len(packs) <= TIDIED_AFTER:
             return
@@ -523,17 +535,17 @@ class Mirror:
                 _run(self.remote, self.git_dir, command, {"GIT_DIR": self.git_dir}, FETCH_SECONDS)
 
     def delete(self) -> bool:
-        """Delete the mirror unless it is in use; returns whether it is gone."""
+        """Delete the mirror unless it is in use, and return whether it is gone."""
         with self._locked("use", wait=False) as idle:
             if idle:
                 doomed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.deleted")
-                os.rename(self.folder, doomed)  # at once: somebody may make the mirror anew meanwhile
+                os.rename(self.folder, doomed)  # at once: another process may recreate it meanwhile
                 shutil.rmtree(doomed, ignore_errors=True)
         return idle
 
 
 def _make_room(keep: Path) -> None:
-    """Delete the mirrors that were used least recently, but ``keep``, until all of them fit into the cache."""
+    """Evict the least recently used mirrors, except ``keep``, until all of them fit into the cache."""
     sizes = {}
     for folder in cache_folder().iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -561,7 +573,7 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.new")
     partial.write_text(text)
     os.replace(partial, path)

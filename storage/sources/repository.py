@@ -1,6 +1,6 @@
-"""The tree of a commit of a git repository: list and read its blobs from the repository's mirror, without a work tree.
+"""List and read the tree of a commit of a git repository from its mirror, without a work tree.
 
-Blobs are read by a process of git that stays for the next ones.
+A git process reads blobs, and stays for later reads.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from driftline.storage.sources.isolation import spawn
 from driftline.storage.sources.mirror import COMMIT_ID, Mirror, Remote, parse_remote
 
 MAX_TREE_BYTES = 512 * 1024 * 1024
-"""The longest listing of a commit, of some five million files: a few small objects can unfold to more than a disk."""
+"""Maximum size of the listing of a commit, of some five million files: a few small objects can expand to more than a
+disk."""
 MAX_DIFF_BYTES = 16 * 1024 * 1024
 MAX_DIFF_MEMORY_BYTES = 512 * 1024 * 1024
-"""Git collects all differences before it prints the first one: an endless tree would take all memory."""
+"""Git collects all differences before it prints the first one, so an endless tree would take all memory."""
 MAX_BLOB_BYTES = 1 << 30
 OPEN_READERS = 4
-"""So many processes of git wait for further reads; others are ended."""
+"""Git processes that wait for further reads; others are ended."""
 _IDS_AT_ONCE = 500
-"""Of 65 bytes each: less than a pipe holds, so that neither side waits for the other."""
+"""Ids of 65 bytes each: fewer than fill a pipe, so that neither side blocks."""
 _PATHS_AT_ONCE = 100
 MAX_PATH_BYTES = 4096
-"""The longest path of a document; a hundred of them fit into the arguments of a command."""
+"""Maximum length of a path; a hundred of them fit into the arguments of a command."""
 _LINK, _SUBMODULE = "120000", "160000"
 _NOT_PLAIN = frozenset({"", ".", "..", ".git"})
 _CHUNK = 1 << 20
@@ -44,7 +45,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TreeEntry:
-    """A path of a commit. ``reason`` says why it is no document; ``blob`` is the id of its content."""
+    """A path of a commit. ``reason`` says why it is not a document; ``blob`` is the id of its content."""
 
     path: str
     blob: str
@@ -58,7 +59,7 @@ class TreeEntry:
 
 @dataclass(frozen=True)
 class CommitTree:
-    """The tree of ``commit`` of the repository ``uri``; of the commit that was fetched last if that is "". Picklable.
+    """The tree of ``commit`` of the repository ``uri``; if that is "", of the commit that was fetched last. Picklable.
 
     ``credential`` refers to the token of the host, as ``user:NAME`` of an environment variable.
     """
@@ -69,7 +70,7 @@ class CommitTree:
 
     @classmethod
     def of(cls, remote: Remote, commit: str) -> CommitTree:
-        """The tree of ``commit`` of ``remote``; contacts nothing."""
+        """Return the tree of ``commit`` of ``remote``; contacts nothing."""
         return cls(remote.uri, commit, f"{remote.user}:{remote.variable}" if remote.variable else "")
 
     def __getstate__(self) -> dict[str, str]:
@@ -80,7 +81,7 @@ class CommitTree:
         """The repository, with the reference to its credentials."""
         found = parse_remote(self.uri)
         if found is None:
-            raise StorageError("This is no URI of a git repository", self.uri)
+            raise StorageError("Not a URI of a git repository", self.uri)
         user, _, variable = self.credential.partition(":")
         return dataclasses.replace(found, user=user, variable=variable)
 
@@ -98,9 +99,9 @@ class CommitTree:
         return commit
 
     def entries(self, paths: Sequence[str] | None = None) -> list[TreeEntry]:
-        """What is in the commit, or at these of its paths, submodules and links too, in the order of git.
+        """Return the entries of the commit, or those at ``paths``, including submodules and links, in the order of git.
 
-        Fetches the commit first. Raises AccessDenied, SourceNotFound, StorageError, also for a tree without end.
+        Fetches the commit first. Raises AccessDenied, SourceNotFound, StorageError, also for an endless tree.
         """
         options = ("ls-tree", "-r", "-l", "-z", "--full-tree", self.known_commit)
         with self.mirror.holding(self.known_commit):
@@ -116,9 +117,9 @@ class CommitTree:
             return found
 
     def changed_since(self, commit: str) -> list[str] | None:
-        """The paths that differ between the trees of ``commit`` and of this one.
+        """Return the paths that differ between the trees of ``commit`` and of this one.
 
-        None if the mirror lacks it, or if there are too many to list. Raises what ``entries`` raises.
+        Returns None if the mirror lacks ``commit``, or if there are too many to list. Raises the errors of ``entries``.
         """
         mirror = self.mirror
         with mirror.holding(self.known_commit):
@@ -132,7 +133,7 @@ class CommitTree:
         return [name.decode("utf-8", "backslashreplace") for name in output.split(b"\0")[:-1]]
 
     def committed(self) -> datetime:
-        """The time of the commit. Raises StorageError."""
+        """Return the time of the commit. Raises StorageError."""
         data = next(_read_objects(self, [self.known_commit])) or b""
         for line in data.partition(b"\n\n")[0].split(b"\n"):
             if line.startswith(b"committer "):
@@ -141,11 +142,11 @@ class CommitTree:
         return datetime.fromtimestamp(0, UTC)
 
     def blobs(self, ids: Sequence[str]) -> list[bytes | None]:
-        """The content of each blob; None for one that the mirror does not have. Raises what ``entries`` raises."""
+        """Return the content of each blob; None for a blob that the mirror lacks. Raises the errors of ``entries``."""
         return list(_read_objects(self, ids))
 
     def _output(self, command: Sequence[str], max_bytes: int, *, memory_bytes: int | None = None) -> bytes:
-        """The output of a command that reads the mirror, which the caller holds."""
+        """Return the output of a command that reads the mirror, which the caller holds."""
         with _start(self, command) as process:
             assert process.stdout is not None
             if memory_bytes is not None:
@@ -177,7 +178,7 @@ def _start(tree: CommitTree, command: Sequence[str], stdin: int = subprocess.DEV
 
 
 def _limit_memory(pid: int, memory_bytes: int) -> None:
-    """Limit what a process allocates, not what it maps. Raises StorageError where that is not possible."""
+    """Limit the memory that a process allocates, not that it maps. Raises StorageError if that is not possible."""
     try:
         resource.prlimit(pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     except ProcessLookupError:
@@ -188,12 +189,12 @@ def _limit_memory(pid: int, memory_bytes: int) -> None:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a path leads to a file within a tree, and not to one of git's own."""
+    """Return whether a path leads to a file within a tree that does not belong to git."""
     return len(path.encode()) <= MAX_PATH_BYTES and "\0" not in path and _NOT_PLAIN.isdisjoint(path.split("/"))
 
 
 def _parsed(listing: bytes) -> Iterator[TreeEntry]:
-    """The entries ``100644 blob <id> <size>\\t<path>`` of ``ls-tree -l -z``; of two at one path the first."""
+    r"""Yield the entries ``100644 blob <id> <size>\t<path>`` of ``ls-tree -l -z``; of two at one path, the first."""
     seen = set[str]()
     for line in listing.split(b"\0")[:-1]:
         meta, _, name = line.partition(b"\t")
@@ -219,7 +220,7 @@ def _parsed(listing: bytes) -> Iterator[TreeEntry]:
 
 
 class _Reader:
-    """A ``git cat-file --batch`` in a mirror that it keeps in use; several threads take turns."""
+    """A ``git cat-file --batch`` in a mirror that it keeps in use; threads take turns."""
 
     def __init__(self, tree: CommitTree) -> None:
         self._where = tree.uri
@@ -234,7 +235,10 @@ class _Reader:
             raise
 
     def read(self, ids: Sequence[str]) -> list[bytes | None] | None:
-        """The object of each id, or None for a missing one; None if the reader was closed. Raises StorageError."""
+        """Return the object of each id, or None for a missing one; None if the reader was closed.
+
+        Raises StorageError.
+        """
         with self._lock:
             if not self.is_open:
                 return None
@@ -266,7 +270,7 @@ class _Reader:
         return found
 
     def close(self) -> None:
-        """End the process once nobody reads, and let others delete the mirror."""
+        """End the process once nothing is read, and let others delete the mirror."""
         with self._lock:
             self._end()
 
@@ -288,7 +292,7 @@ _readers_lock = threading.Lock()
 
 
 def _read_objects(tree: CommitTree, ids: Sequence[str]) -> Iterator[bytes | None]:
-    """The objects of ``ids``, in order; None for one that the mirror does not have."""
+    """Yield the objects of ``ids``, in order; None for one that the mirror does not have."""
     wanted = [each if COMMIT_ID.fullmatch(each) else "0" * 40 for each in ids]
     for start in range(0, len(wanted), _IDS_AT_ONCE):
         found = None
@@ -298,7 +302,7 @@ def _read_objects(tree: CommitTree, ids: Sequence[str]) -> Iterator[bytes | None
 
 
 def _reader(tree: CommitTree) -> _Reader:
-    """The reader of this process for a commit, which other threads may use as well."""
+    """Return the reader of this process for a commit, which other threads may use as well."""
     pid, git_dir = os.getpid(), tree.mirror.git_dir
     key = pid, git_dir, tree.known_commit
     with _readers_lock:

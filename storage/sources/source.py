@@ -188,7 +188,7 @@ class Source:
 
     @property
     def default_name(self) -> str:
-        """What an entity of this source is called that nobody has named: the last part of the URI."""
+        """The default name of the source's entity: the last part of the URI."""
         return posixpath.basename(self.uri.rstrip("/")) or "root"
 
     @property
@@ -277,7 +277,7 @@ class Source:
     def is_file(self) -> bool:
         """Return whether the URI of a remote source names an object instead of a folder.
 
-        False if the store does not tell.
+        Returns False if the store does not tell.
         """
         return bool(self._fs.isfile(self._root)) if self._root else False
 
@@ -408,7 +408,7 @@ class RepositorySource(Source):
 
     @classmethod
     def at(cls, remote: Remote, commit: str) -> RepositorySource:
-        """The repository at ``commit``, which is fetched where it is needed; contacts nothing."""
+        """Return the repository at ``commit``, which is fetched where it is needed; contacts nothing."""
         tree = CommitTree.of(remote, commit)
         return cls(tree.uri, commit=commit, credential=tree.credential)
 
@@ -540,7 +540,7 @@ def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> 
 
 
 def _open_local(text: str) -> Source:
-    """The folder at a path, or the repository whose git directory it is: its files are git's own."""
+    """Return the folder at a path, or the repository whose git directory it is: its files are git's own."""
     check_names_are_utf8()
     path = text
     try:

@@ -1,4 +1,4 @@
-"""Keep the tokens of the web server and their permissions, as hashes (DESIGN, "Tokens").
+"""Keep the tokens of the web server and their permissions, as hashes (DESIGN, "Interfaces").
 
 A token has 256 random bits, so its hash needs neither salt nor a slow function.
 """

@@ -284,7 +284,7 @@ class Workspace:
     def stats(self, within: Entity | None = None) -> WorkspaceStats:
         """Return the figures of the workspace, or of the sources at or below ``within``.
 
-        The latter have no last run, because a run reports on other sources as well.
+        The figures of an entity have no last run, because a run also reports on other sources.
         """
         tenants = [tenant for tenant in self.tenants() if within is None or tenant == within.tenant]
         stats = collect(self.objects, self.config, self.readable_sources(within), tenants)

@@ -293,7 +293,7 @@ def _cut(strings: pa.StringArray, cuts: NDArray[np.bool_]) -> Cuts:
 def _ends_in_blank(text: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Return whether the non-ASCII character before each end may be white space, which must stay with the spaces.
 
-    True for whole blocks of characters: _BLANK_BLOCKS, and U+0080 to U+00BF for the non-breaking space.
+    Returns True for whole blocks of characters: _BLANK_BLOCKS, and U+0080 to U+00BF for the non-breaking space.
     """
     before = text[ends - 2]
     lead = text[ends - 3].astype(np.uint16) << 8 | before  # wraps around at the beginning, which does no harm

@@ -1,7 +1,7 @@
-"""Text out of documents: which extractor reads a file, chosen by its content first and its name second.
+"""Extract text from documents; the extractor of a file is chosen by content first and by name second.
 
-An extractor gets the bytes of a file and returns lines with anchors. The manifest records its name and version, so that
-a new version reads again only what it concerns. A compressed file is what it holds.
+An extractor takes the bytes of a file and returns lines with anchors. The manifest records its name and version, so a
+new version rereads only the files that it affects. A compressed file is treated as its content.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from driftline.tasks.text import decode, has_replaced_bytes
 EXTRA = "documents"
 """The extra of the package that some extractors need."""
 MISSING_MARK = r"(?:^|\+)\w+/0"
-"""What marks files whose extractor is not installed."""
+"""The mark of files whose extractor is not installed."""
 MAX_EXTRACTED_CHARACTERS = 64 * 2**20
-"""No document has so much text; what unpacks to more is left out."""
+"""No document has more text; a file that expands to more is skipped."""
 MAX_UNPACKED_BYTES = 64 * 2**20
 _SNIFFED_BYTES = 1_024
 _JUDGED_BYTES = 8_192
@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """The text of a document, whose lines end with ``\\n``, where they stand in it, and in which language.
+    r"""The text of a document, whose lines end with ``\n``, with anchors and languages.
 
     The language of a text without ``parts`` follows from the name of its file.
     """
@@ -88,7 +88,7 @@ def _place(name: object, first: object, last: object, *, lines: int) -> tuple[st
 
 
 def _encodable(text: str) -> str:
-    """``text`` without halves of surrogate pairs, which JSON may hold."""
+    """Return ``text`` without halves of surrogate pairs, which JSON may hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -101,7 +101,7 @@ EMPTY = Extracted("")
 
 @dataclass(slots=True)
 class Draft:
-    """A text while it is extracted: lines are added to the anchor and the part that was begun last."""
+    """A text under construction: lines are added to the current anchor and part."""
 
     lines: list[str] = field(default_factory=list)
     _anchors: list[tuple[str, int]] = field(default_factory=list)
@@ -109,13 +109,13 @@ class Draft:
     _characters: int = 0
 
     def at(self, anchor: str) -> None:
-        """Begin what stands at ``anchor``."""
+        """Begin the lines of ``anchor``."""
         name = _BLANKS.sub(" ", anchor).strip()[:MAX_ANCHOR_CHARACTERS]
         if not self._anchors or self._anchors[-1][0] != name:
             self._anchors.append((name, len(self.lines)))
 
     def begin(self, suffix: str) -> None:
-        """Begin what is written in the language of ``suffix``; "" is none."""
+        """Begin lines in the language of ``suffix``; "" is none."""
         if not self._parts or self._parts[-1][0] != suffix:
             self._parts.append((suffix, len(self.lines)))
 
@@ -129,7 +129,7 @@ class Draft:
         self.lines += text.split("\n")
 
     def done(self) -> Extracted:
-        """The text. Raises Refused if it has no letter or digit."""
+        """Return the text. Raises Refused if it has no letter or digit."""
         text = _encodable("".join([f"{line}\n" for line in self.lines]))
         if not _WORD.search(text):
             raise Refused(SkipReason.NO_TEXT)
@@ -140,7 +140,7 @@ class Draft:
 
 
 def _until_next(begun: Sequence[tuple[str, int]], end: int) -> Iterator[tuple[str, int, int]]:
-    """``(name, first line, last line)`` of what begins at lines and lasts until the next begins; nothing empty."""
+    """Yield ``(name, first line, last line)`` of ranges that last until the next one begins, without empty ones."""
     for at, (name, first) in enumerate(begun):
         last = begun[at + 1][1] - 1 if at + 1 < len(begun) else end
         if name and first <= last:
@@ -149,12 +149,12 @@ def _until_next(begun: Sequence[tuple[str, int]], end: int) -> Iterator[tuple[st
 
 @dataclass(frozen=True, slots=True)
 class Extractor:
-    """What makes text of one kind of file: ``name`` and ``version`` stand in the manifest.
+    """An extractor of one kind of file; ``name`` and ``version`` are in the manifest.
 
-    ``suffixes`` are those of the names of such files. ``takes`` says whether bytes under a suffix are one. ``function``
-    in ``module`` of this package does the work; it needs the library ``needs`` of the extra, if any. What is
-    ``isolated`` runs in a process of its own, since files of its kind are large, or can hang or crash their reader.
-    Without its library, what ``is_text`` is indexed as it stands, and other files are skipped.
+    ``suffixes`` are those of file names of this kind. ``takes`` returns whether bytes with such a suffix are of this
+    kind. ``function`` in ``module`` of this package does the work; it needs the library ``needs`` of the extra, if any.
+    An ``isolated`` extractor runs in a separate process, because its files are large, or can hang or crash their
+    reader. Without its library, files that are text (``is_text``) are indexed unchanged, and others are skipped.
     """
 
     name: str
@@ -169,16 +169,16 @@ class Extractor:
 
     @property
     def is_there(self) -> bool:
-        """Whether the library that it needs is installed."""
+        """Whether its library is installed."""
         return not self.needs or _is_installed(self.needs)
 
     @property
     def mark(self) -> str:
-        """What the manifest records: ``pdf/1``, or ``pdf/0`` where its library is missing."""
+        """The entry in the manifest: ``pdf/1``, or ``pdf/0`` without its library."""
         return f"{self.name}/{self.version if self.is_there else 0}"
 
     def extract(self, data: bytes) -> Extracted:
-        """The text of ``data``. Raises Refused."""
+        """Return the text of ``data``. Raises Refused."""
         module = f"{__package__}.{self.module}"
         if self.isolated:
             return Extracted.from_dict(extract_apart(f"{module}:{self.function}", data))
@@ -204,7 +204,7 @@ _TAG = re.compile(
     rb"<(?:!doctype\s+html|html|head|body|title|p|div|h[1-6]|table|ul|article|section|main)[\s>]", re.IGNORECASE
 )
 _TEMPLATE = re.compile(rb"(?:=[\"']?|>)\s*\{\{|\{%|<%|<\?(?:php|=)")
-"""What programs fill in: such a page is source code."""
+"""Placeholders of template engines: such a page is source code."""
 _HTML_SUFFIXES = ("html", "htm", "xhtml", "xht")
 
 
@@ -225,7 +225,7 @@ def _is_pdf(data: bytes, suffix: str) -> bool:
 
 
 def _holds(part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
-    """What says whether bytes are an archive with a ``part``, or an encrypted document under one of ``suffixes``."""
+    """Return a test for archives with a ``part``, and for encrypted documents with one of ``suffixes``."""
 
     def takes(data: bytes, suffix: str) -> bool:
         if data.startswith(_OLE):
@@ -236,7 +236,7 @@ def _holds(part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
 
 
 def _says(kind: bytes) -> Callable[[bytes, str], bool]:
-    """What says whether bytes are an archive that begins with its media type, which ``kind`` begins."""
+    """Return a test for archives that begin with a media type that starts with ``kind``."""
     return lambda data, suffix: data.startswith(_ZIP) and b"mimetypeapplication/" + kind in data[:128]
 
 
@@ -287,12 +287,12 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("html", 1, _HTML_SUFFIXES, _is_html, "pages", "html", needs="lxml", is_text=True),
     Extractor("notebook", 1, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )
-"""In the order in which they are asked."""
+"""Extractors in the order in which they are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A way to compress one file; ``magic`` begins each such file."""
+    """A format of compressed files; each of them begins with ``magic``."""
 
     name: str
     version: int
@@ -311,7 +311,7 @@ class Compression:
 
 
 class _Decompressor(Protocol):
-    """What the decompressors of the standard library have in common."""
+    """The common interface of the decompressors of the standard library."""
 
     @property
     def eof(self) -> bool: ...
@@ -323,7 +323,7 @@ class _Decompressor(Protocol):
 
 
 def _unpack(data: bytes, new: Callable[[], _Decompressor], error: type[Exception]) -> bytes:
-    """The content of a compressed file of one or more members. Raises Refused."""
+    """Return the content of a compressed file of one or more members. Raises Refused."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -334,12 +334,12 @@ def _unpack(data: bytes, new: Callable[[], _Decompressor], error: type[Exception
             if size > MAX_UNPACKED_BYTES:
                 raise Refused(SkipReason.BOMB)
             if not member.eof:
-                raise Refused(SkipReason.DAMAGED)  # it was cut off
+                raise Refused(SkipReason.DAMAGED)  # truncated
             data = member.unused_data.lstrip(b"\0")
     except error:
         if not parts:
             raise Refused(SkipReason.DAMAGED) from None
-        # what follows the last member is no part of the file, as gzip has it
+        # gzip ignores data after the last member
     return b"".join(parts)
 
 
@@ -364,10 +364,10 @@ COMPRESSIONS: tuple[Compression, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a file is read: the ``data`` under a ``path``, unpacked if it was compressed, and by which ``extractor``.
+    """How a file is read: the ``data`` under a ``path``, decompressed if necessary, and the ``extractor``.
 
-    ``mark`` is what the manifest records of it. Without an extractor the file is text, unless a ``reason`` says why it
-    cannot be read.
+    ``mark`` is recorded in the manifest. Without an extractor, the file is text, unless a ``reason`` says why it cannot
+    be read.
     """
 
     path: str
@@ -378,7 +378,7 @@ class Choice:
 
 
 def choose(path: str, data: bytes) -> Choice:
-    """How the file ``data``, named ``path``, is read."""
+    """Choose how to read the file ``data``, named ``path``."""
     marks: list[str] = []
     compression = next((each for each in COMPRESSIONS if data.startswith(each.magic)), None)
     if compression is not None:
@@ -405,10 +405,10 @@ def choose(path: str, data: bytes) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What reading a file came to: its text, or the ``reason`` why it has none.
+    """The result of reading a file: its text, or the ``reason`` why it has none.
 
-    ``path`` tells the language of the text, ``mark`` is for the manifest, and ``replaced`` says that bytes were
-    replaced which are not text in the encoding of the file.
+    ``path`` determines the language of the text, ``mark`` is for the manifest, and ``replaced`` is set if bytes were
+    replaced that are not text in the encoding of the file.
     """
 
     path: str
@@ -434,7 +434,7 @@ def read_document(path: str, data: bytes) -> Reading:
 
 
 def is_extracted(path: str, data: bytes) -> bool:
-    """Whether ``read_document`` does more than to decode a file."""
+    """Return whether ``read_document`` does more than decode a file."""
     suffix = _suffix(path)
     return any(data.startswith(each.magic) for each in COMPRESSIONS) or any(
         each.is_there and each.takes(data, suffix) for each in EXTRACTORS
@@ -451,12 +451,12 @@ NAMED_LIKE_DOCUMENT = rf"\.(?i:{'|'.join(map(re.escape, BY_SUFFIX))})$"
 
 
 def is_named_like_document(path: str) -> bool:
-    """Whether a file has the name of a document or of a compressed file."""
+    """Return whether a file has the name of a document or of a compressed file."""
     return _suffix(path) in BY_SUFFIX
 
 
 def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """``(n,) bool``: which files an extractor, or another version of it, would read in another way than the last run.
+    """Return ``(n,) bool``: files that the present extractors would read differently from the last run.
 
     ``marks`` are those of the manifest; without a mark, null or "", a file was read as text.
     """
@@ -468,7 +468,7 @@ def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray) -> NDArray[np.bool_
 
 
 def is_current(path: str, mark: str) -> bool:
-    """Whether a document of this ``mark`` would be read today as it was."""
+    """Return whether a document with this ``mark`` would be read in the same way today."""
     return _is_current(mark) if mark else not is_named_like_document(path)
 
 
@@ -477,14 +477,14 @@ def _is_current(mark: str) -> bool:
 
 
 def current_marks() -> frozenset[str]:
-    """The marks that documents get today."""
+    """Return the marks that documents get today."""
     return frozenset(each.mark for each in READERS)
 
 
 def definitions_by_part(
     documents: Sequence[tuple[str, Extracted]],
 ) -> tuple[list[tuple[str, str]], Callable[[list[list[Definition]]], list[list[Definition]]]]:
-    """Texts by language, as ``(path, text)``, and what makes the definitions in them those of ``documents``."""
+    """Return texts by language, as ``(path, text)``, and a function that maps their definitions to ``documents``."""
     texts: list[tuple[str, str]] = []
     places: list[tuple[int, int]] = []
     for at, (path, extracted) in enumerate(documents):

@@ -1,7 +1,7 @@
-"""Office documents, which are archives of XML: docx, pptx, xlsx, those of OpenDocument, and EPUB.
+"""Extract text from office documents, which are archives of XML: docx, pptx, xlsx, OpenDocument, and EPUB.
 
-Parts are read as streams and within a budget; XML that declares a document type, which these formats forbid, is refused
-before it can define an entity.
+Parts are read as streams and within a budget; XML that declares a document type, which these formats forbid, is
+refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from driftline.tasks.extraction.extractor import Draft, Extracted
 from driftline.tasks.extraction.process import Refused
 
 MAX_PARTS_BYTES = 512 * 2**20
-"""What all parts that are read unpack to."""
+"""Maximum size of all unpacked parts that are read."""
 MAX_DEPTH = 200
 _CHUNK_BYTES = 64 * 1024
 _ENCRYPTED_FLAG = 1
 _OLE = b"\xd0\xcf\x11\xe0"
-"""How files of earlier Office begin, and encrypted ones of today's."""
+"""The beginning of old Office files, and of encrypted current ones."""
 
 Attributes = dict[str, str]
 
@@ -41,7 +41,7 @@ class _Archive:
     names: frozenset[str] = frozenset()
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The content of a part. Raises Refused."""
+        """Yield the content of a part. Raises Refused."""
         try:
             info = self.zipped.getinfo(name)
         except KeyError:
@@ -195,7 +195,9 @@ def _heading(style: str) -> str:
 
 
 def docx(data: bytes) -> Extracted:
-    """The paragraphs of a Word document, headings marked as in Markdown, tables by row, and its notes and comments."""
+    """Return the paragraphs of a Word document, headings marked as in Markdown, tables by row, and its notes and
+    comments.
+    """
     draft = Draft()
     draft.begin("md")
     with _opened(data) as archive:
@@ -223,7 +225,10 @@ class _Ids(_Handler):
 
 
 def pptx(data: bytes) -> Extracted:
-    """The paragraphs of each slide in the order of the show, tables by row, and its notes; the anchor is the slide."""
+    """Return the paragraphs of each slide in the order of the show, tables by row, and its notes.
+
+    The anchor is the slide.
+    """
     draft = Draft()
     with _opened(data) as archive:
         main = "ppt/presentation.xml"
@@ -303,7 +308,7 @@ class _Sheet(_Handler):
 
 
 def xlsx(data: bytes) -> Extracted:
-    """The rows of each sheet, values separated by tabs; the anchor is the first cell of a row: ``Sheet1!B7``."""
+    """Return the rows of each sheet, values separated by tabs; the anchor is the first cell of a row: ``Sheet1!B7``."""
     draft = Draft()
     with _opened(data) as archive:
         main = "xl/workbook.xml"
@@ -404,7 +409,7 @@ class _OpenDocument(_Handler):
 
 
 def _letters(column: int) -> str:
-    """The name of a column, from 0: ``A``, ``Z``, ``AA``."""
+    """Return the name of a column, from 0: ``A``, ``Z``, ``AA``."""
     name, column = "", column + 1
     while column:
         column, rest = divmod(column - 1, 26)
@@ -419,7 +424,7 @@ class _Manifest(_Handler):
 
 
 def opendocument(data: bytes) -> Extracted:
-    """The paragraphs, table rows, sheets or slides of odt, ods or odp."""
+    """Return the paragraphs, table rows, sheets or slides of odt, ods or odp."""
     draft = Draft()
     is_sheet = b"opendocument.spreadsheet" in data[:200]
     if b"opendocument.text" in data[:200]:
@@ -461,7 +466,10 @@ class _Package(_Handler):
 
 
 def epub(data: bytes) -> Extracted:
-    """The text of a book in the order of reading; the anchor is the file of a chapter and the nearest id in it."""
+    """Return the text of a book in the order of reading.
+
+    The anchor is the file of a chapter and the nearest id in it.
+    """
     from driftline.tasks.extraction.pages import add_html
 
     draft = Draft()

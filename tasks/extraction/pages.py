@@ -116,7 +116,7 @@ def _is_skipped(tag: str, attributes: Mapping[str, str]) -> bool:
 
 
 def html(data: bytes) -> Extracted:
-    """The text of a page by block, headings marked as in Markdown, without scripts, styles and navigation.
+    """Return the text of a page by block, headings marked as in Markdown, without scripts, styles and navigation.
 
     The anchor is the nearest id before a line.
     """
@@ -140,7 +140,7 @@ def add_html(draft: Draft, data: bytes, file: str = "") -> None:
 
 
 def _decoded(data: bytes) -> str:
-    """A page in the encoding that it declares, if it is in that."""
+    """Return a page in the encoding that it declares, if it is in that."""
     head = data[:_DECLARED_WITHIN]
     declared = (
         None
@@ -176,8 +176,10 @@ _UNSUPPORTED_SECURITY = 5
 
 
 def pdf(data: bytes) -> Extracted:
-    """The text of a PDF by line in reading order, broken words joined, running heads only once; the anchor is the
-    page."""
+    """Return the text of a PDF by line in reading order, broken words joined, running heads only once.
+
+    The anchor is the page.
+    """
     pages = [_joined(page) for page in _pdf_pages(data)]
     repeated = _running_heads(pages)
     draft, seen = Draft(), set[str]()
@@ -222,7 +224,7 @@ def _pdf_pages(data: bytes) -> list[str]:
 
 
 def _text_of(page: object) -> str:
-    """The characters of a page, as the library orders them."""
+    """Return the characters of a page, as the library orders them."""
     from pypdfium2 import raw
 
     count = raw.FPDFText_CountChars(page)

@@ -126,7 +126,7 @@ class _Reader:
         return self._process.poll() is None
 
     def ask(self, place: str, data: bytes) -> dict[str, Any]:
-        """The answer of the process, or the reason why there is none."""
+        """Return the answer of the process, or the reason why there is none."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()

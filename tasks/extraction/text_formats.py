@@ -1,4 +1,4 @@
-"""Formats that are text inside: notebooks, mail, subtitles and RTF."""
+"""Extract text from formats that are text inside: notebooks, mail, subtitles and RTF."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _PLAIN_SUFFIXES = frozenset(("bash", "c", "cpp", "go", "java", "kotlin", "php", 
 
 
 def notebook(data: bytes) -> Extracted:
-    """The cells of a Jupyter notebook in order, code and prose, without outputs; the anchor is the number of a cell."""
+    """Return the cells of a Jupyter notebook in order, code and prose, without outputs.
+
+    The anchor is the number of a cell.
+    """
     try:
         read = json.loads(data)
         cells = _cells(read)
@@ -53,7 +56,7 @@ def _joined(source: Any) -> str:
 
 
 def _language(read: dict[str, Any]) -> str:
-    """The suffix of files in the language of a notebook, "" if nobody knows it."""
+    """Return the suffix of files in the language of a notebook, "" if it is unknown."""
     try:
         about = read.get("metadata", {})
         name = about.get("language_info", {}).get("name") or about.get("kernelspec", {}).get("language") or "python"
@@ -78,7 +81,7 @@ def mail(data: bytes) -> Extracted:
 
 
 def mailbox(data: bytes) -> Extracted:
-    """The messages of an mbox; the anchor is the number of a message."""
+    """Return the messages of an mbox; the anchor is the number of a message."""
     draft = Draft()
     for number, message in enumerate(_messages(data), start=1):
         if draft.lines:
@@ -178,7 +181,7 @@ _MAX_GROUPS = 1_000
 
 
 def rtf(data: bytes) -> Extracted:
-    """The paragraphs of an RTF document."""
+    """Return the paragraphs of an RTF document."""
     draft = Draft()
     for line in _rtf_text(data).split("\n"):
         if line.strip():

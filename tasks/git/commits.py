@@ -46,7 +46,7 @@ class ChangedPaths:
 def head(root: str) -> Commit | None:
     """Return the checked-out commit of the work tree that contains ``root``.
 
-    None without git or before the first commit.
+    Returns None without git or before the first commit.
     """
     repository = find_repository(root)
     commit = _head_id(root) if repository is not None else None

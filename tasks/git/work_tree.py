@@ -146,7 +146,7 @@ class TrackedFiles:
     def holds(self, path: str) -> bool | None:
         """Return whether git tracks a file or, for a folder (with a trailing slash), any file in it.
 
-        None if git fails.
+        Returns None if git fails.
         """
         if self._entries is None:
             output = self.output()

@@ -126,7 +126,7 @@ def release_abandoned(workspace: Workspace, run_id: str) -> int:
 def unleased(survey: Survey, tenants: Iterable[Entity], skip: Callable[[str], None]) -> tuple[set[str], set[str]]:
     """Return the directories of the tenants and the sources without busy leases, which a Fence could take.
 
-    Takes none.
+    No lease is taken.
     """
     idle, open_sources = set(), set()
     for tenant in tenants:

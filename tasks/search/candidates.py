@@ -1,6 +1,6 @@
-"""The lines among which a hybrid search chooses: those of the best blocks by words, and the nearest by meaning.
+"""Gather and rank the candidates of a hybrid search: lines of the best blocks by words, and the nearest by meaning.
 
-The best of a search's candidates, best first (DESIGN, "Search").
+The result is the best of the candidates, best first (DESIGN, "Search").
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ NO_DEFINITION, UNKNOWN = -1, -2
 class Candidates:
     """``n`` distinct lines, in the order of ``documents`` and lines.
 
-    ``lines`` says where each line stands (``number`` 0-based), ``column`` ``(n,)`` where in it a row of a long line
-    begins, and ``texts`` what it says. ``block`` ``(n,)`` is its row
-    among the blocks, -1 if it is none of theirs; ``block_documents`` has the document of each block, ``block_names``
-    what its head names besides. ``near`` ``(n,) bool`` says whether it is one of the nearest. ``counts``,
-    ``(n, t) float32``, say how often it holds each of ``words``, ``t`` terms; ``lengths``, ``(n,) float32``, how long
-    it is. ``definition`` ``(n,)`` is the innermost of ``definitions`` around it, NO_DEFINITION, or UNKNOWN.
+    ``lines`` has the position of each line (``number`` 0-based), ``column`` ``(n,)`` the start of a row of a long line,
+    and ``texts`` the text. ``block`` ``(n,)`` is its row among the blocks, -1 without one; ``block_documents`` has the
+    document of each block, ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks the nearest lines.
+    ``counts``, ``(n, t) float32``, is how often a line contains each of ``words``, ``t`` terms, and ``lengths``, ``(n,)
+    float32``, its length. ``definition`` ``(n,)`` is the innermost of ``definitions`` around it, NO_DEFINITION, or
+    UNKNOWN.
     """
 
     words: Sequence[str]
@@ -72,7 +72,7 @@ class Candidates:
         return len(self.texts)
 
     def row(self, at: int) -> dict[str, Any]:
-        """One line as ``storage.queries.nearest_lines`` gives it, without its distance, and its ``definition``."""
+        """Return one line as ``storage.queries.nearest_lines`` does, without its distance, and its ``definition``."""
         entity, path, digest = self.documents[self.lines.document[at]]
         number = int(self.lines.number[at])
         return {
@@ -87,13 +87,13 @@ class Candidates:
         }
 
     def definition_of(self, at: int) -> Definition | None:
-        """The innermost definition around a line, if it is known."""
+        """Return the innermost definition around a line, if it is known."""
         position = int(self.definition[at])
         return self.definitions[position] if position >= 0 else None
 
 
 def lines_of(blocks: pa.Table, query: str) -> Candidates:
-    """The lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them."""
+    """Return the lines of ``blocks`` (``storage.queries.matching_blocks``), and the words of ``query`` in them."""
     words = terms_asked(telling_words(query))
     of_blocks = _documents(blocks)
     documents = sorted(set(of_blocks))
@@ -137,7 +137,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
 def _rows_of(
     texts: list[str], block: NDArray[np.int64], first_columns: NDArray[np.int32]
 ) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """The rows that lines of blocks consist of, how many each has, and the column of each row.
+    """Split the lines of blocks into rows: return the rows, their number per line, and the column of each row.
 
     The first line of a block begins at the column of the block.
     """
@@ -159,10 +159,10 @@ def _rows_of(
 def _definitions(
     outlines: Sequence[str | None], block: NDArray[np.int64], number: NDArray[np.int64]
 ) -> tuple[list[Definition], NDArray[np.int64]]:
-    """The definitions in the outlines of blocks, and for each line, ``(n,)``, the innermost around it."""
+    """Return the definitions in the outlines of blocks, and for each line, ``(n,)``, the innermost around it."""
     definitions: list[Definition] = []
     innermost = np.full(len(block), UNKNOWN)
-    starts = np.flatnonzero(np.diff(block, prepend=-1))  # the lines of a block stand together
+    starts = np.flatnonzero(np.diff(block, prepend=-1))  # the lines of a block are adjacent
     for start, stop in pairwise([*starts.tolist(), len(block)]):
         outline = outlines[block[start]]
         if outline is None:
@@ -177,7 +177,7 @@ def _definitions(
 
 
 def gather(found: Candidates, nearest: pa.Table) -> Candidates:
-    """The distinct lines of ``found`` and of ``nearest`` (``storage.queries.nearest_lines``)."""
+    """Return the distinct lines of ``found`` and of ``nearest`` (``storage.queries.nearest_lines``)."""
     of_nearest = _documents(nearest)
     documents = sorted({*found.documents, *of_nearest})
     moved = _positions(found.documents, documents)
@@ -212,13 +212,13 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
 
 
 def _positions(wanted: Sequence[Document], documents: Sequence[Document]) -> NDArray[np.int64]:
-    """``(n,)``: where each of the ``wanted`` ones stands among ``documents``."""
+    """Return ``(n,)``: the position of each of the ``wanted`` documents among ``documents``."""
     position = {document: at for at, document in enumerate(documents)}
     return np.fromiter((position[document] for document in wanted), np.int64, len(wanted))
 
 
 def _places(document: NDArray[np.int64], number: NDArray[np.int64], column: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One number for each row, in the order of documents, lines and columns, which are below 2**16."""
+    """Return one number per row, in the order of documents, lines and columns, which are below 2**16."""
     return document << 47 | number << 16 | column
 
 
@@ -227,17 +227,19 @@ def _documents(rows: pa.Table) -> list[Document]:
 
 
 JUDGED_LINES = 20
-"""For each result wanted, so many lines with the best words are also judged by their meaning."""
+"""Lines with the best words whose meaning is also scored, per result."""
 MIN_RESULTS = 10
 DISTANCE_DIGITS = 6
-"""Sums of float32 in another order differ behind it: a line that is the query itself has the distance 0."""
+"""Digits of distances: sums of float32 in another order differ beyond them, and a line equal to the query has distance
+0."""
 LEAST_OF_UNKNOWN = 6.0
-"""What a word weighs at least that no block holds."""
+"""The minimum weight of a word that no block contains."""
 BEYOND_WORDS = 10.0
-"""What meaning and definitions add to the score of a good answer; not more than words do, which weigh little in a small
-tree."""
+"""The contribution of meaning and definitions to the score of a good answer.
+
+At most that of words, which weigh little in a small tree."""
 LINES_OF_LARGE = 64
-"""A definition of so many lines is no mere declaration."""
+"""A definition with this many lines is more than a declaration."""
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
 
@@ -252,12 +254,12 @@ def rank(
     only: LineKinds = ALL_LINES,
     weights: Weights = WEIGHTS,
 ) -> Iterator[dict[str, Any]]:
-    """The best of ``candidates``, which are of ``blocks`` (``lines_of``) and others (``gather``), best first.
+    """Return the best of ``candidates``, which are of ``blocks`` (``lines_of``) and others (``gather``), best first.
 
-    They are rows of ``storage.queries.nearest_lines`` with a ``relevance``, by which they are ordered, the relevance
-    that is ``attainable``, a ``fit``, which leaves their neighbours out, and whether they begin what is ``named``.
-    ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, words alone decide, and lines without any are
-    left out, as those are that ``only`` does not allow.
+    They are rows of ``storage.queries.nearest_lines`` with a ``relevance``, which orders them, the ``attainable``
+    relevance, a ``fit``, which ignores their neighbours, and whether they begin the ``named`` definition. ``vector``
+    ``(dim,) float32`` is the query's. Without ``meaning``, words alone decide, and lines without any are dropped; so
+    are lines that ``only`` does not allow.
     """
     if not len(candidates):
         return iter(())
@@ -276,7 +278,7 @@ def rank(
         own_cosines = embedder.embed([texts[number] for number in chosen.tolist()]) @ vector
     else:
         prose = _of_documents(candidates, is_prose)[lines.document[chosen]]
-        prose &= (relevance > 0).any()  # without words, all are judged alike
+        prose &= (relevance > 0).any()  # without words, all are scored by meaning
         own_cosines, gain, own_gain = np.zeros((3, len(chosen)), np.float32)
         for kind, rows in ((weights.code, np.flatnonzero(~prose)), (weights.prose, np.flatnonzero(prose))):
             if len(rows):
@@ -300,7 +302,7 @@ def rank(
 
 
 def _of_kinds(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
-    """``(d,)``: the share of its relevance that each document keeps, by its kind."""
+    """Return ``(d,)``: the share of relevance that each document keeps, by its kind."""
     shares = np.where(_of_documents(candidates, is_prose), weights.text, 1.0)
     shares *= np.where(_of_documents(candidates, is_auxiliary), weights.auxiliary, 1.0)
     if not _ASKS_FOR_TESTS & {*candidates.words}:
@@ -309,7 +311,7 @@ def _of_kinds(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
 
 
 def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
-    """``(n,)``: the lines that ``only`` allows."""
+    """Return ``(n,)``: the lines that ``only`` allows."""
     if only == ALL_LINES:
         return np.ones(len(candidates), np.bool_)
     paths, numbers = [path for _, path, _ in candidates.documents], candidates.lines.number.tolist()
@@ -321,12 +323,12 @@ def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
 
 
 def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """``(d,)``: whether it holds of the path of each document."""
+    """Return ``(d,)``: ``holds`` of the path of each document."""
     return np.fromiter((holds(path) for _, path, _ in candidates.documents), np.bool_, len(candidates.documents))
 
 
 def _named(candidates: Candidates) -> NDArray[np.float32]:
-    """``(n,)``: how well each line names what the query does: 1 where it begins that definition, half in prose."""
+    """Return ``(n,)``: 1 if a line begins a definition that the query names, half in prose, else less."""
     found = np.zeros(len(candidates), np.float32)
     if not candidates.names:
         return found
@@ -339,7 +341,9 @@ def _named(candidates: Candidates) -> NDArray[np.float32]:
 
 
 def _share(definition: Definition, names: Sequence[str]) -> float:
-    """How much a definition is what is named: less of prose, in another case, inside of others, and of few lines."""
+    """Return how well a definition matches a name: less in prose, in another case, inside of others, and with few
+    lines.
+    """
     named = [parts_of_name(name) for name in names if definition.is_named(name)]
     if not named:
         return 0.0
@@ -351,7 +355,7 @@ def _share(definition: Definition, names: Sequence[str]) -> float:
 
 
 def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """``(n,)``: which of the ``chosen`` rows of candidates begin the definition of a function, a class or a type."""
+    """Return ``(n,)``: the ``chosen`` rows that begin the definition of a function, a class or a type."""
 
     def begins(at: int) -> bool:
         if candidates.definition[at] == UNKNOWN:
@@ -369,11 +373,11 @@ def _meaning(
     vector: NDArray[np.float32],
     embedder: Embedder,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """``(n,)`` each, of the ``chosen`` rows of candidates: their cosines, and their ``meaning_scores``."""
+    """Return ``(n,)`` each, for the ``chosen`` rows of candidates: their cosines, and their ``meaning_scores``."""
     farthest = max(reach.lines for reach in meaning)
     around = np.unique((chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1))
     vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
-    at = np.searchsorted(around, chosen)  # where the chosen ones are among those around them
+    at = np.searchsorted(around, chosen)  # the positions of the chosen rows among those around them
     lines = CandidateLines(candidates.lines.document[around], candidates.lines.number[around])
     return vectors[at] @ vector, meaning_scores(lines, vectors, vector, meaning)[at]
 
@@ -381,9 +385,11 @@ def _meaning(
 def _text_scores(
     candidates: Candidates, blocks: pa.Table, chosen: Weights
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-    """``(n,)`` each: what the words around the candidates, and of their documents, say; and their own alone.
+    """Return ``(n,)`` each: the scores of the words around the candidates and of their documents, and of their own
+    words.
 
-    Then what a line could score that says all words of the query many times, those that no block holds included.
+    The third value is the score of a line with all words of the query many times, including words that no block
+    contains.
     """
     words, counts, lengths = candidates.words, candidates.counts, candidates.lengths
     in_path, path_lengths = count_words([path for _, path, _ in candidates.documents], words)
@@ -395,13 +401,13 @@ def _text_scores(
     document = candidates.block_documents
     bm25 = blocks["bm25"].to_numpy()
     in_heads, head_lengths = count_words(candidates.block_names, words)
-    by_words = bm25 > 0  # not those that were found by a name
+    by_words = bm25 > 0  # not the ones found by a name
     counts_in = block_counts + in_path[document] + in_heads
     lengths_of = block_lengths + path_lengths[document] + head_lengths
     weights = word_weights(counts_in[by_words], lengths_of[by_words], bm25[by_words])
     lines = candidates.lines
     in_names, _ = count_words([*(each.name for each in candidates.definitions), ""], words)
-    in_names = in_names[candidates.definition.clip(-1)]  # the last row, without words, stands for no definition
+    in_names = in_names[candidates.definition.clip(-1)]  # the last row, without words, means no definition
     scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, weights, chosen)
     scores += document_scores(document, bm25, len(candidates.documents), chosen)[lines.document] * (scores > 0)
     unknown = np.count_nonzero(~(counts_in > 0).any(axis=0)) * max(LEAST_OF_UNKNOWN, weights.max(initial=0))

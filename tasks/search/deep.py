@@ -24,22 +24,22 @@ from driftline.tasks.search.filters import LineKinds, relative_to_sources
 from driftline.tasks.search.hits import Window, add_definitions, by_score
 
 LINES_AROUND, HEAD_LINES = 3, 6
-"""Lines on each side of a window that are read, and lines from the head of its definition where that is farther up."""
+"""Lines on each side of a window to read, and lines from the head of its definition if that is farther up."""
 WEIGHT_OF_COSINE = 25.0
-"""What the cosine weighs against a score by words and meaning; chosen on the tuning halves of the benchmark."""
+"""The weight of the cosine relative to a score by words and meaning; chosen on the tuning halves of the benchmark."""
 WEIGHT_IN_VECTOR_MODE = 1.0
-"""There, the scores are cosines themselves."""
+"""The same weight in the mode ``vector``, whose scores are cosines themselves."""
 
 
 class Encoder(Protocol):
-    """What embeds queries and windows alike."""
+    """Embeds queries and windows in the same way."""
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """``(n, dim) float32``: unit vectors of ``texts``."""
+        """Return ``(n, dim) float32``: unit vectors of ``texts``."""
 
 
 def windows_to_rerank(rerank: bool | int) -> int:
-    """How many windows are read: True is DEFAULT_RERANKED, False is none. Raises UsageError."""
+    """Return the number of windows to read: DEFAULT_RERANKED for True, 0 for False. Raises UsageError."""
     count = DEFAULT_RERANKED if rerank is True else int(rerank)
     if not 0 <= count <= MAX_RERANKED:
         raise UsageError(f"rerank must be between 0 and {MAX_RERANKED} windows", str(count))
@@ -47,16 +47,16 @@ def windows_to_rerank(rerank: bool | int) -> int:
 
 
 def weight_in(mode: str) -> float:
-    """What the cosine weighs in a search of this mode."""
+    """Return the weight of the cosine in a search of this mode."""
     return WEIGHT_IN_VECTOR_MODE if mode == "vector" else WEIGHT_OF_COSINE
 
 
 def reranked(
     windows: Sequence[Window], query: str, tables: Sequence[LineQuery], encoder: Encoder, weight: float
 ) -> list[Window]:
-    """``windows``, best first, by their scores, which gain ``weight`` times the cosine of ``query`` and their texts.
+    """Return ``windows``, best first, by their scores plus ``weight`` times the cosine of ``query`` and their texts.
 
-    Alone, the cosine would take what sounds alike for what answers.
+    The cosine alone would prefer texts that sound like the question over answers.
     """
     if len(windows) < 2:
         return list(windows)
@@ -65,16 +65,16 @@ def reranked(
     distinct = {text: at for at, text in enumerate(dict.fromkeys(texts))}  # windows of one definition share its text
     vectors = encoder.embed([query, *distinct])
     cosines = (vectors[1:] @ vectors[0])[[distinct[text] for text in texts]]
-    # Gains of at least 0 leave them before the windows that are not read.
+    # Gains of at least 0 keep them before windows that are not read.
     gains = (weight * (cosines - cosines.min())).tolist()
     scored = (replace(window, score=window.score + gain) for window, gain in zip(windows, gains, strict=True))
     return sorted(scored, key=lambda window: -window.score)
 
 
 def texts_of(windows: Sequence[Window], tables: Sequence[LineQuery]) -> list[str]:
-    """What the encoder reads of each window: the name and the head of its definition, its lines, and its path.
+    """Return the text of each window for the encoder: name and head of its definition, its lines, and its path.
 
-    The lines are those that were indexed.
+    The lines come from the index.
     """
     parts = [_passages(window) for window in windows]
     known: dict[tuple[str, str, int], str] = {}
@@ -92,7 +92,7 @@ def texts_of(windows: Sequence[Window], tables: Sequence[LineQuery]) -> list[str
 
 
 def _passages(window: Window) -> list[Passage]:
-    """The lines around a window, not beyond its definition, and before them the head of that."""
+    """Return the lines around a window, not beyond its definition, preceded by the head of the definition."""
     first, last = max(0, window.first - LINES_AROUND), window.last + LINES_AROUND
     definition = window.definition
     head: list[Passage] = []
@@ -108,12 +108,14 @@ def _passages(window: Window) -> list[Passage]:
 
 
 CANDIDATE_DEFINITIONS = 60
-"""Definitions looked up by their vectors."""
+"""Definitions to look up by their vectors."""
 JOINED_WINDOWS = 50
-"""Windows of words and meaning that are joined with them."""
+"""Windows by words and meaning to join with them."""
 WEIGHT_OF_CODE, WEIGHT_OF_PROSE = 60.0, 20.0
-"""What the cosine of a definition, or of a section, weighs against a score by words and meaning; chosen on the tuning
-halves of the benchmark."""
+"""The weight of the cosine of a definition, or of a section, relative to a score by words and meaning.
+
+Chosen on the tuning halves of the benchmark.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +147,14 @@ class DeepSearch:
         only: LineKinds,
         max_distance: float | None,
     ) -> DeepSearch:
-        """The definitions of all tenants that have any."""
+        """Return the definitions of all tenants that have any."""
         model = workspace.deep_model
         tables = [workspace.deep(tenant, model) for tenant in workspace.tenants()] if model else []
         relative = relative_to_sources(workspace, where) if where else None
         return cls([table for table in tables if table.exists()], encoder, relative, only, max_distance)
 
     def find(self, query: str) -> dict[Place, float]:
-        """The definitions nearest to ``query``, best first, each with its cosine."""
+        """Return the definitions nearest to ``query``, best first, each with its cosine."""
         vector = self.encoder.embed([query])[0]
         sql = self.where.to_sql() if self.where else None
         found = [table.nearest(vector, CANDIDATE_DEFINITIONS, sql) for table in self.tables]
@@ -174,11 +176,11 @@ def joined(
     tables: Sequence[LineQuery],
     embedder: Embedder,
 ) -> list[Window]:
-    """``windows``, best first, and the definitions that ``deep`` found, by their joined scores, which they get.
+    """Join ``windows``, best first, with the definitions that ``deep`` found, and return them by their joined scores.
 
-    The best window of a definition that is found gains what the transformer says of it beyond the last one found; a
-    definition without a window gets one at the line of its name, and what the last of ``windows`` has besides. Those of
-    documents that have changed since are left out. Raises StorageError, CorruptFile.
+    The best window of a found definition gains by how much its cosine exceeds that of the last definition found. A
+    definition without a window gets one at the line of its name, with the score of the last of ``windows`` added.
+    Definitions in changed documents are dropped. Raises StorageError, CorruptFile.
     """
     if not found:
         return list(windows)
@@ -208,7 +210,7 @@ def _windows(
     embedder: Embedder,
     deep: DeepSearch,
 ) -> dict[Place, Window]:
-    """A window at the line of each definition, where the document is as it was, and ``deep`` allows it."""
+    """Return a window at the line of each definition, if its document is unchanged and ``deep`` allows it."""
     lines = [(place.entity, place.path, place.definition.line) for place in found]
     known: dict[tuple[str, str, int], tuple[str, str]] = {}
     for table in tables:

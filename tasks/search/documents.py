@@ -24,7 +24,7 @@ _COLUMNS = ["path", "size_bytes", "mtime_ns", "hash", "lines", "reason"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class DocumentCursor:
-    """A place in the order of documents: behind ``path`` of the ``source``."""
+    """A position in the order of documents: after ``path`` of the ``source``."""
 
     source: str
     path: str
@@ -45,13 +45,13 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPage:
-    """Documents by source and path; ``next`` is where the next page begins, None after the last one."""
+    """Documents by source and path; ``next`` is the start of the next page, None after the last one."""
 
     documents: tuple[Document, ...]
     next: DocumentCursor | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The documents as JSON has them."""
+        """Return the documents as JSON."""
         return {"documents": [asdict(document) for document in self.documents]}
 
 
@@ -65,7 +65,7 @@ def document_page(
     limit: int,
     after: DocumentCursor | None = None,
 ) -> DocumentPage:
-    """At most ``limit`` documents behind ``after``, of the ``sources`` (default: all) at or below ``within``.
+    """Return at most ``limit`` documents after ``after``, of the ``sources`` (default: all) at or below ``within``.
 
     ``dirs`` include everything below them. Raises UsageError for a directory outside of its source, StorageError.
     """
@@ -115,11 +115,11 @@ def _time(nanoseconds: int | None) -> str | None:
 
 
 MAX_FETCHED = 400
-"""Hits among which those are sought whose lines the main index lacks."""
+"""Hits to fetch for a search of lines that the main index lacks."""
 
 
 def changed_paths(workspace: Workspace, branch: Branch) -> list[str]:
-    """The documents of a branch that differ from the main index it was cut from, sorted. Raises CorruptFile."""
+    """Return the documents of a branch that differ from the main index at its cut, sorted. Raises CorruptFile."""
     record = read_branch(workspace, branch.entity, branch.name)
     since = record.main_revision if record is not None else 0
     changed = workspace.manifest(branch.entity).changes_since(since, columns=["path", "reason"])
@@ -129,9 +129,9 @@ def changed_paths(workspace: Workspace, branch: Branch) -> list[str]:
 
 
 def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Search as ``answer`` does on the branches of ``workspace``, without hits whose best line the main index has.
+    """Search as ``answer`` does on the branches of ``workspace``, without hits whose best line is in the main index.
 
-    A line that has only moved within its document is not new. Raises what ``search`` raises.
+    A line that only moved within its document is not new. Raises the errors of ``search``.
     """
     changed = {branch.entity: changed_paths(workspace, branch) for branch in workspace.branches}
     where = LineFilter(

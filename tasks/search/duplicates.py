@@ -19,7 +19,7 @@ from driftline.tasks.search.documents import changed_paths
 MAX_DISTANCE = 0.25
 """Functions farther than this from all others are not reported."""
 MIN_LINES = 3
-"""Shorter functions resemble many."""
+"""Shorter functions resemble many others."""
 MAX_LINES = 24
 """Lines of a function that are looked up, evenly spread."""
 MAX_FUNCTIONS = 50
@@ -30,10 +30,10 @@ _FUNCTIONS = frozenset(("function", "method"))
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A new function of a branch and the existing one that is nearest to it. Lines are 1-based.
+    """A new function of a branch and the nearest existing one. Lines are 1-based.
 
     ``distance`` is the mean, over the lines of the new function, of 1 - cosine to the nearest line of the other; a line
-    that has none there counts as MAX_DISTANCE times two.
+    without one counts as twice MAX_DISTANCE.
     """
 
     source: str
@@ -48,10 +48,11 @@ class Duplicate:
 
 
 def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[Duplicate]:
-    """For each new function of the branches of ``workspace`` the nearest one of the main index, nearest first.
+    """Return the nearest function of the main index for each new function of the branches of ``workspace``, nearest
+    first.
 
-    Functions of which the main index has one of the same name in the same document are not new; those farther than
-    ``limit`` from all others are left out. Raises StorageError, CorruptFile.
+    A function is not new if the main index has one of the same name in the same document. Functions farther than
+    ``limit`` from all others are omitted. Raises StorageError, CorruptFile.
     """
     found: list[Duplicate] = []
     for branch in workspace.branches:
@@ -64,7 +65,7 @@ def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[D
 
 
 def _new_functions(workspace: Workspace, branch: Branch) -> Iterator[tuple[str, Definition, NDArray[np.float32]]]:
-    """Each new function of a branch with the vectors of its lines, ``(n, dim) float32``; at most MAX_FUNCTIONS."""
+    """Yield each new function of a branch, at most MAX_FUNCTIONS, with its line vectors, ``(n, dim) float32``."""
     paths, count = changed_paths(workspace, branch), 0
     here = workspace.lines(branch.entity).of_documents(branch.entity, paths).sort_by("line_number")
     there = workspace.on(()).lines(branch.entity).of_documents(branch.entity, paths)
@@ -81,7 +82,7 @@ def _new_functions(workspace: Workspace, branch: Branch) -> Iterator[tuple[str, 
 
 
 def _definitions(rows: pa.Table) -> Sequence[Definition]:
-    """The definitions of a document, by line, each once."""
+    """Return the definitions of a document, by line, each once."""
     outlines = (text for text in rows[OUTLINE_COLUMN].to_pylist() if text)
     return sorted({each for text in outlines for each in decode(text)}, key=lambda each: (each.first, -each.last))
 
@@ -103,7 +104,10 @@ def _vectors(rows: pa.Table, definition: Definition) -> NDArray[np.float32]:
 def _nearest(
     query: LineQuery, branch: Branch, path: str, new: Definition, vectors: NDArray[np.float32], limit: float
 ) -> Duplicate | None:
-    """The function of the main index whose lines are nearest to ``vectors``; None if none is within ``limit``."""
+    """Return the function of the main index whose lines are nearest to ``vectors``.
+
+    None if none is within ``limit``.
+    """
     hits = [query.nearest(vector, NEAREST, 2 * limit).to_pylist() for vector in vectors]
     places = [(hit["entity"], hit["path"], hit["line_number"]) for found in hits for hit in found]
     outlines = query.outlines(sorted(set(places)))

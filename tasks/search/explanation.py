@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(slots=True)
 class Explanation:
-    """What a search did.
+    """The figures of a search.
 
-    ``lines`` is how many there are, ``matches`` how many its filter allows, ``examined`` how many vectors it compared.
-    ``index`` is the kind of the vector index, None if lines were compared one by one. ``blocks_without_definitions``
-    were indexed by a version that looked for none. ``seconds`` are by phase.
+    ``lines`` is the number of lines, ``matches`` the number that its filter allows, ``examined`` the number of compared
+    vectors. ``index`` is the kind of the vector index, None if lines were compared one by one.
+    ``blocks_without_definitions`` were indexed without looking for any. ``seconds`` are by phase.
     """
 
     mode: str
@@ -28,11 +28,11 @@ class Explanation:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``search --explain --json`` prints it."""
+        """Like ``search --explain --json`` prints it."""
         return {**asdict(self), "hit_rate": self.matches / self.lines if self.lines else 0.0}
 
     def timed(self, phase: str) -> _Timer:
-        """Adds the time of a ``with`` block to ``seconds[phase]``."""
+        """Add the time of a ``with`` block to ``seconds[phase]``."""
         return _Timer(self.seconds, phase)
 
 

@@ -1,4 +1,4 @@
-"""The filter of a search as the lines that it allows in a workspace: paths, languages, definitions, tests.
+"""Translate the filter of a search into the lines that it allows in a workspace: paths, languages, definitions, tests.
 
 Absolute local paths are translated to paths within the sources that contain them.
 """
@@ -26,11 +26,11 @@ Kind = Literal["file", "folder", "either"]
 
 
 def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either") -> LineFilter:
-    """Only the documents that ``names`` name: by files and folders on this machine, which may be links or lie above a
-    source, by URIs, or by their paths inside their source.
+    """Return a filter for the documents that ``names`` name.
 
-    What a name is in the current folder comes before what it may be inside a source; ``.``, ``./x``, ``..`` and
-    absolute paths are nothing else. Raises UsageError for a name that leads outside its source and is not there.
+    Names are files and folders on this machine, which may be links or contain sources, URIs, or paths inside a source.
+    A name in the current folder takes precedence over one inside a source; ``.``, ``./x``, ``..`` and absolute paths
+    are only the former. Raises UsageError for a name that leads outside its source and does not exist.
     """
     roots = [(entity, record.uri) for entity, record in workspace.readable_sources()]
     found: dict[Entity | None, set[str]] = {}
@@ -52,7 +52,10 @@ def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either
 
 
 def _places(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tuple[Entity | None, str]]:
-    """The sources that hold a name, or that it holds, with its path inside them ("" for all of it); None is any."""
+    """Return the sources that contain a name, or that it contains, with its path inside them ("" for the whole source).
+
+    None means any source.
+    """
     is_uri = "://" in name
     path = name.rstrip("/") if is_uri else os.path.realpath(os.path.expanduser(name))
     found: list[tuple[Entity | None, str]] = []
@@ -69,7 +72,7 @@ def _places(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tuple[Entity
 
 
 def inside_of(folder: str, path: str) -> str | None:
-    """``path`` relative to ``folder``, as ``below`` has it, with accents composed or decomposed."""
+    """Return ``path`` relative to ``folder``, as ``below`` does, with accents composed or decomposed."""
     inside = below(folder, path)
     if inside is not None or (folder.isascii() and path.isascii()):
         return inside
@@ -79,21 +82,21 @@ def inside_of(folder: str, path: str) -> str | None:
 
 
 def _is_of_this_machine(name: str, *, exists: bool) -> bool:
-    """Whether a name cannot be meant inside a source."""
+    """Return whether a name cannot be inside a source."""
     if "://" in name or os.path.isabs(os.path.expanduser(name)):
         return True
     return exists and name.partition("/")[0] in (".", "..")
 
 
 _FIXED = re.compile(r"[^*?\[]*/")
-"""The folders of a glob that have no wildcards."""
+"""The folders of a glob without wildcards."""
 
 
 def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
-    """``where`` with absolute paths, directories and globs as those of the sources that hold them, and of no others.
+    """Return ``where`` with absolute paths, directories and globs relative to the sources that contain them.
 
-    One that holds sources itself stands for all of them; one that has to do with none is left as it is: a glob then
-    begins at the top of each source.
+    One that contains sources itself means all of them. One that relates to no source is unchanged: a glob then begins
+    at the top of each source.
     """
     globs = [each for glob in where.globs or () for each in check_glob(glob)]
     absolute = any(os.path.isabs(name) for name in (*(where.paths or ()), *(where.dirs or ())))
@@ -119,7 +122,10 @@ def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
 def _by_source(
     roots: Sequence[tuple[Entity, str]], names: Sequence[str]
 ) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
-    """``names`` relative to the sources that hold them; under None those that none of ``roots`` holds."""
+    """Return ``names`` relative to the sources that contain them.
+
+    Under None, the names that none of ``roots`` contains.
+    """
     found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
     for name in names:
         # No file has NUL in its name, and relative names are not those of the current directory.
@@ -137,7 +143,7 @@ def _by_source(
 def _globs_by_source(
     sources: Sequence[tuple[Entity, str]], globs: Sequence[str]
 ) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
-    """Globs relative to the sources in which they can match; under None those that can in none of ``sources``."""
+    """Return globs relative to the sources in which they can match; under None, the globs that match in no source."""
     found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
     for glob in globs:
         held: list[tuple[tuple[Entity, ...] | None, str]] = []
@@ -151,7 +157,7 @@ def _globs_by_source(
 
 
 def _names(glob: str) -> list[str]:
-    """The names of an absolute glob, in which links are followed as far as it has no wildcards."""
+    """Return the names of an absolute glob, with links followed up to its first wildcard."""
     if "://" in glob:
         return glob.split("/")
     fixed = _FIXED.match(glob)
@@ -165,8 +171,11 @@ def _names(glob: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LineKinds:
-    """With ``symbols``, only lines that begin a definition; with ``kinds``, only those whose innermost definition is of
-    one; without ``tests``, none of a test."""
+    """Conditions on single lines.
+
+    With ``symbols``, a line must begin a definition; with ``kinds``, its innermost definition must be of one of them;
+    without ``tests``, it must not be in a test.
+    """
 
     symbols: bool = False
     kinds: tuple[str, ...] = ()
@@ -181,11 +190,11 @@ class LineKinds:
 
     @property
     def needs_definitions(self) -> bool:
-        """Whether lines cannot be judged by their paths alone."""
+        """Whether paths alone cannot decide."""
         return self.symbols or bool(self.kinds)
 
     def allow(self, definition: Definition | None, line: int, path: str) -> bool:
-        """Whether a line (0-based) of ``path`` may be an answer; ``definition`` is the innermost around it."""
+        """Return whether a line (0-based) of ``path`` is allowed; ``definition`` is the innermost around it."""
         if any(leaves_out(path) for leaves_out in self.left_out):
             return False
         if self.symbols and (definition is None or definition.line != line):
@@ -197,7 +206,7 @@ ALL_LINES = LineKinds()
 
 
 MAX_TOLD = 20
-"""Values of one filter that are told one by one."""
+"""Maximum number of values of one filter that are reported one by one."""
 _LABELS = {
     "paths": "path",
     "dirs": "directory",
@@ -229,13 +238,15 @@ def line_filter(wanted: SearchFilter, workspace: Workspace) -> LineFilter | None
 
 
 def further_conditions(wanted: SearchFilter) -> tuple[LineFilter, ...]:
-    """Return the conditions that are line filters already."""
+    """Return the conditions that are already line filters."""
     where = () if wanted.where is None or wanted.where == LineFilter() else (wanted.where,)
     return (*wanted.also, *where)
 
 
 def conditions(wanted: SearchFilter) -> Iterator[tuple[str, str, SearchFilter]]:
-    """What each value alone allows: its name, "" for line filters, what to tell people if that is nothing, and it."""
+    """Yield each value as a filter of its own: its name, "" for line filters, a message if it allows nothing, the
+    filter.
+    """
     alone: dict[str, Any] = {"within": wanted.within, "on_this_machine": wanted.on_this_machine}
     for name in _LABELS:
         for value in (getattr(wanted, name) or ())[:MAX_TOLD]:
@@ -259,7 +270,10 @@ def _told(name: str, value: str | tuple[str, str]) -> tuple[str, str]:
 
 
 def _values(where: LineFilter) -> Iterator[tuple[str, str, LineFilter]]:
-    """The values of a filter one by one, with the names of their fields; what has none, or too many, as one."""
+    """Yield the values of a filter one by one, with the names of their fields.
+
+    If there are none or too many, yield it whole.
+    """
     rest = where
     for name in ("entities", "paths", "dirs", "globs", "exts"):
         values = getattr(where, name)

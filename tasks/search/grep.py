@@ -1,4 +1,4 @@
-"""Semantic search of files or texts without writing anything: every line against the query, by cosine.
+"""Search files or texts by meaning without writing anything: compare every line with the query, by cosine.
 
 Files that a workspace holds unchanged are searched in its index, the others in memory, in one ranking.
 """
@@ -36,12 +36,12 @@ from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import rows_of_line, split_documents, split_lines
 
 _BATCH_CHARACTERS = 4 * 2**20
-"""Text embedded at once: some 100,000 lines, whose vectors take 100 MB."""
+"""Text to embed at once: some 100,000 lines, whose vectors take 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedText:
-    """One file: its path as it was named, and its text, ``extracted`` if that is known to be from a document."""
+    """One file: its path as named, and its text; ``extracted`` if the text is known to come from a document."""
 
     path: str
     text: str
@@ -54,7 +54,7 @@ class NamedText:
         return joined([definitions(path, text) for path, text in texts])[0]
 
     def anchor(self, line: int) -> str | None:
-        """Where a line stands, 0-based, in a file from which text was extracted."""
+        """Return the place of a 0-based line in a file from which text was extracted."""
         anchors = self.extracted.anchors if self.extracted else ()
         return next((each.name for each in anchors if each.first <= line <= each.last), None)
 
@@ -64,9 +64,9 @@ def read_texts(
     read_stdin: Callable[[], bytes] | None = None,
     on_skip: Callable[[str, SkipReason], None] = lambda path, reason: None,
 ) -> Iterator[NamedText]:
-    """The texts that ``names`` select (see ``tasks.selection``), in order; ``-`` is standard input.
+    """Yield the texts that ``names`` select (see ``tasks.selection``), in order; ``-`` is standard input.
 
-    ``on_skip`` is told of files that hold no text or are too large. Raises SourceNotFound, AccessDenied, StorageError,
+    ``on_skip`` receives files that have no text or are too large. Raises SourceNotFound, AccessDenied, StorageError,
     UsageError.
     """
     for path in files_named(names, stdin=read_stdin is not None, on_skip=on_skip):
@@ -79,7 +79,7 @@ def read_texts(
 
 
 def open_embedder(model: str | None = None) -> Embedder:
-    """The embedder of DEFAULT_MODEL, a directory or a hub name, ready for few lines. Raises ModelNotFound."""
+    """Return the embedder of DEFAULT_MODEL, a directory or a hub name, ready for few lines. Raises ModelNotFound."""
     from driftline.tasks.embedding.embedder import WordTableEmbedder
     from driftline.tasks.embedding.models import fingerprint, load_parts, resolve_model
 
@@ -92,13 +92,13 @@ def grep(
 ) -> SearchReport:
     """Return the windows of ``texts`` nearest to a query, best first, as ``search`` reports them; their source is "".
 
-    Of the request, its limits count: ``top_k``, ``n_lines``, ``max_distance`` and ``min_relevance``. Lines without a
-    letter or digit are never found. Holds the texts and 12 bytes a line.
+    Of the request, only limits count: ``top_k``, ``n_lines``, ``max_distance`` and ``min_relevance``. Lines without a
+    letter or digit are never found. Memory holds the texts and 12 bytes per line.
     """
     query = request.query
     vector = embedder.embed_query(query.lower() if ignore_case else query) if query.strip() else np.zeros(1, np.float32)
     if request.top_k == 0 or not vector.any():
-        for _ in texts:  # what cannot be read is an error whatever is asked
+        for _ in texts:  # an unreadable text is an error for any request
             pass
         notes = () if request.top_k == 0 else ("The query is blank." if not query.strip() else UNKNOWN_WORDS,)
         return SearchReport(query, (), notes=notes)
@@ -120,7 +120,7 @@ def grep(
 
 
 class _Lines:
-    """The rows near enough so far: arrays of distance, document, 0-based line and column, one of each per batch."""
+    """The near lines so far: arrays of distance, document, 0-based line and column, one of each per batch."""
 
     def __init__(self) -> None:
         self.distance: list[NDArray[np.float32]] = []
@@ -156,7 +156,7 @@ class _Lines:
         self.column.append(lines.column_number.to_numpy()[near])
 
     def sorted(self, texts: Sequence[NamedText]) -> tuple[NDArray[Any], ...]:
-        """All of them, nearest first; ties in the order of the texts."""
+        """Return all of them, nearest first; ties in the order of the texts."""
         if not texts:
             return (np.empty(0),) * 4
         columns = (np.concatenate(each) for each in (self.distance, self.document, self.number, self.column))
@@ -259,8 +259,8 @@ def search_files(
 ) -> SearchReport:
     """Return the windows of ``files`` nearest to a query, best first, each with the ``path`` that named its file.
 
-    ``files`` are files, folders, globs, and URIs of what is indexed. ``open_embedder`` gives the embedder of a
-    workspace that has none yet. Raises SourceNotFound, AccessDenied, UsageError, and what ``search`` raises.
+    ``files`` are files, folders, globs, and URIs of indexed documents. ``open_embedder`` returns the embedder of a
+    workspace that has none yet. Raises SourceNotFound, AccessDenied, UsageError, and the errors of ``search``.
     """
     uris = [name for name in files if "://" in name]
     shown = {os.path.realpath(path): path for path in files_named((f for f in files if f not in uris), on_skip=on_skip)}
@@ -287,7 +287,7 @@ def _embedder(workspace: Workspace, open_embedder: Callable[[], Embedder]) -> Em
 
 @dataclass(slots=True)
 class _Held:
-    """The documents of a workspace that are still as they were indexed; ``shown`` says how each was named."""
+    """The documents of a workspace that are unchanged since they were indexed; ``shown`` has the name of each."""
 
     workspace: Workspace
     uris: Sequence[str]
@@ -302,7 +302,7 @@ class _Held:
             self.filters.append(where)
 
     def find(self, files: Mapping[str, str]) -> list[str]:
-        """Which of ``files``, real paths and their names, the workspace holds as they are."""
+        """Return those of ``files``, real paths and their names, that the workspace holds unchanged."""
         found: list[str] = []
         rest = dict(files)
         for entity, record in self.workspace.readable_sources():
@@ -333,10 +333,10 @@ class _Held:
             with open(real, "rb") as file:
                 return bool(content_hash(file.read()) == row["hash"])
         except OSError:
-            return False  # whoever reads it next says why
+            return False  # the next reader reports why
 
     def search(self, request: SearchRequest) -> SearchReport | None:
-        """The nearest windows of the documents; None if there are no documents."""
+        """Return the nearest windows of the documents; None if there are no documents."""
         if not self.filters:
             return None
         within = LineFilter(any_of=tuple(self.filters))
@@ -349,7 +349,7 @@ class _Held:
 
 
 def _filters(entity: Entity, documents: Iterable[str], chosen: Set[str]) -> Iterator[LineFilter]:
-    """Filters that allow the ``chosen`` of the documents of a source, by whole folders where that is the same."""
+    """Yield filters that allow the ``chosen`` documents of a source, by whole folders where that is equivalent."""
     folders: set[str] = set()
     paths: list[str] = []
     all_in = Counter(folder for path in documents for folder in _folders(path))
@@ -367,6 +367,6 @@ def _filters(entity: Entity, documents: Iterable[str], chosen: Set[str]) -> Iter
 
 
 def _folders(path: str) -> Iterator[str]:
-    """The folders that hold a path, from the top ("") on."""
+    """Yield the parent folders of a path, from the top ("") down."""
     parts = path.split("/")
     return ("/".join(parts[:depth]) for depth in range(len(parts)))

@@ -1,12 +1,8 @@
-"""From windows of lines to results: their text, the lines around them, and what has become of them since.
+"""Turn hits on lines into results: windows, their text and context, and their freshness.
 
-Hits that are lines become windows of neighbouring lines.
-
-A part of one indexed document, and of nothing else: what a program may read that only knows search results.
-
-Whether the line behind a hit is still where the index says, judged by the file as it is now.
-
-One file is shown once, even if several sources hold it: those of different tenants, or of a run that is not done.
+Neighbouring hits become one window (``merge_windows``), which ``arranged`` orders by files as well. A file is shown
+once, even if several sources hold it. ``judge`` compares a hit with the current file. ``read_excerpt`` returns a part
+of an indexed document, and of nothing else, to a program that knows only search results.
 """
 
 from __future__ import annotations
@@ -42,23 +38,23 @@ from driftline.tasks.search.relevance import Calibration, Label, label, likeliho
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
 
 MAX_WINDOW_LINES = 32
-"""A window does not grow beyond so many lines, context apart."""
+"""Maximum number of lines of a window without its context."""
 JUDGED_WINDOWS = 60
-"""So many windows tell which files a query is about."""
+"""Windows that show which files a query is about."""
 MAX_WINDOWS_OF_DEFINITION = 3
-"""A long function does not take all places, as a long section of prose may."""
+"""Keeps a long function from filling all places, as a long section of prose may."""
 
 
 @dataclass(slots=True)
 class Window:
     """Neighbouring hits of one document; lines are 0-based, both ends included.
 
-    ``best`` is the hit that answers best by itself, ``fit`` says how well; ``distance``, ``text``, ``column``, at which
-    the text begins in its line, and ``definition``, the innermost around it, are its. Whether it has one is unknown
-    unless it is ``outlined``. ``score`` is that of the hit by which the window has its place: its relevance, of which
-    so much is ``attainable``, or its cosine where hits are ordered by that; nothing is attainable then. ``copies`` are
-    other documents of its source with the same content. If the query has ``named`` the definition, the window stays
-    inside it.
+    ``best`` is the hit that answers best by itself, and ``fit`` its quality. ``distance``, ``text``, ``column``, at
+    which the text begins in its line, and ``definition``, the innermost around it, belong to this hit; the definition
+    is unknown unless the window is ``outlined``. ``score`` is that of the hit that places the window: its relevance, of
+    which ``attainable`` is the maximum, or its cosine if hits are ordered by that; nothing is attainable then.
+    ``copies`` are other documents of its source with the same content. If the query has ``named`` the definition, the
+    window stays inside it.
     """
 
     entity: str
@@ -80,12 +76,12 @@ class Window:
 
     @property
     def file(self) -> tuple[str, str]:
-        """What tells its document from others."""
+        """The key of its document."""
         return self.entity, self.path
 
     @classmethod
     def around(cls, row: Mapping[str, Any]) -> Window:
-        """The window of one hit."""
+        """Return the window of one hit."""
         line, distance = row["line_number"], row["distance"]
         fit = row.get("fit", -distance)
         known: dict[str, Any] = {"score": row.get("relevance", 1 - distance), "column": row.get("column_number", 0)}
@@ -95,11 +91,11 @@ class Window:
         return cls(*document, line, distance, row["text"], fit, first=line, last=line, **known)
 
     def may_take_in(self, line: int) -> bool:
-        """Whether it may grow to a line; any, unless its definition is what was asked for."""
+        """Return whether it may grow to a line: any line, unless the query names its definition."""
         return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
 
     def take_in(self, other: Window) -> None:
-        """Become a window of both; the one that fits better names the best line."""
+        """Merge ``other`` into this window; the better fit provides the best line."""
         if other.fit > self.fit:
             self.best, self.distance, self.text, self.fit = other.best, other.distance, other.text, other.fit
             self.definition, self.outlined, self.column = other.definition, other.outlined, other.column
@@ -107,12 +103,12 @@ class Window:
 
 
 def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, limit: int) -> list[Window]:
-    """Hits, best first, as at most ``limit`` windows, in the order of their first hits.
+    """Merge hits, best first, into at most ``limit`` windows, in the order of their first hits.
 
-    ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` if that is
-    not simply the better the nearer. Hits up to ``reach`` lines apart become one window, unless it would be too long:
-    then the later one is left out. Hits are read until there are enough windows, so that none grows by hits that are
-    worse than all of them.
+    ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` unless
+    nearer is simply better. Hits up to ``reach`` lines apart become one window; if that would be too long, the later
+    hit is dropped. Hits are read until there are enough windows, so that no window grows by hits that are worse than
+    all of them.
     """
     windows: list[Window] = []
     of_document: dict[tuple[str, str], list[Window]] = {}
@@ -144,10 +140,9 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, limit: int) -> 
 def arranged(
     windows: Sequence[Window], words: Sequence[str], asked: Asked = "phrase", weights: Weights = WEIGHTS
 ) -> list[Window]:
-    """``windows``, best first, by their scores and by their files: what these hold besides, and how they are called.
+    """Order ``windows`` by their scores and by their files: other hits in a file, and its name.
 
-    ``words`` are the distinct terms of the query, which was ``asked`` so. Each window gets the score by which it has
-    its place.
+    ``words`` are the distinct terms of the query, and ``asked`` its form. Each window gets the score that places it.
     """
     windows = _without_copies(windows)
     if not windows or not words or asked == "sentence":
@@ -175,7 +170,7 @@ def arranged(
 
 
 def _without_copies(windows: Sequence[Window]) -> list[Window]:
-    """``windows``, best first, without those of documents whose content an earlier one shows; it names their paths."""
+    """Drop windows of documents whose content an earlier window shows, which then names their paths."""
     shown: dict[tuple[str, str], Window] = {}
     kept: list[Window] = []
     for window in windows:
@@ -188,16 +183,16 @@ def _without_copies(windows: Sequence[Window]) -> list[Window]:
 
 
 def by_score(windows: Sequence[Window]) -> list[Window]:
-    """``windows``, best first; of equal ones the first."""
+    """Return ``windows``, best first; of equal ones, the first."""
     return sorted(windows, key=lambda window: -window.score)
 
 
 Read = bytes | DriftlineError
-"""What reading a document came to."""
+"""The result of reading a document."""
 
 
 class State(enum.StrEnum):
-    """What has become of an indexed line."""
+    """The state of an indexed line."""
 
     FRESH = "fresh"
     MOVED = "moved"
@@ -207,18 +202,17 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """The state of a line; ``line`` is its number now (1-based), None where it is stale or gone."""
+    """The state of a line; ``line`` is its current number (1-based), None if it is stale or gone."""
 
     state: State
     line: int | None = None
 
 
 def judge(text: str, line: int, current: Sequence[str], column: int = 0) -> Freshness:
-    """What has become of ``text``, indexed as ``line`` (1-based), in a file whose lines are ``current`` now.
+    """Judge ``text``, indexed as ``line`` (1-based), against a file with the lines ``current``.
 
-    It is the part of the line that begins at ``column`` (0-based), as ``tasks.text.rows_of_line`` cuts lines.
-
-    A line that stands elsewhere has moved to the nearest place, the later of two that are as near.
+    It is the part of the line that begins at ``column`` (0-based), as ``tasks.text.rows_of_line`` splits lines. A line
+    that is elsewhere has moved to the nearest place, or to the later of two equally near ones.
     """
 
     def matches(number: int) -> bool:
@@ -234,17 +228,17 @@ def judge(text: str, line: int, current: Sequence[str], column: int = 0) -> Fres
 
 
 def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
-    """Whether a document that was read still has the content whose hash stands in its rows."""
+    """Return whether a document that was read still has the indexed hash."""
     return isinstance(read, bytes) and content_hash(read) == indexed_hash
 
 
 def judge_read(
     text: str, line: int, read: Read | None, *, unchanged: bool, column: int = 0, path: str = ""
 ) -> Freshness | None:
-    """As ``judge``, from what reading the document came to; None where that does not tell.
+    """Like ``judge``, from the result of reading the document; None if that is not conclusive.
 
-    A document that is ``unchanged``, as ``is_unchanged`` says, needs no look at its lines. Nor is text extracted again
-    from one that has changed.
+    An ``unchanged`` document, as ``is_unchanged`` defines it, needs no look at its lines. Text is not extracted again
+    from a changed document.
     """
     if isinstance(read, ObjectNotFound):
         return Freshness(State.GONE)
@@ -259,16 +253,16 @@ def judge_read(
 
 
 _BEFORE_CHARACTERS = 100
-"""Of a window, before what matches."""
+"""Characters of a window before the match."""
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Lines ``start_line`` (1-based) and on of a document, as they were indexed.
+    """Lines of a document from ``start_line`` (1-based) on, as they were indexed.
 
-    ``current`` is False when the document cannot be read or has changed since: then the lines come from the
-    index, which leaves out lines without a letter or digit: those are empty.
+    ``current`` is False if the document cannot be read or has changed. The lines then come from the index, which has no
+    lines without a letter or digit: those are empty.
     """
 
     source: str
@@ -288,12 +282,11 @@ def read_excerpt(
     source: str | None = None,
     within: Entity | None = None,
 ) -> Excerpt:
-    """The line of an indexed document, and ``n_lines`` on each side; ``source`` may be left out where one has the path.
+    """Return the line of an indexed document, and ``n_lines`` on each side.
 
-    Only documents of sources at or below ``within`` are read.
-
-    What has not been indexed is never returned: a document is read by its path in the manifest, and only believed when
-    its hash is the manifest's. Raises NotIndexed for anything else, UsageError, StorageError.
+    ``source`` may be omitted if only one has the path. Only documents of sources at or below ``within`` are read. Text
+    that is not indexed is never returned: a document is read by its path in the manifest, and trusted only if its hash
+    is the manifest's. Raises NotIndexed for anything else, UsageError, StorageError.
     """
     if line < 1 or n_lines < 0:
         raise UsageError("Lines count from 1, and n_lines must not be negative", f"{line}, {n_lines}")
@@ -308,7 +301,7 @@ def read_excerpt(
 
 
 def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within: Entity | None) -> tuple[Entity, str]:
-    """The source at or below ``within`` that has indexed ``path``, and the hash of what it has indexed."""
+    """Return the source at or below ``within`` that has indexed ``path``, and the indexed hash."""
     if source is None:
         entities = [entity for entity, _ in workspace.readable_sources(within)]
     else:
@@ -328,7 +321,7 @@ def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within
 
 
 def _read_excerpt(workspace: Workspace, entity: Entity, path: str, digest: str) -> list[str] | None:
-    """The lines of a document as it was indexed, none of one whose text was extracted; None if it has changed."""
+    """Return the lines of a document as it was indexed; None if it has changed, or if its text was extracted."""
     record = workspace.readable_source(entity)
     if record is None or not workspace.reach.allows(record.uri):
         return None
@@ -350,7 +343,7 @@ def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, las
 
 
 def clipped(line: str, at: int = 0) -> str:
-    """``line``, or its window of MAX_SHOWN_CHARACTERS around the character ``at``, with an ellipsis where it is cut."""
+    """Return ``line``, or its window of MAX_SHOWN_CHARACTERS around the character ``at``, with an ellipsis at cuts."""
     if len(line) <= MAX_SHOWN_CHARACTERS:
         return line
     start = max(0, min(at - _BEFORE_CHARACTERS, len(line) - MAX_SHOWN_CHARACTERS))
@@ -360,7 +353,7 @@ def clipped(line: str, at: int = 0) -> str:
 
 
 def match_in(line: str, query: str) -> int:
-    """Where ``line`` answers ``query``: the first character of the window with most of its words; 0 without any."""
+    """Return where ``line`` answers ``query``: the start of the window with most of its words; 0 without any."""
     words = {*map(str.lower, _WORD.findall(query))} | {*telling_words(query)}
     words = {word for word in words if len(word) > 1} or words
     if not words:
@@ -389,14 +382,14 @@ class SourceRecords:
     _read: dict[str, SourceRecord | None] = field(default_factory=dict)
 
     def get(self, entity: str) -> SourceRecord | None:
-        """The record of a source; None if it was forgotten."""
+        """Return the record of a source; None if it was removed."""
         if entity not in self._read:
             self._read[entity] = self.workspace.readable_source(Entity.parse(entity, self.workspace.config.hierarchy))
         return self._read[entity]
 
 
 def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
-    """The first ``limit`` of the windows that ``find`` gives, for a number of them, without files of two sources."""
+    """Return the first ``limit`` windows of ``find``, called with a number of windows, without files of two sources."""
     wanted = limit
     while True:
         found = find(wanted)
@@ -416,7 +409,7 @@ def _distinct(windows: Sequence[Window], records: SourceRecords) -> list[Window]
 
 
 def _file_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
-    """What identifies the file of a window, whatever source it comes from."""
+    """Return a key of the file of a window that is the same for all sources."""
     record = records.get(window.entity)
     if record is None:
         return window.entity, window.path
@@ -424,27 +417,27 @@ def _file_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
         return (posixpath.join(record.uri, window.path),)
     if record.origin is not None:
         return record.origin, posixpath.join(record.subpath, window.path)
-    return window.entity, window.path  # a path of one of several machines
+    return window.entity, window.path  # the path is of one of several machines
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Hit:
     """A window of one document. Line numbers are 1-based and both ends are included.
 
-    ``path`` is that of the document in its source, and ``file`` where it can be opened: an absolute path or a URI,
-    or None of standard input and of forgotten sources.
-    ``line`` and ``text`` are its best line, and ``column`` is where that answers the query. ``score`` orders the list:
-    how likely such a hit is right, of which ``label`` tells the rest in a word; in the mode ``vector`` it is the cosine
-    of the best line, and there is no label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the share of
-    random pairs of lines that are farther. ``copies`` are the paths of other documents of the source with the same
-    content, which are not shown. ``context`` holds the lines from ``start_line`` to ``end_line``, as they were indexed.
-    Of a long line, ``text`` and ``context`` have the window around the match (``excerpts.clipped``).
-    ``freshness`` says what has
-    become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
-    what was read anyway. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind``
-    what it is (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` are its lines as they were
-    indexed, comments above it included; None outside of any, and where definitions are not indexed. ``anchor`` is where
-    the best line stands in a file from which text was extracted (``cell 7``); line numbers are those of that text.
+    ``path`` is that of the document in its source, and ``file`` can be opened: an absolute path or a URI, or None for
+    standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is where it answers the
+    query. ``score`` orders the list: how likely such a hit is right, which ``label`` says in a word; in the mode
+    ``vector``, it is the cosine of the best line, without a label. ``distance`` is 1 - the cosine of the best line,
+    ``relevance`` the share of random pairs of lines that are farther. ``copies`` are the paths of other documents of
+    the source with the same content, which are not shown. ``context`` has the lines from ``start_line`` to
+    ``end_line``, as they were indexed. Of a long line, ``text`` and ``context`` have the window around the match
+    (``clipped``).
+
+    ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that takes more than a
+    look at data that was read anyway. ``symbol`` is the qualified name of the innermost definition around the best
+    line, ``kind`` its kind (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they
+    were indexed, comments above it included; None outside of any, and if definitions are not indexed. ``anchor`` is the
+    place of the best line in a file from which text was extracted (``cell 7``); line numbers are those of that text.
     """
 
     path: str
@@ -505,14 +498,14 @@ def hits(
     calibration: Calibration,
     within_definitions: bool,
 ) -> Iterator[Hit]:
-    """``windows``, best first, which were found in ``tables``, with their text and ``n_lines`` of context on each side.
+    """Yield ``windows``, best first, which were found in ``tables``, with their text and ``n_lines`` of context.
 
-    The context is of the index where the document has changed or cannot be read. With ``within_definitions`` that of a
-    function does not reach into the next one.
+    The context comes from the index if the document has changed or cannot be read. With ``within_definitions``, the
+    context of a function does not extend into the next one.
     """
     add_definitions(tables, windows)
     read = _read(workspace, windows, records, context=n_lines > 0)
-    unchanged_text = cache(_unchanged_text)  # several windows may be of one document
+    unchanged_text = cache(_unchanged_text)  # several windows may belong to one document
     documents = [read.get((window.entity, window.path)) for window in windows]
     texts = [unchanged_text(window.path, each, window.hash) for each, window in zip(documents, windows, strict=True)]
     anchors = _anchors(tables, windows, read)
@@ -526,7 +519,7 @@ def hits(
         elif text is not None:
             context = lines_between(text, start, end)
         else:
-            known = indexed[window.entity, window.path]  # without lines that have no letter or digit: those are empty
+            known = indexed[window.entity, window.path]  # lines without a letter or digit are empty
             end = min(end, max((number for number in known if number <= end), default=window.last))
             context = [known.get(number, "") for number in range(start, end + 1)]
         at = match_in(window.text, query)
@@ -557,12 +550,12 @@ def hits(
 
 
 def clipped_context(lines: Sequence[str], best: int, at: int) -> tuple[str, ...]:
-    """The lines of a hit, each clipped; the ``best`` one around the character ``at``."""
+    """Return the lines of a hit, each clipped; the ``best`` one around the character ``at``."""
     return tuple(clipped(line, at if number == best else 0) for number, line in enumerate(lines))
 
 
 def symbol_of(definition: Definition | None) -> dict[str, Any]:
-    """The fields of a hit that tell the definition around it."""
+    """Return the fields of a hit that describe the definition around it."""
     if definition is None:
         return {}
     start, end = definition.first + 1, definition.last + 1
@@ -570,7 +563,7 @@ def symbol_of(definition: Definition | None) -> dict[str, Any]:
 
 
 def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> None:
-    """Give each window whose definition is unknown the one that the tables know."""
+    """Add the definitions that the tables know to windows with unknown ones."""
     lacking = {(each.entity, each.path, each.best): each for each in windows if not each.outlined}
     for table in tables if lacking else ():
         for place, outline in table.outlines([*lacking]).items():
@@ -579,7 +572,7 @@ def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> N
 
 
 def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[int, int]:
-    """The first and the last line of a window with its context, 0-based; together no more than a window may have."""
+    """Return the first and last line of a window with its context, 0-based, within the limit of a window."""
     room = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
     n_lines = min(n_lines, max(0, room) // 2)
     start, end = max(0, window.first - n_lines), window.last + n_lines
@@ -600,8 +593,7 @@ def _file(records: SourceRecords, window: Window) -> str | None:
 
 
 def _unchanged_text(path: str, document: Read | None, indexed_hash: str) -> str | None:
-    """The text of a document that still has the content whose hash stands in its rows; None of any other, and where
-    text was extracted."""
+    """Return the text of a document that still has the indexed hash; None otherwise, and for extracted text."""
     if not isinstance(document, bytes) or is_extracted(path, document) or not is_unchanged(document, indexed_hash):
         return None
     return decode(document)[0]
@@ -616,7 +608,7 @@ def _judged(window: Window, document: Read | None, *, unchanged: bool) -> Freshn
 def _anchors(
     tables: Sequence[LineQuery], windows: Sequence[Window], read: Mapping[tuple[str, str], Read]
 ) -> dict[tuple[str, str, int], str]:
-    """The anchors of the best lines of ``windows``, by entity, path and line."""
+    """Return the anchors of the best lines of ``windows``, by entity, path and line."""
     wanted: list[tuple[str, str, int]] = []
     for window in windows:
         document = read.get((window.entity, window.path))
@@ -630,9 +622,9 @@ def _anchors(
 def _read(
     workspace: Workspace, windows: Sequence[Window], records: SourceRecords, *, context: bool
 ) -> dict[tuple[str, str], Read]:
-    """What reading the documents of ``windows`` comes to, by ``(entity, path)``: remote ones only for their context.
+    """Read the documents of ``windows``, by ``(entity, path)``; remote ones only for their context.
 
-    Documents of forgotten sources are missing, and those of a source that cannot be read.
+    Documents of removed sources are missing, and those of a source that cannot be read.
     """
     found: dict[tuple[str, str], Read] = {}
     for entity in sorted({window.entity for window in windows}):
@@ -653,7 +645,7 @@ def _read(
 def _indexed(
     tables: Sequence[LineQuery], windows: Sequence[Window], n_lines: int
 ) -> dict[tuple[str, str], dict[int, str]]:
-    """The indexed lines of ``windows`` and around them, by document and line number."""
+    """Return the indexed lines of ``windows`` and around them, by document and line number."""
     passages = [
         Passage(window.entity, window.path, max(0, window.first - n_lines), window.last + n_lines) for window in windows
     ]

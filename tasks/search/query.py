@@ -1,4 +1,4 @@
-"""Search: from a query to windows of lines, best first (DESIGN, "Search")."""
+"""Search a workspace: from a query to windows of lines, best first (DESIGN, "Search")."""
 
 from __future__ import annotations
 
@@ -57,16 +57,18 @@ from driftline.tasks.search.request import Mode, SearchFilter, SearchRequest, wi
 log = logging.getLogger(__name__)
 
 FETCH_FACTOR = 3
-"""Lines fetched for each result wanted, because neighbouring ones merge; more are fetched if that is not enough."""
+"""Lines to fetch per result, because neighbouring ones merge; more are fetched if that is not enough."""
 CANDIDATE_BLOCKS = 100
 CANDIDATE_LINES = 30
-"""Blocks found by words and lines found by meaning among which a hybrid search chooses; more if results are lacking."""
+"""Blocks found by words and lines found by meaning that are candidates of a hybrid search.
+
+More if results are missing."""
 CANDIDATE_DEFINITIONS = 20
-"""Definitions looked up for each name in a query."""
+"""Definitions to look up for each name in a query."""
 MAX_TENANTS_AT_ONCE = 8
-"""Tables opened side by side, each of which waits for a bucket."""
+"""Tables to open in parallel, each of which waits for a bucket."""
 MAX_BLOCKS = 6_400
-"""So many blocks hold all the words that a search for many results can judge."""
+"""Upper bound on candidate blocks."""
 
 _TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
 """The tenants that the last search of each bucket found."""
@@ -88,11 +90,11 @@ class SearchReport:
     results: tuple[Hit, ...]
     explanation: Explanation | None = None
     notes: tuple[str, ...] = ()
-    """Where there are no results: why."""
+    """The reasons, if there are no results."""
     nearest: Hit | None = None
-    """Where there are no results: the nearest line that the filters allow, whatever its distance."""
+    """The nearest line that the filters allow, whatever its distance, if there are no results."""
     unmatched: tuple[str, ...] = ()
-    """Where there are no results: the globs that match no document."""
+    """The globs that match no document, if there are no results."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``search --json`` prints."""
@@ -123,9 +125,9 @@ class SearchReport:
 def search_workspace(
     workspace_uri: str, query: str, *, storage_options: Mapping[str, Any] | None = None, **options: Any
 ) -> SearchReport:
-    """As ``search``, in the workspace at a URI; an empty filter means no filter. Needs read access only.
+    """Like ``search``, in the workspace at a URI; an empty filter means no filter. Needs only read access.
 
-    Raises WorkspaceNotFound, and what ``search`` raises.
+    Raises WorkspaceNotFound, and the errors of ``search``.
     """
     return answer(Workspace.open(workspace_uri, storage_options), SearchRequest.of(query, without_empty(options)))
 
@@ -134,11 +136,11 @@ def search_workspace(
 def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
     """Return the ``top_k`` windows that answer a request best.
 
-    ``max_distance`` drops lines that are farther, ``min_relevance`` those that are less relevant (relevance.py), and
-    ``symbols``, ``kinds`` and ``tests`` those that LineKinds does not allow. A transformer reorders the best ``rerank``
-    windows (True: DEFAULT_RERANKED). ``deep`` joins the definitions that a transformer finds (deep.py); None does so in
-    a hybrid search of a workspace that has them, if the extra is installed. ``branch`` and ``workspace_name`` are for
-    interfaces, which open the workspace on the one and turn the other into a condition.
+    ``max_distance`` drops farther lines, ``min_relevance`` less relevant ones (relevance.py), and ``symbols``,
+    ``kinds`` and ``tests`` lines that LineKinds does not allow. A transformer reorders the best ``rerank`` windows
+    (True: DEFAULT_RERANKED). ``deep`` joins the definitions that a transformer finds (deep.py); None does so in a
+    hybrid search of a workspace with definition embeddings, if the extra is installed. ``branch`` and
+    ``workspace_name`` are for interfaces, which open the workspace on the branch and turn the name into a condition.
     Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
     for name in ("branch", "workspace_name"):
@@ -180,14 +182,14 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
 
 @from_keywords(SearchRequest)
 def search(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Return what ``answer`` returns for the request that these arguments make."""
+    """Return the ``answer`` to the request that these arguments make."""
     return answer(workspace, request)
 
 
 def _explained(
     report: SearchReport, workspace: Workspace, finder: _Finder, request: SearchRequest, records: SourceRecords
 ) -> SearchReport:
-    """``report``, which has no results, with the reason and the nearest line that the filters allow."""
+    """Add the reason and the nearest allowed line to a ``report`` without results."""
     calibration, queries = Calibration.of(finder.embedder), finder.tables
     windows = replace(finder, max_distance=None).nearest_allowed() if finder.embedded.any() else []
     near = [*hits(workspace, queries, windows, report.query, 0, records, calibration, False)]
@@ -200,7 +202,7 @@ UNKNOWN_WORDS = "The model knows no word of the query."
 
 
 def nothing_indexed(workspace: Workspace) -> str:
-    """What to tell of a workspace without lines: whether it has sources, and why their files are left out."""
+    """Return a message about a workspace without lines: whether it has sources, and why their files are skipped."""
     reasons: Counter[str] = Counter()
     records = []
     for entity, record in workspace.readable_sources():
@@ -224,7 +226,10 @@ def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
 def _why_nothing(
     workspace: Workspace, queries: Sequence[LineQuery], wanted: SearchFilter
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The globs that allow no document, and what to tell of all filters that do; nothing if some is allowed."""
+    """Return the globs that match no document, and messages about filters that allow nothing.
+
+    Empty if lines are allowed.
+    """
     if any(query.matches for query in queries):
         return (), ()
     if not any(query.lines for query in queries):
@@ -241,7 +246,7 @@ def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
 
 
 def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
-    """Why the lines that the filters allow are no results."""
+    """Return why the lines that the filters allow are not results."""
     if not nearest and only != ALL_LINES:
         return "No line near the query is of these kinds (kinds, symbols, tests)."
     if not nearest:
@@ -252,7 +257,7 @@ def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only:
 
 
 def nearest_note(hit: Hit, limit: float) -> str:
-    """How far the nearest line is beyond the limit of a search."""
+    """Return how far the nearest line is beyond the limit of a search."""
     return (
         f"No line is within the distance {limit:.4g}: the nearest one, {hit.path}:{hit.line}, has the distance "
         f"{hit.distance:.4f} and the relevance {hit.relevance:.4f}."
@@ -260,12 +265,12 @@ def nearest_note(hit: Hit, limit: float) -> str:
 
 
 def warm(workspace: Workspace) -> None:
-    """Load the model, and open the tables of ``workspace``. Raises what ``search`` raises."""
+    """Load the model, and open the tables of ``workspace``. Raises the errors of ``search``."""
     search(workspace, "warm", top_k=1)
 
 
 def prepare(workspace: Workspace) -> None:
-    """As ``warm``, with what a process loads only when it searches for long. Raises what ``search`` raises."""
+    """Like ``warm``, with libraries that only long-lived processes load. Raises the errors of ``search``."""
     warm(workspace)
     if (model := _model_of(workspace)) is not None:
         load_embedder(model).prepare()
@@ -279,9 +284,9 @@ def _model_of(workspace: Workspace) -> ModelRef | None:
 
 
 def _deep(workspace: Workspace, asked: bool | None, mode: Mode) -> Encoder | None:
-    """The transformer of the workspace, if a search shall join its definitions.
+    """Return the transformer of the workspace, if a search joins its definitions.
 
-    Raises UsageError for a workspace without any, MissingExtra, ModelNotFound, FingerprintMismatch if it was asked for.
+    Raises UsageError for a workspace without any; MissingExtra, ModelNotFound, FingerprintMismatch if it was requested.
     """
     known = workspace.deep_model
     if asked is False or (asked is None and (known is None or mode != "hybrid")):
@@ -303,7 +308,7 @@ def _deep(workspace: Workspace, asked: bool | None, mode: Mode) -> Encoder | Non
 def _open(
     workspace: Workspace, model: ModelRef, mode: Mode, where: LineFilter | None, filtering: tuple[Strategy, float]
 ) -> tuple[list[LineQuery], Embedder]:
-    """A query over the table of each tenant that has one, opened, and the embedder, which loads meanwhile."""
+    """Open a query over the table of each tenant that has one, and load the embedder at the same time."""
     with ThreadPoolExecutor(1 + MAX_TENANTS_AT_ONCE) as pool:
         loading = pool.submit(load_embedder, model)
         where = relative_to_sources(workspace, where) if where else None
@@ -321,7 +326,7 @@ def _open(
                 queries.append(query)
             return queries
 
-        # Those of the last search are opened while a bucket is asked which there are now.
+        # Open the tenants of the last search while a bucket lists the current ones.
         at = workspace.objects.uri
         opening = {tenant: pool.submit(opened, tenant) for tenant in _TENANTS.get(at, ())}
         tenants = workspace.tenants()
@@ -335,7 +340,7 @@ def _open(
 def _places(
     workspace: Workspace, tenant: Entity, where: LineFilter | None
 ) -> Iterator[tuple[Entity, LineFilter | None]]:
-    """The tables to search of a tenant, as ``Workspace.lines`` names them, each with the filter of its search.
+    """Yield the tables of a tenant to search, as arguments of ``Workspace.lines``, each with its filter.
 
     Sources on a branch are searched in their branch of the table, the others in the main index.
     """
@@ -350,7 +355,7 @@ def _places(
 
 
 def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
-    """Fill in what the filter let through, and how much of it was compared."""
+    """Fill in how many lines the filter allowed, and how many were compared."""
     explanation.lines = sum(query.lines for query in queries)
     explanation.matches = sum(query.matches for query in queries)
     if explanation.mode != "text":
@@ -371,13 +376,13 @@ class _Finder:
     only: LineKinds = ALL_LINES
 
     def find(self, wanted: int, n_lines: int, mode: Mode) -> list[Window]:
-        """The best windows, best first."""
+        """Return the best windows, best first."""
         if mode == "vector":
             return self.vector(wanted, n_lines)
         return self.hybrid(wanted, n_lines, meaning=mode == "hybrid")
 
     def vector(self, wanted: int, n_lines: int) -> list[Window]:
-        """Windows around the nearest lines."""
+        """Return windows around the nearest lines."""
         reach = 2 * n_lines + 1 if n_lines else 0
         fetch = wanted * FETCH_FACTOR
         while True:
@@ -389,8 +394,8 @@ class _Finder:
             fetch *= 2
 
     def hybrid(self, wanted: int, n_lines: int, *, meaning: bool) -> list[Window]:
-        """Windows around the lines that rank best among the blocks with the best words and the nearest lines."""
-        reach = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # what is ranked by its neighbours ranks beside them
+        """Return windows around the best-ranked lines of the blocks with the best words and of the nearest lines."""
+        reach = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # ranking already uses the neighbours
         n_blocks, n_nearest = CANDIDATE_BLOCKS, CANDIDATE_LINES if meaning else 0
         while True:
             blocks, nearest, lines = self._candidates(n_blocks, n_nearest)
@@ -405,7 +410,7 @@ class _Finder:
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
             all_near = not meaning or len(nearest) < n_nearest
-            # All lines within a distance are known when the nearest are.
+            # All lines within a distance are known once the nearest are.
             by_distance = meaning and self.max_distance is not None
             all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
             if len(windows) == wanted or (all_near and all_blocks):
@@ -413,12 +418,12 @@ class _Finder:
             n_blocks, n_nearest = 4 * n_blocks, 4 * n_nearest
 
     def nearest_allowed(self) -> list[Window]:
-        """The nearest line that ``only`` allows, if it is among the nearest ones."""
+        """Return the nearest line that ``only`` allows, if it is among the nearest ones."""
         rows = self._allowed(self._nearest(CANDIDATE_BLOCKS).to_pylist())
         return [Window.around(row) for row in rows[:1]]
 
     def _candidates(self, blocks: int, lines: int) -> tuple[pa.Table, pa.Table, Candidates]:
-        """The best blocks and the nearest lines, looked up side by side, and the lines of both."""
+        """Return the best blocks and the nearest lines, searched in parallel, and the lines of both."""
 
         def timed(phase: str, find: Callable[[], pa.Table]) -> pa.Table:
             with self.explanation.timed(phase):
@@ -426,23 +431,23 @@ class _Finder:
 
         named = timed("names", self._named)
         if len(named) and len(self.query.split()) == 1 and self.max_distance is None:
-            lines = 0  # what has the very name that was asked for says more than what is like it
+            lines = 0  # a definition with exactly the name says more than similar lines
         with ThreadPoolExecutor(1) as pool:
             nearest = pool.submit(timed, "vector", lambda: self._nearest(lines))
             words = as_indexed(telling_words(self.query))
             found = timed("text", lambda: _best([table.blocks(words, blocks) for table in self.tables], blocks))
             found = pa.concat_tables([found, _others(named, found)])
-            read = lines_of(found, self.query)  # while the nearest are still looked for
+            read = lines_of(found, self.query)  # while the search of the nearest still runs
             return found, nearest.result(), gather(read, nearest.result())
 
     def _named(self) -> pa.Table:
-        """The blocks of the definitions that the query names."""
+        """Return the blocks of the definitions that the query names."""
         names = names_in(self.query)
         found = [table.defining(names, CANDIDATE_DEFINITIONS) for table in self.tables if names]
         return pa.concat_tables(found or [self.tables[0].blocks("", 0)])
 
     def _allowed(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The ``rows`` of nearest lines that ``only`` allows, with their definitions where it needs them."""
+        """Return the ``rows`` of nearest lines that ``only`` allows, with their definitions if it needs them."""
         if self.only.needs_definitions:
             places = [(row["entity"], row["path"], row["line_number"]) for row in rows]
             outlines = {place: text for table in self.tables for place, text in table.outlines(places).items()}
@@ -459,7 +464,7 @@ class _Finder:
 
 
 def _others(blocks: pa.Table, known: pa.Table) -> pa.Table:
-    """Those of ``blocks`` that are not among the ``known`` ones."""
+    """Return those of ``blocks`` that are not among the ``known`` ones."""
     place = ("entity", "path", "line_number")
     places = {*zip(*(known[name].to_pylist() for name in place), strict=True)}
     new = [each not in places for each in zip(*(blocks[name].to_pylist() for name in place), strict=True)]

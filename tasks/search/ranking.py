@@ -1,6 +1,6 @@
-"""How well lines answer a query: their words, their meaning, and whether they define something (DESIGN, "Search").
+"""Score how well lines answer a query: by words, meaning, and whether they define something (DESIGN, "Search").
 
-A line is judged with its neighbours, since one line alone says little:
+A line is scored with its neighbours, because one line alone says little:
 
     score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
           + 0.06 x BM25 of the four best blocks of its document
@@ -8,9 +8,7 @@ A line is judged with its neighbours, since one line alone says little:
           + half of the weights of the words in the names of the definitions around it
           + 4 if it begins a definition, in code; - 3 in a test
 
-``weights.py`` holds the figures.
-
-What each sign of an answer weighs; ``tests/benchmarks/weights.py`` chose the figures on the tuning halves.
+``Weights`` has the figures, which ``tests/benchmarks/weights.py`` chose on the tuning halves.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from driftline.storage.lines.words import name_parts, terms_of
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far the vectors around a line count, as words do, and what their cosine counts then."""
+    """How far the vectors around a line count, like words, and the weight of their cosine."""
 
     weight: float
     lines: int
@@ -39,20 +37,19 @@ class Weights:
     """The weights of a ranking.
 
     Words within ``word_reach`` lines count for a line, less by ``word_decay`` with each line of distance. ``path`` and
-    ``names`` are for words in the path and in the names of the definitions around a line, of the weights of these
-    words; ``document`` is for the BM25 of the ``document_blocks`` best blocks of a document. ``definition`` is for a
-    line that begins one, ``name`` for one that begins what the query names.
+    ``names`` are for words in the path and in the names of enclosing definitions, as shares of the weights of these
+    words. ``document`` is for the BM25 of the ``document_blocks`` best blocks of a document. ``definition`` is for a
+    line that begins one, ``name`` for one that begins a definition that the query names.
 
-    Of its relevance a line keeps the share ``test`` in a test unless the query asks for tests, ``text`` in prose, and
+    A line keeps the share ``test`` of its relevance in a test, unless the query is about tests, ``text`` in prose, and
     ``auxiliary`` in a file that repeats, lists or illustrates others.
 
-    Windows gain shares of the best one's score: the best window of the file with most of them ``file``, those of other
-    files less; those of a file whose name has all words of the query ``stem``, or their share; each of them ``again``
-    for each better window of its file. These are for queries about a subject: phrases of up to ``phrase_words`` telling
-    words and questions of up to ``question_words``. They fade for longer ones, and are not for sentences, which
-    describe one place.
+    Windows gain shares of the best score: ``file`` for the best window of the file with most windows, less for other
+    files; ``stem`` for a file name with all words of the query, or a share of it; ``again`` for each better window of
+    the same file. These apply to queries about a subject: phrases of up to ``phrase_words`` telling words and questions
+    of up to ``question_words``. They fade for longer ones, and do not apply to sentences, which describe one place.
 
-    A few lines of code say what they do; of prose it takes a paragraph, and even then words say more.
+    A few lines of code show their meaning; prose takes a paragraph, and even then words say more.
     """
 
     word_reach: int = 16
@@ -80,14 +77,15 @@ WEIGHTS = Weights()
 
 BM25_K1, BM25_B = 1.2, 0.75
 _ASCII_PARTS = "".join(chr(code) if chr(code).isalnum() or chr(code) == "\n" else " " for code in range(128))
-"""For ``str.translate``: what lies between ``name_parts`` of ASCII lines becomes blank. Faster than to find them."""
+"""For ``str.translate``: characters between ``name_parts`` of ASCII lines become blank, which is faster than finding
+the parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateLines:
-    """Where ``n`` lines stand, in the order of documents and lines.
+    """The positions of ``n`` lines, in the order of documents and lines.
 
-    ``document`` ``(n,) int`` tells documents apart, ``number`` ``(n,) int`` counts from 0 in each.
+    ``document`` ``(n,) int`` distinguishes documents, ``number`` ``(n,) int`` counts from 0 in each.
     """
 
     document: NDArray[np.int64]
@@ -97,10 +95,10 @@ class CandidateLines:
 def word_weights(
     counts: NDArray[np.float32], lengths: NDArray[np.float32], bm25: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """``(t,)``: what each of ``t`` words weighs (its idf), from the scores that an index has given to ``b`` blocks.
+    """Return ``(t,)``: the weights (idf) of ``t`` words, inferred from the scores of ``b`` blocks in an index.
 
-    ``counts`` ``(b, t)`` says how often each block holds each word, ``lengths`` ``(b,)`` how long it is. An index
-    tells its scores, not the weights in them; they are what explains the scores best (least squares).
+    ``counts`` ``(b, t)`` is how often each block contains each word, ``lengths`` ``(b,)`` its length. An index returns
+    scores, not the weights in them, so the weights are fitted to the scores by least squares.
     """
     if not counts.size:
         return np.zeros(counts.shape[1], np.float32)
@@ -117,10 +115,10 @@ def text_scores(
     weights: NDArray[np.float32],
     chosen: Weights = WEIGHTS,
 ) -> NDArray[np.float32]:
-    """``(n,)``: BM25 of the words around each line, of its path and of the names of the definitions around it.
+    """Return ``(n,)``: BM25 of the words around each line, of its path and of the names of the definitions around it.
 
-    ``counts``, ``in_path`` and ``in_names`` ``(n, t)`` say how often a line, its path and those names hold each word of
-    the query, ``lengths`` ``(n,)`` how long a line is, ``weights`` ``(t,)`` what each word weighs.
+    ``counts``, ``in_path`` and ``in_names`` ``(n, t)`` are how often a line, its path and those names contain each word
+    of the query, ``lengths`` ``(n,)`` the length of a line, ``weights`` ``(t,)`` the weight of each word.
     """
     around = _around(lines, np.column_stack([counts, lengths]), chosen.word_reach, chosen.word_decay)
     scores: NDArray[np.float32] = _saturated(around[:, :-1] + in_path, around[:, -1]) @ weights
@@ -131,7 +129,7 @@ def text_scores(
 def line_scores(
     counts: NDArray[np.float32], lengths: NDArray[np.float32], weights: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """``(n,)``: BM25 of the words of each line alone, which tells the best line of a window."""
+    """Return ``(n,)``: BM25 of the words of each line alone, which selects the best line of a window."""
     scores: NDArray[np.float32] = _saturated(counts, lengths) @ weights
     return scores
 
@@ -139,7 +137,10 @@ def line_scores(
 def document_scores(
     document: NDArray[np.int64], bm25: NDArray[np.float32], count: int, chosen: Weights = WEIGHTS
 ) -> NDArray[np.float32]:
-    """``(count,)``: what each document gains by its best blocks; ``document`` names that of each block, best first."""
+    """Return ``(count,)``: the score of each document by its best blocks.
+
+    ``document`` has the document of each block, best first.
+    """
     gains, taken = np.zeros(count, np.float32), [0] * count
     for at, score in zip(document.tolist(), bm25.tolist(), strict=True):
         if taken[at] < chosen.document_blocks:
@@ -151,7 +152,7 @@ def document_scores(
 def meaning_scores(
     lines: CandidateLines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Sequence[Reach]
 ) -> NDArray[np.float32]:
-    """``(n,)``: weighted cosines of ``query`` and the means of the ``vectors``, ``(n, dim)``, around each line."""
+    """Return ``(n,)``: weighted cosines of ``query`` and the mean ``vectors``, ``(n, dim)``, around each line."""
     scores = np.zeros(len(vectors), np.float32)
     for reach in meaning:
         around = _around(lines, vectors, reach.lines, reach.decay)
@@ -161,7 +162,7 @@ def meaning_scores(
 
 
 def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """How often each text holds each of ``words``, which are distinct terms, ``(n, t)``; and its length, ``(n,)``.
+    """Return how often each text contains each of ``words``, distinct terms, ``(n, t)``, and its length, ``(n,)``.
 
     Lengths are in characters, which BM25 only compares with their mean.
     """
@@ -176,7 +177,10 @@ def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.
 
 
 def _parts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
-    """The ``name_parts`` of all texts, and which text each is of; of those that are ASCII at once, which is faster."""
+    """Return the ``name_parts`` of all texts, and the text of each part.
+
+    ASCII texts are split together, which is faster.
+    """
     plain = "\n".join([text.replace("\n", " ") if text.isascii() else "" for text in texts]).translate(_ASCII_PARTS)
     parts = plain.split()
     characters = np.frombuffer(f" {plain}".encode(), np.uint8)
@@ -188,8 +192,8 @@ def _parts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
 
 
 def _terms_in(parts: Collection[str], words: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-    """How often each part holds each of ``words``, ``(t,)``; parts without any are left out."""
-    # Most parts have none of the words, which the beginnings of words tell without a tokenizer.
+    """Return how often each part contains each of ``words``, ``(t,)``; parts without any are omitted."""
+    # Most parts have none of the words, which their beginnings show without a tokenizer.
     lower = [part.lower() for part in parts]
     may_hold = {part for part in parts if not part.isascii()}  # terms are without accents
     for beginning in map(_beginning, words):
@@ -204,21 +208,23 @@ def _terms_in(parts: Collection[str], words: Sequence[str]) -> dict[str, NDArray
 
 
 def _beginning(stem: str) -> str:
-    """What every word with this stem begins with: English stemming changes the last letter at most, but of dying."""
+    """Return the common beginning of words with this stem: English stemming changes at most the last letter, except in
+    dying.
+    """
     if len(stem) < 3:
         return stem
     return stem[:1] if stem in ("die", "lie", "tie") else stem[:-1]
 
 
 def _saturated(counts: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What BM25 makes of counts, before the weights of words (Robertson and Zaragoza, 2009)."""
+    """Return the BM25 saturation of counts, before the weights of words (Robertson and Zaragoza, 2009)."""
     mean = lengths.mean() or 1.0
     norm = BM25_K1 * (1 - BM25_B + BM25_B * lengths / mean)
     return np.asarray(counts * (BM25_K1 + 1) / (counts + norm[:, None]), np.float32)
 
 
 def _around(lines: CandidateLines, values: NDArray[np.float32], reach: int, decay: float) -> NDArray[np.float32]:
-    """``(n, c)``: for each line the sum of the ``values``, ``(n, c)``, around it, less of those that are farther."""
+    """Return ``(n, c)``: the sum of the ``values``, ``(n, c)``, around each line, with less weight for farther ones."""
     total = values.copy()
     shares = decay ** np.arange(reach + 1, dtype=np.float32)
     for step in range(1, min(reach, len(values) - 1) + 1):

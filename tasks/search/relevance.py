@@ -169,11 +169,13 @@ text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False
 DIGITS = 4
 Label = Literal["strong", "likely", "weak"]
 LIKELIHOOD = (-2.4, 2.6)
-"""The logistic curve from the share of the attainable score that a hit has to how often such hits are right; fitted on
-the tuning halves of the benchmarks."""
+"""The logistic curve from the share of the attainable score to how often such hits are right.
+
+Fitted on the tuning halves of the benchmarks."""
 STRONG, WEAK = 0.45, 0.15
-"""From which likelihood on a hit is strong, and below which it is weak: of first hits, two in three strong ones are
-right; of all hits, one in seven weak ones."""
+"""The likelihood from which a hit is strong, and below which it is weak: of first hits, two in three strong ones are
+right; of all hits, one in seven weak ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,23 +186,23 @@ class Calibration:
 
     @classmethod
     def of(cls, embedder: Embedder) -> Self:
-        """The calibration of a model, measured once in a process."""
+        """Return the calibration of a model, measured once in a process."""
         return cls(_distances(_ByFingerprint(embedder)))
 
     def relevance(self, distance: float) -> float:
-        """The share of pairs that are at least as far, from 0 to 1."""
+        """Return the share of pairs that are at least as far, from 0 to 1."""
         if not len(self.distances):
             return float(distance < 1)
         nearer = int(np.searchsorted(self.distances, np.float32(distance - 1e-6), side="left"))
         return round(1 - nearer / len(self.distances), DIGITS)
 
     def max_distance(self, relevance: float) -> float:
-        """The largest distance that has at least this relevance; infinite for 0."""
+        """Return the largest distance that has at least this relevance; infinite for 0."""
         farther = math.ceil(relevance * len(self.distances))
         return float(self.distances[-farther]) if farther else math.inf
 
     def limit(self, request: SearchRequest) -> float | None:
-        """Both limits of a request as one distance; None for no limit."""
+        """Return both limits of a request as one distance; None for no limit."""
         if request.min_relevance is None:
             return request.max_distance
         farthest = math.inf if request.max_distance is None else request.max_distance
@@ -209,18 +211,18 @@ class Calibration:
 
 
 def likelihood(score: float, attainable: float) -> float:
-    """How likely a hit is right, from 0 to 1, by its score and the one that is attainable; it grows with the score."""
+    """Return how likely a hit is right, from 0 to 1, by its score and the attainable one; it grows with the score."""
     start, slope = LIKELIHOOD
     return round(1 / (1 + math.exp(-max(-50.0, start + slope * score / attainable))), DIGITS)
 
 
 def label(likely: float) -> Label:
-    """A likelihood as a word."""
+    """Return a likelihood as a word."""
     return "strong" if likely >= STRONG else "weak" if likely < WEAK else "likely"
 
 
 class _ByFingerprint:
-    """An embedder as a key: equal to every other of the same model."""
+    """An embedder as a key, equal to every other embedder of the same model."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
@@ -235,6 +237,6 @@ class _ByFingerprint:
 @lru_cache(maxsize=4)
 def _distances(model: _ByFingerprint) -> NDArray[np.float32]:
     vectors = model.embedder.embed(list(SAMPLE_LINES))
-    known = vectors[vectors.any(axis=1)]  # lines without a known word are at no distance
+    known = vectors[vectors.any(axis=1)]  # lines without a known word have no distance
     rows, columns = np.triu_indices(len(known), 1)
     return np.sort((1 - (known @ known.T)[rows, columns]).astype(np.float32))

@@ -342,7 +342,7 @@ def _check_name(label: str, name: str) -> None:
 
 
 def _endings(given: str) -> Iterator[str]:
-    """The endings that one value stands for. Raises UsageError."""
+    """Yield the endings that one value stands for. Raises UsageError."""
     for ext in alternatives(given):
         name = ext.removeprefix("*").removeprefix(".")
         if not name.strip():

@@ -36,10 +36,7 @@ MAX_ROWS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class EntryRow:
-    """An entry in the catalog. Its value is ``inline`` or in the blob at ``blob_path``.
-
-    ``path`` belongs to its owner.
-    """
+    """An entry in the catalog. Its value is ``inline`` or in the blob at ``blob_path``; ``path`` is its owner's."""
 
     key: str
     path: str
@@ -329,7 +326,7 @@ def _allowed(owner: sa.ColumnElement[int], is_limited: bool) -> list[sa.ColumnEl
 def _at_or_below(tops: str, owner: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     """Return the condition that ``owner`` is at or below an entity of the parameter ``tops``.
 
-    False for an empty list.
+    Returns False for an empty list.
     """
     above, top = closure.alias(), entities.alias()
     joined = above.join(top, top.c.id == above.c.ancestor_id)

@@ -1,0 +1,90 @@
+"""The English of documentation, docstrings, comments, help and errors: spelling, and phrases that sound translated."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = sorted(path for package in ("flows", "storage", "tasks") for path in (ROOT / package).rglob("*.py"))
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
+DATA = {ROOT / "storage/lines/words.py", ROOT / "tasks/search/relevance.py"}
+"""Modules with words and lines of text as data."""
+
+BANNED = {
+    r"(?:^|[.:] |\n\n)What (?!to\b|happened\b)[^.;:?,]*? (?:is|are|has|stays?|goes|counts|takes) \w": (
+        "name the subject instead of a what-clause"
+    ),
+    r"as one (?:types|sees|knows|would)": "write 'while typing', or name who acts",
+    r"\bthose that\b(?! (?:are|were|have|is|match|need|it|no|a|the|remain|others)\b)": "name the things",
+    r"\blets? in\b": "write 'admit' or 'trust'",
+    r"\b(?:front )?doors\b": "write 'interfaces'",
+    r"\brooms\b": "write 'modules'",
+    r"\b(?:is|are|be) told (?:to|that|by)\b": "say who reports it",
+    r"\bstands? (?:beside|in|there|on)\b": "write 'is in' or 'is next to'",
+    r"\bbeside (?:it|them|this|that|the|others?|each other)\b": "write 'next to', 'during' or 'concurrently'",
+    r"\banew\b": "write 'again'",
+    r"\bis no (?:\w+ ){0,2}(?:of|for|that|which)\b": "write 'is not a'",
+    r"\bshall\b": "write 'must' or 'may'",
+    r"\bby and by\b": "write 'gradually'",
+    r"\bso (?:many|much) (?:\w+ )?(?:are|is|may|do|does|take)\b": "write 'at most' or 'up to'",
+    r"\b(?:how|where) it stands\b": "say what the state is",
+    r"\bof (?:today|now)\b": "write 'current'",
+}
+
+
+def code_prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Docstrings, comments, and all strings with a blank, with their lines."""
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
+            yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def page_prose(path: Path) -> Iterator[tuple[int, str]]:
+    """The paragraphs of a page, without blocks of code."""
+    text = re.sub(r"^ *```.*?^ *```", lambda found: "\n" * found[0].count("\n"), path.read_text(), flags=re.S | re.M)
+    line = 1
+    for paragraph in re.split(r"(?<=\n)\n", text):
+        yield line, re.sub(r"`[^`]*`", "`code`", paragraph)
+        line += paragraph.count("\n") + 1
+
+
+@cache
+def prose() -> list[tuple[Path, int, str]]:
+    """All texts to judge; decision records are not rewritten."""
+    code = [(path, *each) for path in CODE if path not in DATA for each in code_prose(path)]
+    return code + [(path, *each) for path in PAGES if "decisions" not in path.parts for each in page_prose(path)]
+
+
+def test_spelling() -> None:
+    """codespell knows common misspellings; ``.codespellrc`` names the files and words that it must not judge."""
+    found = subprocess.run(
+        [Path(sys.executable).with_name("codespell"), *map(str, PAGES), *map(str, CODE)],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert not found.stdout
+
+
+@pytest.mark.parametrize("pattern", BANNED)
+def test_no_phrase_sounds_translated(pattern: str) -> None:
+    flags = re.IGNORECASE if not pattern.startswith("(?:^") else re.NOFLAG
+    expression = re.compile(re.sub(r"(?<!\|) (?!\|)", r"\\s+", pattern), flags)
+    found = [
+        f"{path.relative_to(ROOT)}:{line + text[: match.start()].count(chr(10))}: {' '.join(match[0].split())!r}"
+        for path, line, text in prose()
+        for match in expression.finditer(text)
+    ]
+    assert not found, f"{BANNED[pattern]}:\n" + "\n".join(found)
