@@ -243,14 +243,8 @@ class _MarkerPlaces:
     """Which small fragments of the tables of this process have commit markers, and of whom.
 
     A first run over many sources adds two fragments for each. Without an index, looking for a marker in all of them
-<<<<<<< HEAD
     would take longer with every source. What a fragment holds is remembered under the names of its files, which are
     never used again: that of its data, and that of its deletions.
-=======
-    would take longer with every source. The content of a fragment is remembered while it is unchanged: by its id and
-    file of deletions, in a table whose last version seen still has the same transaction. Ids restart only if versions
-    are rolled back.
->>>>>>> main
     """
 
     def __init__(self) -> None:
