@@ -243,8 +243,8 @@ class _MarkerPlaces:
     """Which small fragments of the tables of this process have commit markers, and of whom.
 
     A first run over many sources adds two fragments for each. Without an index, looking for a marker in all of them
-    would take longer with every source. What a fragment holds is remembered under the names of its files, which are
-    never used again: that of its data, and that of its deletions.
+    would take longer with every source. A fragment is remembered under the names of its files, those of its data and
+    of its deletions, which are never used again.
     """
 
     def __init__(self) -> None:
