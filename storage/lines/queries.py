@@ -173,7 +173,7 @@ class LineQuery:
     @cached_property
     def _sources(self) -> tuple[str, ...]:
         """The entities that have written to the table, by their commit markers."""
-        version = self._exact_version
+        version = self.exact_version
         sources = _SOURCES.get(version)
         if sources is None:
             rows = self._scanned(["entity"], filter=no_lines(None))
@@ -184,7 +184,7 @@ class LineQuery:
         return sources
 
     @cached_property
-    def _exact_version(self) -> tuple[str | int, ...]:
+    def exact_version(self) -> tuple[str | int, ...]:
         """A table that was deleted and created again may have the same URI and version, but not the same files."""
         files = [file.path for fragment in self.dataset.get_fragments()[:1] for file in fragment.data_files()]
         return (self.dataset.uri, self.dataset.version, *files)
@@ -359,14 +359,14 @@ class LineQuery:
     def _outlines(self) -> pa.Table:
         """The outlines of all blocks: ``outline``, ``lower`` (in lower case), ``line_number`` and ``_rowid``."""
         with _OUTLINES_AT_ONCE:
-            known = _OUTLINES.get(self._exact_version)
+            known = _OUTLINES.get(self.exact_version)
         if known is None:
             where = f"{OUTLINE_COLUMN} != ''"
             known = self._scanned([OUTLINE_COLUMN, "line_number"], filter=where, with_row_id=True).combine_chunks()
             known = known.append_column("lower", pc.utf8_lower(known[OUTLINE_COLUMN]))
             with _OUTLINES_AT_ONCE:
                 if known.nbytes <= _OUTLINES.maxsize:
-                    _OUTLINES[self._exact_version] = known
+                    _OUTLINES[self.exact_version] = known
         return known
 
     def passages(self, wanted: Sequence[Passage]) -> pa.Table:

@@ -150,7 +150,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
         drafts.add(change, read, watch)
     copied = _copied(spec, context, drafts, watch) if drafts.reusable else []
     with watch.phase("split"):
-        lines = split_documents(drafts.texts) if drafts.texts else None
+        lines = split_documents(drafts.texts, every_document=True) if drafts.texts else None
     embedded = drafts.embedded
     fragments: list[str] = []
     if copied:
@@ -170,7 +170,8 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
                 found = outlined()
             with watch.phase("write"):
                 places = lines.doc_index, lines.line_number
-                table = line_rows(spec.entity, embedded, *places, lines.text, vectors, found, lines.column_number)
+                columns = lines.column_number, drafts.texts
+                table = line_rows(spec.entity, embedded, *places, lines.text, vectors, found, *columns)
                 fragments += context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(table)
     return BatchResult(
         rows=manifest.to_table([*drafts.kept, *drafts.copied, *embedded]),

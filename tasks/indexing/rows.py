@@ -10,6 +10,7 @@ import logging
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
+from driftline.storage.lines.exact import packs, text_of_lines
 from driftline.storage.lines.outline import Definition, encode
 from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, schema
 from driftline.storage.lines.words import spelled_for_index
@@ -37,11 +39,13 @@ def line_rows(
     vectors: NDArray[np.float16],
     definitions: Sequence[Sequence[Definition]] | None = None,
     column_number: pa.Int32Array | None = None,
+    texts: Sequence[str] | None = None,
 ) -> pa.Table:
     """Rows as a table of ``storage.lines.table.schema``; arrays have one length, ``vectors`` is ``(n, dim) float16``.
 
     ``doc_index`` points into ``documents``, as ``definitions`` does, which are None if nobody looked for them;
-    documents and the rows of each are in order. ``column_number`` is 0 by default. A zero vector, which has no
+    documents and the rows of each are in order. ``column_number`` is 0 by default. ``texts`` are those of the documents,
+    by default nothing but these lines. A zero vector, which has no
     direction, becomes null, so that no search returns it.
     """
     dim = vectors.shape[1]
@@ -53,6 +57,8 @@ def line_rows(
     def of_document(values: Sequence[object], kind: pa.DataType) -> pa.Array:
         return pa.array(values, kind).take(doc_index)
 
+    if texts is None:
+        texts = _texts_of_lines(len(paths), numbers, text)
     columns = {
         "id": pa.array(row_ids(entity, paths, numbers)),
         "entity": pa.repeat(pa.scalar(str(entity)), len(text)),
@@ -66,8 +72,15 @@ def line_rows(
         "hash": of_document([document.hash for document in documents], pa.string()),
         "block": blocks(paths, numbers, text, definitions),
         "outline": outlines(numbers, definitions),
+        **packs(texts, numbers.document, numbers.line, numbers.column),
     }
     return pa.table(columns, schema=schema(dim))
+
+
+def _texts_of_lines(documents: int, numbers: Numbers, text: pa.StringArray) -> list[str]:
+    bounds = np.searchsorted(numbers.document, np.arange(documents + 1)).tolist()
+    lines, parts = numbers.line.tolist(), text.to_pylist()
+    return [text_of_lines(lines[start:stop], parts[start:stop]) for start, stop in pairwise(bounds)]
 
 
 @dataclass(frozen=True, slots=True)
