@@ -218,6 +218,7 @@ __all__ = [
     "analyze_document_states",
     "connect",
     "create_ltm_backend",
+    "find",
     "grep",
     "index",
     "open",
@@ -413,6 +414,53 @@ def connect(url: str, token: str | None = None) -> Client:
     from driftline.flows.client import Client, Connection
 
     return Client(Connection.to(url, token))
+
+
+def find(
+    workspace: Workspace | str,
+    query: str = "",
+    *,
+    fixed: Sequence[str] = (),
+    regex: Sequence[str] = (),
+    ignore_case: bool | None = None,
+    whole_words: bool = False,
+    top_k: int | None = None,
+    n_lines: int | None = None,
+    where: LineFilter | None = None,
+    tests: bool = True,
+    count: bool = False,
+    files: bool = False,
+    branch: str | None = None,
+) -> SearchReport:
+    """Find the lines that hold exact text, by importance of their files, path and line; other words of a query rank.
+
+    Args:
+        workspace: A workspace, or the path or URI of one.
+        query: Words and exact terms in the language of ``driftline search``, such as ``"a phrase" /regex/ lang:go``.
+        fixed: Texts that a document must hold as they stand.
+        regex: Regular expressions in RE2's syntax, each of which a line of a document must match.
+        ignore_case: Whether case counts; by default, it does where a text or expression has a capital.
+        whole_words: Whether a match must not touch other letters, digits or underscores.
+        top_k: The most lines to return, by default 100; the report's ``exact`` tells whether these are all.
+        n_lines: Lines of context on each side, by default none.
+        where: A filter of documents.
+        tests: Whether to search tests.
+        count: Count all lines and return none.
+        files: Return only the first line of each document.
+        branch: The branch to search of the sources that have it.
+
+    Raises:
+        UsageError: A query or expression that is wrong, with the place.
+        NotIndexed: A branch that is not there, or an index without exact text.
+        DriftlineError: As ``search``.
+    """
+    from driftline.flows.config.locate import on_named_branch
+    from driftline.tasks.search.language import ask, parse
+
+    question = parse(query, fixed=fixed, regex=regex, ignore_case=ignore_case, whole_words=whole_words)
+    opened = on_named_branch(open(workspace) if isinstance(workspace, str) else workspace, branch or question.branch)
+    limits: dict[str, Any] = {"top_k": top_k, "n_lines": n_lines, "tests": tests}
+    return ask(opened, question, where=where, count=count, files=files, **limits)
 
 
 def grep(

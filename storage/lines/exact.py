@@ -7,7 +7,7 @@ are a filter of the trigrams in it, which tells most packs that cannot match wit
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -109,17 +109,25 @@ def grams(data: bytes) -> bytes:
 class Packs:
     """The packs of one version of a table, without their texts.
 
-    ``rows`` have ``entity``, ``path``, ``hash``, ``line``, the number of the first line, and ``_rowid``; ``filters``
-    the grams: those of one size together, with the rows of ``rows`` that they belong to.
+    ``rows`` have ``entity``, ``path``, ``hash``, ``line``, the number of the first line, and ``_rowid``; ``documents``
+    ``(n,)`` number the document of each; ``filters`` have the grams: those of one size together, with the rows of
+    ``rows`` that they belong to.
     """
 
     rows: pa.Table
+    documents: NDArray[np.int64]
     filters: tuple[tuple[NDArray[np.int64], NDArray[np.uint8]], ...]
 
     @property
     def nbytes(self) -> int:
         """What they take in memory."""
         return int(self.rows.nbytes) + sum(places.nbytes + grams.nbytes for places, grams in self.filters)
+
+    def of(self, entity: str, path: str) -> tuple[list[int], list[int]]:
+        """The first lines of the packs of a document, in order, and their row ids."""
+        rows = self.rows.filter(pc.and_(pc.equal(self.rows["path"], path), pc.equal(self.rows["entity"], entity)))
+        rows = rows.select(["line", "_rowid"]).sort_by("line")
+        return rows["line"].to_pylist(), rows["_rowid"].to_pylist()
 
     def may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
         """``(n,)``: the packs that may hold a literal of each clause."""
@@ -160,7 +168,9 @@ def packs_of(query: LineQuery) -> Packs:
         sizes = pc.binary_length(rows[GRAMS_COLUMN]).to_numpy()
         filters = tuple(_together(rows, sizes, size) for size in np.unique(sizes).tolist())
         renamed = rows.drop_columns([GRAMS_COLUMN]).rename_columns({PACK_LINE_COLUMN: "line"})
-        known = Packs(renamed, filters)
+        paths, entities = (rows[name].combine_chunks().dictionary_encode() for name in ("path", "entity"))
+        documents = paths.indices.to_numpy().astype(np.int64) * len(entities.dictionary) + entities.indices.to_numpy()
+        known = Packs(renamed, np.unique(documents, return_inverse=True)[1], filters)
         with _PACKS_AT_ONCE:
             if known.nbytes <= _PACKS.maxsize:
                 _PACKS[query.exact_version] = known
@@ -186,15 +196,6 @@ def texts(query: LineQuery, rows: Sequence[int]) -> pa.StringArray:
     ids = pa.array(rows, pa.uint64())
     found = _scan(query, [PACK_COLUMN], f"_rowid IN ({', '.join(map(str, rows))})").combine_chunks()
     return found[PACK_COLUMN].combine_chunks().take(pc.index_in(ids, value_set=found["_rowid"].combine_chunks()))
-
-
-def all_texts(query: LineQuery) -> Iterator[tuple[NDArray[np.uint64], pa.StringArray]]:
-    """Row ids and texts of all packs in the order in which they are stored, a batch at a time."""
-    scanner = query.dataset.scanner(
-        columns=[PACK_COLUMN], filter=f"{PACK_LINE_COLUMN} IS NOT NULL", with_row_id=True, batch_size=1024
-    )
-    for batch in scanner.to_batches():
-        yield batch.column("_rowid").to_numpy(), batch.column(PACK_COLUMN)
 
 
 def _scan(query: LineQuery, columns: Sequence[str], where: str) -> pa.Table:

@@ -20,7 +20,7 @@ class LineFilter:
     decomposed. Directories and entities include everything below them. In a glob, ``*`` and ``?`` do not match a slash,
     but ``**`` does, and ``{a,b}`` is either of them; a glob without a slash matches file names in any directory, and
     one that ends in a slash all that such a directory holds. No line is of a source in ``not_of``. A line must satisfy
-    at least one filter of ``any_of``, and each of ``all_of``.
+    at least one filter of ``any_of``, each of ``all_of``, and none of ``none_of``.
     """
 
     entities: tuple[Entity, ...] | None = None
@@ -31,6 +31,7 @@ class LineFilter:
     not_of: tuple[Entity, ...] | None = None
     any_of: tuple[LineFilter, ...] | None = None
     all_of: tuple[LineFilter, ...] | None = None
+    none_of: tuple[LineFilter, ...] | None = None
 
     def to_sql(self) -> str | None:
         """The filter as a Lance expression with every value quoted, or None for no filter. Raises UsageError."""
@@ -55,6 +56,8 @@ class LineFilter:
             yield is_one_of("ext", [ext.removeprefix(".").lower() for ext in self.exts])
         if self.any_of is not None:
             yield _any([where.to_sql() or "true" for where in self.any_of])
+        if self.none_of:
+            yield f"NOT ({_any([where.to_sql() or 'true' for where in self.none_of])})"
         yield from filter(None, (where.to_sql() for where in self.all_of or ()))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +28,7 @@ from driftline.storage.lance.table import is_one_of
 from driftline.storage.lance.vector_index import EXACT_SEARCH_ROWS, VECTOR, VECTOR_METRIC, through_index
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import TEXT
-from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, parts_of_name
+from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
 from driftline.storage.lines.table import LINES_PER_BLOCK, TEXT_COLUMN, LineTable, no_lines, schema
 
 if TYPE_CHECKING:
@@ -340,20 +340,46 @@ class LineQuery:
     def _rows_defining(self, name: str, limit: int) -> list[int]:
         """The row ids of the blocks of the best definitions of one name."""
         parts = parts_of_name(name)
+        found: list[tuple[bool, int, int]] = []
+        for row, definition in self._named(name):
+            own = parts_of_name(definition.name)
+            found.append((own[-len(parts) :] != parts, len(own), row))
+        return [row for *_, row in sorted(found)[:limit]]
+
+    def _named(self, name: str) -> Iterator[tuple[int, Definition]]:
+        """Each definition of ``name``, whatever its case, with the row id of the block that holds its name."""
+        parts = parts_of_name(name)
         if not parts or OUTLINE_COLUMN not in self.dataset.schema.names:
-            return []
+            return
         outlines = self._outlines
         named = re.compile(rf"^(?!key\t)\w+\t(\d+)\t.*?(?<!\w){re.escape(parts[-1])}$", re.IGNORECASE | re.MULTILINE)
         rows = outlines.filter(pc.match_substring(outlines["lower"], parts[-1].lower()))
-        found: list[tuple[bool, int, int]] = []
         columns = (rows[each].to_pylist() for each in (OUTLINE_COLUMN, "_rowid", "line_number"))
         for outline, row, first in zip(*columns, strict=True):
             for match in named.finditer(outline):
                 definition = decode(match[0])[0]
                 if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.is_named(name):
-                    own = parts_of_name(definition.name)
-                    found.append((own[-len(parts) :] != parts, len(own), row))
-        return [row for *_, row in sorted(found)[:limit]]
+                    yield row, definition
+
+    def definitions(self, name: str) -> list[tuple[str, str, str, Definition]]:
+        """All definitions of ``name`` in documents that the filter allows: entity, path, hash and definition of each.
+
+        Case counts if ``name`` has a capital.
+        """
+        parts = parts_of_name(name)
+        exactly = name.lower() != name
+        found = [
+            (row, each)
+            for row, each in self._named(name)
+            if not exactly or parts_of_name(each.name)[-len(parts) :] == parts
+        ]
+        if not found:
+            return []
+        where = f"_rowid IN ({', '.join(str(row) for row, _ in found)})" + (f" AND ({self.sql})" if self.sql else "")
+        rows = self._read(["entity", "path", "hash", "_rowid"], where=where, with_row_id=True)
+        columns = (rows[each].to_pylist() for each in ("_rowid", "entity", "path", "hash"))
+        of_row = {row: document for row, *document in zip(*columns, strict=True)}
+        return [(*of_row[row], each) for row, each in found if row in of_row]
 
     @property
     def _outlines(self) -> pa.Table:

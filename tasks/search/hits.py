@@ -398,11 +398,11 @@ def _distinct(windows: Sequence[Window], records: SourceRecords) -> list[Window]
         return list(windows)
     owners: dict[tuple[str, ...], str] = {}
     return [
-        window for window in windows if owners.setdefault(_file_of(window, records), window.entity) == window.entity
+        window for window in windows if owners.setdefault(identity_of(window, records), window.entity) == window.entity
     ]
 
 
-def _file_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
+def identity_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
     """What identifies the file of a window, whatever source it comes from."""
     record = records.get(window.entity)
     if record is None:
@@ -430,7 +430,9 @@ class Hit:
     become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
     what was read anyway. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind``
     what it is (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` are its lines as they were
-    indexed, comments above it included; None outside of any, and where definitions are not indexed.
+    indexed, comments above it included; None outside of any, and where definitions are not indexed. ``matches`` are the
+    places in the best line that match the patterns of an exact search: the columns of the first character and behind
+    the last one, 1-based.
     """
 
     path: str
@@ -454,10 +456,11 @@ class Hit:
     symbol_end: int | None = None
     label: Label | None = None
     copies: tuple[str, ...] = ()
+    matches: tuple[tuple[int, int], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As ``search --json`` prints it; ``dataclasses.asdict`` takes ten times as long."""
-        listed = {"context": list(self.context), "copies": list(self.copies)}
+        listed = {"context": list(self.context), "copies": list(self.copies), "matches": [*map(list, self.matches)]}
         return {name: getattr(self, name) for name in self.__slots__} | listed
 
 
@@ -477,7 +480,7 @@ def hits(
     function does not reach into the next one.
     """
     add_definitions(tables, windows)
-    read = _read(workspace, windows, records, context=n_lines > 0)
+    read = read_documents(workspace, windows, records, context=n_lines > 0)
     unchanged_text = cache(_unchanged_text)  # several windows may be of one document
     documents = [read.get((window.entity, window.path)) for window in windows]
     texts = [unchanged_text(document, window.hash) for document, window in zip(documents, windows, strict=True)]
@@ -501,7 +504,7 @@ def hits(
         score = min(score, window.score if likely is None else likely)  # windows after the reranked ones score apart
         yield Hit(
             path=window.path,
-            file=_file(records, window),
+            file=file_of(records, window),
             source=window.entity,
             line=window.best + 1,
             start_line=start + 1,
@@ -557,7 +560,7 @@ def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[i
     return start, end
 
 
-def _file(records: SourceRecords, window: Window) -> str | None:
+def file_of(records: SourceRecords, window: Window) -> str | None:
     record = records.get(window.entity)
     if record is None:
         return None
@@ -569,7 +572,7 @@ def _unchanged_text(document: Read | None, indexed_hash: str) -> str | None:
     return decode(document)[0] if isinstance(document, bytes) and is_unchanged(document, indexed_hash) else None
 
 
-def _read(
+def read_documents(
     workspace: Workspace, windows: Sequence[Window], records: SourceRecords, *, context: bool
 ) -> dict[tuple[str, str], Read]:
     """What reading the documents of ``windows`` comes to, by ``(entity, path)``: remote ones only for their context.

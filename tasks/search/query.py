@@ -73,6 +73,27 @@ Mode = Literal["hybrid", "vector", "text"]
 
 
 @dataclass(frozen=True, slots=True)
+class ExactCounts:
+    """How many ``lines`` of how many ``documents`` an exact search has found: all, if it is ``complete``.
+
+    Otherwise ``reason`` says why not: the ``limit`` of results, or the ``time``.
+    """
+
+    lines: int
+    documents: int
+    reason: Literal["limit", "time"] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are no more."""
+        return self.reason is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``search --json`` prints it."""
+        return {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
 class SearchReport:
     """The answer to a query, best first."""
 
@@ -85,11 +106,14 @@ class SearchReport:
     """Where there are no results: the nearest line that the filters allow, whatever its distance."""
     unmatched: tuple[str, ...] = ()
     """Where there are no results: the globs that match no document."""
+    exact: ExactCounts | None = None
+    """Of an exact search: what was found of what there is."""
 
     def to_dict(self) -> dict[str, Any]:
         """As ``search --json`` prints it."""
         found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
         found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
+        found |= {"exact": self.exact.to_dict()} if self.exact else {}
         found |= {"notes": list(self.notes)} if self.notes else {}
         found |= {"unmatched": list(self.unmatched)} if self.unmatched else {}
         return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
@@ -219,7 +243,7 @@ def _why_nothing(
 
 
 def _matches(workspace: Workspace, where: LineFilter) -> bool:
-    places = (place for tenant in workspace.tenants() for place in _places(workspace, tenant, where))
+    places = (place for tenant in workspace.tenants() for place in table_places(workspace, tenant, where))
     tables = ((workspace.lines(entity), narrowed) for entity, narrowed in places)
     return any(LineQuery(table, narrowed).matches for table, narrowed in tables if table.exists())
 
@@ -294,7 +318,7 @@ def _open(
 
         def opened(tenant: Entity) -> list[LineQuery]:
             queries: list[LineQuery] = []
-            for place, narrowed in _places(workspace, tenant, where):
+            for place, narrowed in table_places(workspace, tenant, where):
                 query = LineQuery(workspace.lines(place), narrowed, *filtering)
                 try:
                     query.open(words=mode != "vector", meaning=mode != "text")
@@ -316,7 +340,7 @@ def _open(
         return queries, loading.result()
 
 
-def _places(
+def table_places(
     workspace: Workspace, tenant: Entity, where: LineFilter | None
 ) -> Iterator[tuple[Entity, LineFilter | None]]:
     """The tables to search of a tenant, as ``Workspace.lines`` names them, each with the filter of its search.
