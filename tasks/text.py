@@ -207,7 +207,8 @@ def split_documents(texts: Sequence[str], *, every_document: bool = False) -> Sp
     """The lines of ``texts`` that hold a letter or digit (Unicode categories L and N), numbered as in editors.
 
     ``\\n``, ``\\r\\n`` and ``\\r`` end a line; other separators of ``str.splitlines`` do not. A line is one row, or
-    several as ``rows_of_line`` says. With ``every_document``, one whose lines hold none has its first line. Raises ArrowInvalid if all texts together have 2 GiB or more of UTF-8.
+    several as ``rows_of_line`` says. With ``every_document``, a text whose lines hold none has its first line. Raises
+    ArrowInvalid if all texts together have 2 GiB or more of UTF-8.
     """
     documents = pa.array([_unix_line_ends(text) for text in texts], pa.string())
     offsets = np.frombuffer(documents.buffers()[1], np.int32)[: len(documents) + 1]

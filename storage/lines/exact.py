@@ -91,7 +91,10 @@ def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
 def _hashes(data: bytes) -> NDArray[np.uint32]:
     """A number below ``_MAX_GRAM_BITS`` for each trigram of folded text."""
     codes = np.frombuffer(data, np.uint8).astype(np.uint32)
-    return ((codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH) >> _SHIFT
+    hashes: NDArray[np.uint32] = np.right_shift(
+        (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH, _SHIFT, dtype=np.uint32
+    )
+    return hashes
 
 
 def grams(data: bytes) -> bytes:
@@ -101,7 +104,7 @@ def grams(data: bytes) -> bytes:
         bits[_hashes(folded(data))] = True
     size = max(_MIN_GRAM_BITS, 1 << (_BITS_PER_GRAM * int(np.count_nonzero(bits)) - 1).bit_length())
     if size < _MAX_GRAM_BITS:
-        bits = bits.reshape(-1, size).any(axis=0)
+        bits = np.asarray(bits.reshape(-1, size).any(axis=0))
     return np.packbits(bits, bitorder="little").tobytes()
 
 
@@ -136,7 +139,7 @@ class Packs:
             size = 8 * filters.shape[1]
             left = np.ones(len(places), np.bool_)
             for clause in required:
-                left &= np.logical_or.reduce([_hold(filters, size, literal) for literal in clause])
+                left &= np.stack([_hold(filters, size, literal) for literal in clause]).any(axis=0)
             possible[places] = left
         return possible
 
@@ -155,7 +158,10 @@ _PACKS_AT_ONCE = Lock()
 
 
 def packs_of(query: LineQuery) -> Packs:
-    """The packs of the version that ``query`` reads, whatever its filter. Raises NotIndexed, StorageError, CorruptFile."""
+    """The packs of the version that ``query`` reads, whatever its filter.
+
+    Raises NotIndexed, StorageError, CorruptFile.
+    """
     with _PACKS_AT_ONCE:
         known = _PACKS.get(query.exact_version)
     if known is None:

@@ -57,9 +57,7 @@ class Pattern:
     """Whether it tells the beginning of a line from that of a text, so that packs cannot be tested whole."""
 
     @classmethod
-    def of(
-        cls, text: str, *, literal: bool = False, ignore_case: bool | None = None, words: bool = False
-    ) -> Self:
+    def of(cls, text: str, *, literal: bool = False, ignore_case: bool | None = None, words: bool = False) -> Self:
         """A regular expression, or ``literal`` text. Without ``ignore_case``, case counts if ``text`` has a capital.
 
         Raises UsageError, which names the place in the pattern.
@@ -108,7 +106,7 @@ class Pattern:
         marks = next((pair for pair in _MARKS if not any(pair[0] in each or pair[1] in each for each in texts)), None)
         if marks is None:  # each line has some, but hardly all of them
             return [self._spans(pa.array([text.translate(_UNMARKED)]))[0] for text in texts]
-        begin, end = marks
+        begin, end = marks[0], marks[1]
         found: list[list[tuple[int, int]]] = []
         for marked in pc.replace_substring_regex(lines, self._of_line, f"{begin}\\0{end}").to_pylist():
             at, of_line = 0, list[tuple[int, int]]()
@@ -180,7 +178,7 @@ def _unquoted(match: re.Match[str]) -> str:
 
 
 def folded(data: bytes) -> bytes:
-    """UTF-8 as grams have it: ASCII in lower case, and the two other characters that ignoring case makes equal to it."""
+    """UTF-8 as grams have it: ASCII in lower case, with the two characters that ignoring case makes equal to it."""
     data = data.lower()
     return data if data.isascii() else data.replace(b"\xc5\xbf", b"s").replace(b"\xe2\x84\xaa", b"k")
 

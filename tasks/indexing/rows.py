@@ -44,8 +44,8 @@ def line_rows(
     """Rows as a table of ``storage.lines.table.schema``; arrays have one length, ``vectors`` is ``(n, dim) float16``.
 
     ``doc_index`` points into ``documents``, as ``definitions`` does, which are None if nobody looked for them;
-    documents and the rows of each are in order. ``column_number`` is 0 by default. ``texts`` are those of the documents,
-    by default nothing but these lines. A zero vector, which has no
+    documents and the rows of each are in order. ``column_number`` is 0 by default. ``texts`` are those of the
+    documents, by default nothing but these lines. A zero vector, which has no
     direction, becomes null, so that no search returns it.
     """
     dim = vectors.shape[1]

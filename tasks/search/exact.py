@@ -157,7 +157,7 @@ class ExactFinder:
             rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(query, packs))))
             columns = (rows[name].to_pylist() for name in ("path", "entity", "hash"))
             of_packs = [*zip(*columns, strict=True)]
-            places = {document: Place(*document, table) for document in {*of_packs}}
+            places = {each: Place(each[0], each[1], each[2], table) for each in {*of_packs}}
             others = (rows[name].to_pylist() for name in ("_rowid", "line"))
             found += zip(map(places.__getitem__, of_packs), *others, strict=True)
         keys = {place: (self.order(*place.document), place.path, place.entity) for place, _, _ in found}
@@ -167,7 +167,7 @@ class ExactFinder:
     def _may_match(self, query: LineQuery, packs: Packs) -> NDArray[np.bool_]:
         """Which packs may match a pattern, of documents that may match each of them."""
         of_patterns = [packs.may_hold(pattern.required) for pattern in self.patterns]
-        left = np.logical_or.reduce(of_patterns)
+        left = np.asarray(np.stack(of_patterns).any(axis=0))
         if left.any():
             left &= allowed(query, packs)
         if self.documents is not None:
@@ -194,7 +194,7 @@ class ExactFinder:
             numbers = np.flatnonzero(inside.any(axis=0))
             if len(numbers):
                 place, _, first = batch[row]
-                yield place, first + numbers, inside.any(axis=1)
+                yield place, np.asarray(first + numbers, np.int64), np.asarray(inside.any(axis=1))
 
     def _texts(self, batch: Sequence[_Wanted]) -> pa.StringArray:
         tables = sorted({place.table for place, _, _ in batch})
@@ -228,8 +228,8 @@ def search_exactly(
     """The first ``limit`` matching lines of the documents that hold all ``terms``, by importance, path and line.
 
     Every line of every indexed document is searched, whether it holds a word or not. With ``files`` only the first
-    line of each document is a result; with ``count`` none is, and all are counted. ``words`` rank the lines, as a search
-    with the options ``ranking`` does; those that it does not find come last, in order. ``query`` is told back.
+    line of each document is a result; with ``count`` none is, and all are counted. ``words`` rank the lines, as a
+    search with the options ``ranking`` does; those that it does not find come last, in order. ``query`` is told back.
 
     Raises UsageError, NotIndexed, StorageError, CorruptFile, and with ``words`` what ``search`` raises.
     """
@@ -335,7 +335,10 @@ class ExactSearch:
         for place in places:
             if not self.tests and is_test(place.path):
                 continue
-            if not several or owners.setdefault(identity_of(_window(place), self.records), place.entity) == place.entity:
+            if (
+                not several
+                or owners.setdefault(identity_of(_window(place), self.records), place.entity) == place.entity
+            ):
                 yield place
 
     def first(self, limit: int | None, *, files: bool = False) -> tuple[list[Line], ExactCounts]:
@@ -344,18 +347,26 @@ class ExactSearch:
         lines = documents = 0
         reason: Literal["limit", "time"] | None = None
         for place, numbers in self.lines():
-            if limit is not None and len(kept) + (1 if files else len(numbers)) > limit:
-                numbers, reason = numbers[: limit - len(kept)], "limit"
-            if numbers:
-                documents += 1
+            documents += 1
+            if limit is None:
                 lines += len(numbers)
-                kept += [(place, number) for number in (numbers[:1] if files else numbers)] if limit is not None else []
-            if reason:
+                continue
+            taken = numbers[:1] if files else numbers
+            room = limit - len(kept)
+            lines += len(numbers) if files else min(len(numbers), room)
+            kept += [(place, number) for number in taken[:room]]
+            if len(taken) > room:
+                reason, documents = "limit", documents - (not room)
                 break
         return kept, ExactCounts(lines, documents, reason or ("time" if self.cut else None))
 
     def ranked(
-        self, query: str, where: LineFilter | SearchFilter | None, limit: int, n_lines: int, ask: Callable[..., SearchReport]
+        self,
+        query: str,
+        where: LineFilter | SearchFilter | None,
+        limit: int,
+        n_lines: int,
+        ask: Callable[..., SearchReport],
     ) -> SearchReport:
         """Those windows that ``ask`` finds by words which hold a matching line, and then the other matching lines."""
         lines, counts = self.first(MAX_RANKED)
@@ -429,9 +440,8 @@ class ExactSearch:
         patterns = [*self.patterns, *map(use_of, self.terms.definitions)]
         array = pa.array(lines, pa.string())
         of_patterns = [pattern.spans(array) for pattern in patterns] if len(lines) else []
-        return [sorted({span for found in of_line for span in found}) for of_line in zip(*of_patterns, strict=True)] or [
-            [] for _ in lines
-        ]
+        by_line = zip(*of_patterns, strict=True) if of_patterns else ([] for _ in lines)
+        return [sorted({span for found in of_line for span in found}) for of_line in by_line]
 
 
 def use_of(name: str) -> Pattern:
@@ -490,7 +500,8 @@ def _contexts(
         rows = sorted({packs[p][1][at] for (p, _), span in needed.items() if p.table == table for at in span})
         for start in range(0, len(rows), _MOST_PACKS):
             part = rows[start : start + _MOST_PACKS]
-            texts_of |= {(table, row): text for row, text in zip(part, texts(tables[table], part).to_pylist(), strict=True)}
+            read = texts(tables[table], part).to_pylist()
+            texts_of |= {(table, row): text for row, text in zip(part, read, strict=True)}
     split: dict[tuple[int, int], list[str]] = {}
     for place, number in lines:
         first_lines, rows = packs[place]

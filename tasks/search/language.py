@@ -1,6 +1,7 @@
 """The query language of every interface: exact terms, filters, and the words that rank (guide "Exact search").
 
-    "exact phrase" /regex/ def:Name uses:Name sym:Name lang:go file:src/**/*.ts -file:test repo:web branch:x case:yes words
+    "exact phrase" /regex/ def:Name uses:Name sym:Name lang:go
+    file:src/**/*.ts -file:test repo:web branch:x case:yes words
 
 What is none of these is a word, such as ``std::vector``, ``https://a.b/c`` and ``/usr/bin``.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -54,7 +55,7 @@ class Question:
 
     text: str
     words: str = ""
-    terms: ExactTerms = ExactTerms()
+    terms: ExactTerms = field(default_factory=ExactTerms)
     files: tuple[str, ...] = ()
     not_files: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
@@ -97,15 +98,22 @@ def ask(
     names is left to the caller, who opens the workspace. Raises what both raise.
     """
     narrowed = question.where(workspace, where)
-    limits = {name: value for name, value in (("top_k", top_k), ("n_lines", n_lines)) if value is not None}
+    limits: dict[str, Any] = {
+        name: value for name, value in (("top_k", top_k), ("n_lines", n_lines)) if value is not None
+    }
     if not question.terms:
         if count or files:
             raise UsageError("Only exact matches can be counted", question.text, "Give an exact text or a pattern.")
         if not question.words and question.text.strip():
             raise UsageError("The query names only where to search", question.text[:200], "Add what to search for.")
         return search(workspace, question.words, where=narrowed, tests=tests, **limits, **ranking)
-    exactly: dict[str, Any] = {"words": question.words, "where": narrowed, "tests": tests, "count": count, "files": files}
-    exactly |= {"limit": DEFAULT_LIMIT if top_k is None else top_k, "n_lines": n_lines or 0}
+    exactly: dict[str, Any] = {"words": question.words, "where": narrowed, "tests": tests}
+    exactly |= {
+        "count": count,
+        "files": files,
+        "limit": DEFAULT_LIMIT if top_k is None else top_k,
+        "n_lines": n_lines or 0,
+    }
     return search_exactly(workspace, question.terms, question.text, **exactly, **ranking)
 
 
@@ -132,7 +140,8 @@ def parse(
         raise UsageError("The query is not UTF-8", repr(text)[:100], "Check the encoding of the terminal.")
     question = _Parser(text, ignore_case=ignore_case, whole_words=whole_words).parse()
     given = [(each, True) for each in fixed] + [(each, False) for each in regex]
-    more = tuple(Pattern.of(each, literal=literal, ignore_case=ignore_case, words=whole_words) for each, literal in given)
+    options: dict[str, Any] = {"ignore_case": ignore_case, "words": whole_words}
+    more = tuple(Pattern.of(each, literal=literal, **options) for each, literal in given)
     return replace(question, terms=replace(question.terms, patterns=(*question.terms.patterns, *more)))
 
 
@@ -212,7 +221,8 @@ class _Parser:
         if value.startswith('"'):
             value = _ESCAPED.sub(r"\1", value[1:-1])
         if not value.strip():
-            self._fail(start, f"The field {name}: is empty", f"{FIELDS[name]} Write it behind the colon without a blank.")
+            fix = f"{FIELDS[name]} Write it behind the colon without a blank."
+            self._fail(start, f"The field {name}: is empty", fix)
         if found["not"] and name not in _NEGATED:
             self._fail(start, f"The field {name}: cannot be excluded", "Only -file:, -lang: and -repo: exclude.")
         if name == "case" and value not in _CASES:
