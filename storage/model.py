@@ -44,6 +44,12 @@ class SkipReason(enum.StrEnum):
     WORK_TREE = "another work tree of the same repository"
     OUTSIDE = "link leads outside the source or in a circle"
     UNSTABLE = "changed while it was read"
+    ENCRYPTED = "encrypted"
+    DAMAGED = "damaged document"
+    NO_TEXT = "document without text"
+    BOMB = "document that unpacks to too much"
+    NEEDS_EXTRA = "needs driftline[documents]"
+    SLOW = "document that takes too long to read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,7 @@ class ManifestRow:
     the hex blake2b-128 of the bytes; ``lines`` counts rows of ``line_embeddings``; ``reason`` is set for a file that is
     not indexed; ``racy`` means that the file may have changed in the same clock tick in which it was read, so the next
     run compares its content; ``ctime_ns`` and ``inode`` are 0 where unknown, and not compared then.
+    ``extractor`` names what made text of the file, with its version, and is "" of text files (tasks/extraction).
     """
 
     path: str
@@ -67,6 +74,7 @@ class ManifestRow:
     racy: bool = False
     ctime_ns: int = 0
     inode: int = 0
+    extractor: str = ""
 
 
 @dataclass(frozen=True, slots=True)

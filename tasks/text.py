@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,11 +24,7 @@ MAX_TEXT_BYTES = 2**29
 """Larger files are not indexed. As UTF-8 a legacy encoding takes at most three times its size, and the offsets of an
 Arrow array end at 2 GiB."""
 
-MAX_UNPACKED_BYTES = 16 * 2**20
-"""Compressed files of more text are not indexed."""
-
 _BINARY_WINDOW = 8 * 1024
-_GZIP = b"\x1f\x8b\x08"
 _SAMPLE_BYTES = 64 * 1024
 _MAX_CONTROL_FRACTION = 0.02
 _BEFORE_BYTES = 4 * 1024
@@ -62,39 +57,16 @@ _ODD_ASCII = bytes(byte for byte in range(32) if byte not in b"\t\n\f\r\b\x1b") 
 _ODD_CHARACTERS = dict.fromkeys((*_ODD_ASCII, *range(0x80, 0xA0)))
 
 
-def decode(data: bytes, *, unpack: bool = True) -> tuple[str, SkipReason | None]:
+def decode(data: bytes) -> tuple[str, SkipReason | None]:
     """Decode a file: ``(text, None)``, or ``("", reason)`` if it has no text. Lines of the text end with ``\\n``.
 
     A byte order mark selects UTF-16 or UTF-32, as the bytes themselves do where NUL bytes make sense in no other way.
     Otherwise the encoding is UTF-8, even where some bytes are damaged, or a legacy encoding. The few bytes that it
     cannot decode become U+FFFD. Any other NUL byte in the first 8 KiB, or many control characters, mean BINARY. The
-    text never begins with a byte order mark and can always be encoded as UTF-8. With ``unpack``, what gzip has
-    compressed is decompressed, as objects of a bucket are stored with ``Content-Encoding: gzip``.
+    text never begins with a byte order mark and can always be encoded as UTF-8.
     """
-    if unpack and data.startswith(_GZIP):
-        unpacked = _unpacked(data)
-        return ("", unpacked) if isinstance(unpacked, SkipReason) else decode(unpacked, unpack=False)
     text, reason = _decode(data)
     return _unix_line_ends(text), reason
-
-
-def _unpacked(data: bytes) -> bytes | SkipReason:
-    """The content of a gzip file; BINARY if it is none, or of no text; TOO_LARGE above MAX_UNPACKED_BYTES."""
-    parts: list[bytes] = []
-    size = 0
-    try:
-        while data:  # a file may have several members
-            member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-            parts.append(member.decompress(data, MAX_UNPACKED_BYTES + 1 - size))
-            size += len(parts[-1])
-            if size > MAX_UNPACKED_BYTES:
-                return SkipReason.TOO_LARGE
-            if not member.eof:
-                return SkipReason.BINARY  # it was cut off
-            data = member.unused_data.lstrip(b"\0")
-    except zlib.error:
-        return SkipReason.BINARY
-    return b"".join(parts)
 
 
 def _decode(data: bytes) -> tuple[str, SkipReason | None]:

@@ -32,6 +32,11 @@ LIMITS = (
     ("driftline.flows.web.guard", "ANSWER_SECONDS"),
 )
 """The product's limits of waiting, which a busy machine would reach; a test of one of them sets it itself."""
+CI_MARKERS = (
+    *("CI", "GITHUB_ACTIONS", "GITLAB_CI", "JENKINS_URL", "BUILDKITE", "CIRCLECI", "TF_BUILD"),
+    "BITBUCKET_BUILD_NUMBER",
+)
+"""Variables by which ``driftline ci`` detects a CI system; the one that runs the tests builds none of their trees."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +45,13 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in LIMITS:
         if module in sys.modules:
             monkeypatch.setattr(sys.modules[module], name, PATIENCE_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def _outside_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the variables of the CI system that runs the tests."""
+    for name in CI_MARKERS:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Annotated, Literal
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, WorkspaceOption, app
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import warn
-from driftline.storage.errors import MissingExtra
+from driftline.storage.errors import DriftlineError, MissingExtra
+
+if TYPE_CHECKING:
+    from driftline.flows.web.search_processes import SearchProcesses
+    from driftline.storage.workspace.workspace import Workspace
 
 
 @app.command()
@@ -30,11 +37,14 @@ def mcp(
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
     from driftline.flows.config.search_settings import search_arguments
     from driftline.flows.config.toml_file import options_for
+    from driftline.flows.memory_stores import search_memory
     from driftline.flows.runs.pull import newest_of
+    from driftline.flows.web.search_processes import SEARCHES_BESIDE_EACH_OTHER, SearchProcesses
     from driftline.storage.workspace.workspace import Workspace
 
     try:
-        from driftline.flows.mcp_server.server import serve_http, serve_stdio
+        from driftline.flows.mcp_server.server import serve_http, serve_stdio, server_of
+        from driftline.flows.mcp_server.tools import LineTools, MemoryTools
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("mcp"):
             raise
@@ -45,12 +55,29 @@ def mcp(
     opened = Workspace.open(target, options, reach)
     settings = memory_of(target)
     boundary = None if within is None else boundary_of(settings, within)
-    memory = find_memory(settings, opened, boundary)
+    has_memory = find_memory(settings, opened, boundary) is not None
     caching = search_arguments({"cache": cache, "cache_bytes": None})
     follow = newest_of(opened, cache=caching["cache"], max_bytes=caching["cache_bytes"], warn=warn)
-    with follow as newest, suppress(KeyboardInterrupt):  # the usual way to stop it
+    # One client asks, so one process reads: a damaged file of a table ends that one, and not the server.
+    reads = SearchProcesses(1, SEARCHES_BESIDE_EACH_OTHER)
+    with follow as newest, closing(reads), suppress(KeyboardInterrupt):  # the usual way to stop it
+        _warm_beside(reads, newest)
+        memory = MemoryTools(partial(reads.run, search_memory, opened, settings, boundary)) if has_memory else None
+        server = server_of(LineTools(newest, lambda: boundary, reads.run), memory)
         if transport == "stdio":
-            serve_stdio(opened, memory, boundary, newest)
+            serve_stdio(server)
         else:
-            serve_http(opened, host, port, lambda url: warn(f"serving {url}"), memory, boundary, newest)
+            serve_http(server, host, port, lambda url: warn(f"serving {url}"))
     return DONE
+
+
+def _warm_beside(reads: SearchProcesses, newest: Callable[[], Workspace]) -> None:
+    """Start the process that reads, and load what a search needs, without waiting for it."""
+
+    def load() -> None:
+        from driftline.tasks.search.query import warm
+
+        with suppress(DriftlineError):  # calls tell it, too
+            reads.run(warm, newest())
+
+    threading.Thread(target=load, daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from functools import cache as once
 from importlib.util import find_spec
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated
@@ -18,13 +19,13 @@ from driftline.flows.output.plain import warn
 from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
+    from driftline.flows.memory_stores import Memory
     from driftline.flows.web.authentication import Authentication, TrustedProxy
     from driftline.flows.web.guard import RateLimit
-    from driftline.flows.web.requests import MemoryStores, Reader
+    from driftline.flows.web.requests import Reader
     from driftline.flows.web.search_processes import SearchProcesses
     from driftline.flows.web.tools import Tools
     from driftline.storage.entities import Entity
-    from driftline.storage.memory.store import MemoryStore
     from driftline.storage.workspace.workspace import Workspace
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -111,10 +112,9 @@ def web(
     searches: list[SearchProcesses] = []
     with (
         _newest(opened, cache, searches) as newest,
-        closing(_memory(target, opened)) as memory,
         closing(_searching(newest().objects.is_local, processes)) as searching,
     ):
-        reader = Reader(newest, memory, searching.run)
+        reader = Reader(newest, _memory(target, opened), searching.run)
         server = web_server(reader, host, port, exposure, _tools(reader))
         searching.start(newest())
         searches.append(searching)
@@ -189,15 +189,17 @@ def _newest(
     return newest_of(workspace, cache=found["cache"], max_bytes=found["cache_bytes"], warn=warn, prepare=prepare)
 
 
-def _memory(target: str, workspace: Workspace) -> MemoryStores:
-    from driftline.flows.web.requests import MemoryStores
+def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
+    """What tells where the memory is; a wrong setting of it is told to whoever searches it."""
 
-    def find(boundary: Entity | None) -> Callable[[], MemoryStore] | None:
-        from driftline.flows.config.memory_settings import find_memory, memory_of
+    @once
+    def find() -> Memory:
+        from driftline.flows.config.memory_settings import memory_of
+        from driftline.flows.memory_stores import Memory
 
-        return find_memory(memory_of(target), workspace, boundary)
+        return Memory(workspace, memory_of(target))
 
-    return MemoryStores(find)
+    return find
 
 
 def _tools(reader: Reader) -> Tools | None:

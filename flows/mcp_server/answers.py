@@ -27,7 +27,8 @@ MAX_ANSWER_BYTES = 64 * 1024
 
 class LinesFound(BaseModel):
     """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line,
-    ``column`` is where that matches, and ``symbol`` is the definition around it. Results are sorted by ``score``."""
+    ``column`` is where that matches, ``symbol`` is the definition around it, and ``anchor`` the place in a document:
+    a page, a cell. Results are sorted by ``score``."""
 
     path: str
     file: str | None
@@ -48,6 +49,7 @@ class LinesFound(BaseModel):
     symbol_end: int | None = None
     label: Literal["strong", "likely", "weak"] | None = None
     copies: list[str] = []
+    anchor: str | None = None
 
 
 class SearchAnswer(BaseModel):

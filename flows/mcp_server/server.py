@@ -11,7 +11,6 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -124,11 +123,13 @@ def make_server(
 ) -> MCPServer[Any]:
     """The server of a workspace, which ``newest`` opens for each call, and of the memory store that ``memory`` opens.
 
-    With ``within`` it serves only lines at or below that entity; ``memory`` is bound by whoever opens it.
+    With ``within`` it serves only lines at or below that entity; ``memory`` is bound by whoever opens it. All reads
+    happen in this process.
     """
     lines = LineTools(newest or workspace.reread, lambda: within)
     # The store stays open: it is the only one, and closes itself when the process ends.
-    return server_of(lines, MemoryTools(lambda: nullcontext(memory())) if memory is not None else None)
+    search = (lambda *query, **options: memory().search_memory(*query, **options)) if memory is not None else None
+    return server_of(lines, MemoryTools(search) if search is not None else None)
 
 
 def server_of(lines: LineTools, memory: MemoryTools | None = None) -> MCPServer[Any]:
@@ -167,14 +168,8 @@ def _strict(tool: Tool) -> Tool:
     return tool.model_copy(update={"fn_metadata": metadata, "parameters": arguments.model_json_schema(by_alias=True)})
 
 
-def serve_stdio(
-    workspace: Workspace,
-    memory: Callable[[], MemoryStore] | None = None,
-    within: Entity | None = None,
-    newest: Callable[[], Workspace] | None = None,
-) -> None:
+def serve_stdio(server: MCPServer[Any]) -> None:
     """Serve one client over standard input and output until it closes them. An interrupt ends the process."""
-    server = make_server(workspace, memory, within, newest)
     # KeyboardInterrupt does not reach the thread in which the SDK reads, and there is nothing to finish.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -183,19 +178,11 @@ def serve_stdio(
         signal.signal(signal.SIGINT, before)
 
 
-def serve_http(
-    workspace: Workspace,
-    host: str,
-    port: int,
-    on_ready: Callable[[str], None],
-    memory: Callable[[], MemoryStore] | None = None,
-    within: Entity | None = None,
-    newest: Callable[[], Workspace] | None = None,
-) -> None:
+def serve_http(tools: MCPServer[Any], host: str, port: int, on_ready: Callable[[str], None]) -> None:
     """Serve over streamable HTTP until interrupted. Port 0 chooses a free port; ``on_ready`` receives the URL.
 
     Raises UsageError for an address that is in use, or that other machines can reach: there is no authentication.
     """
-    server = http_server(make_server(workspace, memory, within, newest), host, port)
+    server = http_server(tools, host, port)
     on_ready(server.url)
     server.run()

@@ -9,7 +9,6 @@ import functools
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import call
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -33,7 +32,8 @@ from driftline.flows.output.run_series import record_search
 from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD, Strategy
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, gave_up, is_panic
-from driftline.storage.memory.store import MemoryStore
+from driftline.storage.memory.entries import MemoryEntry
+from driftline.storage.memory.search import MemoryHits
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.filters import SearchFilter
 from driftline.tasks.search.hits import read_excerpt
@@ -178,9 +178,9 @@ class LineTools:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTools:
-    """The tool over a memory store, which ``open_store`` opens for each call."""
+    """The tool over a memory store, which ``search`` searches as ``MemoryStore.search_memory`` does."""
 
-    open_store: Callable[[], AbstractContextManager[MemoryStore]]
+    search: Callable[..., MemoryHits[MemoryEntry]]
 
     def search_memory(
         self,
@@ -202,6 +202,5 @@ class MemoryTools:
         ] = "hybrid",
     ) -> MemoryAnswer:
         """Find the entries of the memory store that answer a query, best first."""
-        with self.open_store() as store:
-            hits = store.search_memory(query, top_k, filter, entity, max_distance=max_distance, mode=mode)
+        hits = self.search(query, top_k, filter=filter, scope=entity, max_distance=max_distance, mode=mode)
         return memory_answer(query, hits, MAX_ANSWER_BYTES)

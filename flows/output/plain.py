@@ -96,6 +96,8 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
     header = _styled(f"{printable(hit['path'])}:{line}{column}", "place", styled)
     if styled and folder is not None and hit["path"] != "-":
         header = f"\x1b]8;;{Path(folder, hit['path']).as_uri()}\x1b\\{header}\x1b]8;;\x1b\\"
+    if hit.get("anchor") is not None:
+        header += part(printable(hit["anchor"]), "place")
     if hit["score"] is not None:
         header += part(" ".join([f"{hit['score']:.2f}", *([hit["label"]] if hit.get("label") else [])]), "dim")
     if hit.get("symbol") is not None:

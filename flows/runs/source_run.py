@@ -33,6 +33,7 @@ from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.context import Stopwatch
+from driftline.tasks.extraction.extractor import current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, SegmentTask, build, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only
@@ -198,7 +199,7 @@ class SourceRun:
         if not source.source.is_local or request.full or self._plan.replaces is not None:
             return None
         settings = (source.record.include, source.record.exclude, request.max_file_bytes, self._plan.model.fingerprint)
-        return WorkTreeAtCommit.look(source.source.uri, (*settings, *source.claims))
+        return WorkTreeAtCommit.look(source.source.uri, (*settings, sorted(current_marks()), *source.claims))
 
     def _narrow(self, token: int | None = None) -> None:
         """Restrict the scan to the paths of the request, or to those changed since the commit indexed last."""

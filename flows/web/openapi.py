@@ -26,6 +26,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
                 "freshness": "fresh",
                 "line_now": 1,
                 "column": 5,
+                "anchor": None,
                 "symbol": "renew",
                 "kind": "function",
                 "symbol_start": 1,
@@ -107,10 +108,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
 }
 _VARYING = frozenset(
-    {"value", "metadata", "file", "line_now", "freshness", "symbol", "kind", "symbol_start", "symbol_end"}
+    {"value", "metadata", "file", "line_now", "freshness", "symbol", "kind", "symbol_start", "symbol_end", "anchor"}
 )
 """Fields whose type in the example is not their only one."""
-_OPTIONAL = frozenset({"symbol", "kind", "symbol_start", "symbol_end", "file", "line_now", "freshness"})
+_OPTIONAL = frozenset({"symbol", "kind", "symbol_start", "symbol_end", "file", "line_now", "freshness", "anchor"})
 _PAGED = ("search", "documents")
 _PROBLEM_EXAMPLE = {
     "type": "about:blank",

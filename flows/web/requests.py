@@ -1,19 +1,14 @@
 """What requests may ask, with the limits of each parameter, and the answers as plain data.
 
 What the page of the index shows: its figures, its growth, its runs, and what was skipped and why.
-
-The memory stores of the web server: one for each boundary that asks, bound to it, a bounded number at a time.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from operator import call
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,60 +38,7 @@ from driftline.tasks.search.hits import read_excerpt
 from driftline.tasks.search.query import Mode, SearchReport, prepare, search, warm
 
 if TYPE_CHECKING:
-    from driftline.storage.memory.store import MemoryStore
-
-MAX_STORES = 16
-"""Each has connections to the catalog and threads of its own."""
-
-
-@dataclass(slots=True)
-class _Shared:
-    store: MemoryStore
-    users: int = 0
-
-
-@dataclass(slots=True)
-class MemoryStores:
-    """Opens stores by ``find``, which returns what opens the store of a boundary, or None where there is no memory."""
-
-    find: Callable[[Entity | None], Callable[[], MemoryStore] | None]
-    _open: OrderedDict[Entity | None, _Shared] = field(default_factory=OrderedDict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @contextmanager
-    def bound_to(self, boundary: Entity | None) -> Iterator[MemoryStore]:
-        """The store that sees nothing beyond ``boundary``. Raises NotIndexed where there is no memory."""
-        with self._lock:
-            shared = self._open.get(boundary) or self._add(boundary)
-            self._open.move_to_end(boundary)
-            shared.users += 1
-        try:
-            yield shared.store
-        finally:
-            with self._lock:
-                shared.users -= 1
-
-    def close(self) -> None:
-        """Close all stores."""
-        with self._lock:
-            while self._open:
-                self._open.popitem()[1].store.close()
-
-    def _add(self, boundary: Entity | None) -> _Shared:
-        opened = self.find(boundary)
-        if opened is None:
-            raise no_memory()
-        for other in [name for name, shared in self._open.items() if not shared.users]:
-            if len(self._open) < MAX_STORES:
-                break
-            self._open.pop(other).store.close()
-        return self._open.setdefault(boundary, _Shared(opened()))
-
-
-def no_memory() -> NotIndexed:
-    """What a search of memory is answered with where there is none."""
-    return NotIndexed("The workspace holds no memory", "", "Store some: driftline memory put")
-
+    from driftline.flows.memory_stores import Memory
 
 MAX_RUNS = 200
 MAX_SKIPPED_PATHS = 20
@@ -313,7 +255,8 @@ class Reader:
     """
 
     newest: Callable[[], Workspace]
-    memory: MemoryStores | None = None
+    memory: Callable[[], Memory] | None = None
+    """What tells where the memory is, once somebody asks it."""
     run: Callable[..., Any] = call
     """What runs a read of the index: in this process, or in another one (search_processes.py)."""
     _branches: TTLCache[Entity | None, tuple[str, ...]] = field(
@@ -418,12 +361,16 @@ class Reader:
     def search_memory(self, query: str, top_k: int, entity: str | None, mode: Mode) -> dict[str, Any]:
         """As ``driftline memory search --json`` prints it. Raises NotIndexed where there is no memory."""
         within = granted("memory").within
+        from driftline.flows.memory import hits_to_dict  # its libraries take half a second to load
+        from driftline.flows.memory_stores import no_memory, search_memory
+
         if self.memory is None:
             raise no_memory()
-        from driftline.flows.memory import hits_to_dict  # its libraries take half a second to load
-
-        with self.memory.bound_to(within) as store:
-            return hits_to_dict(store.search_memory(query, top_k, scope=entity, mode=mode))
+        place = self.memory()
+        options = {"scope": entity, "mode": mode}
+        return hits_to_dict(
+            self.run(search_memory, place.workspace, place.configuration, within, query, top_k, **options)
+        )
 
     def _on(self, branch: str | None, within: Entity | None) -> Workspace:
         workspace = self.newest()

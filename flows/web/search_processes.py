@@ -1,4 +1,4 @@
-"""Runs the reads of the web server in other processes: one at a time in each of them.
+"""Runs the reads of the servers, for the web and MCP, in other processes: one at a time in each of them.
 
 The threads of a Python process share one core for all that is Python, so that searches beside each other take it from
 each other. And a damaged file of a table can end the process that reads it (storage/lance/worker.py).
@@ -84,7 +84,7 @@ class SearchProcesses:
             try:
                 return helper.run(SEARCH_SECONDS, function, workspace, *args, **kwargs)
             except (ProcessDied, TimeoutError) as error:
-                log.warning("A process of the web server has died, or searched for too long: %r", error)
+                log.warning("A process of the server has died, or searched for too long: %r", error)
                 self._forget(helper)
                 if attempt == ATTEMPTS and isinstance(error, ProcessDied):
                     raise
@@ -160,7 +160,7 @@ class SearchProcesses:
                 helper.run(SEARCH_SECONDS, prepare, workspace)
             self._add(helper)
         except (OSError, DriftlineError, TimeoutError) as error:
-            log.warning("A process of the web server did not start; it goes on without: %s", error)
+            log.warning("A process of the server did not start; it goes on without: %s", error)
             if self._helpers:  # else reads wait for the next attempt
                 self._starts_after = time.monotonic() + RETRY_SECONDS
         finally:

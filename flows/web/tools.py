@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anyio.to_thread import run_sync
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,7 +18,8 @@ from driftline.flows.web.requests import Reader
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from driftline.storage.memory.store import MemoryStore
+    from driftline.storage.memory.entries import MemoryEntry
+    from driftline.storage.memory.search import MemoryHits
 
 
 @dataclass(slots=True)
@@ -69,15 +70,20 @@ def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
 
     from driftline.flows.mcp_server.server import WholePosts, server_of
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
+    from driftline.flows.memory_stores import search_memory
 
     lines = LineTools(reader.newest, lambda: granted("search").within, reader.run)
     memory = reader.memory
 
-    def open_store() -> AbstractContextManager[MemoryStore]:
+    def search(query: str, top_k: int, **options: Any) -> MemoryHits[MemoryEntry]:
         assert memory is not None
-        return memory.bound_to(granted("memory").within)
+        place, within = memory(), granted("memory").within
+        found: MemoryHits[MemoryEntry] = reader.run(
+            search_memory, place.workspace, place.configuration, within, query, top_k, **options
+        )
+        return found
 
-    server = server_of(lines, MemoryTools(open_store) if memory is not None else None)
+    server = server_of(lines, MemoryTools(search) if memory is not None else None)
     # The guard has checked host and origin already.
     unchecked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = server.streamable_http_app(transport_security=unchecked, stateless_http=True, json_response=True)

@@ -27,9 +27,11 @@ FIELDS = (
     pa.field("racy", pa.bool_()),
     pa.field("ctime_ns", pa.int64()),
     pa.field("inode", pa.int64()),
+    pa.field("extractor", pa.string()),
 )
-LATER_FIELDS = ("ctime_ns", "inode")
-"""The fields that earlier files lack; null there, which is no value of a file, so that each is read once more."""
+LATER_FIELDS = ("ctime_ns", "inode", "extractor")
+"""The fields that earlier files lack; null there. A file without numbers is read once more, and one without an
+extractor if it has the name of a document from which text is extracted now."""
 SCHEMA = pa.schema(FIELDS)
 """One row per document; ``reason`` is null for an indexed document (see ManifestRow)."""
 

@@ -1,4 +1,7 @@
-"""Outlines: the definitions that enclose or begin in each block of lines, as stored in its row (decision 0012)."""
+"""Outlines: the definitions that enclose or begin in each block of lines, as stored in its row (decision 0012).
+
+The outline of a document from which text was extracted also holds its anchors: where in the file its lines stand.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ KINDS: tuple[str, ...] = get_args(Kind)
 OF_TEXT = frozenset(("key", "section"))
 """Kinds of prose and configuration: they say where a line is, but define nothing."""
 OUTLINE_COLUMN = "outline"
+_ANCHOR = "@"
+"""What stands in place of a kind in the line of an anchor."""
 _SEPARATORS = re.compile(r"<[^<>]*>|::|->|\s*>\s*|[.\\#/:]")
 """What stands between the names of definitions, in outlines and in queries of any language."""
 
@@ -45,14 +50,36 @@ class Definition:
         return bool(wanted) and own[-len(wanted) :] == wanted
 
 
-def encode(found: Sequence[Definition]) -> str:
-    """The definitions of a block, a line each."""
-    return "\n".join([f"{each.kind}\t{each.line}\t{each.first}\t{each.last}\t{each.name}" for each in found])
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A place in a file that a viewer can open, ``cell 7`` or ``p. 12``, and the lines of extracted text from there.
+
+    Lines are 0-based and both ends are included.
+    """
+
+    name: str
+    first: int
+    last: int
+
+
+def encode(found: Sequence[Definition], anchors: Sequence[Anchor] = ()) -> str:
+    """The definitions and the anchors of a block, a line each."""
+    lines = [f"{each.kind}\t{each.line}\t{each.first}\t{each.last}\t{each.name}" for each in found]
+    lines += [f"{_ANCHOR}\t{each.first}\t{each.first}\t{each.last}\t{each.name}" for each in anchors]
+    return "\n".join(lines)
 
 
 def decode(outline: str) -> tuple[Definition, ...]:
     """The definitions of a block as ``encode`` was given them, outer ones first."""
-    return tuple(map(_definition, outline.split("\n"))) if outline else ()
+    if not outline:
+        return ()
+    return tuple([_definition(line) for line in outline.split("\n") if line[0] != _ANCHOR])
+
+
+def anchor_at(outline: str, line: int) -> str | None:
+    """The name of the anchor that holds ``line`` in the outline of its block; None in a file without anchors."""
+    anchors = (each.split("\t", 4) for each in outline.split("\n") if each.startswith(_ANCHOR))
+    return next((name for _, _, first, last, name in anchors if int(first) <= line <= int(last)), None)
 
 
 @lru_cache(65_536)  # a class stands in the outline of each of its blocks

@@ -20,10 +20,11 @@ from driftline.storage.model import DocumentState, ManifestRow, SkipReason, cont
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.worker import definitions_in_worker
 from driftline.tasks.embedding.context import Stopwatch, TaskContext
+from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_current, read_document
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
 from driftline.tasks.scanning.ignore import holds_key
-from driftline.tasks.text import MAX_TEXT_BYTES, decode, has_replaced_bytes, split_documents
+from driftline.tasks.text import MAX_TEXT_BYTES, split_documents
 
 READ_ATTEMPTS = 3
 _STATUS = ("size_bytes", "mtime_ns", "ctime_ns", "inode")
@@ -145,12 +146,13 @@ class BatchResult:
 def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     """Read the documents of ``spec``, embed those with new content, and write their lines as fragments."""
     watch = Stopwatch()
-    drafts = _Drafts(context.model.fingerprint, {} if spec.dry_run else spec.donations, unpack=not spec.source.is_local)
+    drafts = _Drafts(context.model.fingerprint, {} if spec.dry_run else spec.donations)
     for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist())):
         drafts.add(change, read, watch)
     copied = _copied(spec, context, drafts, watch) if drafts.reusable else []
     with watch.phase("split"):
-        lines = split_documents(drafts.texts, every_document=True) if drafts.texts else None
+        texts = [reading.extracted.text for reading in drafts.readings]
+        lines = split_documents(texts, every_document=True) if texts else None
     embedded = drafts.embedded
     fragments: list[str] = []
     if copied:
@@ -159,19 +161,20 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
                 pa.concat_tables(copied)
             )
     if lines is not None and not spec.dry_run:
-        documents = [(meta.path, text) for meta, text in zip(embedded, drafts.texts, strict=True)]
-        outlined = definitions_in_worker(documents, allowed=context.has_cores_to_spare)
+        parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in drafts.readings])
+        outlined = definitions_in_worker(parts, allowed=context.has_cores_to_spare)
         with watch.phase("embed"):
             vectors = context.embedder.embed(lines.text, np.float16)
         counts = np.bincount(lines.doc_index.to_numpy(), minlength=len(embedded))
         embedded = [replace(meta, lines=int(count)) for meta, count in zip(embedded, counts, strict=True)]
         if len(lines):
             with watch.phase("outline"):
-                found = outlined()
+                found = joined(outlined())
             with watch.phase("write"):
                 places = lines.doc_index, lines.line_number
-                columns = lines.column_number, drafts.texts
-                table = line_rows(spec.entity, embedded, *places, lines.text, vectors, found, *columns)
+                anchors = [reading.extracted.anchors for reading in drafts.readings]
+                written = *places, lines.text, vectors, found, lines.column_number, anchors
+                table = line_rows(spec.entity, embedded, *written, texts=texts)
                 fragments += context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(table)
     return BatchResult(
         rows=manifest.to_table([*drafts.kept, *drafts.copied, *embedded]),
@@ -196,19 +199,20 @@ def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopw
         found = dict(copy_rows(context.workspace, spec.entity, drafts.fingerprint, context.model.dim, wanted))
     for meta, data, donated in drafts.reusable:
         if meta.path in found:
-            drafts.copied.append(replace(meta, lines=donated.lines, reason=None))
+            drafts.copied.append(replace(meta, lines=donated.lines, reason=None, extractor=donated.extractor))
         else:
             with watch.phase("split"):
-                drafts.texts.append(decode(data)[0])
-            drafts.embedded.append(replace(meta, lines=0, reason=None))
+                reading = read_document(meta.path, data)
+            drafts.readings.append(reading)
+            drafts.embedded.append(replace(meta, lines=0, reason=None, extractor=reading.mark))
     return list(found.values())
 
 
 @dataclass(slots=True)
 class _Drafts:
-    """The documents of a batch: those whose rows are ``kept``, and those ``embedded`` with their ``texts``.
+    """The documents of a batch: those whose rows are ``kept``, and those ``embedded`` with their ``readings``.
 
-    Those ``reusable`` become either ``copied`` or embedded. ``unpack`` is for ``decode``.
+    Those ``reusable`` become either ``copied`` or embedded.
     """
 
     fingerprint: str
@@ -217,13 +221,12 @@ class _Drafts:
     copied: list[ManifestRow] = field(default_factory=list)
     kept: list[ManifestRow] = field(default_factory=list)
     embedded: list[ManifestRow] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
     new_hashes: list[str] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     states: dict[DocumentState, int] = field(default_factory=lambda: dict.fromkeys(DocumentState, 0))
     bytes_read: int = 0
-    unpack: bool = False
 
     def add(self, change: dict[str, Any], read: ReadFile | SkipReason, watch: Stopwatch) -> None:
         """Add a document, a row of ``diff.CHANGE_SCHEMA``, by the outcome of its read."""
@@ -236,7 +239,7 @@ class _Drafts:
         meta = ManifestRow(
             path, info.size_bytes, info.mtime_ns, info.etag, read.content_hash, self.fingerprint,
             lines=change["lines"] or 0, reason=change["reason"], racy=read.racy,
-            ctime_ns=info.ctime_ns, inode=info.inode,
+            ctime_ns=info.ctime_ns, inode=info.inode, extractor=change["extractor"] or "",
         )  # fmt: skip
         state = classify(change, read.content_hash)
         if state in (DocumentState.TOUCHED, DocumentState.UNCHANGED):
@@ -251,10 +254,11 @@ class _Drafts:
             self.reusable.append((meta, read.data, donated))
             return
         with watch.phase("split"):
-            text, reason = decode(read.data, unpack=self.unpack)
-        if reason is None and holds_key(path, text):
+            reading = read_document(path, read.data)
+        reason, meta = reading.reason, replace(meta, extractor=reading.mark)
+        if reason is None and holds_key(path, reading.extracted.text):
             reason = SkipReason.SECRET
-        elif has_replaced_bytes(read.data, text):
+        elif reading.replaced:
             log.warning("%s: bytes that are not text in the encoding of the file were replaced", path)
         if reason is not None:
             self.kept.append(replace(meta, lines=0, reason=reason))
@@ -262,15 +266,16 @@ class _Drafts:
             self.states[DocumentState.DELETED] += was_indexed
             return
         self._count(state, was_indexed, read)
-        self.texts.append(text)
+        self.readings.append(reading)
         self.embedded.append(replace(meta, lines=0, reason=None))
 
     def _donated(self, change: dict[str, Any], read: ReadFile) -> Donated | None:
         """What a donor has of this content; nothing that must be embedded again."""
         if change["must_embed"] and change["hash"] is not None:
             return None
-        same = (each for each in self.donations.get(change["path"], ()) if each.hash == read.content_hash)
-        return next(same, None)
+        path = change["path"]
+        same = (each for each in self.donations.get(path, ()) if each.hash == read.content_hash)
+        return next((each for each in same if is_current(path, each.extractor)), None)
 
     def _count(self, state: DocumentState, was_indexed: bool, read: ReadFile) -> None:
         if was_indexed:

@@ -11,6 +11,7 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.lines.exact import packs, text_of_lines
-from driftline.storage.lines.outline import Definition, encode
+from driftline.storage.lines.outline import Anchor, Definition, encode
 from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, schema
 from driftline.storage.lines.words import spelled_for_index
 from driftline.storage.model import ManifestRow
@@ -39,14 +40,15 @@ def line_rows(
     vectors: NDArray[np.float16],
     definitions: Sequence[Sequence[Definition]] | None = None,
     column_number: pa.Int32Array | None = None,
+    anchors: Sequence[Sequence[Anchor]] | None = None,
     texts: Sequence[str] | None = None,
 ) -> pa.Table:
     """Rows as a table of ``storage.lines.table.schema``; arrays have one length, ``vectors`` is ``(n, dim) float16``.
 
-    ``doc_index`` points into ``documents``, as ``definitions`` does, which are None if nobody looked for them;
-    documents and the rows of each are in order. ``column_number`` is 0 by default. ``texts`` are those of the
-    documents, by default nothing but these lines. A zero vector, which has no
-    direction, becomes null, so that no search returns it.
+    ``doc_index`` points into ``documents``, as ``definitions`` does, which are None if nobody looked for them, and
+    ``anchors``; documents and the rows of each are in order. ``column_number`` is 0 by default. ``texts`` are those of
+    the documents, by default nothing but these lines. A zero vector, which has no direction, becomes null, so that no
+    search returns it.
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
@@ -71,7 +73,7 @@ def line_rows(
         "ext": of_document([extension(path) for path in paths], pa.string()),
         "hash": of_document([document.hash for document in documents], pa.string()),
         "block": blocks(paths, numbers, text, definitions),
-        "outline": outlines(numbers, definitions),
+        "outline": outlines(numbers, definitions, anchors),
         **packs(texts, numbers.document, numbers.line, numbers.column),
     }
     return pa.table(columns, schema=schema(dim))
@@ -147,29 +149,37 @@ def blocks(
     return numbers.of_starts(named)
 
 
-def outlines(numbers: Numbers, definitions: Sequence[Sequence[Definition]] | None) -> pa.StringArray:
+def outlines(
+    numbers: Numbers,
+    definitions: Sequence[Sequence[Definition]] | None,
+    anchors: Sequence[Sequence[Anchor]] | None = None,
+) -> pa.StringArray:
     """``(n,)``: the column ``outline`` of ``storage.lines.table.schema``, null but in the first row of each block.
 
-    A block that begins within a line has only the definitions that reach beyond that line.
+    A block that begins within a line has only the definitions that reach beyond that line, and all anchors.
     """
     if definitions is None:
         return pa.nulls(len(numbers.line), pa.string())
     starts = numbers.starts
     of_blocks = [_by_block(found) for found in definitions]
+    anchored = [_by_block(found) for found in anchors or [()] * len(definitions)]
     places = (each[starts].tolist() for each in (numbers.document, numbers.line, numbers.column))
     known = []
     for document, line, column in zip(*places, strict=True):
         inside: Sequence[Definition] = of_blocks[document].get(line // LINES_PER_BLOCK, ())
         if column:
             inside = [each for each in inside if not each.first == each.last == line]
-        known.append(encode(inside))
+        known.append(encode(inside, anchored[document].get(line // LINES_PER_BLOCK, ())))
     return numbers.of_starts(pa.array(known, pa.string()))
 
 
-def _by_block(definitions: Sequence[Definition]) -> dict[int, list[Definition]]:
-    """The definitions of a document by the blocks that they lie in or hold, in their order."""
-    found: dict[int, list[Definition]] = {}
-    for each in definitions:
+_Part = TypeVar("_Part", Definition, Anchor)
+
+
+def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
+    """The definitions or anchors of a document by the blocks that they lie in or hold, in their order."""
+    found: dict[int, list[_Part]] = {}
+    for each in parts:
         for block in range(each.first // LINES_PER_BLOCK, each.last // LINES_PER_BLOCK + 1):
             found.setdefault(block, []).append(each)
     return found
@@ -215,7 +225,7 @@ log = logging.getLogger(__name__)
 
 MAX_DONORS = 20
 """Branches that a run looks at, the newest first: each costs it a few requests."""
-_COLUMNS = ["path", "hash", "lines", "fingerprint", "reason"]
+_COLUMNS = ["path", "hash", "lines", "fingerprint", "reason", "extractor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +235,7 @@ class Donated:
     hash: str
     lines: int
     branch: Branch | None
+    extractor: str = ""
 
 
 Donations = Mapping[str, tuple[Donated, ...]]
@@ -246,7 +257,7 @@ def find_donations(
     def add(branch: Branch | None, rows: pa.Table) -> None:
         is_there = pc.and_(pc.is_null(rows["reason"]), pc.equal(rows["fingerprint"], fingerprint))
         for row in rows.filter(pc.and_(is_there, pc.greater(rows["lines"], 0))).to_pylist():
-            found[row["path"]] = (*found.get(row["path"], ()), Donated(row["hash"], row["lines"], branch))
+            found[row["path"]] = (*found.get(row["path"], ()), _donated(row, branch))
 
     donors: list[BranchRecord | None] = [None, superseded] if workspace.branch_of(entity) else []
     try:
@@ -265,6 +276,10 @@ def find_donations(
     except DriftlineError as error:  # embedding does not need it
         log.warning("Nothing is copied from branches of %s: %s", entity, error)
     return found
+
+
+def _donated(row: Mapping[str, Any], branch: Branch | None) -> Donated:
+    return Donated(row["hash"], row["lines"], branch, row["extractor"] or "")
 
 
 def copy_rows(

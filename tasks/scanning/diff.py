@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.model import DocumentState
+from driftline.tasks.extraction.extractor import outdated
 
 LISTING_SCHEMA = pa.schema(
     [
@@ -29,6 +30,7 @@ _KEPT = [
     ("fingerprint", pa.string()),
     ("lines", pa.int32()),
     ("reason", pa.string()),
+    ("extractor", pa.string()),
 ]
 MANIFEST_SCHEMA = pa.schema([*LISTING_SCHEMA, *_KEPT, ("racy", pa.bool_())])
 """The columns of a manifest row; ``reason`` is null for an indexed document."""
@@ -36,8 +38,8 @@ MANIFEST_SCHEMA = pa.schema([*LISTING_SCHEMA, *_KEPT, ("racy", pa.bool_())])
 CHANGE_SCHEMA = pa.schema(
     [*MANIFEST_SCHEMA, ("metadata_differs", pa.bool_()), ("must_embed", pa.bool_())],
 )
-"""A listed file joined with its manifest row: ``hash`` to ``reason`` come from the manifest, null for a new file; the
-rest comes from the listing, so that the columns of MANIFEST_SCHEMA are the next row of a file with the same content."""
+"""A listed file joined with its manifest row: ``hash`` to ``extractor`` come from the manifest, null for a new file.
+The rest comes from the listing: the columns of MANIFEST_SCHEMA are the next row of a file with the same content."""
 
 RACY_NS = 2_000_000_000
 """The age below which a file is racy: it may change again within the same tick of its clock."""
@@ -77,9 +79,10 @@ def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int
     ctimes and inodes. Programs set an mtime at will, but not a ctime. Some network file systems number their files anew
     with each mount, so inodes decide nothing where most files differ in nothing else. A file that had an etag of git
     and has none now is dirty; git compares whole seconds, so its etag says nothing of a file whose mtime is as before,
-    but not its ctime or inode. Unknown times (0), a racy row, another fingerprint and ``full`` make a candidate; the
-    last two require embedding even if the content is the same. ``now_ns`` is the start of the listing: files that may
-    have changed since are marked as racy. It is fastest if both tables are sorted by path.
+    but not its ctime or inode. Unknown times (0), a racy row, another extractor or version of it, another fingerprint
+    and ``full`` make a candidate; the last three require embedding even if the content is the same. ``now_ns`` is the
+    start of the listing: files that may have changed since are marked as racy. It is fastest if both tables are sorted
+    by path.
     """
     listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
     manifest = manifest.combine_chunks()
@@ -111,7 +114,7 @@ def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int
     other_fingerprint = _numpy(pc.not_equal(old["fingerprint"], fingerprint))
     # A skipped file has no vectors, so its model does not matter.
     unmarked_skip = _numpy(pc.and_(pc.is_valid(old["reason"]), pc.equal(old["fingerprint"], "")))
-    must_embed = (other_fingerprint & ~unmarked_skip) | full
+    must_embed = (other_fingerprint & ~unmarked_skip) | outdated(old["path"], old["extractor"]) | full
     candidate = ~same_content | _numpy(old["racy"]) | must_embed
     retouched = ~candidate & metadata_differs
     skipped = ~candidate & _numpy(pc.is_valid(old["reason"]))

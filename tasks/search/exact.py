@@ -34,6 +34,7 @@ from driftline.tasks.search.hits import (
     SourceRecords,
     Window,
     add_definitions,
+    anchors_of,
     clipped,
     clipped_context,
     file_of,
@@ -405,6 +406,7 @@ class ExactSearch:
         windows = [_window(place, number) for place, number in lines]
         add_definitions(self.tables, windows)
         read = read_documents(self.workspace, windows, self.records, context=False)
+        anchors = anchors_of(self.tables, windows, read)
         contexts = [*_contexts(self.tables, lines, n_lines)]
         own = [context[number - start] for (_, number), (start, context) in zip(lines, contexts, strict=True)]
         spans = self._spans(own)
@@ -414,7 +416,8 @@ class ExactSearch:
         for rank, ((place, number), window, (start, context), text, matches) in enumerate(found, start=1):
             at = matches[0][0] if matches else 0
             first_row, unchanged = rows_of_line(text)[0][1] if text else "", place in as_indexed
-            judged = judge_read(first_row, number + 1, read.get(place.document), unchanged=unchanged)
+            now = read.get(place.document)
+            judged = judge_read(first_row, number + 1, now, unchanged=unchanged, path=place.path)
             yield Hit(
                 path=place.path,
                 file=file_of(self.records, window),
@@ -431,6 +434,7 @@ class ExactSearch:
                 freshness=judged.state.value if judged else None,
                 line_now=judged.line if judged else None,
                 column=at + 1,
+                anchor=anchors.get((place.entity, place.path, number)),
                 matches=tuple((begin + 1, end + 1) for begin, end in matches),
                 **symbol_of(window.definition),
             )

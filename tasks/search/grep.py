@@ -27,13 +27,14 @@ from driftline.storage.sources.source import INODE_BITS
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.embedding.context import PLAN_AFTER_LINES, ModelRef, load_embedder
+from driftline.tasks.extraction.extractor import Extracted, definitions_by_part, read_document
 from driftline.tasks.scanning.scan import below
 from driftline.tasks.scanning.selection import STDIN, files_named
 from driftline.tasks.search.filters import where_named
 from driftline.tasks.search.hits import Hit, clipped, clipped_context, match_in, merge_windows, symbol_of
 from driftline.tasks.search.query import SearchReport, nearest_note, search
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.text import decode, rows_of_line, split_documents, split_lines
+from driftline.tasks.text import rows_of_line, split_documents, split_lines
 
 _BATCH_CHARACTERS = 4 * 2**20
 """Text embedded at once: some 100,000 lines, whose vectors take 100 MB."""
@@ -41,10 +42,22 @@ _BATCH_CHARACTERS = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class NamedText:
-    """One file: its path as it was named, and its text."""
+    """One file: its path as it was named, and its text, ``extracted`` if that is known to be from a document."""
 
     path: str
     text: str
+    extracted: Extracted | None = None
+
+    @property
+    def definitions(self) -> list[Definition]:
+        """The definitions in it."""
+        texts, joined = definitions_by_part([(self.path, self.extracted or Extracted(self.text))])
+        return joined([definitions(path, text) for path, text in texts])[0]
+
+    def anchor(self, line: int) -> str | None:
+        """Where a line stands, 0-based, in a file from which text was extracted."""
+        anchors = self.extracted.anchors if self.extracted else ()
+        return next((each.name for each in anchors if each.first <= line <= each.last), None)
 
 
 def read_texts(
@@ -59,11 +72,11 @@ def read_texts(
     """
     for path in files_named(names, stdin=read_stdin is not None, on_skip=on_skip):
         data = read_stdin() if path == STDIN and read_stdin is not None else _read(path)
-        text, reason = decode(data, unpack=False)
-        if reason is None:
-            yield NamedText(path, text)
+        reading = read_document(path, data)
+        if reading.reason is None:
+            yield NamedText(path, reading.extracted.text, reading.extracted)
         else:
-            on_skip(path, reason)
+            on_skip(path, reading.reason)
 
 
 def open_embedder(model: str | None = None) -> Embedder:
@@ -180,7 +193,7 @@ def _hits(
 
     @cache
     def outline(document: int) -> list[Definition]:
-        return definitions(texts[document].path, texts[document].text)
+        return texts[document].definitions
 
     nearest = zip(*(column.tolist() for column in lines), strict=True)
     rows = (
@@ -216,6 +229,7 @@ def _hits(
             context=clipped_context(context, window.best - start, window.column + at),
             column=window.column + at + 1,
             **symbol_of(innermost(outline(document), window.best)),
+            anchor=texts[document].anchor(window.best),
         )
 
 

@@ -26,7 +26,7 @@ from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS
 from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, ObjectNotFound, UsageError
 from driftline.storage.lance.errors import without_panic
-from driftline.storage.lines.outline import Definition, innermost
+from driftline.storage.lines.outline import Definition, anchor_at, innermost
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.lines.words import telling_words
@@ -34,6 +34,7 @@ from driftline.storage.model import content_hash
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.ranking import WEIGHTS, Weights, count_words
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
@@ -231,10 +232,13 @@ def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
     return isinstance(read, bytes) and content_hash(read) == indexed_hash
 
 
-def judge_read(text: str, line: int, read: Read | None, *, unchanged: bool, column: int = 0) -> Freshness | None:
+def judge_read(
+    text: str, line: int, read: Read | None, *, unchanged: bool, column: int = 0, path: str = ""
+) -> Freshness | None:
     """As ``judge``, from what reading the document came to; None where that does not tell.
 
-    A document that is ``unchanged``, as ``is_unchanged`` says, needs no look at its lines.
+    A document that is ``unchanged``, as ``is_unchanged`` says, needs no look at its lines. Nor is text extracted again
+    from one that has changed.
     """
     if isinstance(read, ObjectNotFound):
         return Freshness(State.GONE)
@@ -242,6 +246,8 @@ def judge_read(text: str, line: int, read: Read | None, *, unchanged: bool, colu
         return None
     if unchanged:
         return Freshness(State.FRESH, line)
+    if is_extracted(path, read):
+        return None
     content, reason = decode(read)
     return Freshness(State.STALE) if reason is not None else judge(text, line, split_lines(content), column)
 
@@ -289,7 +295,7 @@ def read_excerpt(
     lines = _read_excerpt(workspace, entity, path, digest)
     first, last = max(0, line - 1 - n_lines), line - 1 + n_lines
     current = lines is not None
-    part = lines[first : last + 1] if lines is not None else _from_index(workspace, entity, path, first, last)
+    part = lines[first : last + 1] if lines else _from_index(workspace, entity, path, first, last)
     if not part:
         raise NotIndexed(f"The document has no line {line}", path, "Take line numbers from search results.")
     return Excerpt(str(entity), path, first + 1, tuple(part), current)
@@ -316,6 +322,7 @@ def _indexed_excerpt(workspace: Workspace, path: str, source: str | None, within
 
 
 def _read_excerpt(workspace: Workspace, entity: Entity, path: str, digest: str) -> list[str] | None:
+    """The lines of a document as it was indexed, none of one whose text was extracted; None if it has changed."""
     record = workspace.readable_source(entity)
     if record is None or not workspace.reach.allows(record.uri):
         return None
@@ -325,7 +332,7 @@ def _read_excerpt(workspace: Workspace, entity: Entity, path: str, digest: str) 
         return None  # the index answers for it
     if content_hash(data) != digest:
         return None
-    return split_lines(decode(data)[0])
+    return [] if is_extracted(path, data) else split_lines(decode(data)[0])
 
 
 def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
@@ -430,9 +437,10 @@ class Hit:
     become of the best line since, and ``line_now`` where it stands now; None where that takes more than a look at
     what was read anyway. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind``
     what it is (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` are its lines as they were
-    indexed, comments above it included; None outside of any, and where definitions are not indexed. ``matches`` are the
-    places in the best line that match the patterns of an exact search: the columns of the first character and behind
-    the last one, 1-based.
+    indexed, comments above it included; None outside of any, and where definitions are not indexed. ``anchor`` is where
+    the best line stands in a file from which text was extracted (``cell 7``); line numbers are those of that text.
+    ``matches`` are the places in the best line that match the patterns of an exact search: the columns of the first
+    character and behind the last one, 1-based.
     """
 
     path: str
@@ -457,6 +465,7 @@ class Hit:
     label: Label | None = None
     copies: tuple[str, ...] = ()
     matches: tuple[tuple[int, int], ...] = ()
+    anchor: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As ``search --json`` prints it; ``dataclasses.asdict`` takes ten times as long."""
@@ -483,12 +492,12 @@ def hits(
     read = read_documents(workspace, windows, records, context=n_lines > 0)
     unchanged_text = cache(_unchanged_text)  # several windows may be of one document
     documents = [read.get((window.entity, window.path)) for window in windows]
-    texts = [unchanged_text(document, window.hash) for document, window in zip(documents, windows, strict=True)]
+    texts = [unchanged_text(window.path, each, window.hash) for each, window in zip(documents, windows, strict=True)]
+    anchors = anchors_of(tables, windows, read)
     lacking = [window for window, text in zip(windows, texts, strict=True) if n_lines and text is None]
     indexed = _indexed(tables, lacking, n_lines)
     score = math.inf
     for rank, (window, document, text) in enumerate(zip(windows, documents, texts, strict=True), start=1):
-        unchanged = text is not None
         start, end = _around(window, n_lines, within_definition=within_definitions)
         if not n_lines:
             start, context = window.best, [window.text]
@@ -499,7 +508,7 @@ def hits(
             end = min(end, max((number for number in known if number <= end), default=window.last))
             context = [known.get(number, "") for number in range(start, end + 1)]
         at = match_in(window.text, query)
-        judged = judge_read(window.text, window.best + 1, document, unchanged=unchanged, column=window.column)
+        judged = _judged(window, document, unchanged=text is not None)
         likely = likelihood(window.score, window.attainable) if window.attainable else None
         score = min(score, window.score if likely is None else likely)  # windows after the reranked ones score apart
         yield Hit(
@@ -521,6 +530,7 @@ def hits(
             **symbol_of(window.definition),
             label=None if likely is None else label(score),
             copies=window.copies,
+            anchor=anchors.get((window.entity, window.path, window.best)),
         )
 
 
@@ -567,9 +577,32 @@ def file_of(records: SourceRecords, window: Window) -> str | None:
     return os.path.join(record.uri, window.path) if "://" not in record.uri else f"{record.uri}/{window.path}"
 
 
-def _unchanged_text(document: Read | None, indexed_hash: str) -> str | None:
-    """The text of a document that still has the content whose hash stands in its rows; None of any other."""
-    return decode(document)[0] if isinstance(document, bytes) and is_unchanged(document, indexed_hash) else None
+def _unchanged_text(path: str, document: Read | None, indexed_hash: str) -> str | None:
+    """The text of a document that still has the content whose hash stands in its rows; None of any other, and where
+    text was extracted."""
+    if not isinstance(document, bytes) or is_extracted(path, document) or not is_unchanged(document, indexed_hash):
+        return None
+    return decode(document)[0]
+
+
+def _judged(window: Window, document: Read | None, *, unchanged: bool) -> Freshness | None:
+    unchanged = unchanged or is_unchanged(document, window.hash)
+    line, column = window.best + 1, window.column
+    return judge_read(window.text, line, document, unchanged=unchanged, column=column, path=window.path)
+
+
+def anchors_of(
+    tables: Sequence[LineQuery], windows: Sequence[Window], read: Mapping[tuple[str, str], Read]
+) -> dict[tuple[str, str, int], str]:
+    """The anchors of the best lines of ``windows``, by entity, path and line."""
+    wanted: list[tuple[str, str, int]] = []
+    for window in windows:
+        document = read.get((window.entity, window.path))
+        if is_named_like_document(window.path) or (isinstance(document, bytes) and is_extracted(window.path, document)):
+            wanted.append((window.entity, window.path, window.best))
+    found = {place: outline for table in tables if wanted for place, outline in table.outlines(wanted).items()}
+    named = {place: anchor_at(outline, place[2]) for place, outline in found.items()}
+    return {place: name for place, name in named.items() if name is not None}
 
 
 def read_documents(

@@ -209,7 +209,7 @@ class Calibration:
 def likelihood(score: float, attainable: float) -> float:
     """How likely a hit is right, from 0 to 1, by its score and the one that is attainable; it grows with the score."""
     start, slope = LIKELIHOOD
-    return round(1 / (1 + math.exp(-max(-50.0, start + slope * score / attainable))), 2 * DIGITS)
+    return round(1 / (1 + math.exp(-max(-50.0, start + slope * score / attainable))), DIGITS)
 
 
 def label(likely: float) -> Label:

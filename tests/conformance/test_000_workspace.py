@@ -155,9 +155,9 @@ def test_indexed_lines_are_found(registry: Registry, notes: Path) -> None:
 
 @criterion("000", "AC 3", "ten results at most and three lines around each, unless told otherwise")
 def test_a_search_has_the_documented_defaults(registry: Registry, tmp_path: Path, tiny_model: Path) -> None:
-    lines = [f"line {number}\n" for number in range(40)]
+    lines = ["---\n"] * 40
     lines[20] = "parser\n"
-    plant(tmp_path / "tree", {f"{number:02}.txt": "".join(lines) for number in range(12)})
+    plant(tmp_path / "tree", {f"{number:02}.txt": "".join([*lines, f"end {number}\n"]) for number in range(12)})
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     search = registry["search.workspace_search"]
     found = ok(search({}, workspace=str(tmp_path / "ws"), query="parser"))["results"]

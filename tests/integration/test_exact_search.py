@@ -31,8 +31,8 @@ FILES: dict[str, bytes] = {
 }
 ATOMS = (
     "csrf_", "csrf_token", "foo", "line", "words", "}", "---", "-", "needle", "x=1;", r"\d+", r"\w+", "[a-z]+",
-    "[^a-z ]", ".", ".*", "^", "$", r"\bfoo\b", "K", "s", "σ", "ß", "straße", "(token|cookie)", "(?:a|b)?", "1{2}", "9{1,3}",
-    r"\(", "日", r"\.", "of words 7", "def ", r"[\w.]+", "E?", "_+", "max", "TOKEN", "request", r"\t", "7 ?}",
+    "[^a-z ]", ".", ".*", "^", "$", r"\bfoo\b", "K", "s", "σ", "ß", "straße", "(token|cookie)", "(?:a|b)?", "1{2}",
+    "9{1,3}", r"\(", "日", r"\.", "of words 7", "def ", r"[\w.]+", "E?", "_+", "max", "TOKEN", "request", r"\t", "7 ?}",
 )  # fmt: skip
 
 

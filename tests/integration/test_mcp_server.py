@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from mcp import Client, StdioServerParameters
 
@@ -296,6 +297,36 @@ def test_a_client_searches_memory_over_stdio_where_there_is_some(
     assert find_memory(load_memory_configuration(environ={}), Workspace.open(str(place / "ws"))) is None
     without = load_memory_configuration(environ={}, embedding={"enabled": False})
     assert find_memory(without, Workspace.open(str(remembered[0]))) is None
+
+
+def test_the_server_survives_the_death_of_the_process_that_reads(
+    remembered: tuple[Path, dict[str, str]], place: Path
+) -> None:
+    """As native code ends it over a damaged table."""
+    recall = ("search_memory", {"query": "parser plan", "entity": "org:acme", "top_k": 1})
+
+    def end_readers() -> int:
+        readers = [
+            child
+            for child in psutil.Process().children(recursive=True)
+            if "storage.lance.worker" in " ".join(child.cmdline())
+        ]
+        for reader in readers:
+            reader.kill()
+        return len(readers)
+
+    async def talk(workspace: Path, name: str, arguments: dict[str, Any]) -> None:
+        command = [sys.executable, "-m", "driftline", "mcp", "--workspace", str(workspace)]
+        server = StdioServerParameters(command=command[0], args=command[1:], env={**os.environ, **remembered[1]})
+        async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
+            first = await client.call_tool(name, arguments)
+            assert end_readers() == 1
+            second = await client.call_tool(name, arguments)
+        assert not second.is_error, second
+        assert first.structured_content["results"] == second.structured_content["results"] != []
+
+    asyncio.run(talk(remembered[0], *recall))
+    asyncio.run(talk(place / "ws", *FIND))
 
 
 @pytest.mark.parametrize(("host", "complaint"), [("0.0.0.0", "loopback only"), ("192.0.2.1", "loopback only")])

@@ -12,18 +12,23 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
 import driftline as dl
+from driftline.flows.config.memory_settings import load_memory_configuration
+from driftline.flows.memory_stores import search_memory
 from driftline.flows.output.logs import writes_json
 from driftline.flows.web import search_processes
 from driftline.flows.web.search_processes import SearchProcesses
+from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, StorageError, UsageError
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import search
+from driftline.tasks.embedding.embedder import WordTableEmbedder
+from driftline.tasks.search.query import SearchReport, search
 from tests.support.oracle import WORDS
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask
@@ -60,12 +65,32 @@ def searched_beside_each_other(processes: SearchProcesses, workspace: Workspace,
         until(enough_answer, "another process")
 
 
+def answers(report: SearchReport) -> list[dict[str, Any]]:
+    """The results as they are printed, with scores to which the order of summation makes no difference."""
+    return [hit.to_dict() | {"score": pytest.approx(hit.score, abs=2e-4)} for hit in report.results]
+
+
 def test_another_process_answers_as_this_one(two: SearchProcesses, workspace: Workspace) -> None:
     for query in WORDS[:5]:
-        assert two.search(workspace, query, top_k=3) == search(workspace, query, top_k=3)
+        found = [hit.to_dict() for hit in two.search(workspace, query, top_k=3).results]
+        assert found == answers(search(workspace, query, top_k=3))
     with pytest.raises(UsageError, match="top_k"):
         two.search(workspace, "x", top_k=-1)
     assert two.run(Workspace.stats, workspace, None) == workspace.stats(None)
+
+
+def test_memory_is_searched_in_another_process(two: SearchProcesses, tmp_path: Path, tiny_model: Path) -> None:
+    with dl.MemoryStore(str(tmp_path), embedder=lambda: WordTableEmbedder.open(str(tiny_model))) as memory:
+        memory.store("plan", {"text": "parser plan"}, "org:acme")
+    settings = load_memory_configuration(environ={}, embedding={"model": str(tiny_model)})
+    workspace = Workspace.open(str(tmp_path))
+    within, beyond = Entity.parse("org:acme"), Entity.parse("org:other")
+    psutil.Process(next(iter(two._helpers)).pid).kill()  # another process answers
+    (hit,) = two.run(search_memory, workspace, settings, within, "parser", 1)
+    assert (hit.record.key, hit.record.value) == ("plan", {"text": "parser plan"})
+    assert two.run(search_memory, workspace, settings, beyond, "parser", 1) == []
+    with pytest.raises(UsageError, match="top_k"):
+        two.run(search_memory, workspace, settings, None, "parser", -1)
 
 
 @pytest.mark.parametrize("killed", [1, 2])
@@ -74,7 +99,8 @@ def test_a_process_that_dies_takes_no_search_with_it(two: SearchProcesses, works
         psutil.Process(helper.pid).kill()
     with ThreadPoolExecutor(4) as pool:
         reports = list(pool.map(lambda query: two.search(workspace, query, top_k=3), WORDS[:8]))
-    assert reports == [search(workspace, query, top_k=3) for query in WORDS[:8]]
+    for report, query in zip(reports, WORDS[:8], strict=True):
+        assert [hit.to_dict() for hit in report.results] == answers(search(workspace, query, top_k=3))
     searched_beside_each_other(two, workspace, 2)
     until(lambda: two._free.qsize() == 2)
 

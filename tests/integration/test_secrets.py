@@ -36,7 +36,8 @@ def test_options_by_reference_are_used_and_never_shown(
     monkeypatch.setenv("TEAM_SECRET", s3_server.secret_key)
     monkeypatch.chdir(tmp_path)
     prefix = s3_bucket.removeprefix(f"s3://{s3_server.bucket}/")
-    s3_server.client().put_object(Bucket=s3_server.bucket, Key=f"{prefix}/docs/a.txt", Body=b"hello\n")
+    for folder in ("docs", "more"):
+        s3_server.client().put_object(Bucket=s3_server.bucket, Key=f"{prefix}/{folder}/a.txt", Body=b"hello\n")
     (tmp_path / "driftline.toml").write_text(
         f"""
 workspace = "{s3_bucket}/index"
@@ -46,8 +47,8 @@ model = "{tiny_model}"
 uri = "{s3_bucket}/docs"
 
 [[sources]]
-uri = "{s3_bucket}/nowhere"
-entity = "source:nowhere"
+uri = "{s3_bucket}/more"
+entity = "source:more"
 
 [[sources]]
 uri = "ftp://nobody@127.0.0.1:1/x"
@@ -63,10 +64,10 @@ aws_region = "us-east-1"
     assert "${TEAM_SECRET}" in driftline("trust").out
     told = [driftline("--log-json", "index", "--all", "--json"), driftline("runs"), driftline("report", "--json")]
     assert told[0].code == 3, told[0].err
-    assert [source["documents_total"] for source in told[0].json["sources"]] == [1, 0]
+    assert [source["documents_total"] for source in told[0].json["sources"]] == [1, 1]
     assert all(json.loads(line)["level"] for line in told[0].err.splitlines())
     told += [driftline("compact"), driftline("cleanup", "--delete"), driftline("verify"), driftline("status")]
-    told += [driftline("remove", "source:nowhere")]
+    told += [driftline("remove", "source:more")]
     assert [outcome.code for outcome in told[1:]] == [0] * 7
     monkeypatch.setenv("TEAM_SECRET", SECRET)
     told += [driftline("--log-json", "index", "--all"), driftline("runs", "--json"), driftline("ci", "docs")]

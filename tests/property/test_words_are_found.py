@@ -96,14 +96,14 @@ def test_keys_are_not_searchable_under_any_name_and_are_reported(tmp_path: Path,
     assert [hit.path for hit in hits] == ["i18n/en.key"]
 
 
-def test_what_a_bucket_holds_compressed_is_read_and_a_local_archive_is_not(tmp_path: Path, tiny_model: Path) -> None:
+def test_what_is_compressed_is_read_in_a_bucket_and_on_a_disk(tmp_path: Path, tiny_model: Path) -> None:
     data = gzip.compress(b"the heron lands\n" * 40)
     fsspec.filesystem("memory").pipe("/compressed/events.jsonl", data)
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "events.jsonl.gz").write_bytes(data)
-    places = [("memory://compressed", []), (str(tmp_path / "source"), [("events.jsonl.gz", "binary")])]
-    for number, (uri, skipped) in enumerate(places):
+    places = [("memory://compressed", "events.jsonl"), (str(tmp_path / "source"), "events.jsonl.gz")]
+    for number, (uri, path) in enumerate(places):
         workspace = str(tmp_path / f"ws{number}")
-        assert dl.index(uri, workspace=workspace, model=str(tiny_model)).sources[0].skipped == skipped
+        assert dl.index(uri, workspace=workspace, model=str(tiny_model)).sources[0].skipped == []
         hits = search(Workspace.open(workspace), "heron", mode="text", top_k=1).results
-        assert [hit.path for hit in hits] == ["events.jsonl"] * (not skipped)
+        assert [hit.path for hit in hits] == [path]

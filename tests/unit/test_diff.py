@@ -19,7 +19,7 @@ def listing(*rows: dict[str, Any]) -> pa.Table:
 
 def manifest(*rows: dict[str, Any]) -> pa.Table:
     status = {"size_bytes": 5, "mtime_ns": OLD, "etag": "", "ctime_ns": OLD, "inode": 7}
-    base = status | {"hash": "h", "fingerprint": "fp", "lines": 3, "racy": False}
+    base = status | {"hash": "h", "fingerprint": "fp", "lines": 3, "racy": False, "extractor": ""}
     return pa.Table.from_pylist([base | row for row in rows], schema=MANIFEST_SCHEMA)
 
 
@@ -86,7 +86,7 @@ def test_new_and_deleted_files_are_recognized_in_any_order() -> None:
     assert found.new["path"].to_pylist() == ["new"]
     assert found.new["hash"].to_pylist() == [None]
     assert found.deleted.to_pylist() == [
-        {"path": "gone", "hash": "h", "fingerprint": "fp", "lines": 3, "reason": "binary"}
+        {"path": "gone", "hash": "h", "fingerprint": "fp", "lines": 3, "reason": "binary", "extractor": ""}
     ]
     assert found.unchanged == 2
 
@@ -107,6 +107,7 @@ def test_a_retouched_row_is_the_next_manifest_row() -> None:
         "racy": True,
         "ctime_ns": OLD,
         "inode": 7,
+        "extractor": "",
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import random
 import re
@@ -16,7 +15,6 @@ from driftline.storage.model import SkipReason
 from driftline.tasks.text import (
     MAX_ROW_CHARACTERS,
     MAX_ROWS_OF_LINE,
-    MAX_UNPACKED_BYTES,
     REPLACEMENT,
     decode,
     has_replaced_bytes,
@@ -113,28 +111,6 @@ BINARIES = {
 @pytest.mark.parametrize("kind", BINARIES)
 def test_bytes_that_make_no_sense_as_wide_text_are_binary(kind: str) -> None:
     assert decode(BINARIES[kind]) == ("", SkipReason.BINARY)
-
-
-def test_what_gzip_has_compressed_is_read_if_that_is_asked_for() -> None:
-    text = RUSSIAN + "naïve\n"
-    data = gzip.compress(text.encode())
-    assert decode(data) == (text, None)
-    assert decode(data + gzip.compress(b"more")) == (text + "more", None)
-    assert decode(gzip.compress(text.encode("utf-16"))) == (text, None)
-    assert decode(data, unpack=False) == ("", SkipReason.BINARY)
-
-
-def test_decompression_is_bounded() -> None:
-    assert decode(gzip.compress(b" " * (MAX_UNPACKED_BYTES + 1))) == ("", SkipReason.TOO_LARGE)
-    assert decode(gzip.compress(b"a" * MAX_UNPACKED_BYTES))[1] is None
-
-
-@pytest.mark.parametrize("cut", [1, 4, 12, 30])
-def test_a_damaged_gzip_file_is_binary(cut: int) -> None:
-    data = gzip.compress(RUSSIAN.encode())
-    assert decode(data[:-cut]) == ("", SkipReason.BINARY)
-    assert decode(gzip.compress(data)) == ("", SkipReason.BINARY)
-    assert decode(gzip.compress(b"\0\1" * 40)) == ("", SkipReason.BINARY)
 
 
 def test_many_control_characters_mean_binary() -> None:

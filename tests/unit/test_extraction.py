@@ -1,0 +1,177 @@
+"""Text out of documents: which extractor is chosen, what it makes of a file, and what the manifest says of it."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from driftline.storage.lines.outline import Anchor
+from driftline.storage.model import SkipReason
+from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.extraction import extractor
+from driftline.tasks.extraction.extractor import (
+    Draft,
+    Part,
+    Reading,
+    Refused,
+    definitions_by_part,
+    outdated,
+    read_document,
+)
+
+RUSSIAN = "Съешь ещё этих мягких французских булок, да выпей чаю\n" * 3
+
+
+def notebook(*cells: tuple[str, str], **more: Any) -> bytes:
+    listed = [{"cell_type": kind, "source": source.splitlines(keepends=True)} for kind, source in cells]
+    return json.dumps({"nbformat": 4, "metadata": {}, "cells": listed} | more).encode()
+
+
+NOTEBOOK = notebook(
+    ("markdown", "# Herons\n\nWhere they nest."),
+    ("code", ""),
+    ("code", "def count(pond):\n    return 1\n"),
+    ("raw", "as it is"),
+)
+
+
+def anchors(reading: Reading) -> list[tuple[str, int, int]]:
+    return [(each.name, each.first, each.last) for each in reading.extracted.anchors]
+
+
+def test_a_notebook_is_its_cells_in_order_each_with_its_number_and_language() -> None:
+    reading = read_document("a.ipynb", NOTEBOOK)
+    assert reading.extracted.text == ("# Herons\n\nWhere they nest.\n\ndef count(pond):\n    return 1\n\nas it is\n")
+    assert anchors(reading) == [("cell 1", 0, 3), ("cell 3", 4, 6), ("cell 4", 7, 7)]
+    assert reading.extracted.parts == (Part("md", 0, 3), Part("py", 4, 6))
+    assert reading.mark == "notebook/1"
+
+
+def test_definitions_of_a_notebook_are_those_of_its_cells() -> None:
+    reading = read_document("a.ipynb", NOTEBOOK)
+    texts, joined = definitions_by_part([("b.py", extractor.Extracted("x = 1\n")), ("a.ipynb", reading.extracted)])
+    found = joined([definitions(path, text) for path, text in texts])
+    assert found[0] == []
+    assert [(each.kind, each.name, each.line) for each in found[1]] == [
+        ("section", "Herons", 0),
+        ("function", "count", 4),
+    ]
+
+
+def test_outputs_of_a_notebook_are_left_out() -> None:
+    cell = {"cell_type": "code", "source": ["a = 1"], "outputs": [{"output_type": "stream", "text": ["12345"]}]}
+    reading = read_document("a.ipynb", json.dumps({"nbformat": 4, "cells": [cell]}).encode())
+    assert reading.extracted.text == "a = 1\n"
+
+
+def test_an_old_notebook_is_read_too() -> None:
+    old = {"nbformat": 3, "worksheets": [{"cells": [{"cell_type": "code", "input": "a = 1"}]}]}
+    assert read_document("a.ipynb", json.dumps(old).encode()).extracted.text == "a = 1\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b'{"cells": 3}', b'{"cells": [', b'{"cells": ' + b"[" * 200_000, b'{"cells": [{"source": 1}]}', b"{}"],
+)
+def test_a_damaged_notebook_is_refused(data: bytes) -> None:
+    assert read_document("a.ipynb", data).reason is SkipReason.DAMAGED
+
+
+def test_a_notebook_without_text_is_refused() -> None:
+    assert read_document("a.ipynb", notebook(("code", "# --"))).reason is SkipReason.NO_TEXT
+
+
+def test_halves_of_surrogate_pairs_are_replaced() -> None:
+    data = b'{"nbformat": 4, "cells": [{"cell_type": "code", "source": "a\\ud800b"}]}'
+    assert read_document("a.ipynb", data).extracted.text == "a?b\n"
+
+
+def test_content_decides_before_the_name() -> None:
+    assert read_document("kernel.json", NOTEBOOK).mark == "notebook/1"
+    assert read_document("a.ipynb", b"no JSON") == Reading("a.ipynb", "-notebook/1", extractor.Extracted("no JSON"))
+    assert read_document("a.json", b'{"cells": []}').mark == ""
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_compressed_file_is_what_it_holds(suffix: str) -> None:
+    compress = COMPRESS[suffix]
+    reading = read_document(f"man/ls.1.{suffix}", compress(RUSSIAN.encode("utf-16")) + compress(b""))
+    assert (reading.path, reading.extracted.text, reading.reason) == ("man/ls.1", RUSSIAN, None)
+    assert read_document("data", compress(b"more")).extracted.text == "more"
+    inner = read_document(f"a.ipynb.{suffix}", compress(NOTEBOOK))
+    assert inner.extracted == read_document("a.ipynb", NOTEBOOK).extracted
+    assert inner.mark.endswith("+notebook/1")
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("cut", [1, 4, 12, 30])
+def test_a_compressed_file_that_is_cut_off_is_damaged(suffix: str, cut: int) -> None:
+    data = COMPRESS[suffix](RUSSIAN.encode())
+    assert read_document(f"a.{suffix}", data[:-cut]).reason is SkipReason.DAMAGED
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_what_is_compressed_twice_or_no_text_is_binary(suffix: str) -> None:
+    compress = COMPRESS[suffix]
+    assert read_document(f"a.{suffix}", compress(compress(b"text" * 99))).reason is SkipReason.BINARY
+    assert read_document(f"a.{suffix}", compress(b"\0\1" * 40)).reason is SkipReason.BINARY
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_decompression_is_bounded(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extractor, "MAX_UNPACKED_BYTES", 1_000)
+    assert read_document("a", COMPRESS[suffix](b" " * 1_001)).reason is SkipReason.BOMB
+    assert read_document("a", COMPRESS[suffix](b"a" * 1_000)).reason is None
+    two = COMPRESS[suffix](b"a" * 600) * 2
+    assert read_document("a", two).reason is SkipReason.BOMB
+
+
+def test_a_draft_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extractor, "MAX_EXTRACTED_CHARACTERS", 10)
+    draft = Draft()
+    draft.add("12345")
+    with pytest.raises(Refused):
+        draft.add("67890")
+
+
+def test_an_anchor_lasts_until_the_next_and_is_one_line_of_text() -> None:
+    draft = Draft()
+    draft.add("before")
+    draft.at("p.\t\n1")
+    draft.add("a\r\nb")
+    draft.at("p. 2")
+    draft.at("p. 3")
+    draft.add("c")
+    assert draft.done().anchors == (Anchor("p. 1", 1, 2), Anchor("p. 3", 3, 3))
+
+
+@pytest.mark.parametrize(
+    ("path", "mark", "expected"),
+    [
+        ("a.py", "", False),
+        ("a.py", None, False),
+        ("a.IPYNB", None, True),
+        ("a.ipynb", "", True),
+        ("a.ipynb", "notebook/1", False),
+        ("a.ipynb", "-notebook/1", False),
+        ("a.ipynb", "notebook/0", True),
+        ("a.ipynb.gz", "gzip/1+notebook/1", False),
+        ("a.ipynb.gz", "gzip/1+notebook/7", True),
+        ("a.ipynb.gz", "gzip/1", False),
+        ("a.gz", "", True),
+        ("a", "unknown/1", True),
+    ],
+)
+def test_another_extractor_or_version_makes_a_document_outdated(path: str, mark: str | None, expected: bool) -> None:
+    paths, marks = pa.chunked_array([["a.py", path]], pa.string()), pa.chunked_array([["", mark]], pa.string())
+    assert outdated(paths, marks).tolist() == [False, expected]
