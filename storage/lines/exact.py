@@ -1,4 +1,4 @@
-"""Packs: the text of each document exactly as it was decoded, beside its lines, and the search of it (decision 20).
+"""Packs: the text of each document exactly as it was decoded, beside its lines, and the search of it (decision 19).
 
 A pack holds whole consecutive lines of one document, with those that have no row because they hold no word. Its grams
 are a filter of the trigrams in it, which tells most packs that cannot match without reading them.
@@ -29,8 +29,8 @@ PACK_BYTES = 16 * 2**10
 _HASH = np.uint32(0x9E3779B1)
 _MAX_GRAM_BITS = 1 << 17
 _MIN_GRAM_BITS = 1 << 9
-_BITS_PER_GRAM = 4
-"""At least so many, at most twice: about one in six tests of a gram that is not there errs."""
+_BITS_PER_GRAM = 2
+"""At least so many, at most twice: one test in three of a gram that is not there errs, but a literal has several."""
 _SHIFT = np.uint32(32 - 17)
 
 

@@ -1,4 +1,4 @@
-"""Patterns of an exact search: regular expressions in RE2's syntax, evaluated in linear time by Arrow (decision 20).
+"""Patterns of an exact search: regular expressions in RE2's syntax, evaluated in linear time by Arrow (decision 19).
 
 A pattern matches within one line. Whole packs of lines are tested first, which is ten times as fast as line by line; a
 pack is not even read if its grams lack those of the literals that every match holds (exact.py).

@@ -1,4 +1,4 @@
-"""Exact search: every line that matches patterns, in order of files, or ranked by other words (DESIGN, "Exact search").
+"""Exact search: every line that matches patterns, in order of files, or ranked by other words (DESIGN, "Search").
 
 Packs whose grams cannot match are left out; the others are read in the order of the results until there are enough.
 """

@@ -1,4 +1,4 @@
-"""The query language of every interface: exact terms, filters, and the words that rank (guide "Exact search").
+"""The query language of every interface: exact terms, filters, and the words that rank (DESIGN, "Search").
 
     "exact phrase" /regex/ def:Name uses:Name sym:Name lang:go
     file:src/**/*.ts -file:test repo:web branch:x case:yes words
