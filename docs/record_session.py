@@ -7,6 +7,7 @@ The sessions run in temporary copies of ``storage/``, shown as ``~/driftline/sto
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shlex
@@ -45,19 +46,33 @@ BLOCK = re.compile(r"(?<=\[start:session\] -->\n```console\n).*?(?=^```$)", re.D
 """The session in README.md."""
 
 _REMOTE_FONT = re.compile(r"@font-face \{\{.*?\}\}\n?", re.DOTALL)
+_TEXT = re.compile(r'<text class="[^"]*" x="[^"]*" y="(?P<y>[^"]*)"[^>]*>(?P<text>[^<]*)</text>')
 _RESULT = re.compile(r"^(?P<place>\S+:\d+)  (?P<score>-?\d+\.\d\d.*)$")
 
 
 def main() -> int:
     README.write_text(BLOCK.sub(lambda _: transcript(README_COMMANDS), README.read_text(), count=1))
+    SESSION.write_text(drawn())
+    print(f"{README.name}, {SESSION.relative_to(ROOT)}: {len(README_COMMANDS)} and {len(COMMANDS)} commands")
+    return 0
+
+
+def drawn() -> str:
+    """Return the session of the home page, run anew, as an SVG."""
     console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True, legacy_windows=False)  # noqa: SIM115
     for command, output in session(COMMANDS):
         console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
         for line in output.splitlines():
             console.print(styled(line), soft_wrap=False, overflow="ellipsis", no_wrap=True)
-    SESSION.write_text(console.export_svg(title="driftline", code_format=_REMOTE_FONT.sub("", CONSOLE_SVG_FORMAT)))
-    print(f"{README.name}, {SESSION.relative_to(ROOT)}: {len(README_COMMANDS)} and {len(COMMANDS)} commands")
-    return 0
+    return console.export_svg(title="driftline", code_format=_REMOTE_FONT.sub("", CONSOLE_SVG_FORMAT))
+
+
+def lines_of(svg: str) -> str:
+    """Return the lines of text that an SVG of ``drawn`` shows."""
+    lines: dict[float, list[str]] = {}
+    for match in _TEXT.finditer(svg):
+        lines.setdefault(float(match["y"]), []).append(html.unescape(match["text"]).replace("\xa0", " "))
+    return "\n".join("".join(parts).rstrip() for _, parts in sorted(lines.items()))
 
 
 def transcript(commands: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The Prefect flow of a cleanup: the same steps as ``driftline cleanup``; a dry run by default."""
+"""Run a cleanup as a Prefect flow: the same steps as ``driftline cleanup``; a dry run by default."""
 
 from __future__ import annotations
 

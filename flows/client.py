@@ -1,8 +1,7 @@
-"""A web server as an object: ``driftline.connect(URL)``.
+"""Query a web server as an object: ``driftline.connect(URL)``.
 
-Requests to the API of a web server: JSON in, errors as those of Driftline.
-
-It needs the standard library only: the command line asks a server in less time than other clients take to load.
+Requests and answers are JSON, and errors are those of Driftline. Only the standard library is needed, so that the
+command line queries a server in less time than other clients take to load.
 """
 
 from __future__ import annotations
@@ -18,23 +17,24 @@ from typing import Any
 from urllib.parse import SplitResult, urlencode, urlsplit
 
 from driftline.storage import errors
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
+from driftline.storage.options import from_keywords
 from driftline.tasks.search.documents import Document
 from driftline.tasks.search.hits import Excerpt, Hit
-from driftline.tasks.search.query import Mode, SearchReport
+from driftline.tasks.search.query import SearchReport
+from driftline.tasks.search.request import Mode, SearchRequest, options_in
 
 TOKEN_VARIABLE = "DRIFTLINE_TOKEN"
 TIMEOUT_SECONDS = 90.0
 MAX_WAIT_SECONDS = 10
-"""How long a request waits at most when the server has had too many."""
+"""Maximum time that a request waits if the server has received too many."""
 ATTEMPTS = 3
 OK, UNAUTHORIZED, FORBIDDEN, TOO_MANY = 200, 401, 403, 429
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The API at ``url``, such as ``https://driftline.example.com``, asked with ``token`` if it needs one."""
+    """The API at ``url``, such as ``https://driftline.example.com``, with ``token`` if the server requires one."""
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -48,18 +48,18 @@ class Connection:
 
     @classmethod
     def to(cls, url: str, token: str | None = None) -> Connection:
-        """The connection to ``url`` with ``token``, by default $DRIFTLINE_TOKEN. Raises UsageError."""
+        """Return the connection to ``url`` with ``token``, by default $DRIFTLINE_TOKEN. Raises UsageError."""
         return cls(url.rstrip("/"), token or os.environ.get(TOKEN_VARIABLE) or None)
 
     def get(self, route: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer of ``/api/v1/{route}``; parameters that are None are left out.
+        """Return the answer of ``/api/v1/{route}``; parameters that are None are omitted.
 
         Raises the error that the server names, AccessDenied for a wrong token, StorageError if it cannot be reached.
         """
         return self._answer(self._target(route, parameters))[0]
 
     def pages(self, route: str, parameters: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-        """The answer of ``get``, then those that its link 'next' leads to."""
+        """Yield the answer of ``get``, then the pages that its link 'next' leads to."""
         target: str | None = self._target(route, parameters)
         while target is not None:
             answer, target = self._answer(target)
@@ -99,7 +99,7 @@ class Connection:
         kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
         try:
             connection = kind(parts.netloc, timeout=TIMEOUT_SECONDS)
-            try:  # no redirect is followed: the token is for this server
+            try:  # never follow redirects: the token is for this server
                 connection.request("GET", target, headers=headers)
                 response = connection.getresponse()
                 return response, response.read()
@@ -146,51 +146,15 @@ class Client:
 
     connection: Connection
 
-    def search(
-        self,
-        query: str,
-        *,
-        top_k: int = DEFAULT_TOP_K,
-        n_lines: int = DEFAULT_N_LINES,
-        mode: Mode = "hybrid",
-        max_distance: float | None = None,
-        min_relevance: float | None = None,
-        sources: Sequence[str] = (),
-        paths: Sequence[str] = (),
-        dirs: Sequence[str] = (),
-        globs: Sequence[str] = (),
-        exts: Sequence[str] = (),
-        languages: Sequence[str] = (),
-        kinds: Sequence[str] = (),
-        symbols: bool = False,
-        tests: bool = True,
-        branch: str | None = None,
-    ) -> SearchReport:
-        """Find the windows of lines that answer ``query``, best first, as ``driftline.search`` does.
+    @from_keywords(SearchRequest)
+    def search(self, request: SearchRequest) -> SearchReport:
+        """Find the windows of lines that answer a query, best first, as ``driftline.search`` does.
 
         The server bounds ``top_k`` and ``n_lines``. Paths, directories and globs are relative to their source.
         """
-        found = self.connection.get(
-            "search",
-            {
-                "q": query,
-                "top_k": top_k,
-                "n_lines": n_lines,
-                "mode": mode,
-                "max_distance": max_distance,
-                "min_relevance": min_relevance,
-                "source": sources,
-                "path": paths,
-                "dir": dirs,
-                "glob": globs,
-                "ext": exts,
-                "lang": languages,
-                "kind": kinds,
-                "symbols": symbols,
-                "tests": tests,
-                "branch": branch,
-            },
-        )
+        if any(value == () for value in request.given().values()):
+            return SearchReport(request.query, (), None, ("A filter without any value allows nothing.",))
+        found = self.connection.get("search", search_parameters(request))
         nearest = _hit(found["nearest"]) if "nearest" in found else None
         notes, unmatched = tuple(found.get("notes", ())), tuple(found.get("unmatched", ()))
         return SearchReport(found["query"], tuple(map(_hit, found["results"])), None, notes, nearest, unmatched)
@@ -227,6 +191,16 @@ class Client:
     def branches(self) -> list[dict[str, Any]]:
         """The branches of the sources, as ``driftline branches --json`` prints them."""
         return list(self.connection.get("branches")["branches"])
+
+
+def search_parameters(request: SearchRequest) -> dict[str, Any]:
+    """Return the parameters of the API that make a request. Raise UsageError for an option that servers lack."""
+    served, given = options_in("http"), request.given()
+    only_here = [name for name in given if name not in served]
+    only_here += ["where"] if request.where is not None or request.also else []
+    if only_here:
+        raise UsageError("A server does not take this option", only_here[0], "Leave it out, or search a workspace.")
+    return {"q": request.query} | {served[name].parameter: value for name, value in given.items()}
 
 
 def _hit(told: Mapping[str, Any]) -> Hit:

@@ -1,4 +1,4 @@
-"""The Prefect flow of a compaction: the same plan, map and commit as ``driftline compact``."""
+"""Run a compaction as a Prefect flow: the same plan, map and commit as ``driftline compact``."""
 
 from __future__ import annotations
 

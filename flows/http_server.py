@@ -1,9 +1,7 @@
-"""An HTTP/1.1 protocol that waits only so long for a client, and holds only so many connections.
+"""Provide an HTTP/1.1 protocol with limits on slow clients and on connections, and the socket of a server.
 
 uvicorn waits without limit for the first request of a connection, for the rest of each request, and for a client to
 read what was written to it.
-
-The socket that a server listens on.
 """
 
 from __future__ import annotations
@@ -22,36 +20,35 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from driftline.storage.errors import UsageError
 
 REQUEST_SECONDS = 10.0
-"""How long a request may take to arrive, from the first byte or the connection to the last byte."""
+"""Time limit for a request to arrive, from the first byte or the connection to the last byte."""
 WRITE_SECONDS = 30.0
-"""How long a client may take to read what was written to it, until nothing of it is left to send."""
+"""Time limit for a client to read everything that was written to it."""
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_OF_A_CLIENT = 64
-"""Of one address that only one client has: neither loopback nor a proxy."""
+"""Connections from one address that belongs to a single client: neither loopback nor a proxy."""
 HEAD_TOO_LARGE = 431
 
 Networks = Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
 
 class TimeoutProtocol(H11Protocol):
-    """Closes a connection whose request does not arrive in time, or whose client does not read its answer in time.
+    """Close a connection whose request does not arrive in time, or whose client does not read its answer in time.
 
-    One that sends more requests before the first one is answered is closed behind that answer.
-
-    Where there are too many connections, a new one takes the place of the one that has waited for its client for the
-    longest time, if there is one; connections whose request is being answered stay.
+    A connection that sends more requests before the first one is answered is closed after that answer. If there are too
+    many connections, a new one replaces the one that has waited longest for its client, if there is one; connections
+    whose request is being answered stay.
     """
 
     shared: ClassVar[Networks] = ()
-    """The addresses that many clients share, beside loopback."""
+    """Addresses that many clients share, in addition to loopback."""
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _waits_since: float | None = None
-    """Since when the client lets the server wait."""
+    """Time since when the server has waited for the client."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Any byte that is left to send is seen: pause_writing follows at once, resume_writing once all are sent.
+        # Every byte that is left to send is noticed: pause_writing follows at once, resume_writing once all are sent.
         transport.set_write_buffer_limits(high=1, low=0)
         self.app = cast("ASGIApp", _HeadLimit(self.app, self.config.h11_max_incomplete_event_size))
         self._make_room()
@@ -61,7 +58,7 @@ class TimeoutProtocol(H11Protocol):
         self._expect_request()
         super().data_received(data)
         if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
-            self.cycle.keep_alive = False  # a client that does not wait for its answer gets one
+            self.cycle.keep_alive = False  # a client that sends further requests before its answer gets one
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_timer()
 
@@ -119,7 +116,10 @@ class TimeoutProtocol(H11Protocol):
 
     @property
     def waits_since(self) -> float | None:
-        """Since when the client has let the server wait for a request or for reading; None if the server works."""
+        """The time since when the server has waited for a request or for the client to read.
+
+        None if the server works.
+        """
         if self._write_timer is not None:
             return self._write_timer.when() - WRITE_SECONDS
         return self._waits_since
@@ -134,12 +134,12 @@ class TimeoutProtocol(H11Protocol):
 
 
 def impatient(shared: Networks = ()) -> type[TimeoutProtocol]:
-    """The protocol of a server that many clients ask through the addresses ``shared``."""
+    """Return the protocol of a server that many clients query through the addresses ``shared``."""
     return type("TimeoutProtocol", (TimeoutProtocol,), {"shared": tuple(shared)})
 
 
 class _HeadLimit:
-    """Refuses requests whose line and headers exceed ``max_bytes``: h11 counts only heads that are incomplete."""
+    """Refuse requests whose line and headers exceed ``max_bytes``: h11 limits only incomplete heads."""
 
     __slots__ = ("app", "max_bytes")
 
@@ -162,8 +162,8 @@ class _HeadLimit:
 def listen(host: str, port: int, *, what: str, only_loopback: str = "") -> socket.socket:
     """Listen on an address; port 0 chooses a free port. ``what`` names the server in errors.
 
-    Raises UsageError for an address that is in use, or that other machines can reach where ``only_loopback`` says what
-    to do instead.
+    Raises UsageError for an address that is in use, or that other machines can reach if ``only_loopback`` forbids it;
+    ``only_loopback`` is the fix.
     """
     place = f"{host}:{port}"
     try:
@@ -180,12 +180,12 @@ def listen(host: str, port: int, *, what: str, only_loopback: str = "") -> socke
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can reach the socket."""
+    """Return whether only this machine can reach the socket."""
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 def own_addresses(host: str, listener: socket.socket) -> list[str]:
-    """``host:port`` of the socket first, then the other names of loopback, if it is one of them."""
+    """Return ``host:port`` of the socket first, then the other names of loopback, if it is one of them."""
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
     names = [shown] + (["127.0.0.1", "localhost", "[::1]"] if is_loopback(listener) else [])
     return [f"{name}:{port}" for name in names]

@@ -1,4 +1,4 @@
-"""The Prefect flow of an index run: the same plan, map and commit as ``driftline index``.
+"""Run an index run as a Prefect flow: the same plan, map and commit as ``driftline index``.
 
 Prefect builds the form of its web page from the parameters, and shows progress and report as artifacts.
 """

@@ -1,7 +1,8 @@
-"""The memory store for hosts that expect dictionaries: ``{success, ...}`` or ``{success: False, error, error_type}``.
+"""Adapt the memory store to hosts that expect dictionaries: ``{success, ...}`` or ``{success: False, error,
+error_type}``.
 
-``error_type`` is the stable ``kind`` of the error, such as ``storage_error`` or ``connection_error``. What nobody
-foresaw is raised, as a defect.
+``error_type`` is the stable ``kind`` of the error, such as ``storage_error`` or ``connection_error``. Unforeseen errors
+are defects, and are raised.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _OF_ENTRIES = frozenset({"key", "metadata", "expires_at", "items"})
 
 
 def entry_to_dict(entry: MemoryEntry) -> Result:
-    """An entry as JSON has it: times are ISO 8601 with their zone, the entity is its path."""
+    """Return an entry as JSON: times are ISO 8601 with their zone, the entity is its path."""
     return {
         "key": entry.key,
         "value": entry.value,
@@ -61,7 +62,7 @@ def entry_to_dict(entry: MemoryEntry) -> Result:
 
 
 def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
-    """``{results: [{record, score, rank, distance}]}``, and ``explanation`` if the hits have one."""
+    """Return ``{results: [{record, score, rank, distance}]}``, and ``explanation`` if the hits have one."""
     results = [
         {"record": entry_to_dict(hit.record), "score": hit.score, "rank": hit.rank, "distance": hit.distance}
         for hit in hits
@@ -72,7 +73,7 @@ def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
 def _told(
     method: Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer],
 ) -> Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer]:
-    """``method`` with its arguments checked by their names; what it returns and what it raises become dictionaries."""
+    """Decorate ``method`` so that its arguments are checked by name, and its results and errors become dictionaries."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -91,7 +92,10 @@ def _told(
 
 
 def _checked(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments of a call by name, each as ARGUMENTS has it. Raises UsageError, which names the wrong one."""
+    """Check the arguments of a call as ARGUMENTS defines them, by name.
+
+    Raises UsageError, which names the wrong one.
+    """
     try:
         given = signature.bind(None, *args, **kwargs).arguments
     except TypeError as error:
@@ -114,7 +118,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _shown(value: object) -> str:
-    """``value`` as an error shows it: short, whatever it is."""
+    """Return ``value`` for an error message: short, whatever it is."""
     try:
         text = repr(value)
     except Exception as error:  # a foreign object's repr() may raise anything
@@ -226,11 +230,11 @@ ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "range": (_range, "the first key and the one behind the last: [low, high]"),
     "rev": (_revision, "a revision: the rev of an entry"),
 }
-"""How each argument is read, by its name, and what an error says that it must be."""
+"""The check of each argument, by its name, and its description in errors."""
 
 
 def failure(error: DriftlineError) -> Result:
-    """``{success, error, error_type}``, and the ``blob_path`` and ``blob_paths`` that were written in vain, if any."""
+    """Return ``{success, error, error_type}``, with ``blob_path`` and ``blob_paths`` of blobs written in vain."""
     blobs = {name: value for name, value in error.to_dict().items() if name in ("blob_path", "blob_paths")}
     return {"success": False, "error": str(error), "error_type": error.kind, **blobs}
 
@@ -292,7 +296,7 @@ class HierarchicalLTMBackend:
         self.errors = errors
 
     def close(self) -> None:
-        """Flush what is waiting and close the store."""
+        """Flush pending changes and close the store."""
         self.core.close()
 
     def __enter__(self) -> Self:
@@ -314,14 +318,14 @@ class HierarchicalLTMBackend:
         metadata: Mapping[str, Any] | None = None,
         expires_at: datetime | str | None = None,
     ) -> Result:
-        """``{key, entity}``; without an entity the root owns it."""
+        """Return ``{key, entity}``; without an entity the root owns it."""
         owner = self.core.names.root if entity is None else self.core.names.owner(entity)
         self.core.store(key, value, owner, metadata, _given(expires_at))
         return {"key": key, "entity": owner.directory}
 
     @_told
     def store_many(self, items: Sequence[Mapping[str, Any]]) -> Result:
-        """``{stored}``; items have the arguments of ``store`` as keys."""
+        """Return ``{stored}``; items have the arguments of ``store`` as keys."""
         drafts = []
         for item in list[Any](items):
             if not isinstance(item, Mapping) or not {"key", "value"} <= set(item) <= _ITEM:
@@ -335,14 +339,14 @@ class HierarchicalLTMBackend:
 
     @_told
     def retrieve(self, key: str, entity: EntityName | None = None) -> Result:
-        """``{found, entry, value}``; ``value`` is None, too, where nothing was found."""
+        """Return ``{found, entry, value}``; ``value`` is also None if nothing was found."""
         entry = self.core.retrieve(key, entity)
         found = entry_to_dict(entry) if entry is not None else None
         return {"found": entry is not None, "entry": found, "value": entry.value if entry else None}
 
     @_told
     def retrieve_batch(self, keys: Sequence[str], entity: EntityName | None = None) -> Result:
-        """``{entries: {key: entry}, missing}``."""
+        """Return ``{entries: {key: entry}, missing}``."""
         found = self.core.retrieve_batch(keys, entity)
         entries = {key: entry_to_dict(entry) for key, entry in found.items()}
         return {"entries": entries, "missing": [key for key in keys if key not in found]}
@@ -359,7 +363,7 @@ class HierarchicalLTMBackend:
         cursor: str | None = None,
         within: EntityName | None = None,
     ) -> Result:
-        """``{entries, total_count, has_more, cursor}``."""
+        """Return ``{entries, total_count, has_more, cursor}``."""
         page = self.core.retrieve_by_entity(
             entity_type,
             entity_id,
@@ -380,7 +384,7 @@ class HierarchicalLTMBackend:
 
     @_told
     def delete(self, key: str, entity: EntityName | None = None) -> Result:
-        """``{deleted}``: whether there was such an entry."""
+        """Return ``{deleted}``: whether the entry existed."""
         return {"deleted": self.core.delete(key, entity)}
 
     @_told
@@ -392,7 +396,7 @@ class HierarchicalLTMBackend:
         allowed_ancestors: Sequence[EntityName] | None = None,
         limit: int = 1_000,
     ) -> Result:
-        """``{entries}`` by the words of their keys and by their metadata."""
+        """Return ``{entries}`` by the words of their keys and by their metadata."""
         found = self.core.search(query, metadata_filter, entity, allowed_ancestors=allowed_ancestors, limit=limit)
         return {"entries": [entry_to_dict(entry) for entry in found]}
 
@@ -408,9 +412,11 @@ class HierarchicalLTMBackend:
         mode: Mode = "hybrid",
         explain: bool = False,
     ) -> Result:
-        """``{results: [{record, score, rank}]}`` by words and meaning, best first; with ``explain``, ``explanation``.
+        """Return ``{results: [{record, score, rank}]}`` by words and meaning, best first.
 
-        The score is 1 - distance. ``max_distance`` drops what is farther. ``mode`` is hybrid, vector or text.
+        With ``explain``, ``explanation``.
+
+        The score is 1 - distance. ``max_distance`` drops farther results. ``mode`` is hybrid, vector or text.
         """
         hits = self.core.search_memory(
             query,
@@ -433,10 +439,11 @@ class HierarchicalLTMBackend:
         rev: int | None = None,
         limit: int = 1_000,
     ) -> Result:
-        """``{rows}`` of the index of an entity: entries without values, or ``{LEVEL: id, entity, entries, size_bytes}``
-        of each entity of the level ``group_by``.
+        """Return ``{rows}`` of the index of an entity: entries without values, or totals of each entity of the level
+        ``group_by``.
 
-        ``range`` is the first key and the one behind the last. ``rev`` asks for an earlier revision of the index.
+        Totals are ``{LEVEL: id, entity, entries, size_bytes}``. ``range`` is the first key and an exclusive upper
+        bound. ``rev`` selects an earlier revision of the index.
         """
         return {"rows": self.core.query_index(range, group_by, entity, rev=rev, limit=limit)}
 
@@ -446,7 +453,10 @@ class HierarchicalLTMBackend:
     def register_entity(
         self, entity: EntityName, entity_id: str | None = None, parent: EntityName | None = None
     ) -> Result:
-        """``{entity}``: its path. ``register_entity("user", "alice", parent="project:alpha")`` is another spelling."""
+        """Return ``{entity}``: its path.
+
+        ``register_entity("user", "alice", parent="project:alpha")`` is another spelling.
+        """
         if entity_id is None and parent is not None:
             raise UsageError("A parent needs the type and the id of the entity", "", 'Write ("user", "alice", parent).')
         name = entity if entity_id is None else (str(entity), entity_id)
@@ -459,36 +469,37 @@ class HierarchicalLTMBackend:
     def register_entity_with_defaults(
         self, entity_type: str, entity_id: str, parents: Mapping[str, str] | None = None
     ) -> str | Result:
-        """The path of the entity, with the defaults of the levels that were not named; a dictionary of a failure."""
+        """Return the path of the entity, with defaults for missing levels; a dictionary for a failure."""
         return self.core.register_entity_with_defaults(entity_type, entity_id, parents).entity.directory
 
     def _generate_hierarchical_path(self, entity: EntityName) -> str:
-        """The URI of the folder that holds what ``entity`` owns. Raises BadEntity."""
+        """Return the URI of the folder with the data that ``entity`` owns. Raises BadEntity."""
         return f"{self.core.workspace.objects.uri}/{self.core.names.find(entity).directory}/"
 
     @_told
     def list_entities(
         self, within: EntityName | None = None, entity_type: str | None = None, limit: int = 1_000
     ) -> Result:
-        """``{entities}``, by their paths."""
+        """Return ``{entities}``, by their paths."""
         found = self.core.list_entities(within, entity_type, limit=limit)
         return {"entities": [record.entity.directory for record in found]}
 
     @_told
     def move_entity(self, entity: EntityName, parent: EntityName) -> Result:
-        """``{entity}``: where it is now."""
+        """Return ``{entity}``: its new path."""
         return {"entity": self.core.move_entity(entity, parent).directory}
 
     @_told
     def delete_entity(self, entity: EntityName, cascade: bool = False) -> Result:
-        """``{entries_deleted}``."""
+        """Return ``{entries_deleted}``."""
         return {"entries_deleted": self.core.delete_entity(entity, cascade=cascade)}
 
     # -- upkeep ------------------------------------------------------------------------------
 
     @_told
     def compact_indexes(self, entity_path: EntityName | None = None, max_deltas: int | None = None) -> Result:
-        """``{compacted_paths, entries_processed}`` of the index of an entity, or of all with more than ``max_deltas``.
+        """Return ``{compacted_paths, entries_processed}`` of the index of an entity, or of all with more than
+        ``max_deltas``.
 
         An entry counts once, in however many indexes it is.
         """
@@ -506,7 +517,10 @@ class HierarchicalLTMBackend:
 
     @_told
     def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
-        """What ``driftline cleanup --json`` prints; a bound store cleans the memory blobs within its boundary."""
+        """Return what ``driftline cleanup --json`` prints.
+
+        A bound store cleans the memory blobs within its boundary.
+        """
         from driftline.flows.runs.cleanup import CleanupRequest, clean_within, clean_workspace
 
         core, objects = self.core, self.core.workspace.objects
@@ -548,14 +562,13 @@ def create_ltm_backend(
 ) -> HierarchicalLTMBackend:
     """Open a memory store whose methods return dictionaries.
 
-    Arguments win over environment variables, and those over ``config``, a YAML file, or ``settings``, what its
-    ``settings.ltm`` holds. ``catalog``, ``storage``,
-    ``hierarchy``, ``index``, ``performance`` and ``embedding`` are sections of that file; ``catalog_url``,
-    ``storage_uri``, ``hierarchy_levels`` and ``hierarchy_defaults`` are single keys of them, and win over them, as
-    ``index_config`` and ``performance_config`` win over ``index`` and ``performance``. ``inline_threshold`` is in
-    bytes. ``within`` binds the store to an entity (see ``MemoryStore``). With ``errors="raise"`` the methods raise
-    typed exceptions. Raises BadEntity, UsageError, CatalogMismatch, UnsafeStore, WorkspaceTooNew, CorruptFile,
-    AccessDenied, CatalogError, StorageError.
+    Arguments win over environment variables, and those win over ``config``, a YAML file, or ``settings``, the content
+    of its ``settings.ltm``. ``catalog``, ``storage``, ``hierarchy``, ``index``, ``performance`` and ``embedding`` are
+    sections of that file. ``catalog_url``, ``storage_uri``, ``hierarchy_levels`` and ``hierarchy_defaults`` are single
+    keys of them, and win over them, as ``index_config`` and ``performance_config`` win over ``index`` and
+    ``performance``. ``inline_threshold`` is in bytes. ``within`` binds the store to an entity (see ``MemoryStore``).
+    With ``errors="raise"``, the methods raise typed exceptions. Raises BadEntity, UsageError, CatalogMismatch,
+    UnsafeStore, WorkspaceTooNew, CorruptFile, AccessDenied, CatalogError, StorageError.
     """
     if backend != "hierarchical":
         raise UsageError("There is no such memory backend", _shown(backend), "It is 'hierarchical'.")
@@ -581,5 +594,5 @@ def create_ltm_backend(
 
 
 def _given(expires_at: datetime | str | None) -> datetime | None:
-    """The time that ``ARGUMENTS`` has read."""
+    """Return the time that ``ARGUMENTS`` has parsed."""
     return expires_at if isinstance(expires_at, datetime) else None

@@ -88,7 +88,7 @@ _LOCK = threading.Lock()
 
 
 def search_memory(
-    workspace: Workspace, settings: MemoryConfiguration, within: Entity | None, query: str, top_k: int, **options: Any
+    workspace: Workspace, settings: MemoryConfiguration, within: Entity | None, query: str, **options: Any
 ) -> MemoryHits[MemoryEntry]:
     """Search a memory as ``MemoryStore.search_memory`` does, in a store of this process, which stays open.
 
@@ -98,4 +98,4 @@ def search_memory(
     with _LOCK:
         stores = _STORES.setdefault(key, MemoryStores(partial(find_memory, settings, workspace)))
     with stores.bound_to(within) as store:
-        return store.search_memory(query, top_k, **options)
+        return store.search_memory(query, **options)

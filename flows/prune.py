@@ -1,4 +1,4 @@
-"""The Prefect flow that prunes branches: the same as ``driftline branches prune``."""
+"""Prune branches as a Prefect flow, like ``driftline branches prune``."""
 
 from __future__ import annotations
 

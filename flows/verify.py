@@ -1,4 +1,4 @@
-"""The Prefect flow of a verification: the same checks as ``driftline verify``."""
+"""Verify a workspace as a Prefect flow: the same checks as ``driftline verify``."""
 
 from __future__ import annotations
 

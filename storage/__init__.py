@@ -1,4 +1,4 @@
-"""Nouns: durable state. Only this package imports Lance, obstore and fsspec."""
+"""Keep durable state. Only this package imports Lance, obstore and fsspec."""
 
 import os
 

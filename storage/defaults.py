@@ -1,4 +1,4 @@
-"""Defaults and argument names shared by the command line, the flows and Python; free of NumPy."""
+"""Define defaults and argument names that the command line, the flows and Python share, without importing NumPy."""
 
 from __future__ import annotations
 
@@ -17,30 +17,35 @@ DEFAULT_VERSION_RETENTION_SECONDS = 3_600.0
 DEFAULT_MAX_AGE_SECONDS = 3_600.0
 """Cleanup keeps younger objects: a run may still be writing the reference to them."""
 DEFAULT_CI_TIMEOUT_SECONDS = 3_600.0
-"""How long ``driftline ci`` waits for a deployment."""
+"""Seconds that ``driftline ci`` waits for a deployment."""
 DEFAULT_EXECUTOR = "inline"
-"""Where tasks run: threads of the process itself."""
+"""Run tasks in threads of the process itself."""
 
 
 FALLBACK_THRESHOLD = 0.5
 """The strategy ``hybrid`` filters after the search if at least this share of the lines matches."""
 
 Strategy = Literal["auto", "prefilter", "postfilter", "hybrid"]
-"""When a filter applies: before the search with ``auto`` and ``prefilter``; after it with ``postfilter``, which fetches
-more lines until enough match; ``hybrid`` decides by ``fallback_threshold``. ``auto`` also counts the matches and
-compares a small number of them without the index."""
+"""When a filter applies.
+
+``auto`` and ``prefilter`` apply it before the search. ``postfilter`` applies it after the search, and fetches more
+lines until enough match. ``hybrid`` chooses by ``fallback_threshold``. ``auto`` also counts the matches, and compares
+them without the index if there are few."""
 
 
 __all__ = ["DEFAULT_N_LINES", "DEFAULT_RERANKED", "DEFAULT_TOP_K", "FALLBACK_THRESHOLD", "MAX_RERANKED"]
 
 DEFAULT_TOP_K = 10
+DEFAULT_ENTRIES = 5
+"""Entries that a search of memory finds at most."""
 DEFAULT_N_LINES = 3
 """Lines of context on each side of a window."""
 DEFAULT_RERANKED, MAX_RERANKED = 10, 200
-"""Windows that a transformer reads when a search is reranked. More gained nothing on the tuning halves, and each costs
-several milliseconds."""
+"""Windows that a reranking transformer reads. More windows gained nothing on the tuning halves, and each costs several
+milliseconds.
+"""
 MAX_SHOWN_CHARACTERS, CUT = 500, "…"
-"""A longer line is shown as a window of so many characters around what matches, with CUT where it is cut."""
+"""A longer line is shown as a window of this many characters around the match, with CUT at each cut end."""
 SYNONYMS = (
     {"top_k", "k", "n", "limit", "count", "size", "max_results", "num_results", "n_results"},
     {"n_lines", "context", "context_lines", "lines"},
@@ -55,16 +60,16 @@ SYNONYMS = (
     {"max_distance", "distance", "threshold"},
     {"min_relevance", "min_score", "score", "relevance"},
 )
-"""What other tools call the arguments of a search: each set is one argument."""
+"""Argument names of other tools. Each set names one argument."""
 
 
 def is_clipped(line: str) -> bool:
-    """Whether a line as it is shown is only a window of the line."""
+    """Return whether ``line``, as shown, is only a window of the line."""
     return len(line) == MAX_SHOWN_CHARACTERS and (line[0] == CUT or line[-1] == CUT)
 
 
 def nearest_name(name: str, known: Sequence[str]) -> str:
-    """Advice for an argument whose name is not among the ``known`` ones."""
+    """Return advice for an unknown argument ``name``: the nearest of the ``known`` names."""
     plain = name.strip("-").replace("-", "_").lower()
     same = [each for synonyms in SYNONYMS if plain in synonyms for each in known if each in synonyms]
     near = same or difflib.get_close_matches(plain, known, 1)

@@ -1,4 +1,4 @@
-"""Entities: the levels of the hierarchy, their default ids, paths and directories (DESIGN, "Words")."""
+"""Parse, complete and encode entities: hierarchy levels, default ids, paths and directories (DESIGN, "Words")."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPE = re.compile(r"[a-z][a-z0-9_]*")
 
 @lru_cache(maxsize=100_000)  # a bulk load encodes the same few ids repeatedly
 def encode_id(text: str) -> str:
-    """``text`` as one safe path segment: bytes outside ``[A-Za-z0-9._-]`` become ``~HH``.
+    """Encode ``text`` as one safe path segment: bytes outside ``[A-Za-z0-9._-]`` become ``~HH``.
 
     Raises BadEntity for an empty, overlong or undecodable id, and for ``.`` and ``..``.
     """
@@ -39,7 +39,7 @@ def encode_id(text: str) -> str:
 
 
 def decode_id(segment: str) -> str:
-    """The id that ``encode_id`` wrote as ``segment``."""
+    """Decode a segment that ``encode_id`` returned."""
     return unquote(segment.replace("%", "%25").replace("~", "%"))
 
 
@@ -54,7 +54,7 @@ class Entity:
 
     @classmethod
     def parse(cls, text: str, levels: tuple[str, ...] = INDEX_LEVELS) -> Entity:
-        """The entity that ``type:id/type:id/...`` names, its levels in order.
+        """Parse ``type:id/type:id/...``, with the levels in order.
 
         Missing leading levels get their defaults, so that ``source:web`` means
         ``org:default/project:default/source:web``. Raises BadEntity.
@@ -88,7 +88,7 @@ class Entity:
 
     @classmethod
     def of_directory(cls, directory: str) -> Entity:
-        """The entity that ``directory`` belongs to."""
+        """Return the entity that ``directory`` belongs to."""
         pairs = (segment.partition(":") for segment in directory.split("/"))
         return cls(tuple((kind, decode_id(name)) for kind, _, name in pairs))
 
@@ -136,11 +136,12 @@ _LEVEL = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """``levels`` from the tenant down; ``defaults`` maps levels to the ids of entities that do not name them.
+    """The levels of entities and their default ids.
 
-    Without an entry in ``defaults``, the id of the first level is ``default``, that of the others ``_unassigned``.
-    ``root`` is the scope of calls without one, by default the first level with its default id. What an entity does not
-    name is that of the root, as far as the entity is below it, and then a default.
+    ``levels`` start at the tenant. ``defaults`` maps levels to ids. Without an entry there, the default id of the first
+    level is ``default``, and that of all others ``_unassigned``. ``root`` is the scope of calls without one; by
+    default, it is the first level with its default id. An entity below the root takes missing levels from the root, and
+    then the defaults.
     """
 
     levels: tuple[str, ...] = MEMORY_LEVELS
@@ -166,7 +167,8 @@ class Hierarchy:
         return self._completed(parts, ())
 
     def named(self, type: str, id: str, parents: Mapping[str, str] | None = None) -> Entity:
-        """The entity ``type:id`` below ``parents``, ``{level: id}``; missing levels are those of the root, or defaults.
+        """Return the entity ``type:id`` below ``parents``, ``{level: id}``; missing levels come from the root or the
+        defaults.
 
         Raises BadEntity.
         """
@@ -180,21 +182,21 @@ class Hierarchy:
         return self.complete(tuple((level, ids[level]) for level in self.levels if level in ids))
 
     def check_type(self, type: str) -> str:
-        """``type``, which is a level. Raises BadEntity."""
+        """Return ``type`` if it is a level. Raises BadEntity."""
         if type not in self.levels:
             raise BadEntity("Unknown level in an entity", repr(type)[:80], f"Levels are: {', '.join(self.levels)}.")
         return type
 
     def entity(self, entity: EntityName) -> Entity:
-        """``entity``, checked and completed with the missing levels above it. Raises BadEntity.
+        """Check ``entity`` and complete it with the missing levels above it. Raises BadEntity.
 
-        Text has the form ``type:id/type:id``. Ids may be plain or encoded as in ``Entity.directory``; an id with a
-        slash must be encoded, or in a pair.
+        Text has the form ``type:id/type:id``. Ids may be plain or encoded as in ``Entity.directory``. An id with a
+        slash must be encoded, or be part of a pair.
         """
         return self.complete(self.parts(entity))
 
     def parts(self, entity: EntityName) -> Parts:
-        """The levels and ids that ``entity`` names, in order. Raises BadEntity."""
+        """Return the levels and ids that ``entity`` names, in order. Raises BadEntity."""
         parts = entity.parts if isinstance(entity, Entity) else _parse(entity)
         depths = [self.levels.index(level) if level in self.levels else -1 for level, _ in parts]
         if not parts or -1 in depths or len(dict(parts)) != len(parts) or sorted(depths) != depths:
@@ -206,11 +208,11 @@ class Hierarchy:
         return parts
 
     def is_complete(self, parts: Parts) -> bool:
-        """Whether ``parts`` name every level from the first one to their last one."""
+        """Return whether ``parts`` name every level from the first one down to their last one."""
         return tuple(level for level, _ in parts) == self.levels[: len(parts)]
 
     def complete(self, parts: Parts) -> Entity:
-        """The entity of ``parts``, whose missing levels are those of the root, or defaults. Raises BadEntity."""
+        """Complete ``parts`` with levels of the root, or with defaults. Raises BadEntity."""
         return self._completed(parts, self.root_entity.parts)
 
     def _completed(self, parts: Parts, root: Parts) -> Entity:
@@ -224,7 +226,7 @@ class Hierarchy:
             else:
                 part = self._with_default(level)
             if inherited.get(level) != part[1]:
-                inherited = {}  # beside the root, or below it
+                inherited = {}  # next to the root, or below it
             found.append(part)
         entity = Entity(tuple(found))
         _check_length(entity)
@@ -235,18 +237,18 @@ class Hierarchy:
 
 
 def lineage(entity: Entity) -> list[Entity]:
-    """``entity`` and its ancestors, tenant first."""
+    """Return ``entity`` and its ancestors, tenant first."""
     return [Entity(entity.parts[:depth]) for depth in range(1, len(entity.parts) + 1)]
 
 
 def directories(path: str) -> list[str]:
-    """The directories of the entity with the directory ``path`` and of its ancestors, tenant first."""
+    """Return the directories of the entity with the directory ``path`` and of its ancestors, tenant first."""
     parts = path.split("/")
     return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
 
 
 def is_within(entity: Entity, scope: Entity) -> bool:
-    """Whether ``entity`` is at or below ``scope``."""
+    """Return whether ``entity`` is at or below ``scope``."""
     return entity.parts[: len(scope.parts)] == scope.parts
 
 
@@ -264,7 +266,7 @@ def _parse(text: str | tuple[str, str]) -> Parts:
 
 
 def _pair(pair: object) -> tuple[str, str]:
-    """``pair``, which may also come from JSON as a list, and be nothing of the kind."""
+    """Validate ``pair``, which JSON may have turned into a list or anything else."""
     if isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(each, str) for each in pair):
         return pair[0], pair[1]
     raise BadEntity("An entity must be text of the form type:id/type:id, or a pair of type and id", repr(pair)[:80])

@@ -39,14 +39,20 @@
 Every message says what happened, where, and what to do. ``kind`` is stable and meant for programs. All errors survive
 pickling, because they cross process boundaries.
 
-``redacted`` removes user, password and query string from a URI.
+``redacted`` removes user, password and query string from a URI. ``install_command`` and ``upgrade_command`` are what
+a fix tells to run, for the way in which this Driftline was installed.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib.util
+import os
 import re
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 _USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<user>[^/\s\"'<>]*)@")
@@ -57,24 +63,24 @@ _CONTAINERS = frozenset({"az", "adl", "abfs", "abfss"})
 """Schemes whose URIs may have a container before the @."""
 _WEB = frozenset({"http", "https"})
 _STORES = frozenset({"s3", "s3a", "gs", "gcs", *_CONTAINERS})
-"""Schemes whose keys may hold any character: a question mark begins no query."""
+"""Schemes whose keys may hold any character, so that a question mark does not begin a query."""
 
 
 def redacted(text: str) -> str:
-    """``text`` with each URI in it without user, password and query string."""
+    """Remove user, password and query string from each URI in ``text``."""
     if "://" not in text:
         return text
     return _OF_WEB.sub(r"\1…", _QUERY.sub(r"\1…", _USER_INFO.sub(_without_user, text)))
 
 
 def may_hold_secret(uri: str) -> bool:
-    """Whether a URI has a password, the user of a web server, or a query string, which may hold a token."""
+    """Return whether a URI has a password, the user of a web server, or a query string, which may be secret."""
     users = ((match["scheme"].lower(), match["user"]) for match in _USER_INFO.finditer(uri))
     return has_query(uri) or any(":" in user or scheme in _WEB for scheme, user in users)
 
 
 def has_query(uri: str) -> bool:
-    """Whether a URI has a query string or a fragment, or a key of a bucket that looks like one with a secret."""
+    """Return whether a URI has a query string or a fragment, or is a bucket key that looks like one with a secret."""
     for part in uri.split("::"):
         scheme, separator, _ = part.partition("://")
         if separator and _SECRET_PARAMETER.search(part):
@@ -89,11 +95,83 @@ def _without_user(match: re.Match[str]) -> str:
     return match[0] if scheme.lower() in _CONTAINERS and ":" not in user else f"{scheme}://"
 
 
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation of Driftline.
+
+    Args:
+        extra: The name of an optional dependency in ``pyproject.toml``, such as ``s3``.
+    """
+    folder, requirement, editable = _installed_from(_origin(), f"[{extra}]")
+    if folder and os.path.isfile(os.path.join(folder, "Makefile")) and _is_below(sys.prefix, folder):
+        return f"make -C {shlex.quote(folder)} install"
+    return f"{_installer()} {'-e ' if editable else ''}{shlex.quote(requirement)}"
+
+
+def upgrade_command() -> str:
+    """Return the command that brings this installation of Driftline to its newest version."""
+    folder, requirement, editable = _installed_from(_origin(), "")
+    if not folder:
+        return f"{_installer()} --upgrade {shlex.quote(requirement)}"
+    place = shlex.quote(folder)
+    return f"git -C {place} pull && {_installer()} {'-e ' if editable else ''}{place}"
+
+
+def package_command(*arguments: str) -> str:
+    """Return the command that installs a package of its own beside Driftline: ``arguments`` are those of pip."""
+    return shlex.join([*shlex.split(_installer()), *arguments])
+
+
+def _origin() -> Mapping[str, Any]:
+    """Where this Driftline was installed from (PEP 610); nothing if from an index."""
+    checkout = Path(__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        return {"url": checkout.as_uri(), "dir_info": {"editable": True}}
+    import json  # with the next, ten milliseconds that only a failure has to pay
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        text = distribution("driftline").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return {}
+    return json.loads(text) if text else {}
+
+
+def _installed_from(origin: Mapping[str, Any], extras: str) -> tuple[str | None, str, bool]:
+    """The folder of a clone, if ``origin`` is one, the requirement with ``extras``, and whether it is editable."""
+    if not origin:
+        return None, f"driftline{extras}", False
+    url = str(origin["url"])
+    if "dir_info" in origin:
+        folder = url.removeprefix("file://")
+        return folder, f"{folder}{extras}", bool(origin["dir_info"].get("editable"))
+    vcs = origin.get("vcs_info", {}).get("vcs")
+    return None, f"driftline{extras} @ {f'{vcs}+' if vcs else ''}{url}", False
+
+
+def _installer() -> str:
+    """The start of a command that installs into this environment, whatever made it."""
+    if os.path.isfile(os.path.join(sys.prefix, "uv-receipt.toml")):
+        return "uv tool install --force"
+    if os.path.isfile(os.path.join(sys.prefix, "pipx_metadata.json")):
+        return "pipx install --force"
+    if importlib.util.find_spec("pip") is None:
+        return f"uv pip install --python {shlex.quote(sys.executable)}"
+    import shutil
+
+    found = shutil.which("pip")
+    is_ours = found is not None and os.path.dirname(found) == os.path.dirname(sys.executable)
+    return "pip install" if is_ours else f"{shlex.quote(sys.executable)} -m pip install"
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), ""))
+
+
 class DriftlineError(Exception):
     """Base of all errors.
 
-    ``what`` describes the failure, ``where`` is the path, URI or entity, ``fix`` the next step for the user. URIs in
-    them lose their user, password and query string.
+    ``what`` describes the failure, ``where`` is the path, URI or entity, and ``fix`` is the next step for the user.
+    User, password and query string are removed from all URIs in them.
     """
 
     kind: ClassVar[str] = "driftline_error"
@@ -111,17 +189,17 @@ class DriftlineError(Exception):
         return f"{text}. {self.fix}" if self.fix else text
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object that ``--json`` prints for an error."""
+        """Return the JSON object that ``--json`` prints for an error."""
         return {"error": self.kind, "message": str(self), "where": self.where, "fix": self.fix}
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether native code has panicked: pyo3 derives its PanicException from BaseException, and exports it nowhere."""
+    """Return whether native code panicked. pyo3 does not export its PanicException, a BaseException."""
     return type(error).__name__ == "PanicException"
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error, or one that caused it, is that of a full disk or an exhausted quota."""
+    """Return whether ``error``, or an error that caused it, reports a full disk or an exhausted quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -149,13 +227,13 @@ class BadEntry(UsageError):
 
 
 class CatalogMismatch(UsageError):
-    """A catalog that is not the workspace's own, is older than its indexes, or was written by a newer version."""
+    """The catalog belongs to another workspace, is older than the indexes, or has another format."""
 
     kind = "catalog_mismatch"
 
 
 class CatalogMissing(UsageError):
-    """Memory whose catalog is lost, or is not the one that was named."""
+    """The catalog of existing memory is lost, or another one was named."""
 
     kind = "catalog_missing"
 
@@ -167,7 +245,7 @@ class StoreClosed(UsageError):
 
 
 class NotIndexed(UsageError):
-    """A document, a line of one, a branch or a memory that the workspace does not have."""
+    """The workspace does not have this document, line, branch or memory."""
 
     kind = "not_indexed"
 
@@ -222,26 +300,26 @@ class WorkspaceTooNew(UsageError):
 
 
 class FingerprintMismatch(UsageError):
-    """A workspace whose vectors come from another model or text preparation."""
+    """The vectors of a workspace come from another model or text preparation."""
 
     kind = "fingerprint_mismatch"
 
 
 class UnsafeStore(UsageError):
-    """A store that ignores conditional writes, and so would lose data."""
+    """The store ignores conditional writes, and so would lose data."""
 
     kind = "unsafe_store"
 
 
 class CorruptFile(DriftlineError):
-    """A damaged or foreign file in the place of one of Driftline's."""
+    """A damaged or foreign file has the name of a file of Driftline."""
 
     kind = "corrupt_file"
     exit_code = 2
 
 
 def gave_up(reason: str, where: str) -> CorruptFile:
-    """The error for native code that has panicked or aborted over what it read."""
+    """Return the error for native code that panicked or aborted while it read ``where``."""
     fix = "Run 'driftline verify --repair'."
     return CorruptFile(f"Native code gave up on what it read: a table may be damaged ({reason})", where, fix)
 
@@ -259,13 +337,13 @@ class ObjectNotFound(StorageError):
 
 
 class AlreadyExists(StorageError):
-    """A create-only write of an object that already exists."""
+    """A create-only write found an existing object."""
 
     kind = "already_exists"
 
 
 class PreconditionFailed(StorageError):
-    """A conditional replace of an object that has changed or is missing."""
+    """A conditional replace found a changed or missing object."""
 
     kind = "precondition_failed"
 
@@ -287,20 +365,20 @@ class CatalogError(DriftlineError):
 
     @property
     def blob_path(self) -> str | None:
-        """The first of ``blob_paths``, or None."""
+        """Return the first of ``blob_paths``, or None."""
         return self.blob_paths[0] if self.blob_paths else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.what, self.where, self.fix, self.blob_paths)
 
     def to_dict(self) -> dict[str, Any]:
-        """With ``blob_path`` and ``blob_paths`` if there are any."""
+        """Return the JSON object, with ``blob_path`` and ``blob_paths`` if there are any."""
         blobs = {"blob_path": self.blob_path, "blob_paths": list(self.blob_paths)} if self.blob_paths else {}
         return {**super().to_dict(), **blobs}
 
 
 class CatalogConnectionError(CatalogError, ConnectionError):
-    """The catalog was not reachable in any of several attempts."""
+    """The catalog was unreachable in every attempt."""
 
     kind = "connection_error"
 
@@ -318,7 +396,7 @@ class LeaseLost(DriftlineError):
 
 
 class DeletionRefused(DriftlineError):
-    """A run would delete suspiciously many documents."""
+    """A run would delete a suspiciously large number of documents."""
 
     kind = "deletion_refused"
 
@@ -342,13 +420,13 @@ class StaleIndex(DriftlineError):
 
 
 class StaleBuild(DriftlineError):
-    """A newer build, or a later commit, has indexed this branch already; the index keeps that."""
+    """A newer build or a later commit is already indexed for this branch, and stays."""
 
     kind = "stale_build"
 
 
 class CleanupAborted(DriftlineError):
-    """A cleanup could not read and list everything, so it deleted nothing."""
+    """A cleanup could not list and read everything, so it deleted nothing."""
 
     kind = "cleanup_aborted"
 
@@ -360,6 +438,6 @@ class RecallTooLow(DriftlineError):
 
 
 class OutOfMemory(DriftlineError):
-    """The process could not get the memory that it needs."""
+    """The process ran out of memory."""
 
     kind = "out_of_memory"

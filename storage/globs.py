@@ -1,7 +1,7 @@
 """Expand and check globs: braces, brackets, and the two Unicode forms of accented names.
 
 A brace group with a comma (``*.{ts,tsx}``) or a number range (``{1..3}``) expands as in bash; any other brace is
-literal. A glob that can match nothing is refused, and the error names the nearest spelling that can.
+literal. A glob that can match nothing is refused, and the error suggests the nearest spelling that can.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from driftline.storage.errors import UsageError
 
 MAX_ALTERNATIVES = 1_000
-"""Limit of the alternatives of one pattern, and of the spellings of one path."""
+"""Maximum number of alternatives of one pattern, and of spellings of one path."""
 MAX_BRACES = 50
 
 _TOKEN = re.compile(r"(?<![^/])\*\*/|\*\*|\*|\?|\[[!^]?+[^/][^\]/]*\]|[^*?\[]+|\[")
@@ -26,7 +26,7 @@ _GLOB_SPECIAL = re.compile(r"[*?\[{]")
 _RANGE = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})")
 _EITHER = re.compile(r"[@+?*!]?\(([^()/]*\|[^()/]*)\)")
 _MARKS = r"[\U00000300-\U0000036f]*"
-"""What follows a letter that is stored without its accents."""
+"""Combining marks that follow a letter that is stored without its accents."""
 _NOTHING = r"[^\U00000000-\U0010ffff]"
 _CLASSES = {
     "alpha": "a-zA-Z", "digit": "0-9", "alnum": "a-zA-Z0-9", "lower": "a-z", "upper": "A-Z", "xdigit": "0-9a-fA-F",
@@ -34,21 +34,23 @@ _CLASSES = {
 
 
 def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
-    """The patterns that the brace groups of ``pattern`` stand for. With ``escapes``, ``\\{`` is a brace and no group.
+    r"""Expand the brace groups of ``pattern``. With ``escapes``, ``\{`` is a literal brace.
 
-    Raises UsageError for a group that is not closed or holds blanks around its commas, and for too many alternatives.
+    Raises UsageError for a group that is not closed or has blanks around its commas, and for too many alternatives.
     """
     if pattern.count("{") > MAX_BRACES:
         raise UsageError(f"A pattern has more than {MAX_BRACES} braces", _shown(pattern), "Write several patterns.")
     found = tuple(dict.fromkeys(itertools.islice(_expanded(pattern, escapes), MAX_ALTERNATIVES + 1)))
     if len(found) > MAX_ALTERNATIVES:
-        what = f"A pattern stands for more than {MAX_ALTERNATIVES:,} others"
+        what = f"A pattern expands to more than {MAX_ALTERNATIVES:,} others"
         raise UsageError(what, _shown(pattern), "Write several.")
     return found
 
 
 def spellings(path: str) -> tuple[str, ...]:
-    """``path`` as it is, and as disks may store it: the accents of each name composed (NFC) or decomposed (NFD)."""
+    """Return ``path`` and the forms in which disks may store it: accents composed (NFC) or decomposed (NFD) in each
+    name.
+    """
     if path.isascii():
         return (path,)
     names = [tuple(dict.fromkeys((name, *_forms(name)))) for name in path.split("/")]
@@ -58,19 +60,19 @@ def spellings(path: str) -> tuple[str, ...]:
 
 
 def literal_glob(path: str) -> str:
-    """The glob that matches ``path`` and nothing else."""
+    """Return the glob that matches only ``path``."""
     return _GLOB_SPECIAL.sub(r"[\g<0>]", path)
 
 
 def check_glob(glob: str) -> tuple[str, ...]:
-    """The alternatives of a glob, none of which has braces. Raises UsageError for one that can match nothing."""
+    """Return the alternatives of a glob, without braces. Raises UsageError for one that can match nothing."""
     if not glob.strip():
         raise UsageError("A glob is empty", fix="Leave it out, or write '**' for every document.")
     if not is_unicode(glob):
         raise UsageError("A glob is not UTF-8", _shown(glob), "Write '?' or '*' for what cannot be typed.")
     if glob.startswith("!"):
         fix = f"Leave out '!' to keep what {glob.lstrip('!')!r} matches."
-        raise UsageError("A glob says what to keep, it cannot exclude", _shown(glob), fix)
+        raise UsageError("A glob cannot exclude paths", _shown(glob), fix)
     if (either := _EITHER.search(glob)) is not None:
         nearest = _EITHER.sub(lambda found: "{" + found[1].replace("|", ",") + "}", glob)
         raise UsageError(f"A glob has braces where {either[0]!r} is", _shown(glob), f"Write {nearest!r}.")
@@ -83,15 +85,16 @@ def check_glob(glob: str) -> tuple[str, ...]:
 
 
 def glob_pattern(glob: str) -> str:
-    """The regular expression of a glob without braces for whole paths, in the syntax common to Rust and Python.
+    """Translate a glob without braces into a regular expression for whole paths, in syntax common to Rust and Python.
 
-    A slash in front, or inside of it, binds it to the top of the source; one at its end selects what a folder holds.
+    A slash at the start or in the middle anchors the glob at the top of the source. One at the end selects the content
+    of a folder.
     """
     return f"(?s)^{''.join(map(_translated, _TOKEN.findall(normal_glob(glob))))}$"
 
 
 def normal_glob(glob: str) -> str:
-    """A glob for whole paths, without ``.``, doubled slashes, and slashes at its ends."""
+    """Normalise a glob for whole paths: without ``.``, doubled slashes, and slashes at its ends."""
     names = [name for name in glob.split("/") if name not in ("", ".")]
     names = [name for name, before in zip(names, ["", *names], strict=False) if name != "**" or before != "**"]
     if not names:
@@ -102,17 +105,17 @@ def normal_glob(glob: str) -> str:
 
 
 def fixed_prefix(glob: str) -> str:
-    """What every path that a glob of ``normal_glob`` matches begins with, byte by byte; "" if nothing is fixed."""
+    """Return the prefix of every path that a glob of ``normal_glob`` matches, byte by byte; "" if there is none."""
     fixed = _WILDCARD.split(glob, maxsplit=1)[0]
     return fixed[: next((at for at, character in enumerate(fixed) if not character.isascii()), len(fixed))]
 
 
 def rests(glob: Sequence[str], folders: Sequence[str]) -> list[tuple[str, ...]]:
-    """What may be left of a glob, name by name, for paths below ``folders``; nothing if it leads elsewhere."""
+    """Return what is left of a glob, name by name, below ``folders``; empty if the glob cannot match there."""
     reached = {0}
     for folder in folders:
         for at in range(len(glob)):
-            if at in reached and glob[at] == "**":  # it may stand for no folder
+            if at in reached and glob[at] == "**":  # it may match no folder at all
                 reached.add(at + 1)
         reached = {
             at if glob[at] == "**" else at + 1
@@ -127,7 +130,7 @@ def _is_named(folder: str, glob: str) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8; arguments and file names may hold bytes that cannot."""
+    """Return whether ``text`` can be encoded as UTF-8; arguments and file names may contain bytes that cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -179,7 +182,7 @@ def _numbers(first: int, last: int) -> list[str]:
 
 
 def _group(pattern: str, start: int, escapes: bool) -> tuple[list[int], int | None]:
-    """Where the commas of the brace group at ``start`` are, and its end; None if it has none."""
+    """Return the positions of the commas of the brace group at ``start``, and its end; None if it has no end."""
     depth, commas = 0, list[int]()
     for at in _characters(pattern, escapes, start):
         if pattern[at] == "{":
@@ -194,7 +197,7 @@ def _group(pattern: str, start: int, escapes: bool) -> tuple[list[int], int | No
 
 
 def _characters(pattern: str, escapes: bool, start: int = 0) -> Iterator[int]:
-    """The places of the characters that are neither escaped nor inside of brackets."""
+    """Yield the positions of the characters that are neither escaped nor in brackets."""
     at = start
     while at < len(pattern):
         if escapes and pattern[at] == "\\":
@@ -249,7 +252,7 @@ def _one_of(texts: Iterable[str], *, escape: bool = True) -> str:
 
 
 def _set(inside: str) -> str:
-    """A set of characters without the slash; a descending range is empty."""
+    """Return a character set without the slash; a descending range is empty."""
     ranges, decomposed = "", []
     negated = inside[0] in "!^"
     for first, last, single in _SET_ITEM.findall(inside[negated:]):

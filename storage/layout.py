@@ -1,4 +1,4 @@
-"""All file names of a workspace: build names and classify paths (DESIGN, "Workspace layout")."""
+"""Build and classify all file names of a workspace (DESIGN, "Workspace layout")."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BRANCH = "_branch.json"
 BRANCHES = "_branches"
 GITIGNORE = ".gitignore"
 CATALOG = "_catalog.sqlite"
-"""The catalog of a local workspace, unless another is configured."""
+"""The catalog of a local workspace, unless another one is configured."""
 CATALOG_RECORD = "_catalog.json"
 COPY_RECORD = "_copy.json"
 TOKENS = "_tokens.json"
@@ -28,7 +28,7 @@ _LANCE_TEMPORARY = r"\.tmp[A-Za-z0-9]{6}"
 """Lance first writes local files under such a name, and manifests under their own name with ``#1`` appended."""
 
 _CUT = r"[0-9a-hjkmnp-tv-z]{26}"
-"""A branch is cut from the main index under a ULID in lower case, since Lance's names of branches have no other."""
+"""The name of a cut: a ULID in lower case, because Lance's branch names allow no upper case."""
 _BRANCH_ID = r"[a-z0-9.-]{1,40}-[0-9a-f]{20}"
 
 _CUT_AT = re.compile(rf"/(?:{BRANCHES}/[^/]+/|tree/cut-|_refs/branches/cut-)({_CUT})(?:[/.]|$)")
@@ -44,120 +44,122 @@ _BETWEEN_LEVELS = re.compile(r"~2F(?=[a-z][a-z0-9_]*:)")
 
 
 def delta_name(ulid: str) -> str:
-    """The file name of the delta ``ulid``."""
+    """Return the file name of the delta ``ulid``."""
     return f"_index_delta_{ulid}.parquet"
 
 
 def is_delta(name: str) -> bool:
-    """Whether ``name`` is the file name of a delta."""
+    """Return whether ``name`` is the file name of a delta."""
     return _DELTA.fullmatch(name) is not None
 
 
 def staged_name(run_id: str, batch: int) -> str:
-    """The file name of the staged delta of a commit."""
+    """Return the file name of the staged delta of a commit."""
     return f"_staged_{run_id}_{batch:06}.parquet"
 
 
 def parse_staged_name(name: str) -> tuple[str, int] | None:
-    """``(run_id, batch)`` of a staged delta, or None for any other file name."""
+    """Return ``(run_id, batch)`` of a staged delta, or None for any other file name."""
     match = _STAGED.fullmatch(name)
     return (match["run"], int(match["batch"])) if match else None
 
 
 def run_directory(tenant: Entity) -> str:
-    """The directory of a tenant's run history."""
+    """Return the directory of a tenant's run history."""
     return f"{tenant.directory}/_runs"
 
 
 def run_id_of(name: str) -> str | None:
-    """The run id of a run record, by its file name, or None for any other file name."""
+    """Return the run id of a run record, by its file name, or None for any other file name."""
     match = _RUN.fullmatch(name)
     return match[1] if match else None
 
 
 def table_path(tenant: Entity, kind: str, fingerprint: str) -> str:
-    """The path of a table of embeddings; ``kind`` is ``line``, ``memory`` or ``deep``."""
+    """Return the path of a table of embeddings; ``kind`` is ``line``, ``memory`` or ``deep``."""
     return f"{tables_directory(tenant)}/{kind}_embeddings-{fingerprint}.lance"
 
 
 def branches_directory(entity: Entity) -> str:
-    """The directory of the branches of a source."""
+    """Return the directory of the branches of a source."""
     return f"{entity.directory}/{BRANCHES}"
 
 
 def branch_directory(entity: Entity, name: str) -> str:
-    """The directory of a branch of a source: names are data, so a hash tells them apart on every file system."""
+    """Return the directory of a branch of a source. A hash of the name keeps names apart on every file system."""
     readable = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:40].rstrip("-.") or "branch"
     return f"{branches_directory(entity)}/{readable}-{hashlib.blake2b(name.encode(), digest_size=10).hexdigest()}"
 
 
 def is_cut(name: str) -> bool:
-    """Whether ``name`` is that of a cut, in the directory of its branch."""
+    """Return whether ``name`` is that of a cut in the directory of its branch."""
     return re.fullmatch(_CUT, name) is not None
 
 
 def lance_branch(cut: str) -> str:
-    """What Lance calls the branch of a table that holds ``cut``."""
+    """Return Lance's name for the branch of a table that holds ``cut``."""
     return f"cut-{cut}"
 
 
 def cut_of(lance_name: str) -> str | None:
-    """The cut that a branch of a table holds, or None of a branch that Driftline did not make."""
+    """Return the cut that a branch of a table holds, or None if Driftline did not make the branch."""
     cut = lance_name.removeprefix("cut-")
     return cut if lance_name == lance_branch(cut) and is_cut(cut) else None
 
 
 def branch_table_path(table: str, cut: str) -> str:
-    """Where Lance keeps what a branch of the table at the path ``table`` does not share with it."""
+    """Return the path where Lance keeps the files that a branch of the table at ``table`` does not share with it."""
     return f"{table}/tree/{lance_branch(cut)}"
 
 
 def tables_directory(tenant: Entity) -> str:
-    """The directory of a tenant's tables."""
+    """Return the directory of a tenant's tables."""
     return f"{tenant.tenant.directory}/_tables"
 
 
 def table_fingerprint(name: str, kind: str) -> str | None:
-    """The fingerprint of a table of ``kind``, by its directory name, or None for any other name."""
+    """Return the fingerprint of a table of ``kind``, by its directory name, or None for any other name."""
     match = _TABLE_NAME.fullmatch(name)
     return match["fingerprint"] if match and match["kind"] == kind else None
 
 
 def is_tenant(name: str) -> bool:
-    """Whether a top-level directory of this name is the root of a tenant."""
+    """Return whether a top-level directory of this name is the root of a tenant."""
     return _TENANT.fullmatch(name) is not None
 
 
 def lease_path(entity: Entity, purpose: str = "source") -> str:
-    """The path of the lease ``{purpose}:{entity}``."""
+    """Return the path of the lease ``{purpose}:{entity}``."""
     name = entity.directory.replace("/", "~2F")
     return f"{entity.tenant.directory}/_leases/{purpose}:{name}.json"
 
 
 def cut_at(path: str) -> str | None:
-    """The cut that a file of a branch belongs to, by its path; None of a record."""
+    """Return the cut that a file of a branch belongs to, by its path; None for a record."""
     match = _CUT_AT.search(path)
     return match[1] if match else None
 
 
 def branch_of_lease(path: str) -> str:
-    """The directory of the branch whose lease is at ``path``."""
+    """Return the directory of the branch that the lease at ``path`` belongs to."""
     _, entity = leased_entity(path)
     return f"{branches_directory(entity)}/{path.rpartition('~2F')[2].removesuffix('.json')}"
 
 
 def branch_lease_path(entity: Entity, name: str) -> str:
-    """The path of the lease of a branch."""
+    """Return the path of the lease of a branch."""
     identifier = branch_directory(entity, name).rpartition("/")[2]
     return lease_path(entity, "branch").replace(".json", f"~2F{BRANCHES}~2F{identifier}.json")
 
 
 def leased_entity(path: str) -> tuple[str, Entity]:
-    """``(purpose, entity)`` of a lease file, the inverse of ``lease_path``; of a branch, the entity of its source."""
+    """Return ``(purpose, entity)`` of a lease file, the inverse of ``lease_path``; for a branch, the entity of its
+    source.
+    """
     purpose, _, name = path.rpartition("/")[2].removesuffix(".json").partition(":")
     if purpose == "branch":
         name = name.rpartition(f"~2F{BRANCHES}~2F")[0]
-    # Ids never contain an unescaped colon, so an escaped slash within an id cannot be mistaken for a level separator.
+    # Ids never contain an unescaped colon, so an escaped slash in an id cannot be mistaken for a level separator.
     return purpose, Entity.of_directory(_BETWEEN_LEVELS.sub("/", name))
 
 
@@ -235,7 +237,7 @@ class Name(NamedTuple):
 
 
 def parse_name(path: str) -> Name:
-    """Classify ``path``, relative to the workspace; FOREIGN unless the layout has such a name there."""
+    """Classify ``path``, relative to the workspace; FOREIGN unless the layout allows such a name there."""
     table = _TABLE.fullmatch(path)
     if table is not None:
         for kind, pattern in _TABLE_KINDS:

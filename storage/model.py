@@ -1,4 +1,4 @@
-"""Values shared by all packages: documents, lines, states, statistics, sortable ids and the content hash."""
+"""Define values that all packages share: documents, lines, states, statistics, sortable ids and the content hash."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 CURRENT_EMBEDDING_VERSION = 4
-"""Incremented when text preparation changes the vectors of unchanged text, or when the columns of the table of lines
-change; part of every fingerprint."""
+"""Part of every fingerprint.
+
+Increment it when text preparation changes the vectors of unchanged text, or when the columns of the table of lines
+change."""
 
 
 class DocumentState(enum.StrEnum):
@@ -27,11 +29,11 @@ class DocumentState(enum.StrEnum):
     UNCHANGED = "unchanged"
     DELETED = "deleted"
     MISSING = "missing"
-    """Of a path that is not there and was never indexed; no scan gives it."""
+    """A path that does not exist and was never indexed; no scan returns it."""
 
 
 class SkipReason(enum.StrEnum):
-    """Why a file is not indexed."""
+    """The reason why a file is not indexed."""
 
     BINARY = "binary"
     TOO_LARGE = "too large"
@@ -44,6 +46,9 @@ class SkipReason(enum.StrEnum):
     WORK_TREE = "another work tree of the same repository"
     OUTSIDE = "link leads outside the source or in a circle"
     UNSTABLE = "changed while it was read"
+    LINK = "symbolic link"
+    LFS = "pointer of Git LFS"
+    SUBMODULE = "submodule"
     ENCRYPTED = "encrypted"
     DAMAGED = "damaged document"
     NO_TEXT = "document without text"
@@ -58,9 +63,9 @@ class ManifestRow:
 
     ``path`` is relative and posix; ``mtime_ns`` is in nanoseconds; ``etag`` is "" if the store has none; ``hash`` is
     the hex blake2b-128 of the bytes; ``lines`` counts rows of ``line_embeddings``; ``reason`` is set for a file that is
-    not indexed; ``racy`` means that the file may have changed in the same clock tick in which it was read, so the next
-    run compares its content; ``ctime_ns`` and ``inode`` are 0 where unknown, and not compared then.
-    ``extractor`` names what made text of the file, with its version, and is "" of text files (tasks/extraction).
+    not indexed. ``racy`` means that the file may have changed in the same clock tick in which it was read, so the next
+    run compares its content. ``ctime_ns`` and ``inode`` are 0 if unknown, and then not compared. ``extractor`` is the
+    name and version of the extractor that read the file (tasks/extraction), "" for text files.
     """
 
     path: str
@@ -79,7 +84,7 @@ class ManifestRow:
 
 @dataclass(frozen=True, slots=True)
 class DeepModel:
-    """A transformer that embeds definitions; ``fingerprint`` is of its files and of what it reads."""
+    """A transformer that embeds definitions; ``fingerprint`` covers its files and the preparation of its text."""
 
     name: str
     fingerprint: str
@@ -88,9 +93,9 @@ class DeepModel:
 
 @dataclass(frozen=True, slots=True)
 class DocMeta:
-    """What a program knows of a document whose lines it stores by hand: ``mtime`` is in seconds since 1970.
+    """The metadata of a document whose lines a program stores itself: ``mtime`` is in seconds since 1970.
 
-    ``version`` is CURRENT_EMBEDDING_VERSION, of the way in which its text was prepared.
+    ``version`` is the CURRENT_EMBEDDING_VERSION with which its text was prepared.
     """
 
     path: str
@@ -136,14 +141,14 @@ class Embedder(Protocol):
         ...
 
     def embed(self, lines: Any, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
-        """``(n, dim)`` unit rows of ``dtype``, float32 or float16, for a sequence or Arrow array of strings.
+        """Return ``(n, dim)`` unit rows of ``dtype``, float32 or float16, for a sequence or Arrow array of strings.
 
         The row of a line without known tokens is zero.
         """
         ...
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """``(dim,) float32``, a unit vector."""
+        """Embed a query as a unit vector, ``(dim,) float32``."""
         ...
 
 
@@ -156,17 +161,19 @@ def _encode(number: int, characters: int) -> str:
 
 
 def new_ulid(now_ms: int | None = None) -> str:
-    """A ULID: 48 bits of milliseconds and 80 random bits, in 26 characters of Crockford's base 32."""
+    """Return a new ULID: 48 bits of milliseconds and 80 random bits, in 26 characters of Crockford's base 32."""
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     return _encode(now, _TIME_CHARACTERS) + _encode(int.from_bytes(os.urandom(_RANDOM_BYTES)), 16)
 
 
 def derived_ulid(ulid: str, number: int) -> str:
-    """The ULID of part ``number`` of the object ``ulid``: deterministic, so that a retry recognizes its own writes."""
+    """Return the ULID of part ``number`` of the object ``ulid``: deterministic, so that a retry recognizes its own
+    writes.
+    """
     digest = hashlib.blake2b(f"{ulid}/{number}".encode(), digest_size=_RANDOM_BYTES).digest()
     return ulid[:_TIME_CHARACTERS] + _encode(int.from_bytes(digest), 16)
 
 
 def content_hash(data: bytes) -> str:
-    """blake2b-128 of ``data``, as 32 hexadecimal digits."""
+    """Return blake2b-128 of ``data``, as 32 hexadecimal digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -16,22 +16,26 @@ from numpy.typing import NDArray
 from driftline.storage.model import SkipReason
 
 MAX_ROW_CHARACTERS = 1_024
-"""A longer line becomes several rows, which one vector can describe: a static model reads 512 tokens."""
+"""A longer line is split into rows, each of which one vector can describe: a static model reads 512 tokens."""
 MAX_ROWS_OF_LINE = 64
-"""What stands behind them is counted, not indexed: a minified file must not fill an index."""
+"""Text behind them is counted but not indexed, so that a minified file does not fill an index."""
 
 MAX_TEXT_BYTES = 2**29
-"""Larger files are not indexed. As UTF-8 a legacy encoding takes at most three times its size, and the offsets of an
-Arrow array end at 2 GiB."""
+"""Larger files are not indexed.
+
+As UTF-8, a legacy encoding takes at most three times its size, and the offsets of an Arrow array end at 2 GiB."""
 
 _BINARY_WINDOW = 8 * 1024
+_LFS_POINTER, _LFS_CHARACTERS = "version https://git-lfs.github.com/spec/v1\n", 1024
+"""How a pointer begins, and how long it may be at most, by its specification."""
 _SAMPLE_BYTES = 64 * 1024
 _MAX_CONTROL_FRACTION = 0.02
 _BEFORE_BYTES = 4 * 1024
 """Context before the first byte that is not UTF-8, for the detection of the encoding."""
 _DETECTABLE_BYTES = 32
 _MAX_WESTERN_FRACTION = 0.5
-"""Non-ASCII bytes, and their share in the letters, below which a text counts as Western: statistics need more."""
+"""Text counts as Western if it has fewer non-ASCII bytes than ``_DETECTABLE_BYTES`` and a lower share of them among its
+letters than this, because statistics need more."""
 _MAX_REPLACED_FRACTION = 0.01
 REPLACEMENT = "\ufffd"
 _HIGH_BYTES = bytes(range(128, 256))
@@ -48,22 +52,24 @@ _UNMARKED = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 _MIN_PLAIN_FRACTION = 0.02
 _MAX_ODD_FRACTION = 0.01
 _MAX_ASCII_PAIRS = 0.85
-"""The share of other characters whose two bytes are both printable ASCII: nearly all, where bytes are read in pairs."""
+"""The maximum share of other characters whose two bytes are both printable ASCII.
+
+If bytes are misread in pairs, nearly all are."""
 _JUDGED_CHARACTERS = 2_048
 _PLAIN = re.compile("[\\t\\n\\r -~\u3000-\u3002\uff01-\uff1f]")
-"""ASCII, and the punctuation of Chinese and Japanese: all text has some of them, and bytes read in pairs have not."""
-# Text may hold tab, newline, form feed, carriage return, backspace and escape (coloured logs).
+"""ASCII, and the punctuation of Chinese and Japanese: all text has some of it, but bytes misread in pairs do not."""
+# Text may contain tab, newline, form feed, carriage return, backspace and escape (coloured logs).
 _ODD_ASCII = bytes(byte for byte in range(32) if byte not in b"\t\n\f\r\b\x1b") + b"\x7f"
 _ODD_CHARACTERS = dict.fromkeys((*_ODD_ASCII, *range(0x80, 0xA0)))
 
 
 def decode(data: bytes) -> tuple[str, SkipReason | None]:
-    """Decode a file: ``(text, None)``, or ``("", reason)`` if it has no text. Lines of the text end with ``\\n``.
+    r"""Decode a file: ``(text, None)``, or ``("", reason)`` if it has no text. Lines of the text end with ``\n``.
 
-    A byte order mark selects UTF-16 or UTF-32, as the bytes themselves do where NUL bytes make sense in no other way.
-    Otherwise the encoding is UTF-8, even where some bytes are damaged, or a legacy encoding. The few bytes that it
-    cannot decode become U+FFFD. Any other NUL byte in the first 8 KiB, or many control characters, mean BINARY. The
-    text never begins with a byte order mark and can always be encoded as UTF-8.
+    A byte order mark selects UTF-16 or UTF-32; so do bytes whose NUL bytes make sense in no other way. Otherwise, the
+    encoding is UTF-8, even if some bytes are damaged, or a legacy encoding. The few bytes that it cannot decode become
+    U+FFFD. Any other NUL byte in the first 8 KiB, or many control characters, mean BINARY. The text never begins with a
+    byte order mark and can always be encoded as UTF-8.
     """
     text, reason = _decode(data)
     return _unix_line_ends(text), reason
@@ -91,7 +97,7 @@ def _decode(data: bytes) -> tuple[str, SkipReason | None]:
 
 
 def _unmarked(data: bytes) -> str | None:
-    """The encoding of text in UTF-16 or UTF-32 without a byte order mark: the one in which most of it is plain."""
+    """Return the encoding of UTF-16 or UTF-32 text without a byte order mark: the one in which most of it is plain."""
     plainest, found = 0.0, None
     for encoding in _UNMARKED:
         width = 4 if "32" in encoding else 2
@@ -117,19 +123,24 @@ def _unmarked(data: bytes) -> str | None:
     return found
 
 
+def is_lfs_pointer(text: str) -> bool:
+    """Whether a file is what Git LFS keeps in the place of a large one: its size and hash, but none of its text."""
+    return text.startswith(_LFS_POINTER) and len(text) < _LFS_CHARACTERS
+
+
 def has_replaced_bytes(data: bytes, text: str) -> bool:
-    """Whether ``decode`` replaced bytes of ``data`` that it could not decode."""
+    """Return whether ``decode`` replaced bytes of ``data`` that it could not decode."""
     return REPLACEMENT in text and REPLACEMENT.encode() not in data
 
 
 def _is_mostly_utf8(damaged: str) -> bool:
-    """Whether a text that was decoded with replacements has more characters of several bytes than replacements."""
+    """Return whether a text decoded with replacements has more multibyte characters than replacements."""
     replaced = damaged.count(REPLACEMENT)
     return len(damaged) - len(damaged.encode("ascii", errors="ignore")) > 2 * replaced
 
 
 def _detect(sample: bytes) -> str | None:
-    """The legacy encoding of ``sample``, as a Python codec name."""
+    """Return the legacy encoding of ``sample``, as a Python codec name."""
     from charset_normalizer import from_bytes  # takes 50 ms to import, and few trees need it
 
     high = len(sample) - len(sample.translate(None, _HIGH_BYTES))
@@ -160,9 +171,9 @@ def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
 class SplitLines:
     """The rows of some documents, in order: four arrays of the same length.
 
-    ``text`` is ``string``; ``doc_index`` is ``int32`` into the documents; ``line_number`` is ``int32``, 0-based, and
-    ``column_number``, ``int32``, the character of its line at which a row begins. ``left_out`` counts the characters of
-    documents, by their index, that have no row because their lines are too long.
+    ``text`` is ``string``; ``doc_index`` is ``int32`` into the documents; ``line_number`` is ``int32``, 0-based;
+    ``column_number`` is ``int32``, the character of its line at which a row begins. ``left_out`` counts the characters
+    of documents, by their index, that have no row because their lines are too long.
     """
 
     text: pa.StringArray
@@ -176,10 +187,11 @@ class SplitLines:
 
 
 def split_documents(texts: Sequence[str], *, every_document: bool = False) -> SplitLines:
-    """The lines of ``texts`` that hold a letter or digit (Unicode categories L and N), numbered as in editors.
+    r"""Return the lines of ``texts`` that contain a letter or digit (Unicode categories L and N), numbered as in
+    editors.
 
-    ``\\n``, ``\\r\\n`` and ``\\r`` end a line; other separators of ``str.splitlines`` do not. A line is one row, or
-    several as ``rows_of_line`` says. With ``every_document``, a text whose lines hold none has its first line. Raises
+    ``\n``, ``\r\n`` and ``\r`` end a line; other separators of ``str.splitlines`` do not. A line is one row, or several
+    as ``rows_of_line`` defines. With ``every_document``, a text without any such line has its first line. Raises
     ArrowInvalid if all texts together have 2 GiB or more of UTF-8.
     """
     documents = pa.array([_unix_line_ends(text) for text in texts], pa.string())
@@ -209,10 +221,10 @@ def split_documents(texts: Sequence[str], *, every_document: bool = False) -> Sp
 
 
 def rows_of_line(line: str) -> list[tuple[int, str]]:
-    """The rows of one line, each with its column: the line itself, or parts of at most MAX_ROW_CHARACTERS.
+    """Split one line into rows, each with its column: the line itself, or parts of at most MAX_ROW_CHARACTERS.
 
-    A part ends behind a blank, else behind another character that is not of a word, else anywhere. The parts follow one
-    another; blanks behind the last one are left out, and what stands behind MAX_ROWS_OF_LINE parts.
+    A part ends after a blank, else after another character that is not part of a word, else anywhere. The parts are
+    contiguous. Blanks after the last one, and text after MAX_ROWS_OF_LINE parts, are dropped.
     """
     if len(line) <= MAX_ROW_CHARACTERS:
         return [(0, line)]
@@ -237,7 +249,7 @@ def _end_of_part(line: str, start: int) -> int:
 def _with_long_lines(
     text: pa.StringArray, doc_index: NDArray[np.int32], line_number: NDArray[np.int32], may_be_long: NDArray[np.bool_]
 ) -> SplitLines:
-    """Lines, of which some ``may_be_long``, as rows."""
+    """Return lines, of which some ``may_be_long``, as rows."""
     candidates = np.flatnonzero(may_be_long)
     rows, counts, left_out = list[tuple[int, str]](), np.ones(len(text), np.int64), dict[int, int]()
     for at, line in zip(candidates.tolist(), text.take(pa.array(candidates)).to_pylist(), strict=True):
@@ -262,13 +274,13 @@ def _with_long_lines(
 
 
 def split_lines(text: str) -> list[str]:
-    """Every line of one text, whole, numbered as by ``split_documents``."""
+    """Return every line of one text, whole, numbered as by ``split_documents``."""
     lines = _unix_line_ends(text).split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
 
 def lines_between(text: str, first: int, last: int) -> list[str]:
-    """Lines ``first`` to ``last`` of ``split_lines``, 0-based and inclusive; fewer if the text ends before."""
+    """Return lines ``first`` to ``last`` of ``split_lines``, 0-based and inclusive; fewer if the text ends before."""
     lines = _unix_line_ends(text).split("\n", last + 1)
     if len(lines) == last + 2 or lines[-1] == "":
         del lines[-1]  # the rest of the text
@@ -282,7 +294,7 @@ def _unix_line_ends(text: str) -> str:
 def _has_word(
     documents: pa.StringArray, data: NDArray[np.uint8], starts: NDArray[np.int32], ends: NDArray[np.int32]
 ) -> NDArray[np.bool_]:
-    """Whether each of these non-empty lines holds a letter or digit.
+    """Return whether each of these non-empty lines contains a letter or digit.
 
     Arithmetic decides for ASCII; the regular expression, which is far slower, checks only the other lines.
     """
@@ -299,7 +311,7 @@ def _has_word(
 
 
 def _slices(strings: pa.StringArray, starts: NDArray[np.int32], ends: NDArray[np.int32]) -> pa.StringArray:
-    """The substrings ``[starts[i], ends[i])`` of the data of ``strings``, which are in order and do not overlap."""
+    """Return the substrings ``[starts[i], ends[i])`` of the data of ``strings``, in order and without overlaps."""
     offsets = np.empty(2 * len(starts) + 1, np.int32)
     offsets[:-1:2] = starts
     offsets[1::2] = ends

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.proxies import Proxy
 from tests.servers.s3_server import S3Server, running_s3
 from tests.support.waiting import PATIENCE_SECONDS
@@ -45,6 +46,20 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in LIMITS:
         if module in sys.modules:
             monkeypatch.setattr(sys.modules[module], name, PATIENCE_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def _git_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep mirrors of git repositories out of the user's cache."""
+    monkeypatch.setenv("DRIFTLINE_GIT_CACHE", str(tmp_path_factory.getbasetemp() / "git-mirrors"))
+
+
+@pytest.fixture
+def git_server(tmp_path: Path) -> Iterator[GitServer]:
+    """A smart-HTTP git server without repositories."""
+    (tmp_path / "served").mkdir()
+    with running_git_server(tmp_path / "served") as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

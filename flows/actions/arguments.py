@@ -26,8 +26,10 @@ from datetime import UTC, date, datetime, time
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_type_hints
 
-from driftline.storage.defaults import Strategy, nearest_name
+from driftline.storage.defaults import nearest_name
 from driftline.storage.errors import UsageError
+from driftline.storage.options import Option
+from driftline.tasks.search.request import OPTIONS
 
 ENGINE_ARGUMENTS = frozenset(
     {"state", "engine", "node", "node_name", "graph", "config", "parallel_results", "run_id", "thread_id"}
@@ -338,6 +340,39 @@ Flag: TypeAlias = Annotated[bool, Kind(flag)]
 Moment: TypeAlias = Annotated[datetime, Kind(moment)]
 Fields: TypeAlias = Annotated[Mapping[str, Any], Kind(fields)]
 SearchMode: TypeAlias = Annotated[Literal["hybrid", "vector", "text"], Kind(choice("hybrid", "vector", "text"))]
-FilterStrategy: TypeAlias = Annotated[Strategy, Kind(choice(*get_args(Strategy)))]
 OneEntity: TypeAlias = Annotated[str | tuple[str, str], Kind(entity)]
 Entities: TypeAlias = Annotated[list[str | tuple[str, str]], Kind(entities)]
+
+# -- the options of a search -----------------------------------------------------------------
+
+
+def parameters(options: Mapping[str, Option], *first: str) -> list[inspect.Parameter]:
+    """Return the options of a request as parameters of an action, those named ``first`` before the others.
+
+    One that is not given is left out.
+    """
+    ordered = [*(options[name] for name in first), *(row for name, row in options.items() if name not in first)]
+    return [
+        inspect.Parameter(
+            row.argument, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Any, Kind(_reader(row))]
+        )
+        for row in ordered
+    ]
+
+
+def given_by(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of arguments by the names of their options."""
+    names = {row.argument: name for name, row in OPTIONS.items()}
+    return {names[argument]: value for argument, value in arguments.items()}
+
+
+def _reader(row: Option) -> Callable[[object], Any]:
+    if row.is_list:
+        return entities if row.is_entity else names
+    if row.choices:
+        return choice(*row.choices)
+    if row.type is bool:
+        return flag
+    if row.bounds is None:
+        return name
+    return whole(int(row.bounds[0])) if row.type is int else real(*row.bounds)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from driftline.flows.actions.arguments import Parameters
 from driftline.flows.config.access import source_access
-from driftline.flows.config.environment import Environment, absolute_workspace, is_plain_name, local_path
+from driftline.flows.config.environment import NAME_SIGN, Environment, absolute_workspace, is_plain_name, local_path
 from driftline.storage.errors import (
     AccessDenied,
     CommitConflict,
@@ -36,6 +36,7 @@ from driftline.storage.errors import (
     UsageError,
     WorkspaceNotFound,
 )
+from driftline.storage.layout import CONFIG
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -129,6 +130,10 @@ CLOSE_HOOKS = ("register_cleanup", "add_close_hook", "on_close")
 """Methods of an engine that take a function to call when it closes, or lists of such functions; the first counts."""
 
 
+def _has_workspace(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, CONFIG))
+
+
 class Handles:
     """Open workspaces, and the embedders of ad-hoc searches. Threads may share it; it opens nothing after ``close``."""
 
@@ -140,10 +145,18 @@ class Handles:
         self._closed = False
 
     def locate(self, name: str) -> str:
-        """The URI or absolute path of a workspace: a plain name lies in the home, a path where it says."""
+        """The URI or absolute path of a workspace: a name, with or without its @, lies in the home.
+
+        A workspace in the current folder is found by its bare name while there is none of this name in the home.
+        """
+        environment = Environment.current()
+        home = self._home or environment.workspaces_home
         if is_plain_name(name):
-            environment = Environment.current()
-            return absolute_workspace(name, environment.cwd, self._home or environment.workspaces_home)
+            named = absolute_workspace(f"{NAME_SIGN}{name}", environment.cwd, home)
+            here = os.path.realpath(name)
+            return here if _has_workspace(here) and not _has_workspace(named) else named
+        if name.startswith(NAME_SIGN):
+            return absolute_workspace(name, environment.cwd, home)
         path = local_path(name)
         return name if path is None else os.path.abspath(path)
 

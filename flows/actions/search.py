@@ -11,24 +11,20 @@ documents go, and its filters leave them out from now on.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from driftline.flows.actions.arguments import (
-    Count,
-    Distance,
-    Entities,
-    FilterStrategy,
     Flag,
     Fraction,
     Name,
     Names,
     Query,
-    SearchMode,
     SomeNames,
+    given_by,
+    parameters,
 )
 from driftline.flows.actions.registry import Action, Handles, Result, action, bind, close_with
 from driftline.flows.actions.semtools import semtools_search
@@ -37,11 +33,13 @@ from driftline.flows.runs.remove import remove_documents, remove_source
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import FingerprintMismatch, SourceNotFound, UsageError, WorkspaceNotFound
+from driftline.storage.options import spread
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import model_of
 from driftline.tasks.scanning.scan import below
 from driftline.tasks.scanning.selection import files_named, is_glob, literal
+from driftline.tasks.search.request import SearchRequest, options_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,30 +171,13 @@ def workspace_index(
 
 
 @action
+@spread("given", parameters(options_in("action"), "paths", "top_k", "max_distance", "n_lines"))
 def workspace_search(
     state: Any,
     workspace: Name,
     query: Query,
-    paths: Names | None = None,
-    top_k: Count | None = None,
-    max_distance: Distance | None = None,
-    n_lines: Count | None = None,
-    mode: SearchMode | None = None,
-    min_relevance: Fraction | None = None,
-    dirs: Names | None = None,
-    globs: Names | None = None,
-    exts: Names | None = None,
-    languages: Names | None = None,
-    kinds: Names | None = None,
-    symbols: Flag = False,
-    tests: Flag = True,
-    rerank: Flag | None = None,
-    branch: Name | None = None,
-    entity: Entities | None = None,
-    workspace_name: Name | None = None,
-    strategy: FilterStrategy | None = None,
-    fallback_threshold: Fraction | None = None,
-    explain: Flag = False,
+    *,
+    given: dict[str, Any],
     handles: Handles | None = None,
 ) -> Result:
     """Search a workspace: ``{query, results}`` as ``driftline search --json`` has them, with ``notes`` and the
@@ -205,27 +186,15 @@ def workspace_search(
     What is left out comes from ``[search]`` of ``driftline.toml``. With ``explain`` there is an ``explanation``, too.
     """
     from driftline.flows.actions.sources import filter_for
-    from driftline.flows.config.locate import on_named_branch
-    from driftline.flows.config.search_settings import named_workspace, search_arguments
-    from driftline.flows.output.run_series import record_search
-    from driftline.tasks.search.filters import SearchFilter
-    from driftline.tasks.search.query import search
+    from driftline.flows.config.search_settings import search_request
+    from driftline.flows.runs.search import find
 
-    handles = handles or Handles()
-    opened = handles.workspace(handles.locate(workspace))
-    opened = on_named_branch(opened, search_arguments({"branch": branch})["branch"])
-    also = [] if paths is None else [filter_for(opened, paths)]
-    also += [named_workspace(workspace_name)[0]] if workspace_name is not None else []
-    named: dict[str, Any] = {"dirs": dirs, "globs": globs, "exts": exts, "languages": languages, "entities": entity}
-    where = SearchFilter(**named, also=also, on_this_machine=True)
-    told = {"top_k": top_k, "n_lines": n_lines, "mode": mode, "strategy": strategy, "rerank": rerank}
-    arguments = search_arguments(told | {"fallback_threshold": fallback_threshold, "deep": None})
-    limits: dict[str, Any] = {"max_distance": max_distance, "min_relevance": min_relevance}
-    limits |= {"symbols": symbols, "kinds": kinds, "tests": tests}
-    started = time.monotonic()
-    report = search(opened, query, where=where, explain=True, **limits, **arguments)
-    record_search(opened, report.explanation, time.monotonic() - started)
-    return {"results": [], **(report if explain else replace(report, explanation=None)).to_dict()}
+    options = given_by(given)
+    opened = (handles := handles or Handles()).workspace(handles.locate(workspace))
+    paths = options.pop("paths", None)
+    also = () if paths is None else (filter_for(opened, paths),)
+    request = search_request(query, options, also=also, on_this_machine=True)
+    return {"results": [], **find(opened, request).to_dict()}
 
 
 @action
@@ -253,15 +222,14 @@ def workspace_remove(state: Any, workspace: Name, paths: SomeNames, handles: Han
 
 
 @action
+@spread("given", parameters(options_in("action", "top_k", "max_distance", "n_lines", "min_relevance")))
 def semantic(
     state: Any,
     query: Query,
     files: SomeNames,
     workspace: Name | None = None,
-    top_k: Count = 10,
-    max_distance: Distance | None = None,
-    n_lines: Count = 3,
-    min_relevance: Fraction | None = None,
+    *,
+    given: dict[str, Any],
     model: Name | None = None,
     handles: Handles | None = None,
 ) -> Result:
@@ -274,15 +242,14 @@ def semantic(
 
     handles = handles or Handles()
     skipped = SkippedFiles()
-    limits: dict[str, Any] = {"top_k": top_k, "max_distance": max_distance, "n_lines": n_lines}
-    limits["min_relevance"] = min_relevance
+    request = SearchRequest.of(query, given_by(given))
     embedder = partial(handles.embedder, model)
     if workspace is None:
-        report = grep(query, read_texts(files, on_skip=skipped.add), embedder(), **limits)
+        report = grep(request, read_texts(files, on_skip=skipped.add), embedder())
     else:
         opened = handles.workspace(handles.locate(workspace))
         _check_model(opened, model)
-        report = search_files(opened, query, files, embedder, **limits, on_skip=skipped.add)
+        report = search_files(opened, request, files, embedder, on_skip=skipped.add)
     return {"results": [], **report.to_dict(), **skipped.to_dict()}
 
 

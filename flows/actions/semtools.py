@@ -32,6 +32,7 @@ from driftline.flows.actions.sources import SkippedFiles
 from driftline.storage.errors import UsageError
 from driftline.tasks.search.grep import NamedText
 from driftline.tasks.search.hits import Hit, clipped, match_in
+from driftline.tasks.search.request import SearchRequest
 
 PROGRAM = "semtools"
 OLD_PROGRAM = "search"
@@ -334,15 +335,8 @@ def _semtools_search(
         matches = search(program, query, list(texts), timeout_seconds=timeout, **limits)
         matches = [_bounded(match, query) for match in matches]
     else:
-        report = grep(
-            query,
-            texts,
-            (handles or Handles()).embedder(model),
-            top_k=n_results,
-            max_distance=max_distance,
-            min_relevance=min_relevance,
-            n_lines=n_lines,
-        )
+        limits = {"top_k": n_results, "n_lines": n_lines, "max_distance": max_distance, "min_relevance": min_relevance}
+        report = grep(SearchRequest.of(query, limits), texts, (handles or Handles()).embedder(model))
         matches = [_match(hit) for hit in report.results]
         told = {"notes": list(report.notes)} if report.notes else {}
         told |= {"nearest": _match(report.nearest)} if report.nearest else {}

@@ -1,8 +1,8 @@
-"""The commit of a CI build and the branch that it may index, from the CI system's variables and from git.
+"""Detect the commit of a CI build and the branch that it may index, from the CI system's variables and from git.
 
-Only what the CI system tells to be a push to a branch, or a pull request of the repository's own branch, is indexed as
-that branch. A pull request of a fork, or one that does not tell where it comes from, is ``pr/NUMBER``; for anything
-else ``Build.index_branch`` raises.
+A build is indexed as a branch only if the CI system says that it is a push to that branch, or a pull request of the
+repository's own branch. A pull request of a fork, or one of unknown origin, is ``pr/NUMBER``; for anything else,
+``Build.index_branch`` raises.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from driftline.storage.errors import UsageError
 from driftline.tasks.git.commits import default_branch, head, index_name, is_on_remote_branch
 
 USUAL_DEFAULTS = ("main", "master")
-"""What a default branch is called where neither the CI system nor git names it."""
+"""Names of the default branch if neither the CI system nor git names it."""
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REQUEST_REF = re.compile(r"refs/(?:remotes/)?(?:pull|pull-requests|merge-requests)/(\d+)/.*")
 _CIRCLE_REQUEST = re.compile(r"pull/(\d+)(?:/(?:head|merge))?")
@@ -30,12 +30,12 @@ Variables = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _System:
-    """The variables of one CI system; where several name the same thing, the first that is set counts.
+    """The variables of one CI system. If several variables mean the same thing, the first one that is set counts.
 
-    ``default`` names the default branch of the repository and ``tag`` the tag that is built. Any of ``signs`` shows
-    that a pull request is built: ``request`` is its number, ``source`` its branch, and ``target`` the branch that it
-    shall be merged into. ``is_own`` says whether its branch is one of the repository itself. ``number`` grows from
-    build to build.
+    ``default`` names the default branch of the repository and ``tag`` the tag of the build. Any of ``signs`` shows that
+    the build is for a pull request: ``request`` is its number, ``source`` its branch, and ``target`` the branch to
+    merge it into. ``is_own`` says whether its branch belongs to the repository itself. ``number`` grows from build to
+    build.
     """
 
     name: str
@@ -55,12 +55,12 @@ class _System:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One build. ``commit`` is the full id; ``committed`` is when it was made; ``system`` is "" outside of CI.
+    """One build. ``commit`` is the full id, ``committed`` its time; ``system`` is "" outside of CI.
 
     ``number`` is higher than that of each earlier build. ``branch`` was pushed or, if ``is_request``, is that of the
-    pull request with the number ``pull_request``, to be merged into ``target``; it ``is_own`` if it is known to be a
-    branch of the repository itself, and ``head_commit`` its last commit. ``unclear`` says why the branch cannot be
-    told, and ``nothing_to_index`` why there is none.
+    pull request with the number ``pull_request``, to be merged into ``target``. ``is_own`` is set if the branch is
+    known to belong to the repository itself, and ``head_commit`` is its last commit. ``unclear`` says why the branch is
+    unknown, and ``nothing_to_index`` why there is none.
     """
 
     system: str = ""
@@ -114,10 +114,10 @@ class Build:
         return _github(build, environ) if system is _GITHUB else _other(build, system, environ)
 
     def index_branch(self, default: str | None = None) -> str | None:
-        """The branch to index; None for the main index: outside of CI, and for a push to the default branch.
+        """Return the branch to index; None for the main index: outside of CI, and for a push to the default branch.
 
         A pull request is ``pr/NUMBER``, unless it is known to come from a branch of the repository itself that is not
-        the default one. Raises UsageError if the branch cannot be told: no index is right then.
+        the default one. Raises UsageError if the branch is unknown, because any index would be wrong then.
         """
         main = default or self.default_branch
         if not self.system:
@@ -139,7 +139,10 @@ class Build:
         return None if is_main else index_name(self.branch)
 
     def is_push_to(self, branch: str) -> bool:
-        """Whether this is a build of ``branch``, not of a tag or a pull request. Raises UsageError if unclear."""
+        """Return whether this is a build of ``branch``, not of a tag or a pull request.
+
+        Raises UsageError if unclear.
+        """
         if self.is_request or self.nothing_to_index:
             return False
         if self.branch is not None and self.branch != branch:
@@ -149,14 +152,14 @@ class Build:
         return True
 
     def required_commit(self) -> str:
-        """The commit. Raises UsageError if neither the CI system nor git names one."""
+        """Return the commit. Raises UsageError if neither the CI system nor git names one."""
         if self.commit is None:
             fix = "Run it in a git work tree with a commit, or set CI=true and CI_COMMIT_SHA."
             raise UsageError("The commit of this build is unknown", fix=fix)
         return self.commit
 
     def _why_not_checked_out(self, folder: str) -> str:
-        """Why what is checked out cannot be told to be the branch of this build, "" if it can."""
+        """Return why the work tree cannot be identified as the branch of this build, "" if it can."""
         if self.checked_out is None or self.commit is None:
             return ""
         if self.is_request:
@@ -180,7 +183,7 @@ def _unknown(what: str, fix: str = "") -> UsageError:
 
 
 def _other(build: Build, system: _System, environ: Variables) -> Build:
-    """Fill in what is built: a pull request, else a tag, else a push."""
+    """Fill in the subject of the build: a pull request, else a tag, else a push."""
     refs = [environ.get(name, "") for name in system.branch]
     requested = [match[1] for ref in refs if (match := _REQUEST_REF.fullmatch(ref))]
     if system is _CIRCLE:
@@ -214,14 +217,17 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
 
 
 def _same(environ: Variables, *pairs: tuple[str, str]) -> bool:
-    """Whether one of ``pairs`` of variables is set, and no pair that is set differs."""
+    """Return whether one of ``pairs`` of variables is set, and no pair that is set differs."""
     values = [(environ.get(first), environ.get(second)) for first, second in pairs]
     known = [(first, second) for first, second in values if first and second]
     return bool(known) and all(first == second for first, second in known)
 
 
 def _is_own_of_gitlab(environ: Variables) -> bool:
-    """A fork's merge request may be built in the fork or in the target: all three projects must be the same."""
+    """Return whether a merge request is the project's own.
+
+    A fork's merge request may be built in the fork or in the target, so all three projects must be the same.
+    """
     source, path = "CI_MERGE_REQUEST_SOURCE_PROJECT_ID", "CI_MERGE_REQUEST_SOURCE_PROJECT_PATH"
     return _same(
         environ,
@@ -243,7 +249,7 @@ def _is_own_of_buildkite(environ: Variables) -> bool:
 
 
 def _is_own_of_circle(environ: Variables) -> bool:
-    """CircleCI sets these for pull requests of forks only."""
+    """Return whether a pull request is the project's own: CircleCI sets these variables only for forks."""
     return not any(environ.get(f"CIRCLE_PR_{name}") for name in ("NUMBER", "REPONAME", "USERNAME"))
 
 
@@ -252,7 +258,7 @@ def _is_own_of_azure(environ: Variables) -> bool:
 
 
 def _place(url: str) -> str:
-    """``host/owner/name`` of the URL of a repository, however it is reached."""
+    """Return ``host/owner/name`` of the URL of a repository, for any protocol."""
     match = re.fullmatch(r"(?:[a-z+]+://)?(?:[^@/]*@)?([^/:]+)(?::\d+(?=/))?[:/]+(.+?)(?:\.git)?/*", url.strip())
     return f"{match[1]}/{match[2]}".lower() if match else ""
 
@@ -261,7 +267,7 @@ def _place(url: str) -> str:
 
 
 def _github(build: Build, environ: Variables) -> Build:
-    """Fill in what is built. The variables of some events name the target alone, so that the event itself decides."""
+    """Fill in the subject of the build from the event, because the variables of some events name only the target."""
     event, name = _github_event(environ), environ.get("GITHUB_EVENT_NAME", "")
     ref = environ.get("GITHUB_REF") or _github_ref(environ)
     default = _text(event, "repository", "default_branch")
@@ -293,7 +299,7 @@ def _github(build: Build, environ: Variables) -> Build:
 
 
 def _github_after_another(build: Build, event: Mapping[str, Any], environ: Variables) -> Build:
-    """A ``workflow_run``: its variables name the default branch, whatever the first workflow has built."""
+    """Fill in a ``workflow_run``: its variables name the default branch, whatever the first workflow has built."""
     branch, commit = _text(event, "workflow_run", "head_branch"), _text(event, "workflow_run", "head_sha")
     is_own = _is_own_of_github(event, environ, "workflow_run", "head_repository")
     if _text(event, "workflow_run", "event") in ("push", "schedule", "workflow_dispatch") and is_own and commit:
@@ -310,14 +316,14 @@ def _github_ref(environ: Variables) -> str:
 
 
 def _is_own_of_github(event: Mapping[str, Any], environ: Variables, *keys: str) -> bool:
-    """Whether the repository at ``keys`` of the event is the one that is built."""
+    """Return whether the repository at ``keys`` of the event is the one that is built."""
     source = _text(event, *keys, "full_name")
     known = {environ.get("GITHUB_REPOSITORY") or None, _text(event, "repository", "full_name")} - {None}
     return source is not None and known == {source}
 
 
 def _github_event(environ: Variables) -> dict[str, Any]:
-    """What GitHub tells of the event, {} if it tells nothing."""
+    """Return GitHub's description of the event, or {}."""
     path = environ.get("GITHUB_EVENT_PATH")
     if not path or not os.path.isfile(path):
         return {}
@@ -357,7 +363,7 @@ def _is_set(environ: Variables, name: str) -> bool:
 
 
 def _branch(name: str | None) -> str | None:
-    """The name of a branch, without the prefix of its ref."""
+    """Return the name of a branch, without the prefix of its ref."""
     return (name or "").removeprefix("refs/heads/") or None
 
 
@@ -380,7 +386,7 @@ _GITHUB = _System(
     "GITHUB_ACTIONS",
     "GITHUB_SHA",
     (),
-    lambda _: False,  # the event tells
+    lambda _: False,  # known from the event
     number="GITHUB_RUN_NUMBER",
 )
 _GITLAB = _System(
@@ -414,7 +420,7 @@ _JENKINS = _System(
     target=("CHANGE_TARGET", "ghprbTargetBranch", "gitlabTargetBranch"),
     signs=("CHANGE_ID", "CHANGE_BRANCH", "CHANGE_TARGET", "CHANGE_FORK", "ghprbPullId", "gitlabMergeRequestIid"),
 )
-"""The builds of Jenkins are numbered for each branch job, which may be made anew, so that their numbers say nothing."""
+"""Jenkins numbers builds for each branch job, which may be recreated, so the numbers say nothing."""
 _BUILDKITE = _System(
     "Buildkite",
     "BUILDKITE",
@@ -466,7 +472,7 @@ _BITBUCKET = _System(
     "BITBUCKET_BUILD_NUMBER",
     "BITBUCKET_COMMIT",
     ("BITBUCKET_BRANCH",),
-    lambda _: True,  # it builds no pull request of a fork
+    lambda _: True,  # it does not build pull requests of forks
     number="BITBUCKET_BUILD_NUMBER",
     tag=("BITBUCKET_TAG",),
     request=("BITBUCKET_PR_ID",),
@@ -479,7 +485,7 @@ _ANY = _System(
     "CI",
     "CI_COMMIT_SHA",
     ("CI_COMMIT_BRANCH",),
-    lambda _: False,  # nothing tells
+    lambda _: False,  # unknown
     ("CI_PIPELINE_URL",),
     default=("CI_DEFAULT_BRANCH", "CI_REPO_DEFAULT_BRANCH"),
     tag=("CI_COMMIT_TAG",),

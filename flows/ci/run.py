@@ -1,10 +1,7 @@
-"""``driftline ci``: bring the index in step with the commit of a build, or report how far behind the index is.
+"""Run ``driftline ci``: update the index to the commit of a build, or report how old the index is.
 
-How far an index is behind a commit, from the run history and git; reads only.
-
-The output of ``driftline ci``: a few lines of text, and the job summary in Markdown.
-
-Start Prefect deployments for a commit, once for each commit, and wait for their runs.
+``ages`` reads the age of the index from the run history and git. ``run_deployments`` starts Prefect deployments, once
+for each commit, and waits for their runs. ``lines`` and ``markdown`` format the report as text and as a job summary.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ from driftline.tasks.git.work_tree import find_work_tree, git_origin
 INDEX_FLOW = "driftline-index"
 POLL_SECONDS = 1.0
 MAX_ATTEMPTS = 20
-"""Maximum number of runs of one commit: another build of the commit starts a failed run anew."""
+"""Maximum number of runs of one commit: another build of the commit restarts a failed run."""
 
 
 def run_deployments(
@@ -49,9 +46,9 @@ def run_deployments(
 ) -> list[dict[str, Any]]:
     """Start each deployment (``NAME`` of the index flow, or ``FLOW/NAME``) and wait until all have ended.
 
-    The commit is the idempotency key: a run of it that is under way, or has completed, is the one waited for.
-    Returns ``{deployment, id, name, state, url, seconds}`` of each. Raises UsageError without a server or for an
-    unknown name, DeploymentFailed.
+    The commit is the idempotency key: if a run of it is in progress or has completed, wait for that run. Returns
+    ``{deployment, id, name, state, url, seconds}`` of each. Raises UsageError without a server or for an unknown name,
+    DeploymentFailed.
     """
     server_url()
     deadline = time.monotonic() + timeout_seconds
@@ -72,7 +69,7 @@ def run_deployments(
 
 def _start(client: SyncPrefectClient, name: str, deployment: Any, commit: str) -> FlowRun:
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        # Prefect keeps these keys by flow, which all index deployments share.
+        # Prefect scopes these keys to a flow, which all index deployments share.
         key = f"{commit}:{name}" if attempt == 1 else f"{commit}:{name}:{attempt}"
         run = client.create_flow_run_from_deployment(deployment, idempotency_key=key, tags=["ci", f"commit:{commit}"])
         if not _has_ended(run) or _has_completed(run):
@@ -118,7 +115,7 @@ def _report(name: str, run: FlowRun) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SourceAge:
-    """How much older than a commit one source of the index is; ``seconds`` is None if it was never indexed."""
+    """The age of one source of the index relative to a commit; ``seconds`` is None if it was never indexed."""
 
     uri: str
     entity: str | None = None
@@ -127,7 +124,7 @@ class SourceAge:
     seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``ci --json`` prints it; ``indexed`` is the commit that was indexed last."""
+        """Like ``ci --json`` prints it; ``indexed`` is the commit that was indexed last."""
         return {
             "uri": self.uri,
             "entity": self.entity,
@@ -138,10 +135,10 @@ class SourceAge:
 
 
 def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: datetime) -> list[SourceAge]:
-    """The age of every source that ``uris`` name, compared with ``commit``, which was made at ``committed``.
+    """Return the age of every source that ``uris`` name, relative to ``commit``, which was made at ``committed``.
 
-    An index of ``commit`` or of one of its descendants has age 0. Otherwise an index is as old as the commit that it
-    was made from, if the work tree knows that commit, and at least as old as the run that made it.
+    An index of ``commit`` or of one of its descendants has age 0. Otherwise, an index is as old as its own commit, if
+    the work tree knows that commit, and at least as old as the run that made it.
     """
     known = list(workspace.readable_sources())
     result: list[SourceAge] = []
@@ -173,7 +170,7 @@ def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed:
 
 
 def _source_of(run: RunRecord, entity: Entity) -> Mapping[str, Any] | None:
-    """The report of ``run`` on a source that it brought in step, or None."""
+    """Return the report of ``run`` on a source that it updated, or None."""
     if run.kind != "index":
         return None
     failed = {failure["uri"] for failure in run.report.get("failed", ())}
@@ -196,12 +193,12 @@ def _record(uri: str) -> SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class CiRequest:
-    """What to do for a build.
+    """The inputs of ``driftline ci``.
 
     Without ``deployments`` (of Prefect), this process indexes. With ``max_staleness_seconds``, it only checks the age
-    of the index. ``only_branch`` skips builds of other branches and indexes it as the main index; else a build of any
-    branch but ``default_branch`` (which CI mostly names) indexes that branch of the sources. ``duplicates_of`` main
-    looks for existing code that new functions of the branch resemble.
+    of the index. ``only_branch`` skips builds of other branches and indexes it as the main index; otherwise, a build of
+    any branch but ``default_branch`` (which CI mostly names) indexes that branch of the sources. With ``duplicates_of``
+    main, new functions of the branch are compared with existing code.
     """
 
     build: Build
@@ -221,8 +218,11 @@ class CiRequest:
 
 @dataclass(slots=True)
 class CiReport:
-    """What was done: ``action`` is ``indexed``, ``deployed``, ``checked``, ``skipped``, or ``stale`` if a newer build
-    has indexed the branch. ``index_branch`` is the branch of the index, None for the main index."""
+    """The outcome of ``driftline ci``.
+
+    ``action`` is ``indexed``, ``deployed``, ``checked``, ``skipped``, or ``stale`` if a newer build has indexed the
+    branch. ``index_branch`` is the branch of the index, None for the main index.
+    """
 
     build: Build
     action: str = "indexed"
@@ -239,7 +239,7 @@ class CiReport:
         return bool(self.run and self.run["failed"])
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``ci --json`` prints it."""
+        """Like ``ci --json`` prints it."""
         return {
             "action": self.action,
             "commit": self.build.commit,
@@ -310,7 +310,7 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
 
 
 def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> list[dict[str, Any]]:
-    """The existing code that the new functions of the branch resemble, if that is asked for."""
+    """Return existing code that resembles new functions of the branch, if requested."""
     if request.duplicates_of is None or report.index_branch is None:
         return []
     from driftline.storage.workspace.branches import on_branch
@@ -338,7 +338,7 @@ def _check(request: CiRequest, report: CiReport, limit: float) -> None:
 
 
 def sources_here(configuration: Configuration, folder: str) -> tuple[SourceRequest, ...]:
-    """The sources of the file that lie in the same work tree as ``folder``. Raises UsageError if there is none."""
+    """Return the sources of the file in the same work tree as ``folder``. Raises UsageError if there is none."""
     tree = find_work_tree(os.path.realpath(folder))
     if tree is None:
         raise UsageError("Not a git work tree", folder, "Run the command in one, or name the SOURCE.")
@@ -360,7 +360,7 @@ _DONE = {"stale": "a newer build has replaced", "skipped": "nothing to do for", 
 
 
 def lines(report: CiReport) -> list[str]:
-    """Plain lines; the first one summarizes the others."""
+    """Return plain lines; the first one summarizes the others."""
     commit = (report.build.commit or "the commit")[:12]
     printed = [f"{_headline(report, None)} ({report.seconds:.1f} s)"]
     for source in report.run["sources"] if report.run else ():
@@ -375,7 +375,7 @@ def lines(report: CiReport) -> list[str]:
 
 
 def markdown(report: CiReport, error: DriftlineError | None = None) -> str:
-    """A section for the job summary of a CI system, with the error if there is one."""
+    """Return a section for the job summary of a CI system, with the error if there is one."""
     parts = [f"### Driftline: {_escape(_headline(report, error))}", ""]
     if error is not None:
         parts += [f"**{_escape(str(error))}**", ""]
@@ -457,5 +457,5 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """``text`` without Markdown: names of files and branches are untrusted."""
+    """Escape Markdown in ``text``: names of files and branches are untrusted."""
     return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", " ".join(text.split()))

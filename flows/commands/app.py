@@ -1,16 +1,16 @@
-"""The app of the command line, its exit codes, and how commands print their results.
-
-The options that several commands share.
-"""
+"""Define the app of the command line, its exit codes, shared options, and how commands print their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
 import typer
 
 from driftline.flows.output.plain import print_json, warn
+from driftline.storage.options import Option
 
 DONE, NOTHING_FOUND, WRONG_USE, FAILED = 0, 1, 2, 3
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 
 def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> None:
-    """Print ``result`` as one JSON object, or have ``print_text`` print it."""
+    """Print ``result`` as one JSON object, or with ``print_text``."""
     if as_json:
         print_json(result)
     else:
@@ -32,14 +32,14 @@ def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, 
 
 
 def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> int:
-    """Show what a search has found, with its notes on standard error; returns the exit code.
+    """Print the results of a search, with its notes on standard error, and return the exit code.
 
-    A glob that matches no document is wrong use: it is a mistake more often than not.
+    A glob that matches no document is wrong use, because it is usually a mistake.
     """
     show(found, as_json, print_text)
     for note in found.get("notes", ()):
         warn(note)
-    if found["results"]:
+    if found["results"] or found.get("exact", {}).get("lines"):
         return DONE
     return WRONG_USE if found.get("unmatched") else NOTHING_FOUND
 
@@ -49,7 +49,7 @@ WorkspaceOption = Annotated[
     typer.Option(
         "--workspace",
         metavar="URI",
-        help="The workspace: a folder, s3://, gs:// or az://. "
+        help="The workspace: a folder, s3://, gs:// or az://, or @NAME. "
         "Default: $DRIFTLINE_WORKSPACE, else the nearest .driftline folder.",
     ),
 ]
@@ -61,7 +61,7 @@ ConfigOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
-# Where tasks run.
+# Options of the executor.
 ExecutorOption = Annotated[
     str,
     typer.Option(
@@ -70,7 +70,7 @@ ExecutorOption = Annotated[
 ]
 WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes of the local executor.")]
 
-# What an index run may do.
+# Options of index runs.
 ModelOption = Annotated[
     str | None,
     typer.Option("--model", metavar="NAME", help="A model2vec directory or name; default: an installed one."),
@@ -93,16 +93,11 @@ BranchOption = Annotated[
     ),
 ]
 
-# What a search returns.
+# Options of searches.
 QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="The text to search for: words or code.")]
-TopKOption = Annotated[int, typer.Option("--top-k", min=0, help="Maximum number of results.")]
-MaxDistanceOption = Annotated[
-    float | None,
-    typer.Option("--max-distance", min=0.0, max=2.0, help="Drop results with a cosine distance above this (0 to 2)."),
-]
-MinRelevanceOption = Annotated[
-    float | None,
-    typer.Option("--min-relevance", min=0.0, max=1.0, help="Drop results with a relevance below this (0 to 1)."),
+WordsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="QUERY...", help="The text to search for: words or code, in quotes or not."),
 ]
 CacheOption = Annotated[
     bool | None,
@@ -112,8 +107,35 @@ CacheOption = Annotated[
         show_default="no",
     ),
 ]
-NLinesOption = Annotated[int, typer.Option("--n-lines", "-n", min=0, help="Lines of context on each side.")]
 WithinOption = Annotated[
     str | None,
     typer.Option(metavar="ENTITY", help="Limit access to this entity and those below it, such as org:acme."),
 ]
+
+
+def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
+    """Return the options of a request as parameters of a command; one that is not given is None."""
+    return [_parameter(row) for row in options.values()]
+
+
+def _parameter(row: Option) -> inspect.Parameter:
+    kind: Any = row.type
+    if row.is_list:
+        kind = list[str]
+    elif row.choices:
+        kind = Literal[row.choices]
+    low, high = row.bounds if row.bounds is not None and not row.is_switch else (None, None)
+    shown: bool | str = str(row.default) if row.default is not None else False
+    if row.is_switch:
+        shown = ("yes" if row.default else "no") if "/" in row.flag and row.default is not None else False
+    declared = typer.Option(
+        row.flag,
+        *(alias for alias in row.aliases if alias.startswith("-")),
+        metavar=row.metavar,
+        min=low,
+        max=None if high == math.inf else high,
+        help=row.help,
+        show_default=shown,
+    )
+    annotation: Any = Annotated[kind | None, declared]
+    return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -1,4 +1,4 @@
-"""``driftline branches`` and ``driftline diff``: the branches of sources, and what a branch adds to the main index."""
+"""Define ``driftline branches`` and ``driftline diff``: the branches of sources, and how they differ from main."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from driftline.flows.commands.app import (
     DONE,
     NOTHING_FOUND,
     JsonOption,
-    NLinesOption,
     QueryArgument,
-    TopKOption,
     WorkspaceOption,
     app,
+    parameters,
     show,
 )
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import say, warn
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.storage.errors import UsageError
+from driftline.storage.options import spread
+from driftline.tasks.search.request import SearchRequest, options_in
 
 if TYPE_CHECKING:
     from driftline.storage.entities import Entity
     from driftline.storage.workspace.workspace import Workspace
 
 MAIN = "main"
-"""What ``driftline diff`` calls the main index."""
+"""The name of the main index in ``driftline diff``."""
 PRUNED_AFTER_DAYS = 14.0
 
 branches = typer.Typer(help="List, delete and prune the branches that runs with --branch have indexed.")
@@ -107,13 +107,14 @@ def prune(
 
 
 @app.command()
+@spread("given", parameters(options_in("command", "top_k", "n_lines")))
 def diff(
     base: Annotated[str, typer.Argument(metavar="BASE", help="main, for the main index.")],
     branch: Annotated[str, typer.Argument(metavar="BRANCH", help="Branch name, as listed by 'driftline branches'.")],
     query: QueryArgument,
     workspace: WorkspaceOption = None,
-    top_k: TopKOption = DEFAULT_TOP_K,
-    n_lines: NLinesOption = DEFAULT_N_LINES,
+    *,
+    given: dict[str, Any],
     as_json: JsonOption = False,
 ) -> int:
     """Search the lines that BRANCH adds to the main index. Exit code 1 if nothing is found."""
@@ -122,15 +123,15 @@ def diff(
     opened, _ = _opened(workspace, None)
     from driftline.flows.output.plain import print_search
     from driftline.storage.workspace.branches import on_branch
-    from driftline.tasks.search.documents import search_new_lines
+    from driftline.tasks.search.documents import new_lines
 
-    report = search_new_lines(on_branch(opened, branch), query, top_k=top_k, n_lines=n_lines)
+    report = new_lines(on_branch(opened, branch), SearchRequest.of(query, given))
     show(report.to_dict(), as_json, lambda result: print_search(result, None))
     return DONE if report.results else NOTHING_FOUND
 
 
 def _of_build() -> str:
-    """The branch of the pull request that CI builds. Raises UsageError for any other build."""
+    """Return the branch of the pull request that CI builds. Raises UsageError for any other build."""
     from driftline.flows.ci.build import Build
 
     build = Build.detect(os.environ, ".")

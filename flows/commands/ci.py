@@ -1,4 +1,4 @@
-"""``driftline ci``: the index after a commit, with a report for the build and its readers."""
+"""Define ``driftline ci``: index a commit, with a report for the build and its readers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _configuration(config: str | None) -> Configuration | None:
 
 
 def _summary_file() -> Path | None:
-    """The file that GitHub Actions names."""
+    """Return the summary file that GitHub Actions names."""
     path = os.environ.get(SUMMARY_VARIABLE)
     return Path(path) if path else None
 
@@ -166,5 +166,5 @@ def _summarise(report: CiReport, file: Path | None, error: DriftlineError | None
     try:
         with file.open("a", encoding="utf-8", errors="backslashreplace") as summary:
             summary.write(markdown(report, error))
-    except OSError as failure:  # the run itself is done, or raises its own error
+    except OSError as failure:  # the run itself has finished, or raises its own error
         warn(f"the summary was not written: {file}: {failure.strerror}")

@@ -1,4 +1,4 @@
-"""``driftline compact``, ``cleanup`` and ``verify``: the maintenance of a workspace."""
+"""Define ``driftline compact``, ``cleanup`` and ``verify``: the maintenance of a workspace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``driftline grep``: search files and pipes by meaning, without a workspace."""
+"""Define ``driftline grep``: search files and pipes by meaning, without a workspace."""
 
 from __future__ import annotations
 
@@ -7,41 +7,42 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from driftline.flows.commands.app import (
     JsonOption,
-    MaxDistanceOption,
-    MinRelevanceOption,
     ModelOption,
-    NLinesOption,
     QueryArgument,
-    TopKOption,
     app,
+    parameters,
     show_search,
 )
 from driftline.flows.output.plain import warn
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
+from driftline.storage.errors import SourceNotFound
+from driftline.storage.options import spread
+from driftline.tasks.search.request import SearchRequest, options_in
 
 if TYPE_CHECKING:
     from driftline.storage.model import SkipReason
 
 _NAMED_SKIPS = 5
-"""Up to this many skipped files are named; more are counted by reason."""
+"""Maximum number of skipped files to name; more are counted by reason."""
+
+
+_LIMITS = ("top_k", "max_distance", "min_relevance", "n_lines")
 
 
 @app.command()
+@spread("given", parameters(options_in("command", *_LIMITS)))
 def grep(
     query: QueryArgument,
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Files, folders, quoted globs, or - for standard input.")
     ],
-    top_k: TopKOption = DEFAULT_TOP_K,
-    max_distance: MaxDistanceOption = None,
-    min_relevance: MinRelevanceOption = None,
-    n_lines: NLinesOption = DEFAULT_N_LINES,
+    *,
+    given: dict[str, Any],
     ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
     model: ModelOption = None,
     as_json: JsonOption = False,
@@ -53,22 +54,18 @@ def grep(
 
     skipped: list[tuple[str, SkipReason]] = []
     texts = read_texts(files, sys.stdin.buffer.read, lambda path, reason: skipped.append((path, reason)))
-    result = search_texts(
-        query,
-        texts,
-        open_embedder(model),
-        top_k=top_k,
-        max_distance=max_distance,
-        min_relevance=min_relevance,
-        n_lines=n_lines,
-        ignore_case=ignore_case,
-    ).to_dict()
+    request = SearchRequest.of(query, given)
+    try:
+        result = search_texts(request, texts, open_embedder(model), ignore_case=ignore_case).to_dict()
+    except SourceNotFound as error:  # the second of several words counts as the first file
+        fix = f"{error.fix} Put a query of several words in quotes."
+        raise SourceNotFound(error.what, error.where, fix) from error
     _warn_of_skipped(skipped)
     return show_search(result, as_json, partial(print_search, folders={"": os.getcwd()}))
 
 
 def _warn_of_skipped(skipped: Sequence[tuple[str, SkipReason]]) -> None:
-    """Name the skipped files on standard error, or count them by reason where there are many."""
+    """Name the skipped files on standard error, or count them by reason if there are many."""
     if len(skipped) <= _NAMED_SKIPS:
         for path, reason in skipped:
             warn(f"{path} is not searched: {reason}")

@@ -1,8 +1,9 @@
-"""``driftline index`` and ``driftline remove``: what a workspace holds."""
+"""Define ``driftline index`` and ``driftline remove``: the content of a workspace."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,7 +25,7 @@ from driftline.flows.commands.app import (
     show,
 )
 from driftline.flows.config.locate import named_branch, workspace_for_indexing, workspace_for_reading
-from driftline.flows.output.plain import print_json, say
+from driftline.flows.output.plain import print_json, say, warn
 from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
 from driftline.storage.errors import UsageError
 
@@ -119,13 +120,34 @@ def index(
     with open_progress() as progress:
         result = index_sources(request, progress).to_dict()
     show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
+    _warn_of_empty(result["sources"], filtered=bool(include or exclude))
     return FAILED if result["failed"] else DONE
+
+
+def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> None:
+    """Say of each source that has no document why that is so; of a filter, that it matches nothing."""
+    from driftline.storage.model import SkipReason  # loads numpy
+
+    for source in sources:
+        documents = source["documents_total"] or source["new"] + source["changed"]
+        if documents:
+            continue
+        reasons = Counter(str(skip["reason"]) for skip in source["skipped"])
+        why = "it has no files" if not reasons else "no file can be indexed"
+        if filtered and set(reasons) <= {str(SkipReason.EXCLUDED)}:
+            why = "the filters (--include, --exclude) leave out every file"
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+        gone = f"; {source['deleted']:,} documents were deleted" if source["deleted"] else ""
+        warn(f"Nothing of {source['uri']} is in the index: {why}{f' ({counts})' if counts else ''}{gone}.")
 
 
 def _configuration(
     config: str | None, sources: Sequence[str] | None, all_sources: bool, filtered: bool
 ) -> Configuration | None:
-    """The configuration whose sources ``--all`` indexes, else None. Raises UsageError for options that disagree."""
+    """Return the configuration whose sources ``--all`` indexes, else None.
+
+    Raises UsageError for conflicting options.
+    """
     if all_sources:
         if sources or filtered:
             fix = "Leave out --all, or SOURCE, --entity, --include and --exclude."

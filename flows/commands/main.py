@@ -1,14 +1,14 @@
-"""The command line, ``driftline COMMAND``: from arguments to an exit code, with every failure on one line.
+"""Run the command line, ``driftline COMMAND``: from arguments to an exit code, with every failure on one line.
 
-Exit codes: 0 done or found, 1 nothing found, 2 wrong use or bad input, 3 failed. Only the module of the
-command that runs is loaded, and it imports heavy modules when it runs, so that ``--help`` and wrong use answer at once.
-
-What to say of too little memory, beforehand where libraries would abort the process without a word.
+Exit codes: 0 done or found, 1 nothing found, 2 wrong use or bad input, 3 failed. Only the module of the command that
+runs is loaded, and it imports heavy modules when it runs, so that ``--help`` and wrong use answer at once. If memory is
+scarce, a warning comes first, because libraries would abort the process without a message.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import gc
 import importlib
@@ -38,7 +38,7 @@ FIX = "Raise or lift the limit (ulimit -v). To limit memory itself, use a contro
 
 
 def warning() -> str | None:
-    """What to warn of if the address space of this process is limited to less than it is likely to need."""
+    """Return a warning if the address space of this process is smaller than it is likely to need."""
     with contextlib.suppress(ImportError, OSError):
         import resource  # not on every system
 
@@ -52,7 +52,7 @@ def warning() -> str | None:
 
 
 def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
-    """``error`` as OutOfMemory, if it is what Python or a library raises for a lack of memory."""
+    """Return ``error`` as OutOfMemory, if Python or a library raises it for lack of memory."""
     text = str(error)
     if (
         isinstance(error, MemoryError)
@@ -93,21 +93,21 @@ COMMANDS = {
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _BASES = typer.BadParameter.__mro__
 _WRONG_USE_ERRORS: Any = _BASES[_BASES.index(Exception) - 1]
-"""The base of what typer raises for wrong use, whose name depends on its version."""
+"""The base of the errors that typer raises for wrong use; its name depends on the version of typer."""
 _HANDLERS: list[Any] = []
-"""What explain_aborts has installed, which must live as long as the process."""
+"""The handlers that explain_aborts has installed, which must live as long as the process."""
 _GARBAGE_THRESHOLD = 50_000
 """New objects between two garbage collections: imports create many objects and hardly any garbage."""
 
 
 def load(command: str | None = None) -> None:
-    """Add ``command`` to ``app``, or all commands if there is none of that name: for help, and for what it may mean."""
+    """Add ``command`` to ``app``, or all commands if there is none of that name: for help and for suggestions."""
     for module in dict.fromkeys([COMMANDS[command]] if command in COMMANDS else COMMANDS.values()):
         importlib.import_module(f"{__package__}.{module}")
 
 
 def command_line() -> int:
-    """Run ``main`` as the only task of this process."""
+    """Run ``main``, and end the process."""
     _decode_names_as_utf8()
     gc.set_threshold(_GARBAGE_THRESHOLD)
     explain_aborts(_wants_json(sys.argv[1:]))
@@ -119,9 +119,9 @@ def command_line() -> int:
 
 
 def _decode_names_as_utf8() -> None:
-    """Begin again in Python's UTF-8 mode if the locale has another encoding: names of files are UTF-8 in an index.
+    """Restart in Python's UTF-8 mode if the locale has another encoding, because an index has file names in UTF-8.
 
-    An argument that is UTF-8 stays as it is; any other is in the encoding of the locale.
+    An argument that is UTF-8 stays unchanged; any other is in the encoding of the locale.
     """
     if sys.getfilesystemencoding() == "utf-8" or os.environ.get("PYTHONUTF8") == "1":
         return
@@ -159,10 +159,10 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 
 def explain_aborts(as_json: bool) -> None:
-    """Let the process say why, if native code aborts it: a panic in the wrong place leaves Rust no other way.
+    """Print the reason if native code aborts the process: some panics leave Rust no other way.
 
-    No exception tells of it, and Python runs its own handlers of signals in the main thread only, between two
-    instructions. This one runs at once, where the signal arrives.
+    No exception reports an abort, and Python runs its own signal handlers in the main thread only, between two
+    instructions. This handler runs at once, in the thread that receives the signal.
     """
     import ctypes
 
@@ -175,7 +175,7 @@ def explain_aborts(as_json: bool) -> None:
             os._exit(WRONG_USE)
 
     _HANDLERS.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(explain))
-    with suppress(OSError, AttributeError):  # no C library that Python knows, as on Windows
+    with suppress(OSError, AttributeError):  # no known C library, as on Windows
         ctypes.CDLL(None).signal(int(signal.SIGABRT), _HANDLERS[-1])
 
 
@@ -189,8 +189,8 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         _check_arguments(command, arguments)
         code = int(app(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
     except _WRONG_USE_ERRORS as error:
-        fix = "Try 'driftline --help'."
-        return _fail(WRONG_USE, "usage", f"{error.format_message().rstrip('.')}. {fix}", as_json, fix=fix)
+        message, fix = _of_wrong_use(error, command)
+        return _fail(WRONG_USE, "usage", f"{message}. {fix}", as_json, fix=fix)
     except DriftlineError as error:
         return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
     except KeyboardInterrupt:
@@ -213,8 +213,23 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     return code
 
 
+def _of_wrong_use(error: Any, command: str | None) -> tuple[str, str]:
+    """What to say of wrong use, without a full stop, and what to do: typer's words name too much that is like it."""
+    of = f"{command} " if command in COMMANDS else ""
+    message, fix = error.format_message().rstrip("."), f"Try 'driftline {of}--help'."
+    if (option := getattr(error, "option_name", None)) and getattr(error, "possibilities", None):
+        close = difflib.get_close_matches(option, error.possibilities, n=1)
+        message, fix = f"No such option: {option}", f"Did you mean {close[0]}? {fix}" if close else fix
+    elif message.startswith("No such command"):
+        close = difflib.get_close_matches(str(command), COMMANDS, n=1)
+        message, fix = f"No such command {command!r}", f"Did you mean {close[0]!r}? {fix}" if close else fix
+    elif message.startswith("Got unexpected extra argument"):
+        fix = f'Put several words in quotes, as in "two words". {fix}'
+    return message.rstrip("?. "), fix
+
+
 def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:
-    """Raises UsageError for an argument that is not UTF-8, as only the names of files to grep may be."""
+    """Raise UsageError for an argument that is not UTF-8, unless it is a file name of grep."""
     for argument in arguments:
         if command != "grep" and not is_unicode(argument):
             fix = "Check the encoding of the terminal; a file of such a name has to be renamed."
@@ -222,7 +237,7 @@ def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:
 
 
 def _of_the_surroundings(error: Exception) -> DriftlineError | None:
-    """What ``error`` is if not Driftline has failed, but the folder or the streams that it was given."""
+    """Return the error that ``error`` means if the folder or the streams of the process are at fault, not Driftline."""
     if isinstance(error, streams.Unwritable):
         return streams.unwritable(error)
     if isinstance(error, FileNotFoundError):
@@ -247,8 +262,9 @@ def root(
         typer.echo(f"driftline {version_of('driftline')}")
         raise typer.Exit(DONE)
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(WRONG_USE)
+        from driftline.flows.commands.search import orient
+
+        raise typer.Exit(orient())
 
 
 def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fix: str = "") -> int:

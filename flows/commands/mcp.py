@@ -1,4 +1,4 @@
-"""``driftline mcp``: a workspace as tools for clients of the Model Context Protocol."""
+"""Define ``driftline mcp``: serve a workspace as tools for clients of the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, WorkspaceOption, app
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain import warn
-from driftline.storage.errors import DriftlineError, MissingExtra
+from driftline.storage.errors import DriftlineError, MissingExtra, install_command
 
 if TYPE_CHECKING:
     from driftline.flows.web.search_processes import SearchProcesses
@@ -35,7 +35,7 @@ def mcp(
     target = workspace_for_reading(workspace)
     from driftline.flows.config.access import source_access
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
-    from driftline.flows.config.search_settings import search_arguments
+    from driftline.flows.config.search_settings import cache_settings
     from driftline.flows.config.toml_file import options_for
     from driftline.flows.memory_stores import search_memory
     from driftline.flows.runs.pull import newest_of
@@ -48,7 +48,7 @@ def mcp(
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("mcp"):
             raise
-        fix = "Run: pip install 'driftline[mcp]'"
+        fix = f"Run: {install_command('mcp')}"
         raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
 
     options, reach = options_for(target), source_access(target, workspace)
@@ -56,8 +56,8 @@ def mcp(
     settings = memory_of(target)
     boundary = None if within is None else boundary_of(settings, within)
     has_memory = find_memory(settings, opened, boundary) is not None
-    caching = search_arguments({"cache": cache, "cache_bytes": None})
-    follow = newest_of(opened, cache=caching["cache"], max_bytes=caching["cache_bytes"], warn=warn)
+    is_cached, max_bytes = cache_settings(cache)
+    follow = newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn)
     # One client asks, so one process reads: a damaged file of a table ends that one, and not the server.
     reads = SearchProcesses(1, SEARCHES_BESIDE_EACH_OTHER)
     with follow as newest, closing(reads), suppress(KeyboardInterrupt):  # the usual way to stop it

@@ -1,4 +1,4 @@
-"""``driftline memory``: JSON values under keys, owned by entities, looked up by key, by entity and by meaning."""
+"""Define ``driftline memory``: JSON values under keys, owned by entities, found by key, entity and meaning."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from driftline.flows.commands.app import (
     DONE,
     NOTHING_FOUND,
     JsonOption,
-    MaxDistanceOption,
     WithinOption,
     WorkspaceOption,
     app,
+    parameters,
 )
 from driftline.flows.output.plain import print_json, say
 from driftline.storage.errors import UsageError
+from driftline.storage.options import spread
+from driftline.tasks.search.request import MEMORY_OPTIONS
 
 if TYPE_CHECKING:
     from driftline.storage.memory.store import MemoryStore
@@ -128,7 +130,7 @@ def list_entries(
         behind = f"{after}{BEHIND_PRIVATE}" if after else ""
         found = [listing.list(place, prefix=prefix, after=behind, limit=limit).to_pylist() for place in places]
         every = sorted((row for rows in found for row in rows), key=lambda row: row["key"])
-        # Tenants may share a key, and --after continues behind it: a page ends with all of them.
+        # Tenants may share a key, and --after continues behind it, so a page ends with all of them.
         last = every[limit - 1]["key"] if 0 < limit <= len(every) else None
         rows = [{**row, "key": shown(row["key"])} for n, row in enumerate(every) if n < limit or row["key"] == last]
         total = sum(listing.totals(place, prefix=prefix).entries for place in places)
@@ -139,14 +141,13 @@ def list_entries(
 
 
 @memory.command()
+@spread("given", parameters(MEMORY_OPTIONS))
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="What to look for.")],
     scope: ScopeOption = None,
-    top_k: Annotated[int, typer.Option(min=0, help="Maximum number of results.")] = 5,
     fields: FieldsOption = None,
-    max_distance: MaxDistanceOption = None,
-    mode: ModeOption = "hybrid",
-    explain: ExplainOption = False,
+    *,
+    given: dict[str, Any],
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
@@ -156,9 +157,8 @@ def search(
     from driftline.flows.memory import hits_to_dict
 
     with _opened(workspace, config, within) as store:
-        hits = store.search_memory(
-            query, top_k, _fields(fields), scope, max_distance=max_distance, mode=mode, explain=explain
-        )
+        options = {name: value for name, value in given.items() if value is not None}
+        hits = store.search_memory(query, filter=_fields(fields), scope=scope, **options)
     result = hits_to_dict(hits)
     lines = [
         f"{hit.score:.2f}  {hit.record.key}  {json.dumps(hit.record.value, ensure_ascii=False)[:200]}" for hit in hits
@@ -222,7 +222,7 @@ def adopt(
 ) -> int:
     """Bind the workspace to the configured catalog instead of the recorded one.
 
-    What the catalog does not know is then no memory any more: cleanup deletes its blobs.
+    Entries that this catalog does not know are lost: cleanup deletes their blobs.
     """
     from driftline.storage.memory import binding
     from driftline.storage.memory.catalog.database import Catalog
@@ -249,20 +249,19 @@ def restore(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Rebuild a lost catalog from the indexes and blobs of the workspace. Exit code 1 when values are lost."""
+    """Rebuild a lost catalog from the indexes and blobs of the workspace."""
     from driftline.storage.memory.restore import check_place, restore_catalog
 
     place, url = _place(workspace, config)
     if not elsewhere:
         check_place(place, url)
     restored = restore_catalog(place, url)
-    lines = [f"restored {restored.entries:,} entries of {restored.tenants:,} tenants into {restored.where}"]
-    lines += [f"lost: {key}" for key in restored.lost]
-    return _show(asdict(restored), as_json, *lines) or (NOTHING_FOUND if restored.lost else DONE)
+    line = f"restored {restored.entries:,} entries of {restored.tenants:,} tenants into {restored.where}"
+    return _show(asdict(restored), as_json, line)
 
 
 def _place(workspace: str | None, config: str | None) -> tuple[Workspace, str | None]:
-    """The workspace of a command, open for writing, and the URL of the catalog that the settings name."""
+    """Open the workspace of a command for writing, and return it with the URL of the configured catalog."""
     from driftline.flows.config.locate import workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of
     from driftline.flows.config.toml_file import options_for
@@ -278,7 +277,7 @@ def _place(workspace: str | None, config: str | None) -> tuple[Workspace, str | 
 def _opened(
     workspace: str | None, config: str | None, within: str | None, *, create: bool = False
 ) -> Iterator[MemoryStore]:
-    """The store of a command, bound to ``within``; ``create`` allows to create a workspace that was named."""
+    """Open the store of a command, bound to ``within``; with ``create``, create a workspace that was named."""
     from driftline.flows.config.locate import workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of, open_memory
     from driftline.flows.config.toml_file import options_for

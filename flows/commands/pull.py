@@ -1,4 +1,4 @@
-"""``driftline pull``: a copy of a workspace on the local disk that follows the original."""
+"""Define ``driftline pull``: a copy of a workspace on the local disk that follows the original."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``driftline runs`` and ``report``: the run history as a table and as a page."""
+"""Define ``driftline runs`` and ``report``: the run history as a table and as a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``driftline deploy`` and ``driftline serve``: the sources of ``driftline.toml`` on a schedule, through Prefect."""
+"""Define ``driftline deploy`` and ``driftline serve``: run the sources of ``driftline.toml`` on Prefect schedules."""
 
 from __future__ import annotations
 
@@ -87,6 +87,6 @@ def serve(
 
 
 def _prepare_environment() -> None:
-    """Set what Prefect reads from the environment when it is imported, here and in the processes that it starts."""
+    """Set variables that Prefect reads when it is imported, here and in the processes that it starts."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""The standard streams of a command: full disks, closed pipes, and streams that were never open."""
+"""Guard the standard streams of a command against full disks, closed pipes, and streams that were never open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FAILED = 3
 
 
 class Unwritable(OSError):
-    """A write to standard output that failed; a workspace whose disk is full fails otherwise."""
+    """A failed write to standard output; a workspace on a full disk fails with another error."""
 
 
 _failures: list[Unwritable] = []
@@ -62,7 +62,7 @@ class _Closed(io.TextIOBase):
 
 
 def guard() -> None:
-    """Let writes to standard output fail with Unwritable, and replace what is closed."""
+    """Make failed writes to standard output raise Unwritable, and replace closed streams."""
     if sys.stdin is None:
         sys.stdin = _devnull()
     if sys.stderr is None:
@@ -77,12 +77,12 @@ def guard() -> None:
 
 
 def unwritable(error: Unwritable) -> StorageError:
-    """The error of a failed write to standard output."""
+    """Return the error for a failed write to standard output."""
     return StorageError("Standard output cannot be written", str(error.strerror), "Redirect it elsewhere.")
 
 
 def flushed(code: int) -> int:
-    """Write what is still buffered; returns ``code``, or that of a failure."""
+    """Write buffered output; return ``code``, or that of a failure."""
     try:
         sys.stdout.flush()
         if _failures and code == 0:

@@ -1,4 +1,4 @@
-"""``driftline token``: create, list and revoke the tokens of the web server."""
+"""Define ``driftline token``: create, list and revoke the tokens of the web server."""
 
 from __future__ import annotations
 

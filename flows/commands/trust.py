@@ -1,4 +1,4 @@
-"""``driftline trust``: let a configuration file use this user's credentials."""
+"""Define ``driftline trust``: let a configuration file use this user's credentials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trust(
     config = trust_config(file, revoke=revoke)
     say(f"{'no longer trusted' if revoke else 'trusted'}: {config.path}")
     for key, value in config.storage_options.items():
-        say(f"  {key} = {value}")  # secrets are references here
+        say(f"  {key} = {value}")  # contains references, not secrets
     for section in config.memory:
         say(f"  [memory.{section}]")
     return DONE

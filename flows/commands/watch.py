@@ -1,4 +1,4 @@
-"""``driftline watch``: the index of a folder, in step while people work in it."""
+"""Define ``driftline watch``: update the index of a folder while people work in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from driftline.storage.workspace.workspace import Workspace
 
 WAIT_SECONDS = 30.0
-"""How long a run waits for another one of the same source."""
+"""Maximum time that a run waits for another run of the same source."""
 
 SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The folder; default: this one.")]
 
@@ -36,11 +36,11 @@ def watch(source: SourceArgument = ".", workspace: WorkspaceOption = None, model
 
 
 def watcher_of(source: str, workspace: str, model: str | None = None) -> Watcher:
-    """What watches ``source``, and says on standard error what each run has done."""
+    """Return a watcher of ``source`` that reports each run on standard error."""
     from driftline.flows.runs.plan import IndexRequest
     from driftline.flows.runs.watch import Watcher
 
-    # One process embeds what a person saves faster than it starts others.
+    # One process embeds a person's changes faster than it starts others.
     request = IndexRequest((source,), workspace, model=model, executor="inline", wait_seconds=WAIT_SECONDS)
     return Watcher(request, _told, _failed)
 
@@ -57,7 +57,7 @@ def _failed(error: DriftlineError) -> None:
 
 @contextmanager
 def watching_sources(workspace: Workspace) -> Iterator[None]:
-    """Keep the local sources of ``workspace`` in step, in a thread each, until the end of the block."""
+    """Update the local sources of ``workspace`` on each change, in a thread each, until the end of the block."""
     from driftline.storage.sources.source import known_source
 
     local = [record.uri for _, record in workspace.sources() if known_source(record.uri).is_local]

@@ -1,4 +1,4 @@
-"""``driftline web``: a workspace as pages for people, an HTTP API for programs, and tools for MCP clients."""
+"""Define ``driftline web``: serve a workspace as pages for people, an HTTP API for programs, and tools for MCP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DEFAULT_RATE = 50.0
-"""Requests per second of one token: a page that searches as somebody types makes at most ten."""
+"""Requests per second of one token; a page that searches during typing makes at most ten."""
 
 HostsOption = Annotated[
     list[str] | None,
@@ -89,7 +89,7 @@ def web(
 ) -> int:
     """Serve the workspace: a search page, an API at /api/v1, and MCP at /mcp.
 
-    On loopback anybody of this machine may ask; any other address needs tokens ('driftline token create') or a proxy.
+    On loopback, all local users have access; other addresses need tokens ('driftline token create') or a proxy.
     """
     target = _indexed_here(workspace) if watch else workspace_for_reading(workspace)
     from driftline.flows.config.access import source_access
@@ -126,7 +126,7 @@ def web(
 
 
 def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
-    """What reads the index. Searches of a bucket wait for it, not for each other."""
+    """Return the processes that read the index. Searches of a bucket wait for it, but not for each other."""
     from driftline.flows.web import search_processes as made
 
     if not is_local:
@@ -135,19 +135,19 @@ def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
 
 
 def _prepare_beside(reader: Reader) -> None:
-    """Load what the first page and later searches need, without waiting for it."""
+    """Load code for the first page and later searches in the background."""
     from driftline.flows.web import pages
 
     def prepare() -> None:
         pages.prepare()
-        with suppress(DriftlineError):  # requests tell it, too
+        with suppress(DriftlineError):  # requests report it, too
             reader.prepare()
 
     threading.Thread(target=prepare, daemon=True).start()
 
 
 def _indexed_here(workspace: str | None) -> str:
-    """The workspace to watch; if there is none yet, that of this folder, with its index."""
+    """Return the workspace to watch; if there is none yet, index this folder and return its workspace."""
     from driftline.flows.runs.index import index_sources
     from driftline.flows.runs.plan import IndexRequest
     from driftline.storage.workspace.workspace import Workspace
@@ -173,8 +173,11 @@ def _boundary(workspace: Workspace, within: str | None) -> Entity | None:
 def _newest(
     workspace: Workspace, cache: bool | None, searches: list[SearchProcesses]
 ) -> AbstractContextManager[Callable[[], Workspace]]:
-    """What opens the workspace for each request: in its copy, if one is asked for, or if a search has kept one."""
-    from driftline.flows.config.search_settings import search_arguments
+    """Return a function that opens the workspace for each request.
+
+    It opens the copy of a bucket if that is requested, or if an earlier search has kept one.
+    """
+    from driftline.flows.config.search_settings import cache_settings
     from driftline.flows.config.toml_file import search_settings
     from driftline.flows.runs.pull import has_copy, newest_of
     from driftline.tasks.search.query import warm
@@ -185,8 +188,8 @@ def _newest(
 
     if cache is None and not workspace.objects.is_local and "cache" not in search_settings():
         cache = has_copy(workspace)
-    found = search_arguments({"cache": cache, "cache_bytes": None})
-    return newest_of(workspace, cache=found["cache"], max_bytes=found["cache_bytes"], warn=warn, prepare=prepare)
+    is_cached, max_bytes = cache_settings(cache)
+    return newest_of(workspace, cache=is_cached, max_bytes=max_bytes, warn=warn, prepare=prepare)
 
 
 def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
@@ -203,7 +206,7 @@ def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
 
 
 def _tools(reader: Reader) -> Tools | None:
-    """The MCP tools of a server, if the extra is installed."""
+    """Return the MCP tools of a server, if the extra is installed."""
     from driftline.flows.web.tools import Tools
 
     return Tools(reader) if find_spec("mcp") is not None else None

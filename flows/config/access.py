@@ -1,4 +1,4 @@
-"""Limits of access: the entity that bounds a token or a server, and the sources that a command may read."""
+"""Resolve limits of access: the entity that bounds a token or a server, and the sources that a command may read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from driftline.storage.workspace.workspace import Workspace
 
 
 def boundary_in(workspace: Workspace, within: str) -> Entity:
-    """The entity that ``within`` names by its whole path: one of the memory's hierarchy, or a source.
+    """Return the entity that ``within`` names by its complete path: one of the memory's hierarchy, or a source.
 
-    Nothing is looked up: lines and memory must mean the same entity. Raises BadEntity, UsageError.
+    Nothing is looked up, because lines and memory must mean the same entity. Raises BadEntity, UsageError.
     """
     from driftline.flows.config.memory_settings import boundary_of, memory_of
 
@@ -28,12 +28,11 @@ def boundary_in(workspace: Workspace, within: str) -> Entity:
 def source_access(
     workspace: str, given: str | None, config: str | None = None, environment: Environment | None = None
 ) -> SourceAccess:
-    """The sources of ``workspace`` that may be read; ``given`` is its name if the caller has named it, ``config`` a
-    configuration that the caller has named.
+    """Return which sources of ``workspace`` may be read. Raises UsageError.
 
-    The places that a named or trusted ``driftline.toml`` lists may be read. Beyond them no remote source may; a local
-    one may if the workspace was named, else if it lies in the folder in which the workspace was found.
-    Raises UsageError.
+    ``given`` is the name of the workspace if the caller named it, ``config`` a configuration that the caller named. The
+    places that a named or trusted ``driftline.toml`` lists may be read. Beyond them, no remote source may be read. A
+    local source may be read if the workspace was named, else only in the folder in which the workspace was found.
     """
     environment = environment or Environment.current()
     trusted = named_or_trusted_config(config, environment)

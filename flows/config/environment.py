@@ -1,7 +1,4 @@
-"""The environment variables and the working directory that a front door resolves its defaults from.
-
-Paths and URIs as people write them: which are local, what they resolve to, and what lies above them.
-"""
+"""Resolve environment variables, the working directory, and the paths and URIs that people write."""
 
 from __future__ import annotations
 
@@ -11,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from driftline.storage.errors import UsageError
+
 HOME_VARIABLE = "DRIFTLINE_HOME"
-"""Names the folder of the workspaces that are called by a plain name."""
+"""Names the folder of workspaces that have a name, such as ``@notes``."""
 DATABASE_VARIABLE = "DATABASE_URL"
 SERVER_VARIABLE = "DRIFTLINE_SERVER"
-"""The URL of the web server that searches ask, and that reports of flows lead to."""
+"""The URL of the web server that searches query, and that reports of flows link to."""
 """Names the catalog of the memory store."""
 
 
@@ -28,12 +27,12 @@ class Environment:
 
     @classmethod
     def current(cls) -> Environment:
-        """Those of this process, as they are at the time of the call."""
+        """Return the environment of this process at the time of the call."""
         return cls(os.environ, Path.cwd())
 
     @property
     def workspaces_home(self) -> str:
-        """Where the plain names of workspaces lead: DRIFTLINE_HOME, else the user's data folder (XDG)."""
+        """The folder of workspaces with names: DRIFTLINE_HOME, else the user's data folder (XDG)."""
         data = self.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return self.environ.get(HOME_VARIABLE) or f"{data}/driftline/workspaces"
 
@@ -43,52 +42,57 @@ WORKSPACE_FOLDER = ".driftline"
 # A single letter before the colon is a Windows drive, not a scheme.
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_OF_HOST = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:.")
+"""``git@host:path``, a repository that is reached by ssh."""
+NAME_SIGN = "@"
+"""Begins the name of a workspace: everything else is a path or a URI."""
 _LOCAL_SCHEMES = frozenset({"file", "local"})
 
 
 def local_path(uri: str) -> Path | None:
-    """The local path that ``uri`` names (a bare path or ``file://``), else None; percent escapes stay as they are."""
+    """Return the local path that ``uri`` names (a bare path or ``file://``), else None.
+
+    Percent escapes stay unchanged.
+    """
     if "::" in uri:  # chained file systems, such as zip://…::s3://…
         return None
     match = _URI.fullmatch(uri)
     if match is None:
-        return Path(uri).expanduser()
+        is_remote = _OF_HOST.match(uri) is not None and not os.path.lexists(uri)
+        return None if is_remote else Path(uri).expanduser()
     return Path(match["rest"]) if match["scheme"].lower() in _LOCAL_SCHEMES else None
 
 
 def absolute_workspace(workspace: str, cwd: Path, home: str) -> str:
-    """A plain name, such as ``notes``, below ``home``; another bare path as an absolute one; a URI as it is.
+    """Resolve ``@notes`` as the workspace of this name below ``home``, and a path as absolute; keep a URI.
 
-    A workspace in ``cwd`` goes on being found by its name while there is none of this name in ``home``.
+    Raises UsageError for an invalid name.
     """
-    if is_plain_name(workspace):
-        at_home, here = (cwd / Path(home).expanduser() / workspace).absolute(), cwd / workspace
-        return str(here.resolve() if _is_workspace(here) and not _is_workspace(at_home) else at_home)
+    if workspace.startswith(NAME_SIGN):
+        name = workspace.removeprefix(NAME_SIGN)
+        if not is_plain_name(name):
+            fix = f"A name has letters, digits, - and _; for a folder, write ./{workspace}"
+            raise UsageError("The workspace has no such name", workspace, fix)
+        return str((cwd / Path(home).expanduser() / name).absolute())
     return workspace if _URI.fullmatch(workspace) else str((cwd / Path(workspace).expanduser()).resolve())
 
 
 def is_plain_name(workspace: str) -> bool:
-    """Whether ``workspace`` is a name, rather than a path such as ``./notes`` or a URI."""
+    """Return whether ``workspace`` has the form of a name without its sign, rather than that of a path or a URI."""
     return _PLAIN_NAME.fullmatch(workspace) is not None
 
 
-def _is_workspace(folder: Path) -> bool:
-    from driftline.storage.layout import CONFIG  # compiles many patterns, which a search of a server does not need
-
-    return os.path.isfile(folder / CONFIG)
-
-
 def absolute_uri(uri: str, folder: Path) -> str:
-    """A local URI or path as an absolute path, relative to ``folder``; any other URI without a trailing slash."""
+    """Return a local URI or path as an absolute path, relative to ``folder``, and others without a trailing slash."""
     path = local_path(uri)
     if path is None:
-        scheme, separator, rest = uri.partition("://")
+        scheme, separator, rest = uri.partition("://") if "://" in uri else ("", "", uri)
         return f"{scheme}{separator}{rest.rstrip('/')}"
     return os.path.realpath(folder / path)
 
 
 def nearest(start: Path, name: str, exists: Callable[[Path], bool]) -> Path | None:
-    """The first ``name`` in ``start`` or a folder above it for which ``exists`` is true.
+    """Return the first ``name`` in ``start`` or a parent folder for which ``exists`` is true.
 
     Pass ``os.path.isdir`` or ``os.path.isfile``: the methods of ``Path`` raise PermissionError.
     """
@@ -97,5 +101,5 @@ def nearest(start: Path, name: str, exists: Callable[[Path], bool]) -> Path | No
 
 
 def nearest_workspace(start: Path) -> Path | None:
-    """The first ``.driftline`` folder in ``start`` or above it."""
+    """Return the first ``.driftline`` folder in ``start`` or a parent folder."""
     return nearest(start, WORKSPACE_FOLDER, os.path.isdir)

@@ -1,6 +1,6 @@
-"""The workspace that a command uses: the one that is named, else the one that lies nearest.
+"""Locate the workspace and the branch of a command.
 
-Which branch a command means: a name, or ``auto`` for the branch that is checked out.
+The workspace is the named one, else the nearest one. The branch has a name, or is ``auto`` for the checked-out branch.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
 
 
 def workspace_named(name: str, environment: Environment | None = None) -> str:
-    """The absolute path or URI of the workspace that a caller names: a plain name is below DRIFTLINE_HOME."""
+    """Return the absolute path or URI of the workspace that a caller names; ``@notes`` is below DRIFTLINE_HOME."""
     environment = environment or Environment.current()
     return absolute_workspace(name, environment.cwd, environment.workspaces_home)
 
 
 def workspace_for_reading(given: str | None, environment: Environment | None = None) -> str:
-    """The workspace to search: ``given``, else the environment's, else the nearest from the working directory upward.
+    """Return the workspace to search: ``given``, else the environment's, else the nearest one above the working
+    directory.
 
     The nearest is a ``.driftline`` folder or the workspace of a ``driftline.toml``. Returns an absolute path or a URI.
-    ``surroundings`` default to those of this process. Raises WorkspaceNotFound, UsageError.
+    ``environment`` defaults to that of this process. Raises WorkspaceNotFound, UsageError.
     """
     environment = environment or Environment.current()
     named = given or environment.environ.get(WORKSPACE_VARIABLE)
@@ -64,10 +65,11 @@ def workspace_for_indexing(
     configuration: Configuration | None = None,
     environment: Environment | None = None,
 ) -> str:
-    """The workspace to write: ``given``, else the environment's, else the file's, else the one the sources agree on.
+    """Return the workspace to write: ``given``, else the environment's, else the file's, else that of all sources.
 
-    Each local source proposes the nearest ``.driftline`` from itself upward, else one at its own root. Returns an
-    absolute path or a URI; creates nothing. ``surroundings`` default to those of this process. Raises UsageError.
+    Each local source proposes the nearest ``.driftline`` in its folder or a parent folder, else one at its own root.
+    Returns an absolute path or a URI; creates nothing. ``environment`` defaults to that of this process. Raises
+    UsageError if the sources disagree.
     """
     environment = environment or Environment.current()
     named = given or environment.environ.get(WORKSPACE_VARIABLE) or (configuration.workspace if configuration else None)
@@ -97,9 +99,9 @@ AUTO = "auto"
 
 
 def named_branch(name: str | None, folder: str = ".") -> str | None:
-    """The branch ``name``, or for ``auto`` the one that is checked out in the work tree around ``folder``.
+    """Return the branch ``name``, or for ``auto`` the checked-out branch of the work tree around ``folder``.
 
-    Raises UsageError if nothing is checked out there, or no branch.
+    Raises UsageError if no branch is checked out there.
     """
     if name != AUTO:
         return name
@@ -112,9 +114,9 @@ def named_branch(name: str | None, folder: str = ".") -> str | None:
 
 
 def on_named_branch(workspace: Workspace, name: str | None, within: Entity | None = None) -> Workspace:
-    """``workspace`` on the branch that a search names, of the sources at or below ``within``.
+    """Return ``workspace`` on the branch that a search names, for the sources at or below ``within``.
 
-    ``auto`` is the main index where it has no such branch. Raises UsageError for any other unknown branch.
+    ``auto`` is the main index if there is no such branch. Raises UsageError for any other unknown branch.
     """
     if name is None:
         return workspace

@@ -1,11 +1,8 @@
-"""How a memory store is set up: YAML under ``settings.ltm``, and environment variables, which win.
+"""Read the settings of a memory store: YAML under ``settings.ltm``, and environment variables, which win.
 
-``${VAR}`` and ``${VAR:-default}`` stand for variables anywhere in the file. Unknown keys are refused by name.
-
-What upkeep must know of the memory in a workspace: its catalog, and when its indexes are compacted.
-
-Both come from the settings of the memory store (memory_settings.py), but only where the workspace holds memory:
-``DATABASE_URL`` is the application's, and an index without memory must not depend on it.
+``${VAR}`` and ``${VAR:-default}`` are replaced anywhere in the file. Unknown keys are refused by name. Maintenance
+reads two of the settings, the catalog and the compaction threshold, but only if the workspace holds memory:
+``DATABASE_URL`` belongs to the application, and an index without memory must not depend on it.
 """
 
 from __future__ import annotations
@@ -45,13 +42,13 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
     "LTM_PARALLEL_THREADS": ("performance", "parallel_reads", "threads"),
     "LTM_COMPACTION_THRESHOLD": ("index", "compaction_threshold"),
 }
-"""The environment variables, and the key that each of them sets."""
+"""Environment variables, and the key that each of them sets."""
 
 SHORT_KEYS: Mapping[str, tuple[str, str]] = {
     "metadata_cache_ttl": ("metadata_cache", "ttl_seconds"),
     "threads": ("parallel_reads", "threads"),
 }
-"""Short for keys of the section ``performance``."""
+"""Short forms of keys of the section ``performance``."""
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
@@ -61,7 +58,10 @@ class _Section(BaseModel):
 
 
 class CatalogSection(_Section):
-    """Where the catalog is; without ``url`` it is a SQLite file in the workspace. The type ``sqlalchemy`` is either."""
+    """The location of the catalog; without ``url``, it is a SQLite file in the workspace.
+
+    The type ``sqlalchemy`` is either.
+    """
 
     type: Literal["sqlite", "postgresql", "sqlalchemy"] | None = None
     url: str | None = Field(default=None, repr=False)
@@ -89,7 +89,7 @@ class EntitySection(_Section):
 
 
 class HierarchySection(_Section):
-    """The levels from the tenant down, the ids of levels that nobody names, and where calls without a scope look."""
+    """The levels from the tenant down, the default ids of levels, and the scope of calls without one."""
 
     levels: tuple[str, ...] = ("org", "project", "user", "session")
     root_entity: EntitySection | None = None
@@ -97,27 +97,27 @@ class HierarchySection(_Section):
 
 
 class CacheSection(_Section):
-    """What is cached: blobs, which never change."""
+    """The cache of blobs, which never change."""
 
     enabled: bool = True
     ttl_seconds: Annotated[float, Field(ge=0)] = 600.0
 
 
 class ThreadsSection(_Section):
-    """How many blobs are read at once."""
+    """The number of blobs to read in parallel."""
 
     threads: Annotated[int, Field(ge=1, le=256)] = 8
 
 
 class PerformanceSection(_Section):
-    """Caches and threads; ``metadata_cache_ttl`` and ``threads`` are short for the keys of the two."""
+    """Caches and threads; ``metadata_cache_ttl`` and ``threads`` are short forms of keys of the two."""
 
     metadata_cache: CacheSection = CacheSection()
     parallel_reads: ThreadsSection = ThreadsSection()
 
 
 class IndexSection(_Section):
-    """How indexes are written; above the threshold, deltas are folded. The format is fixed."""
+    """The encoding of indexes; above the threshold, deltas are folded. The format is fixed."""
 
     format: Literal["parquet"] = "parquet"
     row_group_size: Annotated[int, Field(ge=1_000, le=10_000_000)] = 122_880
@@ -126,7 +126,7 @@ class IndexSection(_Section):
 
 
 class EmbeddingSection(_Section):
-    """Whether entries can be found by their meaning, and by which model; the default one comes with Driftline."""
+    """Whether entries can be found by meaning, and with which model; the default model comes with Driftline."""
 
     enabled: bool = True
     model: str | None = None
@@ -154,11 +154,11 @@ def load_memory_configuration(
     without: Collection[str] = (),
     **given: Any,
 ) -> MemoryConfiguration:
-    """The configuration in the YAML file at ``path``, else ``settings``, else at $LTM_CONFIG; over ``below``.
+    """Load the YAML file at ``path``, else ``settings``, else the file at $LTM_CONFIG, on top of ``below``.
 
-    ``settings`` is what ``settings.ltm`` of an agent holds. The environment, except for the variables ``without``, wins
-    over all of these, and ``given``, sections by name, over the environment. Raises UsageError, which names the key
-    that is wrong.
+    ``settings`` is the content of ``settings.ltm`` of an agent. The environment, except for the variables ``without``,
+    wins over all of these, and ``given``, sections by name, wins over the environment. Raises UsageError, which names
+    the wrong key.
     """
     variables = os.environ if environ is None else environ
     found: dict[str, Any] = _resolve(dict(below or {}), variables, "[memory]")
@@ -186,10 +186,12 @@ def open_memory(
     ask_for_compaction: Callable[[str, str, int], None] | None = None,
     within: EntityName | None = None,
 ) -> MemoryStore:
-    """The store that ``configuration`` describes, at ``storage_uri`` if that is given. Raises as ``MemoryStore``.
+    """Open the store that ``configuration`` describes, at ``storage_uri`` if given.
 
-    ``ask_for_compaction`` is called with the workspace, a tenant and its deltas when there are too many. The store is
-    bound to ``within``, if that is an entity.
+    Raises the errors of ``MemoryStore``.
+
+    ``ask_for_compaction`` is called with the workspace, a tenant and its number of deltas if there are too many. The
+    store is bound to ``within``, if that is an entity.
     """
     from driftline.storage.memory.store import MemoryStore
 
@@ -216,16 +218,16 @@ def open_memory(
 
 
 def encoding_of(configuration: MemoryConfiguration) -> Encoding:
-    """How the indexes of memory are written."""
+    """Return the encoding of memory indexes."""
     from driftline.storage.deltas.files import Encoding
 
     return Encoding(configuration.index.compression, configuration.index.row_group_size)
 
 
 def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entity:
-    """The entity that ``within`` names by its path from the first level on. Raises BadEntity.
+    """Return the entity that ``within`` names by its path from the first level on. Raises BadEntity.
 
-    Nothing is looked up: lines and memory must mean the same entity.
+    Nothing is looked up, because lines and memory must mean the same entity.
     """
     found = hierarchy_of(configuration)
     parts = found.parts(within)
@@ -235,7 +237,7 @@ def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entit
 
 
 def hierarchy_of(configuration: MemoryConfiguration) -> Hierarchy:
-    """The hierarchy that ``configuration`` describes. Raises UsageError, BadEntity."""
+    """Return the hierarchy that ``configuration`` describes. Raises UsageError, BadEntity."""
     section, root = configuration.hierarchy, configuration.hierarchy.root_entity
     return Hierarchy(section.levels, section.defaults, (root.type, root.id) if root else None)
 
@@ -243,10 +245,10 @@ def hierarchy_of(configuration: MemoryConfiguration) -> Hierarchy:
 def find_memory(
     configuration: MemoryConfiguration, workspace: Workspace, within: EntityName | None = None
 ) -> Callable[[], MemoryStore] | None:
-    """What opens the store that can be searched by meaning, once, bound to ``within``, or None where there is none.
+    """Return a function that opens the store for searches by meaning, bound to ``within``; None if there is no memory.
 
-    It lies where the configuration says, else in ``workspace`` if that holds memory: without memory, no database is
-    asked. Nothing is created by looking. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
+    The store is in the configured place, else in ``workspace`` if that holds memory. Without memory, no database is
+    contacted, and nothing is created. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
     """
     from driftline.storage.memory.binding import find_catalog, holds_memory
     from driftline.storage.workspace.workspace import Workspace
@@ -264,7 +266,7 @@ def find_memory(
 
 
 def nested_performance(section: Any) -> Any:
-    """The section ``performance`` with the keys of ``SHORT_KEYS`` where they belong."""
+    """Return the section ``performance`` with SHORT_KEYS expanded."""
     if not isinstance(section, Mapping):
         return section
     result = {key: value for key, value in section.items() if key not in SHORT_KEYS}
@@ -275,7 +277,7 @@ def nested_performance(section: Any) -> Any:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``below`` with the keys of ``above``; None in ``above`` leaves what is there."""
+    """Return ``below`` with the keys of ``above``; None in ``above`` keeps the lower value."""
     result = dict(below)
     for key, value in above.items():
         before = result.get(key)
@@ -336,7 +338,7 @@ def _nested(keys: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 
 def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
-    """A root of which only the id is named is of the first level, and one without an id has the default one."""
+    """Complete the root: one with only an id is of the first level, and one without an id has the default id."""
     hierarchy = settings.get("hierarchy")
     root = hierarchy.get("root_entity") if isinstance(hierarchy, dict) else None
     if not isinstance(hierarchy, dict) or not isinstance(root, dict) or not root or {"type", "id"} <= set(root):
@@ -348,7 +350,7 @@ def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told(error: ValidationError) -> str:
-    """Each wrong key and why, without what was written there, which may be a secret."""
+    """Return each wrong key and the reason, without its value, which may be a secret."""
     parts = []
     for part in error.errors():
         name = ".".join(map(str, part["loc"]))
@@ -360,16 +362,16 @@ WHERE_CATALOGS_ARE_NAMED = f"{DATABASE_VARIABLE}, LTM_CONFIG, or [memory.catalog
 
 
 def memory_of(workspace: str, path: str | None = None, environment: Environment | None = None) -> MemoryConfiguration:
-    """The settings of the memory in ``workspace``: those of the file at ``path`` or $LTM_CONFIG and of the environment.
+    """Return the settings of the memory in ``workspace``: the file at ``path`` or $LTM_CONFIG, and the environment.
 
-    The ``[memory]`` of a ``driftline.toml`` that names the workspace counts where they say nothing. Raises UsageError.
+    The ``[memory]`` of a ``driftline.toml`` that names the workspace provides their defaults. Raises UsageError.
     """
     environment = environment or Environment.current()
     return load_memory_configuration(path, environment.environ, below=memory_table_for(workspace, environment))
 
 
 def catalog_to_keep(workspace: Workspace, environment: Environment | None = None) -> str | None:
-    """The URL of the catalog that the settings name for the memory in ``workspace``, or None.
+    """Return the URL of the configured catalog of the memory in ``workspace``, or None.
 
     $DATABASE_URL counts only if it is the database of this catalog, or if it cannot be read and no catalog is in the
     workspace. Raises UsageError, CatalogMismatch.
@@ -383,14 +385,14 @@ def catalog_to_keep(workspace: Workspace, environment: Environment | None = None
 
 
 def compaction_threshold(workspace: Workspace, environment: Environment | None = None) -> int | None:
-    """The number of deltas above which an index of the memory in ``workspace`` is folded; None without memory."""
+    """Return the number of deltas above which a memory index in ``workspace`` is folded; None without memory."""
     if not holds_memory(workspace):
         return None
     return memory_of(workspace.objects.uri, None, environment).index.compaction_threshold
 
 
 def memory_encoding(workspace: Workspace, environment: Environment | None = None) -> Encoding:
-    """How the indexes of the memory in ``workspace`` are written."""
+    """Return the encoding of the memory indexes in ``workspace``."""
     if not holds_memory(workspace):
         return DEFAULT_ENCODING
     return encoding_of(memory_of(workspace.objects.uri, None, environment))
@@ -403,5 +405,5 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
         return url if belongs(workspace, url) else None
     except CatalogError:
         return None if has_embedded_catalog(workspace) else url
-    except UsageError:  # another kind of database, which can hold no catalog
+    except UsageError:  # another kind of database, which cannot be a catalog
         return None

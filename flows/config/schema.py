@@ -1,4 +1,4 @@
-"""The schema of ``driftline.toml``: its tables, keys and types, and the error messages for mistakes in it."""
+"""Define the schema of ``driftline.toml``: its tables, keys and types, and the error messages for mistakes in it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,9 @@ def parse(raw: Mapping[str, Any], path: Path) -> File:
     try:
         return File.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        mistakes = error.errors(include_url=False, include_input=False, include_context=False)
+        # A misspelled key is named, rather than the one that is missing for it.
+        first = next((each for each in mistakes if each["type"] == "extra_forbidden"), mistakes[0])
         mistake = _mistake(first["type"], first["msg"], first["loc"], path)
     raise mistake  # not chained to pydantic's error, which quotes values that may be secrets
 

@@ -1,6 +1,6 @@
-"""What a search does: its caller's arguments, else those of ``[search]`` in ``driftline.toml``, else the defaults.
+"""Complete the arguments of a search: the caller's, else ``[search]`` in ``driftline.toml``, else the defaults.
 
-Named workspaces of ``driftline.toml`` as filters, for every door that searches.
+Also resolve named workspaces of ``driftline.toml`` as filters, for every interface.
 """
 
 from __future__ import annotations
@@ -9,42 +9,45 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from driftline.flows.config.environment import Environment
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD
+from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     from driftline.storage.lines.filters import LineFilter
 
 DEFAULT_CACHE_BYTES = 10 * 2**30
-DEFAULTS: Mapping[str, Any] = {
-    "top_k": DEFAULT_TOP_K,
-    "n_lines": DEFAULT_N_LINES,
-    "mode": "hybrid",
-    "strategy": "auto",
-    "fallback_threshold": FALLBACK_THRESHOLD,
-    "rerank": False,
-    "branch": None,
-    "deep": None,
-    "cache": False,
-    "cache_bytes": DEFAULT_CACHE_BYTES,
-}
 
 
-def search_arguments(given: Mapping[str, Any], environment: Environment | None = None) -> dict[str, Any]:
-    """``given`` completed, where it says None, by the file that a command in the current folder uses.
+def search_request(
+    query: str, given: Mapping[str, Any], environment: Environment | None = None, **more: Any
+) -> SearchRequest:
+    """Return the request of the ``given`` options, completed by the file that a command in the current folder uses.
 
-    Raises UsageError for a file that is not valid.
+    None means that an option was not given; ``more`` are further fields. Raises UsageError.
     """
     from driftline.flows.config.toml_file import search_settings  # loads pydantic
 
-    settings = {**DEFAULTS, **search_settings(environment)}
-    return {name: settings.get(name) if value is None else value for name, value in given.items()}
+    settings = {name: value for name, value in search_settings(environment).items() if name in OPTIONS}
+    told = {name: value for name, value in given.items() if value is not None}
+    return SearchRequest.of(query, {**settings, **told}, **more)
+
+
+def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
+    """Return whether to search copies of buckets, as the caller or the file says, and their size in bytes at most.
+
+    Raises UsageError for an invalid file.
+    """
+    from driftline.flows.config.toml_file import search_settings  # loads pydantic
+
+    settings = search_settings()
+    wanted = settings.get("cache", False) if cache is None else cache
+    return bool(wanted), int(settings.get("cache_bytes", DEFAULT_CACHE_BYTES))
 
 
 def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, str]:
-    """The filter of a named workspace, and the workspace that its file names.
+    """Return the filter of a named workspace, and the workspace that its file names.
 
     The file is ``config``, else the one that a command in the current folder would use. Raises UsageError, which lists
-    the names that there are.
+    the existing names.
     """
     from driftline.flows.config.toml_file import named_workspace_filter, open_config
 

@@ -1,4 +1,6 @@
-"""References to secrets: a configuration holds ``${VARIABLE}`` or Prefect's ``block:NAME``, never the secret itself."""
+"""Resolve references to secrets: a configuration has ``${VARIABLE}`` or Prefect's ``block:NAME``, never the secret
+itself.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any
 from driftline.storage.errors import UsageError, may_hold_secret
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_TOKEN = re.compile(r"^(git\+https?://|https?://)(?:[A-Za-z0-9._~-]+:)?\$\{[A-Za-z_][A-Za-z0-9_]*\}@")
 _BLOCK = re.compile(r"block:([a-z0-9][a-z0-9-]*)")
 _SECRET_KEY = re.compile(
     r"key|secret|token|passw|signature|credential|connection_string|(^|_)(sas|user|username)($|_)", re.I
@@ -20,7 +23,7 @@ _FIX = "Write ${VARIABLE} for an environment variable, or block:NAME for a Prefe
 
 
 def check_options(options: Mapping[str, str], where: str) -> None:
-    """Refuse options that hold a secret or a malformed reference. Raises UsageError."""
+    """Check that options contain neither a secret nor a malformed reference. Raises UsageError."""
     for key, value in options.items():
         if _VARIABLE.fullmatch(value) or _BLOCK.fullmatch(value):
             continue
@@ -31,27 +34,32 @@ def check_options(options: Mapping[str, str], where: str) -> None:
 
 
 def check_uri(uri: str, where: str) -> None:
-    """Refuse a URI that holds a password or a signature. Raises UsageError, which does not quote ``uri``."""
+    """Check that a URI contains neither a password nor a signature. Raises UsageError, which does not quote ``uri``."""
     if _SECRET_VALUE.search(uri) or may_hold_secret(uri):
         fix = "Remove the credentials from the URI and refer to them in [storage_options]."
         raise UsageError("A URI holds credentials in plain text", where, fix)
 
 
+def without_reference(uri: str) -> str:
+    """The URI of a git repository without the reference to its token; any other as it is."""
+    return _TOKEN.sub(r"\1", uri)
+
+
 def check_catalog(url: str, where: str) -> None:
-    """Refuse the URL of a catalog that holds a password; references may stand in it. Raises UsageError."""
+    """Check that the URL of a catalog contains no password; references are allowed. Raises UsageError."""
     if _SECRET_VALUE.search(_VARIABLE.sub("", url)):
         raise UsageError("The URL of the catalog may hold a password in plain text", where, _FIX)
 
 
 def resolve_catalog(url: str, environ: Mapping[str, str], where: str) -> str:
-    """The URL of a catalog with its references replaced by their current values. Raises UsageError without one."""
+    """Replace the references in the URL of a catalog by their current values. Raises UsageError if one has none."""
     if block := _BLOCK.fullmatch(url):
         return _load_block("The catalog", block[1], where)
     return _VARIABLE.sub(lambda match: _resolve("The catalog", match[0], environ, where), url)
 
 
 def resolve_options(options: Mapping[str, str], environ: Mapping[str, str], where: str = "") -> dict[str, str]:
-    """``options`` with each reference replaced by its current value. Raises UsageError if it has none."""
+    """Replace each reference in ``options`` by its current value. Raises UsageError if it has none."""
     return {key: _resolve(f"The storage option {key!r}", value, environ, where) for key, value in options.items()}
 
 

@@ -1,12 +1,9 @@
-"""``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
+"""Read ``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
 
 Paths in the file are relative to its folder. The whole file is validated before a command writes anything; an error
-names the key, its table, and the fix.
-
-Configuration files that the user has trusted, by path and content (as direnv keeps them).
-
-A ``driftline.toml`` that was found by walking up may come from somebody else. Its storage options and references could
-send credentials of this user to an endpoint of its author, so they are used only after ``driftline trust``.
+names the key, its table, and the fix. A file that was found in a parent folder may come from somebody else, and its
+storage options and references could send credentials of this user to an endpoint of its author. They are used only
+after ``driftline trust``, which records path and content, as direnv does.
 """
 
 from __future__ import annotations
@@ -24,9 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 from driftline.flows.config.environment import WORKSPACE_FOLDER, Environment, absolute_uri, local_path, nearest
 from driftline.flows.config.schema import File, SourceTable, WorkspaceTable, parse, place
-from driftline.flows.config.secret_references import check_catalog, check_options, check_uri, resolve_options
+from driftline.flows.config.secret_references import (
+    check_catalog,
+    check_options,
+    check_uri,
+    resolve_options,
+    without_reference,
+)
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import BadEntity, UsageError
+from driftline.storage.sources.mirror import parse_remote
 
 if TYPE_CHECKING:
     from driftline.storage.lines.filters import LineFilter
@@ -35,7 +39,7 @@ STATE_VARIABLE = "XDG_STATE_HOME"
 
 
 def is_trusted(file: Path, content: bytes, environ: Mapping[str, str]) -> bool:
-    """Whether the user has trusted ``file`` with exactly this content."""
+    """Return whether the user has trusted ``file`` with exactly this content."""
     return _mark(file, content, environ).is_file()
 
 
@@ -50,7 +54,7 @@ def trust(file: Path, content: bytes, environ: Mapping[str, str]) -> None:
 
 
 def distrust(file: Path, content: bytes, environ: Mapping[str, str]) -> None:
-    """Take the trust in ``file`` back."""
+    """Withdraw the trust in ``file``."""
     _mark(file, content, environ).unlink(missing_ok=True)
 
 
@@ -69,7 +73,7 @@ CONFIG_VARIABLE = "DRIFTLINE_CONFIG"
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When a source is indexed: by ``cron`` (five fields) or every ``interval_seconds``; exactly one is set."""
+    """The schedule of a source: ``cron`` (five fields) or ``interval_seconds``; exactly one is set."""
 
     cron: str | None = None
     interval_seconds: float | None = None
@@ -88,7 +92,9 @@ class ConfiguredSource:
 
 @dataclass(frozen=True, slots=True)
 class WorkspacePart:
-    """The part of a source in a named workspace: everything below ``dir``, relative to the source; "" is all of it."""
+    """The part of a source in a named workspace: everything below ``dir``, relative to the source; "" is the whole
+    source.
+    """
 
     source: ConfiguredSource
     dir: str = ""
@@ -98,11 +104,10 @@ class WorkspacePart:
 class Configuration:
     """A validated configuration file.
 
-    ``workspace`` is an absolute path or a URI, by default ``.driftline`` beside the file. ``storage_options`` keep
+    ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` keep
     secrets as references, so that a deployment may store them; ``options()`` resolves them. ``prices`` are those of
-    1,000 requests, by kind. ``search`` has what a search does unless it is told otherwise. ``memory`` has the sections
-    of ``settings.ltm``, references included. A file that is not trusted has neither storage options nor memory:
-    ``is_withheld``.
+    1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of ``settings.ltm``,
+    references included. A file that is not trusted ``is_withheld``: it has neither storage options nor memory.
     """
 
     path: Path
@@ -117,14 +122,15 @@ class Configuration:
     is_withheld: bool = False
 
     def options(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The storage options with their references resolved. Raises UsageError."""
+        """Return the storage options with their references resolved. Raises UsageError."""
         return resolve_options(self.storage_options, os.environ if environ is None else environ, str(self.path))
 
 
 def find_config(given: str | os.PathLike[str] | None, environment: Environment | None = None) -> Path | None:
-    """The file ``given``, else $DRIFTLINE_CONFIG, else the nearest ``driftline.toml`` from here upward, else None.
+    """Return the file ``given``, else $DRIFTLINE_CONFIG, else the nearest ``driftline.toml`` in a parent folder, else
+    None.
 
-    ``surroundings`` default to those of this process. Raises UsageError if a named file does not exist.
+    ``environment`` defaults to that of this process. Raises UsageError if a named file does not exist.
     """
     environment = environment or Environment.current()
     named = given or environment.environ.get(CONFIG_VARIABLE)
@@ -138,7 +144,7 @@ def find_config(given: str | os.PathLike[str] | None, environment: Environment |
 
 
 def trusted_config(given: str | os.PathLike[str] | None) -> Configuration:
-    """As ``open_config``, for what others will run with the file. Raises UsageError also if it is not trusted."""
+    """Like ``open_config``, for files that others will run. Raises UsageError, also if the file is not trusted."""
     config = open_config(given)
     if config.is_withheld:
         raise UsageError(
@@ -161,8 +167,8 @@ def open_config(given: str | os.PathLike[str] | None, environment: Environment |
 def locate_config(given: str | os.PathLike[str] | None, environment: Environment | None = None) -> Configuration | None:
     """Load the file that ``find_config`` locates, if there is one. Raises UsageError if it is invalid.
 
-    A file that nobody has named must be trusted (``trust``); else its storage options and memory are left out, with a
-    warning.
+    A file that was not named must be trusted (``trust``); otherwise its storage options, its memory and the tokens of
+    its repositories are ignored with a warning.
     """
     environment = environment or Environment.current()
     path = find_config(given, environment)
@@ -171,32 +177,34 @@ def locate_config(given: str | os.PathLike[str] | None, environment: Environment
     content = _read(path)
     config = _resolve(_parse(content, path), path)
     is_named = bool(given or environment.environ.get(CONFIG_VARIABLE))
-    if is_named or not (config.storage_options or config.memory) or is_trusted(path, content, environment.environ):
+    plain = tuple(replace(source, uri=without_reference(source.uri)) for source in config.sources)
+    holds_some = config.storage_options or config.memory or plain != config.sources
+    if is_named or not holds_some or is_trusted(path, content, environment.environ):
         return config
     _warn_of(path)
-    return replace(config, storage_options={}, memory={}, is_withheld=True)
+    return replace(config, sources=plain, storage_options={}, memory={}, is_withheld=True)
 
 
 @cache
 def _warn_of(path: Path) -> None:
     """Warn once for each file."""
     log.warning(
-        "%s is not trusted: its storage options and [memory] are not used. Review it, then run 'driftline trust', "
-        "or name it with --config or %s",
+        "%s is not trusted: its storage options, [memory] and tokens are not used. Review it, then run 'driftline "
+        "trust', or name it with --config or %s",
         path,
         CONFIG_VARIABLE,
     )
 
 
 def options_for(workspace: str, environment: Environment | None = None) -> dict[str, str] | None:
-    """The storage options of the located file if ``workspace`` is the one it names, else None."""
+    """Return the storage options of the located file if ``workspace`` is the one it names, else None."""
     environment = environment or Environment.current()
     config = locate_config(None, environment)
     return config.options(environment.environ) if config is not None and config.workspace == workspace else None
 
 
 def named_or_trusted_config(given: str | None, environment: Environment) -> Configuration | None:
-    """The located file if the caller has named or trusted it, else None. Raises UsageError if it is invalid."""
+    """Return the located file if the caller has named or trusted it, else None. Raises UsageError if it is invalid."""
     path = find_config(given, environment)
     if path is None:
         return None
@@ -206,19 +214,19 @@ def named_or_trusted_config(given: str | None, environment: Environment) -> Conf
 
 
 def prices_for(environment: Environment | None = None) -> Mapping[str, float]:
-    """The price of 1,000 requests by kind, from the located file; empty without one."""
+    """Return the price of 1,000 requests by kind, from the located file; empty without one."""
     path = find_config(None, environment)
     return load_config(path).prices if path is not None else {}
 
 
 def search_settings(environment: Environment | None = None) -> Mapping[str, Any]:
-    """The ``[search]`` of the located file; empty without one. Raises UsageError."""
+    """Return the ``[search]`` of the located file; empty without one. Raises UsageError."""
     path = find_config(None, environment)
     return load_config(path).search if path is not None else {}
 
 
 def memory_table_for(workspace: str, environment: Environment | None = None) -> Mapping[str, Any]:
-    """The ``[memory]`` of the located file if ``workspace`` is the one it names, else nothing."""
+    """Return the ``[memory]`` of the located file if ``workspace`` is the one it names, else nothing."""
     environment = environment or Environment.current()
     config = locate_config(None, environment)
     return config.memory if config is not None and config.workspace == absolute_uri(workspace, environment.cwd) else {}
@@ -231,7 +239,10 @@ def load_config(path: str | os.PathLike[str]) -> Configuration:
 
 
 def trust_config(given: str | os.PathLike[str] | None, *, revoke: bool = False) -> Configuration:
-    """Trust the located file as it is now, or with ``revoke`` no more, and load it. Raises UsageError."""
+    """Trust the located file in its current state, or with ``revoke`` stop trusting it, and load it.
+
+    Raises UsageError.
+    """
     environment = Environment.current()
     path = find_config(given, environment)
     if path is None:
@@ -260,7 +271,7 @@ def _parse(content: bytes, file: Path) -> File:
 
 
 def named_workspace_filter(config: Configuration, name: str) -> LineFilter:
-    """The filter that selects the lines of the named workspace ``name``; an empty workspace selects none.
+    """Return the filter that selects the lines of the named workspace ``name``; an empty workspace selects none.
 
     Raises UsageError for an unknown name, and for a directory that is missing in a local source.
     """
@@ -341,10 +352,11 @@ def _sources(tables: Sequence[SourceTable], file: Path) -> list[ConfiguredSource
 
 
 def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
-    check_uri(table.uri, where)
+    remote = parse_remote(table.uri)
+    check_uri(without_reference(table.uri), where)
     uri = absolute_uri(table.uri, file.parent)
     level = INDEX_LEVELS[-1]
-    name = posixpath.basename(uri.rstrip("/")) or "root"
+    name = remote.name if remote is not None else posixpath.basename(uri.rstrip("/")) or "root"
     entity = _entity(table.entity or f"{level}:{name}", where)
     if entity.type != level:
         raise UsageError(f"Documents belong to a {level}, which {entity} is not", where, f"Add /{level}:NAME.")

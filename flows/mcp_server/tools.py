@@ -6,18 +6,17 @@ Clients see the docstrings of the tools and the descriptions of their parameters
 from __future__ import annotations
 
 import functools
-import time
+import inspect
+import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import call
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
-from driftline.flows.config.locate import on_named_branch
-from driftline.flows.config.search_settings import named_workspace
 from driftline.flows.mcp_server import answers
 from driftline.flows.mcp_server.answers import (
     MAX_ANSWER_BYTES,
@@ -28,47 +27,45 @@ from driftline.flows.mcp_server.answers import (
     SearchAnswer,
     memory_answer,
 )
-from driftline.flows.output.run_series import record_search
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD, Strategy
+from driftline.flows.runs.search import find
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, gave_up, is_panic
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHits
+from driftline.storage.options import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.filters import SearchFilter
 from driftline.tasks.search.hits import read_excerpt
-from driftline.tasks.search.query import Mode, SearchReport, search
+from driftline.tasks.search.request import Mode, SearchRequest, options_in, without_empty
 
 MAX_TOP_K = 50
-MAX_N_LINES = 20
 MAX_EXCERPT_LINES = 200
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 Query = Annotated[str, Field(min_length=1, max_length=2_000, description="What to look for, in words or code.")]
-Names = Annotated[list[str], Field(max_length=100)]
-TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Maximum number of results.")]
-NLines = Annotated[int, Field(ge=0, le=MAX_N_LINES, description="Lines of context on each side.")]
-MaxDistance = Annotated[float | None, Field(ge=0, le=2, description="Drop results farther than this (1 - cosine).")]
-MinRelevance = Annotated[
-    float | None, Field(ge=0, le=1, description="Drop results nearer than fewer than this share of random lines.")
-]
-Kinds = Annotated[
-    Names | None, Field(description="Only inside definitions of these kinds: function, class, section, ...")
-]
-RankedBy = Annotated[Mode, Field(description="Rank by words and meaning, by meaning alone, or by words alone.")]
-FilteredBy = Annotated[Strategy, Field(description="When filters apply; all values but auto are for comparison.")]
-FallbackThreshold = Annotated[
-    float, Field(ge=0, le=1, description="With the strategy hybrid: filter later where this share matches.")
-]
-Reranked = Annotated[
-    bool, Field(description="Let a transformer read the best results and order them anew: better answers, slower.")
-]
-BranchName = Annotated[
-    str | None, Field(min_length=1, max_length=200, description="This branch of the sources that have it.")
-]
-WorkspaceName = Annotated[str | None, Field(description="Only in this named workspace of the server's driftline.toml.")]
+
+
+def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
+    """Return the options of a request as parameters of a tool, within the limits for servers."""
+    return [_parameter(row) for row in options.values()]
+
+
+def _parameter(row: Option) -> inspect.Parameter:
+    kind: Any = Literal[row.choices] if row.choices and not row.is_list else row.type
+    if row.is_list:
+        kind = Annotated[list[str], Field(max_length=MAX_SERVED_NAMES)]
+    low, high = row.served or row.bounds or (None, None) if not row.is_switch else (None, None)
+    longest = row.max_characters if kind is str else None
+    about = Field(
+        ge=low,
+        le=None if high == math.inf else high,
+        min_length=1 if longest else None,
+        max_length=longest,
+        description=row.help,
+    )
+    annotation: Any = Annotated[kind if row.default is not None else kind | None, about]
+    return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=row.default, annotation=annotation)
 
 
 def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -87,6 +84,7 @@ def protocol_errors(tool: Callable[_P, _T]) -> Callable[_P, _T]:
                 traceback.print_exc()  # a defect: the client only learns that the tool failed
             raise
 
+    vars(call)["__signature__"] = inspect.signature(tool, eval_str=True)  # of a method without its object
     return call
 
 
@@ -102,60 +100,11 @@ class LineTools:
     run: Callable[..., Any] = call
     """What runs a read of the index, in this process or in another one."""
 
-    def search_lines(
-        self,
-        query: Query,
-        top_k: TopK = DEFAULT_TOP_K,
-        n_lines: NLines = DEFAULT_N_LINES,
-        max_distance: MaxDistance = None,
-        paths: Annotated[Names | None, Field(description="Only these documents, by path in their source.")] = None,
-        dirs: Annotated[Names | None, Field(description="Only below these folders.")] = None,
-        globs: Annotated[Names | None, Field(description="Only matching paths, such as src/**/*.py.")] = None,
-        exts: Annotated[Names | None, Field(description="Only files with these endings.")] = None,
-        languages: Annotated[Names | None, Field(description="Only files of these languages, such as python.")] = None,
-        kinds: Kinds = None,
-        symbols: Annotated[bool, Field(description="Only lines that begin a definition.")] = False,
-        tests: Annotated[bool, Field(description="False leaves tests out.")] = True,
-        mode: RankedBy = "hybrid",
-        strategy: FilteredBy = "auto",
-        fallback_threshold: FallbackThreshold = FALLBACK_THRESHOLD,
-        min_relevance: MinRelevance = None,
-        workspace_name: WorkspaceName = None,
-        rerank: Reranked = False,
-        branch: BranchName = None,
-    ) -> SearchAnswer:
+    @spread("given", parameters(options_in("mcp")))
+    def search_lines(self, query: Query, *, given: dict[str, Any]) -> SearchAnswer:
         """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
-        within = self.boundary()
-        where = SearchFilter(
-            paths=paths or None,
-            dirs=dirs or None,
-            globs=globs or None,
-            exts=exts or None,
-            languages=languages or None,
-            also=[named_workspace(workspace_name)[0]] if workspace_name is not None else [],
-            within=within,
-        )
-        workspace, started = on_named_branch(self.newest(), branch, within), time.monotonic()
-        report: SearchReport = self.run(
-            search,
-            workspace,
-            query,
-            top_k=top_k,
-            n_lines=n_lines,
-            max_distance=max_distance,
-            min_relevance=min_relevance,
-            where=where,
-            mode=mode,
-            strategy=strategy,
-            fallback_threshold=fallback_threshold,
-            explain=True,
-            symbols=symbols,
-            kinds=kinds,
-            tests=tests,
-            rerank=rerank,
-        )
-        record_search(workspace, report.explanation, time.monotonic() - started)
-        return answers.search_answer(report)
+        request = SearchRequest.of(query, without_empty(given))
+        return answers.search_answer(find(self.newest(), request, within=self.boundary(), run=self.run))
 
     def index_status(self) -> IndexStatus:
         """Show what is indexed: sources, documents, lines, and the model that embedded them."""
@@ -202,5 +151,5 @@ class MemoryTools:
         ] = "hybrid",
     ) -> MemoryAnswer:
         """Find the entries of the memory store that answer a query, best first."""
-        hits = self.search(query, top_k, filter=filter, scope=entity, max_distance=max_distance, mode=mode)
+        hits = self.search(query, top_k=top_k, filter=filter, scope=entity, max_distance=max_distance, mode=mode)
         return memory_answer(query, hits, MAX_ANSWER_BYTES)

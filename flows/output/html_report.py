@@ -1,4 +1,4 @@
-"""``driftline report``: a page about a workspace, as a single HTML file that loads and runs nothing."""
+"""Render ``driftline report``: a page about a workspace, as a single HTML file that loads and runs nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEMPLATE = "report.html.j2"
 def render(
     stats: WorkspaceStats, runs: Sequence[RunRecord], now: datetime, prices: Mapping[str, float] | None = None
 ) -> str:
-    """The page; ``runs`` are newest first. ``prices`` are those of 1,000 requests, by kind, in any currency."""
+    """Return the page; ``runs`` are newest first. ``prices`` are those of 1,000 requests, by kind, in any currency."""
     _, cost = History(runs).requests(prices or {})
     tiles = {
         "documents": f"{stats.total_documents:,}",
@@ -33,7 +33,7 @@ def render(
     }
     if cost is not None:
         tiles["cost of requests"] = f"{cost:,.4f}"
-    # Names of sources and workspaces are untrusted, so the template escapes all but the plots, which are SVG.
+    # Names of sources and workspaces are untrusted, so the template escapes everything except the plots, which are SVG.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("driftline.flows.output").joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
@@ -46,13 +46,13 @@ def render(
 
 
 def plots_of(runs: Sequence[RunRecord]) -> list[str]:
-    """The plots of ``runs``, newest first, as SVG."""
+    """Return the plots of ``runs``, newest first, as SVG."""
     history = History(list(reversed(runs)))
     return [plot for plot in _plots(history, history.requests({})[0]) if plot]
 
 
 def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
-    """The plots as SVG; "" for those without a point."""
+    """Yield the plots as SVG; "" for plots without a point."""
 
     def per_run(kind: str, figure: str, name: str, scale: float = 1.0) -> Series:
         return history.of_runs(kind, name, lambda run: to_row(run)[figure] * scale)
@@ -77,7 +77,7 @@ def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
 
 
 def run_row(run: RunRecord) -> dict[str, Any]:
-    """A row of the table of runs: ``what`` lists the figures of its kind that are not zero."""
+    """Return a row of the table of runs: ``what`` lists the figures of its kind that are not zero."""
     row = to_row(run)
     shared = {name: row.pop(name) for name in ("run_id", "kind", "started", "seconds", "outcome")}
     figures = ", ".join(f"{name} {_figure(value)}" for name, value in row.items() if value not in (0, [], None))

@@ -1,4 +1,4 @@
-"""The logs of the command line: Driftline's own warnings as text, or on request all its records as JSON."""
+"""Set up the logs of the command line: Driftline's own warnings as text, or on request all its records as JSON."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _OWN = "driftline"
 
 
 class OwnWarnings(logging.Handler):
-    """Prints warnings of ``driftline`` loggers to standard error and drops those of libraries.
+    """Print warnings of ``driftline`` loggers to standard error, and drop those of libraries.
 
-    Libraries log a traceback for each failure that they retry. A failure that lasts arrives as an error.
+    Libraries log a traceback for each failure that they retry. A permanent failure is reported as an error.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class OwnWarnings(logging.Handler):
 
 
 class JsonLines(logging.Handler):
-    """Prints each record of ``driftline`` loggers to standard error as a line of JSON.
+    """Print each record of ``driftline`` loggers to standard error as a line of JSON.
 
     A line is ``{time, level, logger, message, ...}``; ``extra={"fields": {...}}`` of a record adds further keys.
     """
@@ -56,7 +56,7 @@ class JsonLines(logging.Handler):
 
 
 def wants_json(requested: bool, environ: Mapping[str, str]) -> bool:
-    """Whether to log as JSON: by ``--log-json`` (``requested``) or DRIFTLINE_LOG=json. Raises UsageError."""
+    """Return whether to log as JSON: by ``--log-json`` (``requested``) or DRIFTLINE_LOG=json. Raises UsageError."""
     value = environ.get(LOG_VARIABLE, "")
     if value not in ("", "text", "json"):
         raise UsageError(f"{LOG_VARIABLE} cannot be {value!r}", fix="Set it to json or text.")
@@ -71,7 +71,7 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def json_lines() -> Iterator[None]:
-    """Log as JSON, from level info on, while the context is open; ``OwnWarnings`` are off meanwhile."""
+    """Log as JSON, from level info on, while the context is open; ``OwnWarnings`` are off during that time."""
     root, own, handler = logging.getLogger(), logging.getLogger(_OWN), JsonLines()
     before, level = [h for h in root.handlers if isinstance(h, OwnWarnings)], own.level
     for other in before:
@@ -88,5 +88,5 @@ def json_lines() -> Iterator[None]:
 
 
 def writes_json() -> bool:
-    """Whether ``json_lines`` is in effect."""
+    """Return whether ``json_lines`` is in effect."""
     return any(isinstance(handler, JsonLines) for handler in logging.getLogger().handlers)

@@ -1,10 +1,7 @@
-"""Plain text for terminals: names, lines and messages are untrusted, and none of them may steer a terminal.
+"""Print plain text to terminals: names, lines and messages are untrusted, and none of them may control a terminal.
 
-All output of commands passes through here, or is JSON, which escapes what it prints.
-
-Prints the results of a search as text.
-
-Without Rich: loading it takes longer than a search that a server answers.
+All output of commands passes through here, or is JSON, which escapes its strings. Search results are printed without
+Rich, which takes longer to load than a search through a server.
 """
 
 from __future__ import annotations
@@ -22,12 +19,12 @@ from driftline.storage.errors import redacted
 
 _CONTROLS = (*range(9), *range(10, 32), *range(127, 160))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""They display a text in another order than it has."""
+"""Characters that change the order in which text is displayed."""
 _ESCAPED = {code: f"\\x{code:02x}" for code in _CONTROLS} | {code: f"\\u{code:04x}" for code in _BIDIRECTIONAL}
 
 
 def printable(text: str) -> str:
-    """``text`` with its control characters escaped; tabs stay."""
+    """Escape control characters in ``text``, except tabs."""
     return text.translate(_ESCAPED)
 
 
@@ -74,6 +71,12 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     results: Sequence[Mapping[str, Any]] = result["results"]
     with_source = len({hit["source"] for hit in results}) > 1
     styled = _wants_styles()
+    exact = result.get("exact")
+    if exact is not None and not any(hit["label"] for hit in results):
+        lines = [_exact_line(hit, with_source, styled) for hit in results]
+        lines += [] if results else [f"{exact['lines']:,} lines in {exact['documents']:,} files\n"]
+        emit("".join(lines))
+        return
     shown = ["No good match. The nearest, all weak:\n"] if results and all_weak(results) else []
     for hit in results:
         folder = (folders or {}).get(hit["source"])
@@ -81,8 +84,19 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     emit("\n".join(shown))
 
 
+def _exact_line(hit: Mapping[str, Any], with_source: bool, styled: bool) -> str:
+    """A line as grep prints it, with the lines around it, if there are any."""
+    source = f"{printable(hit['source'])}:" if with_source else ""
+    text = ""
+    for number, line in enumerate(hit["context"], start=hit["start_line"]):
+        mark = ":" if number == hit["line"] else "-"
+        place = _styled(f"{source}{printable(hit['path'])}{mark}{number}{mark}", "place", styled)
+        text += f"{place}{_styled(printable(line), 'best' if mark == ':' else 'dim', styled)}\n"
+    return text + ("--\n" if len(hit["context"]) > 1 else "")
+
+
 def all_weak(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether nothing that was found is likely right."""
+    """Return whether no result is likely to be right."""
     return all(hit.get("label") == "weak" for hit in results)
 
 
@@ -126,7 +140,7 @@ def _styled(text: str, style: str, styled: bool) -> str:
 
 
 def _wants_styles() -> bool:
-    """Whether standard output is a terminal that understands them, by the usual variables."""
+    """Return whether standard output is a terminal that supports styles, by the usual variables."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()

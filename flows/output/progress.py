@@ -1,12 +1,13 @@
-"""The progress of a run: a live bar on a terminal, plain or JSON lines elsewhere, or nothing.
+"""Show the progress of a run: a live bar on a terminal, plain or JSON lines elsewhere, or nothing.
 
-The stages of a run, which a front door may show one by one, such as Prefect as tasks in its graph.
+A run consists of stages, which an interface may show one by one; Prefect shows them as tasks in its graph.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,7 +29,7 @@ class Progress(Protocol):
     """Receives the progress of a run. Calls are cheap and come from one thread at a time."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Begin a phase of ``total`` documents, where the number is known."""
+        """Begin a phase of ``total`` documents, if the number is known."""
         ...
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
@@ -41,7 +42,7 @@ class Progress(Protocol):
 
 
 class NullProgress:
-    """Discards all progress."""
+    """Discard all progress."""
 
     def phase(self, name: str, total: int | None = None) -> None: ...
 
@@ -51,7 +52,7 @@ class NullProgress:
 
 
 class QuietProgress:
-    """Plain lines for logs: each message, and the counts at most once every ``interval`` seconds."""
+    """Print plain lines for logs: each message, and the counts at most once every ``interval`` seconds."""
 
     def __init__(
         self,
@@ -65,11 +66,13 @@ class QuietProgress:
         self._name = ""
         self._total: int | None = None
         self._documents = self._lines = 0
-        self._reported_at = clock()
+        self._reported_at = self._begun_at = clock()
+        self._ended = threading.Event()
 
     def phase(self, name: str, total: int | None = None) -> None:
         self._name, self._total = name, total
         self._documents = self._lines = 0
+        self._begun_at = self._clock()
         self._report_when_due()
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
@@ -80,6 +83,23 @@ class QuietProgress:
     def message(self, text: str) -> None:
         warn(text, self._stream)
 
+    def __enter__(self) -> Self:
+        """Report also while nothing advances, as during a long scan."""
+        self._beat = threading.Thread(target=self._keep_reporting, daemon=True)
+        self._beat.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._beat.join()
+
+    def _keep_reporting(self) -> None:
+        while not self._ended.wait(self._interval):
+            if self._name:
+                self._report_when_due()
+
     def _report_when_due(self) -> None:
         now = self._clock()
         if now - self._reported_at < self._interval:
@@ -87,11 +107,12 @@ class QuietProgress:
         self._reported_at = now
         of_total = "" if self._total is None else f" of {self._total:,}"
         lines = f", {self._lines:,} lines" if self._lines else ""
-        self.message(f"{self._name}: {self._documents:,}{of_total} documents{lines}")
+        counts = f": {self._documents:,}{of_total} documents{lines}" if self._documents or self._total else ""
+        self.message(f"{self._name}{counts}, {now - self._begun_at:.0f} s")
 
 
 class LogProgress:
-    """Log records: each phase and message, and the counts at most once every ``QUIET_INTERVAL_SECONDS``."""
+    """Log each phase and message, and the counts at most once every ``QUIET_INTERVAL_SECONDS``."""
 
     def __init__(self) -> None:
         self._log = logging.getLogger("driftline.progress")
@@ -161,10 +182,10 @@ class RichProgress:
 
 
 def open_progress() -> AbstractContextManager[Progress]:
-    """The progress for standard error: JSON lines if logs are JSON, a live bar on a terminal, else plain lines."""
+    """Return the progress for standard error: JSON lines if logs are JSON, a bar on a terminal, else plain lines."""
     if writes_json():
         return nullcontext(LogProgress())
-    return RichProgress() if sys.stderr.isatty() else nullcontext(QuietProgress())
+    return RichProgress() if sys.stderr.isatty() else QuietProgress()
 
 
 _Result = TypeVar("_Result")
@@ -172,9 +193,9 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a run does next: ``work``. ``said`` tells counts of its result; a ``repeatable`` one may be retried.
+    """A step of a run, ``work``. ``said`` formats the counts of its result; a ``repeatable`` stage may be retried.
 
-    It comes ``after`` the stages of these names, as far as they have begun, or else is the first one of its run.
+    It comes ``after`` the stages of these names that have begun, or else is the first one of its run.
     """
 
     name: str
@@ -185,7 +206,7 @@ class Stage:
 
 
 class StageRunner(Protocol):
-    """Runs a stage and returns what its work returns."""
+    """Run a stage, and return what its work returns."""
 
     def __call__(self, stage: Stage) -> Any: ...
 
@@ -201,7 +222,7 @@ def run_stage(
     repeatable: bool = False,
     after: Iterable[str] = (),
 ) -> _Result:
-    """Do ``work``, shown as a stage where somebody watches. Raises what it raises."""
+    """Run ``work`` as a stage, and return its result or raise its error."""
     runner = _RUNNER.get()
     if runner is None:
         return work()
@@ -211,7 +232,7 @@ def run_stage(
 
 @contextmanager
 def stages_run_by(runner: StageRunner) -> Iterator[None]:
-    """Have ``runner`` run the stages of this context and of those that are copied from it."""
+    """Make ``runner`` run the stages of this context and of its copies."""
     token = _RUNNER.set(runner)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The reports of runs, and their JSON form in ``driftline index``, ``remove`` and ``compact``."""
+"""Define the reports of runs, and their JSON form in ``driftline index``, ``remove`` and ``compact``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ class SourceReport:
     """One source's part of a run.
 
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs;
-    ``shortened`` those of this run whose lines are too long, as ``(path, characters left out)``.
-    ``revision`` is the ``rev`` of the run's last commit; the manifest as of it is the state that the run left.
-    ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only what differs between the
-    two; if a full scan replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other
-    branches, or from the main index. ``branch_cut`` says why this run cut its ``branch``, or did not. ``phases`` are
-    wall-clock seconds of the coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``,
-    summed over workers.
+    ``shortened`` those of this run whose lines are too long, as ``(path, characters left out)``. ``revision`` is the
+    ``rev`` of the run's last commit; the manifest as of it is the state that the run left. ``commit`` is the commit
+    that git had checked out. If ``base`` is set, the run scanned only the differences between the two; if a full scan
+    replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other branches, or from the
+    main index. ``branch_cut`` says why this run cut its ``branch``, or did not. ``phases`` are wall-clock seconds of
+    the coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``, summed over workers.
     """
 
     entity: str
@@ -47,7 +46,7 @@ class SourceReport:
     branch_cut: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``index --json`` prints it."""
+        """Like ``index --json`` prints it."""
         return {
             "entity": self.entity,
             "uri": self.uri,
@@ -75,10 +74,10 @@ class SourceReport:
 class IndexReport:
     """The report of an index run over all its sources.
 
-    ``indexes`` names the search indexes that the run built or extended; ``definitions_embedded`` counts those that a
-    transformer embedded. ``failed`` lists the sources, by URI, whose
-    failure was not raised. ``phases`` are seconds of the run itself; the phases of sources overlap where several run
-    at once. ``requests`` counts the requests to object stores by phase, without those that Lance sends.
+    ``indexes`` names the search indexes that the run built or extended; ``definitions_embedded`` counts the definitions
+    that a transformer embedded. ``failed`` lists the sources, by URI, whose failure was not raised. ``phases`` are
+    seconds of the run itself; the phases of sources overlap if several run concurrently. ``requests`` counts the
+    requests to object stores by phase, without those that Lance sends.
     """
 
     run_id: str
@@ -92,7 +91,7 @@ class IndexReport:
     requests: Counts = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``index --json`` prints it; ``phases`` and ``worker_phases`` are summed over the run and its sources."""
+        """Like ``index --json`` prints it; ``phases`` and ``worker_phases`` are summed over the run and its sources."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,
@@ -130,7 +129,7 @@ class RemoveReport:
     lines: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``remove --json`` prints it."""
+        """Like ``remove --json`` prints it."""
         return {"run_id": self.run_id, "entity": self.entity, "documents": self.documents, "lines": self.lines}
 
 
@@ -147,7 +146,7 @@ class TenantCompaction:
     after: Figures | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``compact --json`` prints it."""
+        """Like ``compact --json`` prints it."""
         return {
             "tenant": self.tenant,
             "folded": [{"entity": entity, "deltas": deltas} for entity, deltas in sorted(self.folded.items())],
@@ -169,7 +168,7 @@ class CompactReport:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``compact --json`` prints it."""
+        """Like ``compact --json`` prints it."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,

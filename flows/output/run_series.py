@@ -1,8 +1,7 @@
-"""The run history of a workspace as figures: rows for ``driftline runs``, series for ``driftline report``.
+"""Read the run history of a workspace as figures: rows for ``driftline runs``, series for ``driftline report``.
 
-What searches with a filter have cost: a journal of this user on this machine, for ``runs`` and ``report``.
-
-A search needs read access only, so it writes nothing into the workspace. Searches of an hour become one row.
+Filtered searches are recorded as well, in a journal of this user on this machine, because a search needs only read
+access and writes nothing to the workspace. Searches of an hour become one row.
 """
 
 from __future__ import annotations
@@ -43,23 +42,23 @@ def newest_runs(workspace: Workspace, limit: int, others: Iterable[RunRecord] = 
 
 
 def _read(run_ids: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -> Iterator[RunRecord]:
-    """The records of ``(run id, position of its history)`` pairs, merged by run id."""
+    """Yield the records of ``(run id, position of its history)`` pairs, merged by run id."""
     for run_id, places in groupby(run_ids, key=itemgetter(0)):
         records = [record for _, tenant in places if (record := histories[tenant].get(run_id)) is not None]
-        if len(records) > 1 and records[0].kind != "index":  # an index run writes its whole report to each tenant
+        if len(records) > 1 and records[0].kind != "index":  # an index run writes its complete report to each tenant
             yield records[0].model_copy(update={"report": {"parts": [record.report for record in records]}})
         elif records:
             yield records[0]
 
 
 def _parts(run: RunRecord) -> list[dict[str, Any]]:
-    """The reports of a run, one for each tenant."""
+    """Return the reports of a run, one for each tenant."""
     parts: list[dict[str, Any]] = run.report.get("parts", [run.report])
     return parts
 
 
 def to_row(run: RunRecord) -> dict[str, Any]:
-    """A run as ``runs --json`` prints it: the fields of every run, then the figures of its kind."""
+    """Return a run as ``runs --json`` prints it: the fields of every run, then the figures of its kind."""
     return {
         "run_id": run.run_id,
         "kind": run.kind,
@@ -107,7 +106,7 @@ class History:
     runs: Sequence[RunRecord]
 
     def growth(self, name: str) -> Series:
-        """The sum of ``name`` (``documents_total`` or ``lines_total``) over all sources, after each run.
+        """Return the sum of ``name`` (``documents_total`` or ``lines_total``) over all sources, after each run.
 
         A source that was indexed before the first of these runs counts from the beginning, with its first known total.
         """
@@ -136,12 +135,12 @@ class History:
         return totals
 
     def of_runs(self, kind: str, name: str, value: Callable[[RunRecord], float | None]) -> Series:
-        """A figure of each run of ``kind``, without the runs for which ``value`` returns None."""
+        """Return a figure of each run of ``kind``, without the runs for which ``value`` returns None."""
         points = ((_moment(run), value(run)) for run in self.runs if run.kind == kind)
         return Series(name, [(moment, figure) for moment, figure in points if figure is not None])
 
     def deltas(self) -> list[Series]:
-        """The number of deltas of each source; the source with the highest number comes first."""
+        """Return the number of deltas of each source; the source with the highest number comes first."""
         by_entity: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
         for run in self.runs:
             for source in _finished_sources(run):
@@ -154,7 +153,9 @@ class History:
         return sorted(series, key=lambda line: max(value for _, value in line.points), reverse=True)
 
     def measured(self, name: str, scale: float = 1.0) -> list[Series]:
-        """A figure measured at the end of compactions (``recall_at_10``, ``p50_seconds``, ``fragments``), by tenant."""
+        """Return a figure measured at the end of compactions (``recall_at_10``, ``p50_seconds``, ``fragments``), by
+        tenant.
+        """
         by_tenant: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
         for run in self.runs:
             for part in _parts(run) if run.kind == "compact" else ():
@@ -164,9 +165,9 @@ class History:
         return [Series(tenant, points) for tenant, points in by_tenant.items()]
 
     def requests(self, prices: Mapping[str, float]) -> tuple[list[Series], float | None]:
-        """Requests to the store by kind, and their cost by ``prices`` of 1,000; None without a price.
+        """Return requests to the store by kind, and their cost by ``prices`` of 1,000; None without a price.
 
-        Runs that recorded no requests are left out.
+        Runs that recorded no requests are skipped.
         """
         by_kind: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
         for run in self.runs:
@@ -177,7 +178,7 @@ class History:
 
 
 def _finished_sources(run: RunRecord) -> list[Mapping[str, Any]]:
-    """The sources that an index run completed; a source that failed has no revision."""
+    """Return the sources that an index run completed; a source that failed has no revision."""
     return [source for source in run.report.get("sources", ()) if source.get("revision")] if run.kind == "index" else []
 
 
@@ -187,7 +188,7 @@ def _moment(run: RunRecord) -> datetime:
 
 STATE_VARIABLE = "XDG_STATE_HOME"
 MAX_JOURNAL_BYTES = 1 << 20
-"""A longer journal loses its older half."""
+"""A longer journal is cut to its newer half."""
 KIND = "search"
 
 
@@ -202,7 +203,7 @@ class _Entry(BaseModel):
 
 
 def record_search(workspace: Workspace, explanation: Explanation | None, seconds: float) -> None:
-    """Write down a search whose filter left some lines out. A journal that cannot be written is no failure."""
+    """Record a search whose filter excluded some lines. A journal that cannot be written is not a failure."""
     if explanation is None or not explanation.lines or explanation.matches == explanation.lines:
         return
     entry = _Entry(started=datetime.now(UTC), seconds=seconds, hit_rate=explanation.matches / explanation.lines)
@@ -219,14 +220,14 @@ def record_search(workspace: Workspace, explanation: Explanation | None, seconds
 
 
 def searches_by_hour(workspace: Workspace, environ: Mapping[str, str] | None = None) -> list[RunRecord]:
-    """The searches of this user, newest first: one record for each hour, with their median time."""
+    """Return the searches of this user, newest first: one record for each hour, with their median time."""
     by_hour: dict[datetime, list[_Entry]] = defaultdict(list)
     try:
         lines = _path(workspace, os.environ if environ is None else environ).read_bytes().splitlines()
     except OSError:
         return []
     for line in lines:
-        with contextlib.suppress(ValidationError):  # a line that was cut
+        with contextlib.suppress(ValidationError):  # a truncated line
             entry = _Entry.model_validate_json(line)
             by_hour[entry.started.replace(minute=0, second=0, microsecond=0)].append(entry)
     return [_record(by_hour[hour]) for hour in sorted(by_hour, reverse=True)]

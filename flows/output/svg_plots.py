@@ -1,4 +1,4 @@
-"""Line plots as SVG text, to embed in an HTML page or to show as an image."""
+"""Draw line plots as SVG text, to embed in an HTML page or to show as an image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Series:
 
 
 def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bool = False) -> str:
-    """An ``<svg>`` of ``series`` over time, with the y axis from 0 up; "" if there is no point.
+    """Draw an ``<svg>`` of ``series`` over time, with the y axis from 0 up; "" if there is no point.
 
     Draws the first ``MAX_SERIES`` series that have points. ``steps`` holds each value until the next point. The tooltip
     of a point shows its value.
@@ -60,7 +60,7 @@ def line_plot(title: str, series: Sequence[Series], *, unit: str = "", steps: bo
 
 
 def number(value: float) -> str:
-    """A number in short form: 1,234 or 12.5M or 0.034."""
+    """Return a number in short form: 1,234 or 12.5M or 0.034."""
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if suffix == 'k' else limit):.3g}{suffix}"
@@ -68,7 +68,7 @@ def number(value: float) -> str:
 
 
 def _tick(highest: float) -> float:
-    """A round tick distance; ``_TICKS`` of them cover ``highest``."""
+    """Return a round tick distance; ``_TICKS`` of them cover ``highest``."""
     if highest <= 0:
         return 1.0 / _TICKS
     power = 10.0 ** math.floor(math.log10(highest / _TICKS))
@@ -113,5 +113,5 @@ def _path(places: Sequence[tuple[float, float]], steps: bool) -> str:
 
 
 def _text(text: str) -> str:
-    """``text`` escaped for XML, with control characters, which XML forbids, replaced: names are untrusted."""
+    """Escape ``text`` for XML and replace control characters, which XML forbids: names are untrusted."""
     return escape("".join(c if c.isprintable() else "�" for c in text), quote=True)

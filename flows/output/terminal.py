@@ -1,4 +1,4 @@
-"""Prints what commands report as text for people.
+"""Print the reports of commands as text for people.
 
 File names and lines are untrusted: their control characters are printed in escaped form.
 """
@@ -24,7 +24,7 @@ _SOURCE_COLUMNS = ("entity", "uri", "documents", "lines")
 _RUN_COLUMNS = frozenset({"run_id", "kind", "started", "seconds", "outcome"})
 _MAX_FINDINGS = 100
 _MAX_SHORTENED = 3
-_UNFOLDED = 1000  # columns, where no terminal limits the width
+_UNFOLDED = 1000  # columns, if no terminal limits the width
 
 
 def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | None = None) -> None:
@@ -56,7 +56,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
 
 
 def requests_text(requests: Mapping[str, int], prices: Mapping[str, float]) -> str:
-    """``12 LIST, 3 GET: about 0.0001``; the cost is left out without a price."""
+    """Return ``12 LIST, 3 GET: about 0.0001``; the cost is omitted without a price."""
     counts = ", ".join(f"{count:,} {kind.upper()}" for kind, count in requests.items())
     cost = price(requests, prices)
     return counts if cost is None else f"{counts}: about {cost:.4g}"
@@ -217,7 +217,7 @@ def _print(parts: Iterable[Text | Table]) -> None:
 
 
 def _harmless(part: Text | Table) -> Text | Table:
-    """``part``, unless it holds control characters that nothing has escaped."""
+    """Return ``part``, unless it contains unescaped control characters."""
     if isinstance(part, Text) and printable(part.plain) != part.plain:
         return Text(printable(part.plain), style=part.style)
     return part

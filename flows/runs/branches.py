@@ -1,6 +1,6 @@
-"""The branches of a workspace: list, delete, and prune those that nobody needs any more (decision 0015).
+"""List, delete and prune the branches of a workspace, and cut the branches of an index run (decision 0015).
 
-Before a run of a branch: find the cut that holds it, cut it from the main index, or cut it anew (decision 0015).
+Before a run of a branch, ``enter_branch`` finds its cut, cuts it from the main index, or recuts it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ DEFAULT_PRUNED_AFTER_DAYS = 14.0
 class BranchReport:
     """A branch of a source.
 
-    ``base`` is the commit of the main index that it was cut from and ``commit`` the one that it was indexed at, where
-    git names them; ``documents`` differ from the main index of today, with ``lines``, and ``deleted`` are missing.
-    ``size_bytes`` is what the branch does not share with the main index; ``age_seconds`` count from its last run.
+    ``base`` is the commit of the main index that it was cut from and ``commit`` the one at which it was indexed, if git
+    names them. ``documents`` differ from the current main index, with ``lines``, and ``deleted`` are missing.
+    ``size_bytes`` is the size that the branch does not share with the main index; ``age_seconds`` count from its last
+    run.
     """
 
     name: str
@@ -71,7 +72,10 @@ class BranchReport:
     behind: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``branches --json`` prints it; ``behind`` says that the main index has changed since the cut."""
+        """Return the object that ``branches --json`` prints.
+
+        ``behind`` is set if the main index has changed since the cut.
+        """
         return {
             "name": self.name,
             "entity": self.entity,
@@ -87,7 +91,10 @@ class BranchReport:
 
 
 def list_branches(workspace: Workspace, within: Entity | None = None) -> list[BranchReport]:
-    """The branches of the sources at or below ``within``, by source and name. Raises CorruptFile, StorageError."""
+    """Return the branches of the sources at or below ``within``, by source and name.
+
+    Raises CorruptFile, StorageError.
+    """
     now = datetime.now(UTC)
     return [
         _report(workspace, entity, record, now)
@@ -131,7 +138,7 @@ def _contents(documents: pa.Table) -> pa.ChunkedArray:
 def delete_named(
     workspace: Workspace, name: str, within: Entity | None, *, wait_seconds: float = 0.0, missing_ok: bool = False
 ) -> list[str]:
-    """Delete the branch ``name`` of each source at or below ``within``; returns their entities.
+    """Delete the branch ``name`` of each source at or below ``within``, and return their entities.
 
     Raises NotIndexed if no source has it, unless it is ``missing_ok``, and LeaseHeld while a run works on it.
     """
@@ -158,7 +165,7 @@ def delete_branch(workspace: Workspace, entity: Entity, name: str, run_id: str, 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """A branch that was, or in a dry run would be, deleted, and why."""
+    """A branch that was deleted, or in a dry run would be, and why."""
 
     name: str
     entity: str
@@ -173,10 +180,11 @@ def prune_branches(
     dry_run: bool = False,
     skip: Callable[[str], None] = lambda _: None,
 ) -> list[Pruned]:
-    """Delete the branches that are merged, gone from the remote, or older; ``skip`` gets a message for each busy one.
+    """Delete branches that are merged, gone from the remote, or old; ``skip`` gets a message for each busy branch.
 
-    The work tree of a source, where that is on this disk, shows whether a branch is merged, and names the remote. Only
-    a remote that answers proves that a branch is gone; a pull request is no branch, so that its remote proves nothing.
+    The work tree of a source, if it is on this disk, shows whether a branch is merged, and names the remote. Only a
+    remote that answers proves that a branch is gone. A pull request has no branch on the remote, so the remote proves
+    nothing about it.
     """
     if older_than_days < 0:
         raise UsageError("An age cannot be negative", f"{older_than_days:g} d", "Pass 0 or more.")
@@ -216,21 +224,21 @@ def _why_pruned(record: BranchRecord, uri: str, on_remote: frozenset[str] | None
 
 
 MAINTENANCE_WAIT_SECONDS = 120.0
-"""How long a cut waits for a compaction or an index build of the main index."""
+"""Time that a cut waits for a compaction or an index build of the main index."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """Whether to cut a branch (anew), and why."""
+    """Whether to cut or recut a branch, and why."""
 
     cuts: bool
     why: str
 
 
 def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
-    """``plan`` on the branch ``name`` of each of its sources, which is cut where it must be.
+    """Return ``plan`` on the branch ``name`` of each of its sources, which is cut if necessary.
 
-    A dry run cuts nothing: it compares with the main index where there is no branch yet. Raises UsageError, StaleBuild,
+    A dry run cuts nothing: it compares with the main index if there is no branch yet. Raises UsageError, StaleBuild,
     LeaseHeld, StorageError.
     """
     parts: list[SourcePlan] = []
@@ -245,7 +253,7 @@ def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
 
 
 def leave_branch(plan: IndexPlan) -> None:
-    """Delete the cuts that this run has superseded, whose lines it has copied. Raises StorageError."""
+    """Delete the cuts that this run has superseded, after it copied their lines. Raises StorageError."""
     for part in plan.sources:
         if part.superseded is not None:
             directory = branch_at(part.entity, part.superseded).index_directory
@@ -272,7 +280,7 @@ def _enter(plan: IndexPlan, part: SourcePlan, name: str) -> tuple[BranchRecord |
 def _cut(
     plan: IndexPlan, part: SourcePlan, name: str, known: BranchRecord | None, decision: _Decision, lease: Lease
 ) -> tuple[BranchRecord, SourcePlan]:
-    """Cut a branch under its lease: a holder that was replaced commits to the old cut, which nobody reads."""
+    """Cut a branch under its lease. A replaced holder then commits to the old cut, which nobody reads."""
     workspace, entity, request = plan.workspace, part.entity, plan.request
     if read_branch(workspace, entity, name) != known:
         raise LeaseHeld("Another run has changed this branch meanwhile", name, "Run it again.")
@@ -304,7 +312,9 @@ def _refuse_older(part: SourcePlan, known: BranchRecord, build: int | None, *, b
 
 
 def _decide(plan: IndexPlan, part: SourcePlan, known: BranchRecord | None) -> _Decision:
-    """A branch is cut anew when fewer documents differ from the main index of today than from what it holds."""
+    """Decide whether to recut a branch: if fewer documents differ from the current main index than from its present
+    content.
+    """
     workspace = plan.workspace
     if known is None:
         return _Decision(True, "cut from the main index")
@@ -322,7 +332,7 @@ def _decide(plan: IndexPlan, part: SourcePlan, known: BranchRecord | None) -> _D
 
 
 def _differences(plan: IndexPlan, part: SourcePlan, workspace: Workspace, known: BranchRecord | None) -> int:
-    """How many documents of the source differ from the index: by commits where git can tell, else by a listing."""
+    """Count the documents of the source that differ from the index: by commits if git can tell, else by a listing."""
     if plan.request.by_commit and part.commit is not None:
         record = known.source if known is not None else workspace.source(part.entity)
         tree = find_work_tree(part.source.uri)

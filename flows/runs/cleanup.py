@@ -1,8 +1,7 @@
-"""A cleanup: survey, judge, fence, judge again, delete (DESIGN, "Cleanup").
+"""Run a cleanup: survey, judge, fence, judge again, delete (DESIGN, "Cleanup").
 
-A cleanup deletes an object only if it is an orphan both before and after its writers are fenced off.
-
-A cleanup below one entity: only blobs of memory are looked at, and nothing outside is counted, named or deleted.
+A cleanup deletes an object only if it is an orphan both before and after its writers are fenced off. ``clean_within``
+cleans below one entity: it looks only at blobs of memory, and neither counts, names nor deletes anything outside.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class CleanupReport:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``cleanup --json`` prints it."""
+        """Like ``cleanup --json`` prints it."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,
@@ -98,8 +97,9 @@ class CleanupReport:
 def clean_workspace(request: CleanupRequest, progress: Progress | None = None) -> CleanupReport:
     """Delete the orphans of a workspace; a dry run only reports them.
 
-    Raises CleanupAborted if anything cannot be listed or read; nothing is deleted then. Raises StorageError, LeaseLost
-    during the deletion; the log and the run history list what was deleted. Raises UsageError, WorkspaceNotFound.
+    Raises CleanupAborted if anything cannot be listed or read, before anything is deleted. Raises StorageError or
+    LeaseLost during the deletion; the log and the run history then list the deleted objects. Raises UsageError,
+    WorkspaceNotFound.
     """
     if request.max_age_seconds < 0 or request.run_retention_days < 0:
         raise UsageError(
@@ -159,9 +159,9 @@ class _Cleanup:
         return self._report
 
     def _judge(self, fence: Fence, deletion: Deletion) -> tuple[Orphan, ...]:
-        """The orphans to delete, judged again behind ``fence``; a dry run takes no lease.
+        """Return the orphans to delete, judged again behind ``fence``; a dry run takes no lease.
 
-        Where a full disk has no room for a lease, those that need none are deleted first.
+        If a full disk has no space for a lease, orphans that need no lease are deleted first.
         """
         objects = self._workspace.objects
         self._progress.phase(f"surveying {objects.uri}")
@@ -261,7 +261,10 @@ def _take(fence: Fence, surveyed: Survey, tenants: Iterable[Entity], sources: It
 
 
 def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
-    """The orphans of ``second`` that are in ``first`` too; a superseded table is kept unless all its files are."""
+    """Return the orphans of ``second`` that are also in ``first``.
+
+    A superseded table is kept unless all its files are.
+    """
     first_paths = {orphan.path for orphan in first}
     growing = {
         parse_name(orphan.path).place
@@ -272,7 +275,8 @@ def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orpha
 
 
 def within(orphans: Iterable[Orphan], tenants: Container[str], sources: Container[str]) -> tuple[Orphan, ...]:
-    """``orphans`` that are safe to delete behind a fence around these directories of ``tenants`` and ``sources``.
+    """Return the ``orphans`` that are safe to delete behind a fence around these directories of ``tenants`` and
+    ``sources``.
 
     Drops the table files of other tenants and the staged deltas of other sources.
     """
@@ -308,7 +312,7 @@ def clean_within(
 ) -> CleanupReport:
     """Delete the memory blobs at and below ``top`` that no entry refers to; a dry run only reports them.
 
-    Raises UsageError, CatalogError, StorageError; what was deleted until then is in the log ``driftline.audit``.
+    Raises UsageError, CatalogError, StorageError; the log ``driftline.audit`` has what was deleted before.
     """
     if max_age_seconds < 0:
         raise UsageError("An age cannot be negative", f"{max_age_seconds:g} s", "Pass 0 or more.")
@@ -317,7 +321,7 @@ def clean_within(
     named = [(info, parse_name(info.path)) for info in objects.list(top.directory)]
     named = [(info, name) for info, name in named if name.kind is Kind.BLOB]
     now = store_time(objects, [info for info, _ in named], may_write=not dry_run)
-    blobs, retired = catalog.read(blob_references)  # after the listing: a blob that was seen has its entry by now
+    blobs, retired = catalog.read(blob_references)  # after the listing: a listed blob has its entry by now
     references = References(blobs=blobs, retired=retired)
     verdict = find_orphans(named, references, now=now, max_age=timedelta(seconds=max_age_seconds))
     report.scanned, report.orphans = len(named), verdict.orphans

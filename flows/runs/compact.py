@@ -1,4 +1,4 @@
-"""A compaction: fold deltas, then optimise, compact and clean the tables, in that order (DESIGN, "Compaction").
+"""Run a compaction: fold deltas, then optimise, compact and clean the tables, in that order (DESIGN, "Compaction").
 
 A compaction may stop after any step: the workspace is consistent then, and the next compaction continues.
 """
@@ -38,15 +38,15 @@ from driftline.tasks.maintenance.compact import Figures, RewriteSpec, fold_delta
 RECALL_FLOOR = 0.95
 """Minimum recall@10 against exact search: below it, the compaction fails and keeps old versions."""
 COMPACTION_ATTEMPTS = 3
-"""Plans that concurrent writers may invalidate before the fragments are left to the next compaction."""
+"""Attempts at a plan that concurrent writers may invalidate, before the fragments are left to the next compaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """The inputs of a compaction: one ``entity`` and its tenant's tables, or all of them above ``max_deltas``.
+    """The inputs of a compaction: one ``entity`` and its tenant's tables, or all entities above ``max_deltas``.
 
-    By default, ``max_deltas`` of sources is ``DEFAULT_MAX_DELTAS``, and that of memory ``compaction_threshold``, which
-    is by default the one of the memory's configuration.
+    By default, ``max_deltas`` is ``DEFAULT_MAX_DELTAS`` for sources, and ``compaction_threshold`` for memory, which is
+    by default that of the memory's configuration.
     """
 
     workspace: str
@@ -63,8 +63,8 @@ class CompactRequest:
 def compact_workspace(request: CompactRequest, progress: Progress | None = None) -> CompactReport:
     """Make the workspace small and fast to read, without changing its content.
 
-    Safe beside writers and readers. Without ``entity``, the compaction skips and reports what other runs have leased;
-    with one, it raises LeaseHeld. Raises BadEntity, RecallTooLow, StorageError, WorkspaceNotFound.
+    Safe during writes and reads. Without ``entity``, the compaction skips and reports what other runs have leased; with
+    one, it raises LeaseHeld. Raises BadEntity, RecallTooLow, StorageError, WorkspaceNotFound.
     """
     started = time.monotonic()
     Workspace.open(request.workspace, request.storage_options)  # compaction does not create a workspace
@@ -222,7 +222,7 @@ class _Compaction:
             )
 
     def _lease(self, stack: ExitStack, entity: Entity, purpose: str) -> Lease | None:
-        """The lease, held until ``stack`` closes; None if another run holds it and the request names no entity."""
+        """Acquire a lease until ``stack`` closes; None if another run holds it and the request names no entity."""
         wait_seconds = self.request.wait_seconds
         try:
             if purpose == "source":

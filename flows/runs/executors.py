@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, on local processes, or on an existing Dask cluster.
+"""Run tasks in this process, in local processes, or on an existing Dask cluster.
 
 Every executor takes the same specs and returns the same results. A task may run more than once; one result counts.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
 from driftline.storage.objects.request_counts import Counts, count_all, tally
-from driftline.storage.sources.source import Source, open_source
+from driftline.storage.sources.source import Source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.context import TaskContext
 
@@ -31,9 +31,9 @@ IN_FLIGHT_PER_SLOT = 2
 """Tasks submitted per slot: one runs and one waits, which bounds the memory and keeps every worker busy."""
 CONNECT_TIMEOUT_SECONDS = 10
 LOCAL_CONNECT_TIMEOUT_SECONDS = 300
-"""Of processes that this one has started: they are there, but the machine may be busy."""
+"""Time limit for workers that this process has started: they exist, but the machine may be busy."""
 NO_WORKERS_TIMEOUT_SECONDS = 60
-"""How long tasks wait for a worker. Dask restarts workers that die, but not those that die while they start."""
+"""Time that tasks wait for a worker. Dask restarts workers that die, but not workers that die during their start."""
 
 Spec = TypeVar("Spec")
 Result = TypeVar("Result")
@@ -41,7 +41,7 @@ Task = Callable[[Spec, TaskContext], Result]
 
 
 class Executor(Protocol):
-    """Runs tasks: ``slots`` of them at once, in other processes if ``remote``."""
+    """Runs tasks, ``slots`` of them in parallel, in other processes if ``remote``."""
 
     slots: int
     remote: bool
@@ -252,7 +252,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 
 
 def _counted(task: Task[Spec, Result], spec: Spec, context: TaskContext) -> tuple[Result, Counts]:
-    """The result of a task, and the requests that it sent to stores."""
+    """Return the result of a task, and the requests that it sent to stores."""
     with tally() as requests:
         result = task(spec, context)
     return result, requests.counts
@@ -267,7 +267,7 @@ def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> tuple[Resu
 
 
 class _ToCoordinator(logging.Handler):
-    """Sends the log records of one task, not of tasks of other runs beside it, to the subscribers of ``topic``."""
+    """Send the log records of one task, but not of concurrent runs, to the subscribers of ``topic``."""
 
     def __init__(self, worker: Worker, topic: str) -> None:
         super().__init__()
@@ -302,19 +302,19 @@ def _context_of(worker: Worker, key: str) -> TaskContext:
 
 
 def unreachable(workspace: Workspace | None, sources: Iterable[Source]) -> str:
-    """The reason why this process cannot reach ``workspace`` or one of ``sources``; "" if it can."""
+    """Return why this process cannot reach ``workspace`` or one of ``sources``; "" if it can."""
     try:
         if workspace is not None and workspace.reread().config.workspace_id != workspace.config.workspace_id:
             return f"another workspace is at {workspace.objects.uri}"
         for source in sources:
-            open_source(source.uri, source.storage_options, allow_empty=True)
+            source.check_reachable()
     except DriftlineError as error:
         return str(error)
     return ""
 
 
 def open_executor(name: str, workers: int | None) -> InlineExecutor | DaskExecutor:
-    """The executor named ``inline``, ``local`` or ``tcp://host:port``. Raises UsageError."""
+    """Return the executor named ``inline``, ``local`` or ``tcp://host:port``. Raises UsageError."""
     if name == "inline":
         return InlineExecutor(workers or min(DEFAULT_WORKERS, os.cpu_count() or 1))
     if name == "local" or "://" in name:

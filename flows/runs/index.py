@@ -1,14 +1,10 @@
-"""An index run: plan, map, commit (DESIGN, "Index run").
+"""Run an index run: plan, map, commit (DESIGN, "Index run").
 
-The command line, Python and the Prefect flow share this code; only ``Executor`` and ``Progress`` differ.
-
-Several sources in one run: a few run at once, so that one is embedded while another is listed or commits.
-
-Sources that select the same files: what each leaves to the others, and which of them a run brings in step, too.
-
-Only in workspaces on a local disk: in a bucket, one path may name the files of several machines.
-
-The definitions of sources by a transformer: what an index run adds to the lines, if it shall (decision 0016).
+The command line, Python and the Prefect flow share this code; only ``Executor`` and ``Progress`` differ. A few sources
+run concurrently, so that one is embedded while another is listed or commits. If sources select the same files,
+``share_files`` assigns each file to one source, and adds the known sources that the run must update as well; only for a
+workspace on a local disk, because in a bucket one path may mean the files of several machines. Definitions are embedded
+after the lines (decision 0016).
 """
 
 from __future__ import annotations
@@ -54,13 +50,13 @@ from driftline.tasks.scanning.ignore import Matcher
 from driftline.tasks.scanning.scan import Claim, Neighbours, claim_of, claimed
 
 COMMIT_SECONDS = 15.0
-"""A run that is killed loses about this much work."""
+"""A killed run loses about this much work."""
 
 
 def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:
-    """The transformer of this run: the one asked for, else that of the workspace; None for none.
+    """Return the transformer of this run: the requested one, else that of the workspace, or None.
 
-    Raises MissingExtra, ModelNotFound for one that is asked for and not there.
+    Raises MissingExtra or ModelNotFound for a requested transformer that is not installed.
     """
     request, known = plan.request, plan.workspace.config.deep
     if request.deep is False or (request.deep is None and known is None):
@@ -75,9 +71,9 @@ def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:
 
 
 def deepen(plan: IndexPlan, model: DeepModel, executor: Executor, progress: Progress, report: IndexReport) -> None:
-    """Embed the definitions that are missing, and remove those of documents that are gone.
+    """Embed missing definitions, and remove those of deleted documents.
 
-    A run that is killed leaves the rest to the next one. Raises StorageError, ExecutorError, ModelNotFound.
+    A killed run leaves the rest to the next one. Raises StorageError, ExecutorError, ModelNotFound.
     """
     workspace = plan.workspace
     for entity in (part.entity for part in plan.sources):
@@ -113,10 +109,10 @@ log = logging.getLogger(__name__)
 
 
 def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
-    """``plan`` with what each source leaves to others, and with the known sources that hold files of those requested.
+    """Return ``plan`` with the claims of each source, and with the known sources that hold files of the requested ones.
 
-    Those are ``joined``, unless the plan shall stay ``alone``: what was asked for includes their files.
-    Raises CorruptFile, StorageError.
+    Such sources are ``joined``, unless the plan stays ``alone``: the request includes their files. Raises CorruptFile,
+    StorageError.
     """
     known = _known(plan)
     if known is None:
@@ -131,7 +127,10 @@ def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
 
 
 def settle_shares(plan: IndexPlan, report: IndexReport, progress: Progress) -> None:
-    """Take out of other sources what those of a finished run have taken over. Raises LeaseLost, StorageError."""
+    """Remove from other sources the documents that the sources of a finished run have taken over.
+
+    Raises LeaseLost, StorageError.
+    """
     workspace = plan.workspace
     for name in plan.instead_of:
         if workspace.source(Entity.parse(name, workspace.config.hierarchy)) is not None:
@@ -167,7 +166,7 @@ def _remove(plan: IndexPlan, entity: str) -> None:
 
 
 def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: str) -> None:
-    """Take the documents that ``claims`` cover out of a source."""
+    """Remove the documents that ``claims`` cover from a source."""
     workspace = plan.workspace
     documents = workspace.manifest(entity).read([claim.prefix for claim in claims], columns=["path"])
     paths = documents["path"].combine_chunks()
@@ -179,7 +178,7 @@ def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: s
 
 
 def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
-    """Remove a source whose folder is gone from the folder of another, unless many documents would go."""
+    """Remove a source whose folder has vanished from the folder of another, unless many documents would be deleted."""
     documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
     if documents > GUARDED_DELETIONS and plan.request.max_delete_fraction < 1:
         progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")
@@ -191,7 +190,7 @@ def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
 
 
 def _known(plan: IndexPlan) -> dict[Entity, SourceRecord] | None:
-    """The sources of the tenants of a plan besides its own and those that it replaces; None in a bucket."""
+    """Return the other sources of the plan's tenants, without those that it replaces; None in a bucket."""
     if not plan.workspace.objects.is_local:
         return None
     tenants = {part.entity.tenant for part in plan.sources}
@@ -201,12 +200,12 @@ def _known(plan: IndexPlan) -> dict[Entity, SourceRecord] | None:
 
 
 def _is_gone(record: SourceRecord) -> bool:
-    """Whether the local folder of a source is not there any more."""
+    """Return whether the local folder of a source no longer exists."""
     return "://" not in record.uri and not os.path.isdir(record.uri)
 
 
 def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[SourcePlan]:
-    """The known sources that hold files of a requested one."""
+    """Return the known sources that hold files of a requested one."""
     neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
     for part in plan.sources:
         for entity in neighbours.at_or_below(part.record.uri):
@@ -233,13 +232,13 @@ def _holds_files_of(entity: Entity, record: SourceRecord, part: SourcePlan, plan
 
 
 SOURCES_PER_SLOT = 2
-"""Sources that run at once for each slot of the executor: the coordinator of a source mostly waits."""
+"""Concurrent sources for each slot of the executor: the coordinator of a source mostly waits."""
 
 
 def run_all(
     plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, builds: SegmentBuilds
 ) -> Iterator[tuple[SourceRun, DriftlineError | None]]:
-    """Run the sources of the plan on one executor; yields each with its failure, in the order in which they finish.
+    """Run the sources of the plan on one executor; yield each with its failure, in the order in which they finish.
 
     ``report.sources`` keeps the order of the plan. Any other exception is raised after the running sources have ended.
     """
@@ -256,7 +255,7 @@ def run_all(
     with ThreadPoolExecutor(at_once, thread_name_prefix="source") as pool:
         running: dict[Future[DriftlineError | None], SourceRun] = {}
         try:
-            for run in runs:  # requests are counted per context, so that each source needs its own
+            for run in runs:  # requests are counted per context, so each source needs its own
                 running[pool.submit(contextvars.copy_context().run, _execute, run)] = run
             for future in as_completed(running):
                 yield running[future], future.result()
@@ -300,14 +299,14 @@ def index_sources(
     alone: bool = False,
     instead_of: Sequence[str] = (),
 ) -> IndexReport:
-    """Bring the index in step with its sources.
+    """Update the index to the current state of the sources.
 
-    Known sources that hold files of those requested are brought in step, too, unless the run shall stay ``alone``. It
-    takes over the files of the sources ``instead_of``, and removes these.
+    Known sources that hold files of the requested ones are updated, too, unless the run stays ``alone``. The run takes
+    over the files of the sources ``instead_of``, and removes these sources.
 
     Raises UsageError, CorruptFile, AccessDenied before it writes anything, and DeletionRefused, LeaseHeld, LeaseLost,
-    StorageError, ExecutorError later; committed batches stay then, and the next run continues from there. With
-    ``keep_going`` the report lists failed sources instead, unless none can start.
+    StorageError, ExecutorError later. Committed batches stay then, and the next run continues from there. With
+    ``keep_going``, the report lists failed sources instead, unless none can start.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     watch = Stopwatch()
@@ -375,7 +374,8 @@ def _run_sources(
                 report.failed.append((run.report.uri, error))
             elif isinstance(error, (UsageError, AccessDenied, CorruptFile)):
                 raise error
-            progress.message(str(error))
+            if len(plan.sources) > 1:  # the only failure is raised, or reported, and need not be told twice
+                progress.message(f"{run.entity} has failed: {error.what}")
             failure = failure or error
         if run.indexes_lag:
             stale.add(run.place)
@@ -407,7 +407,7 @@ def _run_sources(
 
 def _claim(plan: IndexPlan) -> IndexPlan:
     """Create the workspace if it does not exist, and bind it to its model."""
-    is_private = any(each.source.is_local and only_owner_reads(each.source.uri) for each in plan.sources)
+    is_private = any(folder and only_owner_reads(folder) for folder in (each.source.folder for each in plan.sources))
     workspace = Workspace.prepare(plan.workspace.objects, private=is_private)  # reuses what the plan has read
     if plan.replaces is None:
         workspace = workspace.bind_model(plan.model.name, plan.model.fingerprint, plan.model.dim)

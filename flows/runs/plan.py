@@ -1,11 +1,10 @@
-"""From a request to a plan: all validation of the input, before anything is written."""
+"""Turn a request into a plan: validate all input before anything is written."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
-import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from driftline.storage.leases.lease import look
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.model import DeepModel
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.source import Source, open_source
+from driftline.storage.sources.source import RepositorySource, Source, open_source
 from driftline.storage.workspace.branches import check_name
 from driftline.storage.workspace.records import BranchRecord, RunHistory, SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatch
@@ -33,7 +32,7 @@ from driftline.tasks.scanning.scan import Claim
 log = logging.getLogger(__name__)
 
 PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
-"""The names of sources that hold only some files of a folder: those that an action was given."""
+"""Names of sources that hold only some files of a folder: those that an action was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class SourceRequest:
 
 
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:
-    """The requests for the sources of a configuration file."""
+    """Return the requests for the sources of a configuration file."""
     return tuple(SourceRequest(source.uri, str(source.entity), source.include, source.exclude) for source in sources)
 
 
@@ -57,10 +56,10 @@ class IndexRequest:
 
     ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
     of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed, and
-    ``paths`` to these files of the only source, for a caller that knows that nothing else has changed. With
-    ``branch`` the run brings this branch of each source in step; ``build`` is the number of its CI build.
-    ``deep`` embeds definitions by a transformer: True by that of the workspace or the default one, a name by that one,
-    None if the workspace has any; False lets the workspace have none.
+    ``paths`` restricts it to these files of the only source, for a caller that knows that nothing else has changed.
+    With ``branch``, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
+    embeds definitions by a transformer: True uses that of the workspace or the default one, and a name that one. None
+    keeps the transformer of the workspace, if any, and False removes it.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -92,8 +91,9 @@ class IndexRequest:
 class SourcePlan:
     """A source, its entity, the record to write about it, and the commit that git has checked out.
 
-    It leaves what ``claims`` cover to other sources. One that is ``joined`` was not requested, but holds files of one
-    that was. ``branch_cut`` says why the run cuts a branch, or does not; ``superseded`` was its record before.
+    It leaves the files of ``claims`` to other sources. A ``joined`` source was not requested, but holds files of a
+    requested one. ``branch_cut`` says why the run cuts a branch, or does not; ``superseded`` is the former record of
+    the branch.
     """
 
     source: Source
@@ -114,8 +114,8 @@ class SourcePlan:
 class IndexPlan:
     """A validated run. ``replaces`` is the fingerprint that a ``--reembed`` run supersedes.
 
-    ``failures`` lists the sources, by URI, that failed validation and are left out. The run takes over the files of the
-    sources ``instead_of``, and removes them. ``deep`` embeds their definitions.
+    ``failures`` lists the sources, by URI, that failed validation and are skipped. The run takes over the files of the
+    sources ``instead_of``, and removes these sources. ``deep`` embeds their definitions.
     """
 
     request: IndexRequest
@@ -130,7 +130,7 @@ class IndexPlan:
 
 
 def make_plan(request: IndexRequest) -> IndexPlan:
-    """Validate ``request`` against sources, model and workspace; writes nothing.
+    """Validate ``request`` against sources, model and workspace, without writing anything.
 
     Raises UsageError, CorruptFile, AccessDenied, StorageError.
     """
@@ -180,7 +180,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
 
 
 def _workspace_of(request: IndexRequest) -> Workspace:
-    """The workspace, or the one that the run would create; creates nothing."""
+    """Return the workspace, or the one that the run would create; creates nothing."""
     try:
         return Workspace.open(request.workspace, request.storage_options)
     except WorkspaceNotFound:
@@ -199,7 +199,7 @@ def _is_earlier_version(model: ModelRef, fingerprint: str) -> bool:
 def plan_source(
     given: str | SourceRequest, request: IndexRequest, workspace: Workspace, taken: set[Entity]
 ) -> SourcePlan:
-    """The plan of one source; its default entity is none of ``taken``. Raises what ``make_plan`` raises."""
+    """Plan one source; its default entity is none of ``taken``. Raises the errors of ``make_plan``."""
     if isinstance(given, SourceRequest):
         named, keeps_filters = given, False
     else:
@@ -210,7 +210,7 @@ def plan_source(
     record = SourceRecord(
         entity="",
         uri=source.uri,
-        origin=origin.url if origin else None,
+        origin=origin.url if origin else source.origin,
         subpath=origin.subpath if origin else "",
         include=named.include,
         exclude=named.exclude,
@@ -228,18 +228,21 @@ def plan_source(
                 "Choose another --entity, or move this one with --rebind.",
             )
     else:
-        entity, known = _default_entity(source.uri, record, workspace, taken)
+        entity, known = _default_entity(source.default_name, record, workspace, taken)
     if known is not None:  # damaged files are reported before anything is written
         look(workspace.objects, lease_path(entity))
         workspace.manifest(entity).check()
     if known is not None and keeps_filters:
         record = record.model_copy(update={"include": known.include, "exclude": known.exclude})
     record = record.model_copy(update={"entity": str(entity)})
-    return SourcePlan(source, entity, record, origin.commit if origin else None)
+    commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
+    return SourcePlan(source, entity, record, commit)
 
 
 def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecord | None:
-    """The record of ``entity``, or None. A damaged one counts as missing if the last run shows that it was of ``uri``.
+    """Return the record of ``entity``, or None.
+
+    A damaged record counts as missing if the last run shows that it was of ``uri``.
 
     Raises CorruptFile, WorkspaceTooNew.
     """
@@ -255,7 +258,7 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
 
 
 def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) -> tuple[Entity, SourceRecord | None]:
-    """The source at ``uri`` that has the workspace in it, under whatever name; else the new source ``free``."""
+    """Return the source at ``uri`` that contains the workspace, under whatever name; else the new source ``free``."""
     if workspace.place is not None and workspace.place.startswith(uri.rstrip("/") + "/"):
         for entity, known in workspace.readable_sources(Entity(free.parts[:-1])):
             if known.uri == uri and entity not in taken and not PARTIAL.fullmatch(entity.id):
@@ -264,14 +267,14 @@ def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) ->
 
 
 def _default_entity(
-    uri: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
+    name: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """The entity named after the last part of ``uri``, with a hash suffix if that name is bound to another URI.
+    """Call the entity ``name``, with a hash suffix if that is bound to another URI than that of ``record``.
 
-    A project that holds the workspace keeps its entity when its folder gets another name.
+    A project that contains the workspace keeps its entity if its folder is renamed.
     """
     level = workspace.config.hierarchy[-1]
-    name = posixpath.basename(uri.rstrip("/")) or "root"
+    uri = record.uri
     suffix = hashlib.blake2b(uri.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
     for candidate in (name, f"{name}-{suffix}"):
         entity = Entity.parse(f"{level}:{candidate.replace('/', '_')}", workspace.config.hierarchy)

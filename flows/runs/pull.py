@@ -1,9 +1,8 @@
-"""A pull: bring the newest version of a workspace to the local disk, where searches need no network (decision 0011).
+"""Pull the newest version of a workspace to the local disk, where searches need no network (decision 0011).
 
-Only files that are new since the last pull are fetched. An interrupted pull leaves the copy as it was, and the next one
-continues with what was fetched.
-
-Copies of workspaces in buckets that searches keep by themselves, in one folder with a limit (decision 0011).
+Only files that are new since the last pull are fetched. An interrupted pull leaves the copy unchanged, and the next one
+continues with the fetched files. ``follow`` and ``FollowedWorkspace`` keep copies of workspaces in buckets for
+searches, in one folder with a size limit.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from driftline.storage.workspace.workspace import Workspace
 ATTEMPTS = 3
 """Snapshots that a compaction of the original may invalidate before the pull gives up."""
 THREADS = 4
-"""Files fetched at once; each is held in memory, up to about 100 MB."""
+"""Files to fetch in parallel; each is held in memory, up to about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
     """The inputs of a pull: the URI of the original, and the folder of the copy.
 
-    ``admit`` is asked with the bytes that the pull is about to add to the disk, and raises to refuse them. With
-    ``wait``, the pull waits for that of another process.
+    ``admit`` is called with the number of bytes that the pull is about to add to the disk, and raises to refuse them.
+    With ``wait``, the pull waits for one of another process.
     """
 
     origin: str
@@ -57,7 +56,7 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """What a pull has done: of ``files`` in the copy, ``fetched`` are new, with ``bytes``."""
+    """The result of a pull: of ``files`` in the copy, ``fetched`` are new, with ``bytes``."""
 
     origin: str
     copy: str
@@ -68,15 +67,15 @@ class PullReport:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``pull --json`` prints it."""
+        """Like ``pull --json`` prints it."""
         return {**asdict(self), "seconds": round(self.seconds, 3)}
 
 
 def pull_workspace(request: PullRequest, progress: Progress | None = None) -> PullReport:
-    """Bring the copy to the newest version of the original.
+    """Update the copy to the newest version of the original.
 
-    Raises WorkspaceNotFound, WorkspaceTooNew, UsageError if something else lies at the place of the copy, LeaseHeld if
-    another process pulls into it, CorruptFile, AccessDenied, StorageError.
+    Raises WorkspaceNotFound, WorkspaceTooNew, UsageError if the place is not a copy, LeaseHeld if another process is
+    updating it, CorruptFile, AccessDenied, StorageError.
     """
     started = time.monotonic()
     copy = WorkspaceCopy(Path(os.path.abspath(os.path.expanduser(request.place))))
@@ -133,13 +132,16 @@ def _pull(
 
 
 def _is_newest(known: CopyRecord, heads: Sequence[ObjectInfo]) -> bool:
-    """Whether a copy is of the version with these ``heads``: the rest of the files follows from them."""
+    """Return whether a copy has the version with these ``heads``, which determine all other files."""
     copied = {path: identity for path, identity in known.files.items() if is_head(path)}
     return copied == {info.path: (info.size_bytes, info.version) for info in heads}
 
 
 def _is_fetched(target: Path, info: ObjectInfo) -> bool:
-    """Whether an interrupted pull has fetched the file, or it was linked; only unique names are trusted alone."""
+    """Return whether an interrupted pull has fetched the file, or it was linked.
+
+    Only unique names are trusted without a check.
+    """
     try:
         status = target.stat()
     except OSError:
@@ -191,16 +193,16 @@ def _check(folder: Path, original: Workspace) -> None:
 
 FOLDER_VARIABLE = "DRIFTLINE_CACHE"
 REFRESH_SECONDS = 60
-"""How often a server compares its copy with the bucket."""
+"""Interval at which a server compares its copy with the bucket."""
 STOP_SECONDS = 10
-"""How long the end of a server waits for a copy that is being refreshed; the next pull goes on where it was cut off."""
+"""Time that a server waits at shutdown for a refresh of its copy; the next pull continues an interrupted one."""
 RECENT_SECONDS = 3600
-"""A copy that was searched since then stays: a search may still read it."""
+"""A copy that was searched more recently than this is kept, because a search may still be reading it."""
 _USED = "used"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder of all copies: $DRIFTLINE_CACHE, else ``driftline`` in the user's cache folder."""
+    """Return the folder of all copies: $DRIFTLINE_CACHE, else ``driftline`` in the user's cache folder."""
     if named := environ.get(FOLDER_VARIABLE):
         return Path(named).expanduser().absolute()
     return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "driftline" / "workspaces"
@@ -214,11 +216,11 @@ def follow(
     warn: Callable[[str], None],
     progress: Progress | None = None,
 ) -> str:
-    """Where to search the newest version of the workspace ``origin``: in a copy, or in ``origin`` if none can be kept.
+    """Return the newest version of the workspace ``origin`` to search: a copy, or ``origin`` if none can be kept.
 
-    All copies together take at most ``max_bytes`` on the disk; those searched least recently make room. Without a
-    connection, the copy is searched as it is. ``warn`` tells what goes wrong with the copy, which stops no search.
-    Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
+    All copies together take at most ``max_bytes`` on the disk; the least recently searched ones are evicted. Without a
+    connection, the existing copy is searched. ``warn`` reports failures of the copy, which stop no search. Raises
+    WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
     """
     objects = ObjectStore.open(origin, storage_options)
     if objects.is_local:
@@ -246,9 +248,9 @@ def follow(
 
 @dataclass(slots=True)
 class FollowedWorkspace:
-    """The newest copy of ``workspace`` for the searches of a server, which wait for the first one only.
+    """The newest copy of ``workspace`` for the searches of a server; only the first search waits for it.
 
-    Searches keep the version that they have begun with. The next one is ``prepared`` before searches see it.
+    Searches keep the version that they began with. The next version is ``prepared`` before searches see it.
     """
 
     workspace: Workspace
@@ -260,7 +262,7 @@ class FollowedWorkspace:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> Workspace:
-        """The copy as the last comparison left it. Raises what ``follow`` raised then."""
+        """Return the copy as of the last comparison. Raises what ``follow`` raised then."""
         with self._lock:
             if self._copy is None:
                 self._copy, self._failure = self._newest(), None
@@ -289,13 +291,13 @@ class FollowedWorkspace:
             except DriftlineError as error:
                 self._failure = error
                 self.warn(str(error))
-            except Exception as error:  # the thread must outlive whatever fails once
+            except Exception as error:  # the thread must survive a single failure
                 self.warn(f"The copy of {self.workspace.objects.uri} could not be refreshed: {error}")
 
     def _newest(self) -> Workspace:
         found = open_copy(self.workspace, max_bytes=self.max_bytes, warn=self.warn)
         if found.objects.is_local:
-            # The place of a copy leads to another version after the next pull.
+            # The link of a copy leads to another version after the next pull.
             found = Workspace.open(os.path.realpath(found.objects.uri), None, self.workspace.reach)
         self.prepare(found)
         return found
@@ -310,7 +312,10 @@ def newest_of(
     warn: Callable[[str], None],
     prepare: Callable[[Workspace], object] = lambda _: None,
 ) -> Iterator[Callable[[], Workspace]]:
-    """What opens the newest ``workspace`` for each search of a server: in its copy with ``cache``, if in a bucket."""
+    """Yield a function that opens the newest ``workspace`` for each search of a server.
+
+    With ``cache``, it opens the copy of a workspace in a bucket.
+    """
     if not cache or workspace.objects.is_local:
         yield workspace.reread
         return
@@ -320,7 +325,7 @@ def newest_of(
 
 
 def has_copy(workspace: Workspace) -> bool:
-    """Whether a search has kept a copy of ``workspace``, which is in a bucket."""
+    """Return whether a search has kept a copy of ``workspace``, which is in a bucket."""
     return WorkspaceCopy(_folder_of(workspace.objects) / "copy").current is not None
 
 
@@ -331,7 +336,7 @@ def _folder_of(objects: ObjectStore) -> Path:
 def open_copy(
     workspace: Workspace, *, max_bytes: int, warn: Callable[[str], None], progress: Progress | None = None
 ) -> Workspace:
-    """``workspace`` in its copy, or itself; sources are read as far as it reaches. Raises what ``follow`` raises."""
+    """Open ``workspace`` in its copy, or itself; the source access policy is kept. Raises the errors of ``follow``."""
     objects = workspace.objects
     place = follow(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
     return workspace if objects.is_local or place == objects.uri else Workspace.open(place, None, workspace.reach)
@@ -342,7 +347,7 @@ class _DoesNotFit(Exception):
 
 
 def _make_room(folder: Path, size_bytes: int, *, max_bytes: int) -> None:
-    """Delete the copies that were searched least recently, but that in ``folder``, for ``size_bytes`` more."""
+    """Evict the least recently searched copies, except the one in ``folder``, until ``size_bytes`` more fit."""
     used = {each: _size_bytes(each) for each in cache_folder().iterdir() if each.is_dir()}
     excess = sum(used.values()) + size_bytes - max_bytes
     for other in sorted(used.keys() - {folder}, key=_last_used):
@@ -356,7 +361,7 @@ def _make_room(folder: Path, size_bytes: int, *, max_bytes: int) -> None:
 
 
 def _remove(folder: Path) -> bool:
-    """Delete a copy unless another process is changing it; returns whether it is gone."""
+    """Delete a copy unless another process is changing it, and return whether it is gone."""
     copy = WorkspaceCopy(folder / "copy")
     try:
         copy.versions.mkdir(exist_ok=True)
@@ -373,7 +378,7 @@ def _last_used(folder: Path) -> float:
 
 
 def _size_bytes(folder: Path) -> int:
-    """The bytes that a copy takes on the disk: its versions share files."""
+    """Return the bytes that a copy takes on the disk: its versions share files."""
     files: dict[int, int] = {}
     for place, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""Removing a source from a workspace, or documents from a source: they and their lines go, the files stay."""
+"""Remove a source from a workspace, or documents from a source, with their lines; the files stay."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def remove_documents(
     run_id: str | None = None,
     wait_seconds: float = 0.0,
 ) -> int:
-    """Take those of ``paths`` that are documents out of a source, and set its record if one is given; returns how many.
+    """Remove those of ``paths`` that are documents of a source, set its record if one is given, and return their
+    number.
 
     Raises LeaseHeld, LeaseLost, StorageError.
     """

@@ -1,6 +1,6 @@
-"""The index run of one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6).
+"""Run the index run of one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6).
 
-Builds index segments on the executor: of what a run commits while it goes on, and of the rest at its end.
+``SegmentBuilds`` builds index segments on the executor: of committed lines during the run, and of the rest at its end.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from driftline.storage.defaults import DEFAULT_MAX_DELTAS
 from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, DriftlineError, LeaseLost, StorageError
-from driftline.storage.leases.lease import Lease
+from driftline.storage.leases.lease import Lease, look
 from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, plan_new_segments
 from driftline.storage.lines.table import LineTable
 from driftline.storage.model import DocumentState, SkipReason
 from driftline.storage.objects import request_counts
+from driftline.storage.sources.source import RepositorySource
+from driftline.storage.workspace.records import IndexedCommit
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.context import Stopwatch
 from driftline.tasks.extraction.extractor import current_marks
@@ -40,6 +42,7 @@ from driftline.tasks.indexing.rows import Donations, find_donations, only
 from driftline.tasks.scanning.ignore import Matcher
 from driftline.tasks.scanning.scan import (
     PartitionSpec,
+    RepositoryAtCommit,
     ScanResult,
     ScanSpec,
     WorkTreeAtCommit,
@@ -56,9 +59,9 @@ def build_on(executor: Executor, place: Entity, table: LineTable, specs: Iterabl
 
 
 class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
-    """Builds the segments of new fragments beside the embedding of the next ones.
+    """Builds the segments of new fragments while the next ones are embedded.
 
-    ``finish`` hands them to the holder of the maintenance lease. Segments that nobody publishes are orphans.
+    ``finish`` hands them to the holder of the maintenance lease. Unpublished segments are orphans.
     """
 
     def __init__(self, executor: Executor, scope: IndexScope, progress: Progress) -> None:
@@ -70,7 +73,7 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
         self._stopped = threading.Event()
 
     def committed(self, place: Entity, table: LineTable) -> None:
-        """Start to build the segments of what was committed to ``table``, once there is enough of it."""
+        """Start to build the segments of lines committed to ``table``, once there are enough of them."""
         if self._scope == "none":
             return
         with self._lock:
@@ -80,7 +83,7 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
                 self._builds.setdefault(place, []).append(work)
 
     def finish(self, place: Entity) -> list[Segment]:
-        """The segments of a table, once they are built. A build that failed is reported, and left to the rest."""
+        """Return the segments of a table, once they are built. A failed build is reported, and left to the rest."""
         built: list[Segment] = []
         for work in self._builds.pop(place, []):
             try:
@@ -109,14 +112,14 @@ BATCH_BYTES = 4 * 1024 * 1024
 """Text per batch: about 100,000 lines, whose vectors take 100 MB."""
 BATCH_DOCUMENTS = 2_000
 WORTHWHILE_BYTES = 64 * 1024
-"""The least text that is worth a task of its own on a worker: it takes ten times as long as sending the task."""
+"""The minimum of text for a task on a worker: it takes ten times as long as sending the task."""
 BATCHES_PER_COMMIT = 8
 COMMIT_SECONDS = 15.0
 """A crash loses at most this many batches, or about this many seconds of work."""
 FOLDED_BY_RUNS = 150
-"""A run folds this many deltas by itself: a compaction that watches the source has come before."""
+"""A run folds this many deltas itself; a scheduled compaction would have folded them before."""
 MAX_FOLD_BYTES = 8 * 1024 * 1024
-"""Maximum size of what a run folds, which takes a fraction of a second: a manifest of some 100,000 documents."""
+"""Maximum size of deltas that a run folds, which takes a fraction of a second: a manifest of some 100,000 documents."""
 GUARDED_DELETIONS = 100
 """Up to this number, deletions are never refused."""
 
@@ -153,18 +156,22 @@ class SourceRun:
         self._watch = Stopwatch()
         self.report.phases = self._watch.seconds
         self._new_hashes = Counter[str]()
-        self._work_tree: WorkTreeAtCommit | None = None
+        self._work_tree: WorkTreeAtCommit | RepositoryAtCommit | None = None
         self._only: tuple[str, ...] | None = None
         self._donations: Donations = {}
 
     def execute(self) -> None:
-        """Bring the index in step with the source.
+        """Update the index of the source.
 
         Raises LeaseHeld, LeaseLost, DeletionRefused, StorageError, ExecutorError.
         """
         workspace, entity, request = self._plan.workspace, self._source.entity, self._plan.request
         if request.dry_run:
             self._dry_run()
+            return
+        if self._is_unchanged():
+            self._count_totals()
+            self.report.states[DocumentState.UNCHANGED] = self.report.documents_total
             return
         with self._timed("lease"):
             lease = acquire_source(workspace, entity, self._run_id, wait_seconds=request.wait_seconds)
@@ -194,33 +201,56 @@ class SourceRun:
 
     # -- changed paths by git ----------------------------------------------------------------
 
-    def _inspect_work_tree(self) -> WorkTreeAtCommit | None:
+    def _inspect_commit(self) -> WorkTreeAtCommit | RepositoryAtCommit | None:
         source, request = self._source, self._plan.request
-        if not source.source.is_local or request.full or self._plan.replaces is not None:
+        if request.full or self._plan.replaces is not None:
             return None
         settings = (source.record.include, source.record.exclude, request.max_file_bytes, self._plan.model.fingerprint)
-        return WorkTreeAtCommit.look(source.source.uri, (*settings, sorted(current_marks()), *source.claims))
+        rules = (*settings, sorted(current_marks()), *source.claims)
+        if isinstance(source.source, RepositorySource):
+            return RepositoryAtCommit.look(source.source, rules)
+        return WorkTreeAtCommit.look(source.source.uri, rules) if source.source.is_local else None
+
+    def _last_commit(self) -> IndexedCommit | None:
+        """The commit that the index was exactly at when the source was indexed last."""
+        known = self._plan.workspace.readable_source(self._source.entity)
+        return known.commit if known is not None and known.same_place(self._source.record) else None
+
+    def _is_unchanged(self) -> bool:
+        """Whether the index is at the commit of the repository, so that there is nothing to do, not even to lease."""
+        at = self._inspect_commit()
+        known = self._plan.workspace.readable_source(self.entity)
+        if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != self._source.record.uri:
+            return False
+        if self._source.superseded is not None or self._plan.request.build is not None:
+            return False
+        lease = look(self._plan.workspace.objects, self._plan.workspace.lease_of(self.entity))
+        if not lease.is_free or lease.is_abandoned or not at.is_indexed(known.commit, lease.token):
+            return False
+        self.report.revision = revision(lease.token + 1, 0)  # as that of a run that took the lease and found nothing
+        return True
 
     def _narrow(self, token: int | None = None) -> None:
         """Restrict the scan to the paths of the request, or to those changed since the commit indexed last."""
         if self._plan.request.paths is not None and not self._source.joined:
             self._only = self._plan.request.paths
             return
-        if not self._plan.request.by_commit:
+        if not self._plan.request.by_commit and not isinstance(self._source.source, RepositorySource):
             return
-        self._work_tree = self._inspect_work_tree()
+        self._work_tree = self._inspect_commit()
         if self._work_tree is None:
             self.report.full_scan_reason = "--full" if self._source.commit else "git cannot list the changes"
             return
-        known = self._plan.workspace.readable_source(self._source.entity)
-        last = known.commit if known is not None and known.same_place(self._source.record) else None
+        last = self._last_commit()
         changes = self._work_tree.changes_since(last, token)
         self._only, self.report.full_scan_reason = changes.paths, changes.why
-        self.report.commit = self._work_tree.commit.id
+        self.report.commit = self._work_tree.commit_id
         self.report.base = last.id if last is not None and changes.paths is not None else None
 
     def _is_complete(self, scans: Iterable[ScanResult]) -> bool:
-        """Whether every scanned file is indexed or skipped for good, so that only a change needs another scan."""
+        """Return whether every scanned file is indexed or permanently skipped, so that only a change needs another
+        scan.
+        """
         passing = {SkipReason.UNREADABLE, SkipReason.UNSTABLE}
         return all(scan.complete for scan in scans) and not any(reason in passing for _, reason in self.report.skipped)
 
@@ -301,13 +331,13 @@ class SourceRun:
             yield self._batch(changes[start:], dry_run)
 
     def _batch(self, changes: pa.Table, dry_run: bool) -> BatchSpec:
-        # A copy: pickling a slice sends the whole table that it was cut from.
+        # Copy, because pickling a slice sends the whole table that it was cut from.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
         donations = only(self._donations, rows["path"].to_pylist()) if self._donations else {}
         return BatchSpec(self._source.source, self._source.entity, rows, dry_run, donations)
 
     def _find_donations(self, changes: pa.Table) -> Donations:
-        """What need not be embedded, since a branch or the main index has embedded it."""
+        """Find lines that a branch or the main index has already embedded."""
         if self._plan.request.full or self._plan.replaces is not None or self._plan.new_workspace:
             return {}
         paths, fingerprint = changes["path"].combine_chunks(), self._plan.model.fingerprint
@@ -339,7 +369,7 @@ class SourceRun:
     # -- delete ------------------------------------------------------------------------------
 
     def _delete(self, scans: list[ScanResult], committer: Committer) -> DeletionRefused | None:
-        """Delete the vanished documents; returns the refusal if there are suspiciously many."""
+        """Delete the vanished documents; return the refusal if there are suspiciously many."""
         vanished = self._vanished(scans)
         if not len(vanished):
             return None
@@ -352,7 +382,7 @@ class SourceRun:
         return refused
 
     def _vanished(self, scans: list[ScanResult]) -> pa.Table:
-        """The documents that are missing from the listing; none if the listing is incomplete."""
+        """Return the documents that are missing from the listing; none if the listing is incomplete."""
         vanished = pa.concat_tables([scan.diff.deleted for scan in scans])
         if len(vanished) and not all(scan.complete for scan in scans):
             self._progress.message("Parts of the source could not be listed, so this run deletes nothing.")
@@ -379,7 +409,7 @@ class SourceRun:
         )
 
     def _unasked(self, vanished: pa.Table) -> pa.Table:
-        """Without the documents that the request itself leaves out, or that another source has: those may go."""
+        """Drop the documents that the request itself excludes or that another source claims: those may be deleted."""
         paths = vanished["path"].combine_chunks()
         left_out = Matcher(self._source.rules).excluded(paths) | claimed(paths, self._source.claims)
         return vanished.filter(pa.array(~left_out))
@@ -412,13 +442,17 @@ class SourceRun:
 
     def _count_totals(self) -> None:
         self.report.documents_total, self.report.lines_total = self._totals()
+        if self._only is not None and isinstance(self._source.source, RepositorySource):  # nobody looked at the others
+            seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
+            others = self.report.documents_total - sum(self.report.states[state] for state in seen)
+            self.report.states[DocumentState.UNCHANGED] = others
 
     def _totals(self) -> tuple[int, int]:
-        """The numbers of documents and lines in the manifest."""
+        """Return the numbers of documents and lines in the manifest."""
         return totals(self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason"]))
 
     def _count_deltas(self, lease: Lease | None) -> None:
-        """Count the deltas. Those of a source that nobody compacts are folded under ``lease``, if that is soon done."""
+        """Count the deltas, and fold those of a source without scheduled compactions under ``lease``, if it is fast."""
         documents = self._plan.workspace.manifest(self._source.entity)
         log = documents.log()
         deltas = len(log.deltas)
@@ -427,7 +461,7 @@ class SourceRun:
                 lease.check()
                 documents.compact()
                 deltas = 0
-            except (StorageError, CorruptFile, LeaseLost) as error:  # what this run has committed stays
+            except (StorageError, CorruptFile, LeaseLost) as error:  # the commits of this run stay
                 self._progress.message(f"The deltas of {self._source.entity} were not folded: {error}")
         self.report.deltas = deltas
         if deltas > DEFAULT_MAX_DELTAS:
@@ -457,12 +491,12 @@ class SourceRun:
 
 
 def batch_bytes(total: int, executor: Executor) -> int:
-    """Maximum size of a batch, of ``total`` bytes of changes: each worker reads and embeds a share, if that pays."""
+    """Return the maximum size of a batch, for ``total`` bytes of changes: each worker embeds a share, if it pays."""
     if not executor.remote or executor.slots == 1:
         return BATCH_BYTES
     return min(BATCH_BYTES, max(WORTHWHILE_BYTES, -(-total // executor.slots)))
 
 
 def _as_manifest(retouched: pa.Table) -> pa.Table:
-    """Rows of ``diff.CHANGE_SCHEMA`` with unchanged content, as manifest rows."""
+    """Return rows of ``diff.CHANGE_SCHEMA`` with unchanged content as manifest rows."""
     return retouched.select(SCHEMA.names).cast(SCHEMA)

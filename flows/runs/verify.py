@@ -1,4 +1,4 @@
-"""A verification (DESIGN, "Verification"): check a workspace, and on request repair the findings by reindexing."""
+"""Run a verification (DESIGN, "Verification"): check a workspace, and on request repair the findings by reindexing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ class VerifyRequest:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """The report of a verification. After a repair, ``findings`` are what remains; ``mended`` counts the rest."""
+    """The report of a verification. After a repair, ``findings`` are the remaining ones.
+
+    ``mended`` counts the others.
+    """
 
     run_id: str
     workspace: str
@@ -67,7 +70,7 @@ class VerifyReport:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``verify --json`` prints it."""
+        """Like ``verify --json`` prints it."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,
@@ -107,10 +110,10 @@ def _restore_config(request: VerifyRequest, progress: Progress) -> None:
 
 
 def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
-    """The id that a workspace had whose configuration is lost: the catalog of its memory accepts no other."""
+    """Return the former id of a workspace whose configuration is lost: the catalog of its memory accepts no other."""
     with suppress(CorruptFile):
         record = recorded(workspace)
-        if record is not None and record.workspace_id is not None:
+        if record is not None:
             return record.workspace_id
     with open_catalog(workspace, catalog_url) as at_hand:
         if at_hand.error is not None:
@@ -121,7 +124,7 @@ def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
 def _verify(
     workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress, *, had_catalog: bool
 ) -> VerifyReport:
-    """``had_catalog``: the workspace had recorded a catalog before ``at_hand`` was looked for."""
+    """Verify; ``had_catalog`` is set if the workspace had recorded a catalog before ``at_hand`` was looked up."""
     started, catalog = time.monotonic(), at_hand.catalog
     report = VerifyReport(new_ulid(), workspace.objects.uri)
 
@@ -134,7 +137,7 @@ def _verify(
         if catalog is not None:
             catalog.check(workspace.config.workspace_id)
         if catalog is None and not had_catalog and workspace.objects.head(CATALOG_RECORD) is not None:
-            verification.busy.append("the memory")  # a store has begun it since the catalog was looked for
+            verification.busy.append("the memory")  # a store has created it since the lookup
             return verification
         problem = at_hand.problem(workspace)
         if problem is not None:
@@ -176,7 +179,7 @@ class _Repair:
     catalog: Catalog | None
 
     def set_damaged_files_aside(self, verification: Verification) -> int:
-        """Set unreadable files of manifests and tables aside, so that the rest can be read; returns their number."""
+        """Rename unreadable files of manifests and tables, so that the rest can be read, and return their number."""
         count = 0
         for finding in verification.findings:
             if finding.kind is not FindingKind.UNREADABLE:
@@ -232,7 +235,7 @@ class _Repair:
                 self.skip(str(error))
 
     def _drop_branch(self, finding: Finding) -> None:
-        """Delete a damaged branch, which its next run cuts anew."""
+        """Delete a damaged branch, which its next run recuts."""
         entity = Entity.parse(finding.entity, self.workspace.config.hierarchy)
         try:
             delete_branch(self.workspace, entity, finding.path, self.run_id)
@@ -256,7 +259,7 @@ class _Repair:
             self.skip(str(error))
 
     def _has_recorded_catalog(self) -> bool:
-        """Write a damaged record of the catalog again; returns False if the catalog itself is the problem."""
+        """Write a damaged record of the catalog again; return False if the catalog itself is the problem."""
         if self.catalog is None or not record_may_be_damaged(self.workspace, self.catalog):
             return False
         adopt(self.workspace, self.catalog)

@@ -1,4 +1,4 @@
-"""Keeps the index of a local tree in step while people work in it: each batch of changes is a run over its paths."""
+"""Update the index of a local tree while people work in it: each batch of changes is a run over its paths."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from driftline.tasks.scanning.ignore import IGNORE_FILES
 log = logging.getLogger(__name__)
 
 QUIET_MILLISECONDS = 50
-"""Changes that follow each other faster belong to the same batch: an editor writes, renames and deletes to save."""
+"""Changes in faster succession belong to the same batch: an editor writes, renames and deletes to save."""
 LONGEST_MILLISECONDS = 1_000
-"""Of a batch: something that writes all the time must not hold the others up."""
+"""Maximum duration of a batch: a file that is written continuously must not delay the others."""
 COMPARE_SECONDS = 600.0
-"""Everything is compared this often, for the changes that a file system does not report."""
+"""Interval of full comparisons, for the changes that a file system does not report."""
 RETRY_SECONDS = 5.0
 _PAUSE_FACTOR = 10
-"""Where a name keeps changes from being told, the next comparison waits this many times as long as the last took."""
+"""If a name prevents change reports, the next comparison waits this many times as long as the last one took."""
 _POLL_MILLISECONDS = 200
 _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
-"""Files that decide about others."""
+"""Files that affect the selection of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
     """Watches the only source of ``request``, a local folder.
 
-    ``told`` receives the report of each run that changed something, ``failed`` each error once; the changes are tried
-    again, but for deletions that were refused.
+    ``told`` receives the report of each run that changed something, ``failed`` each error once. The changes are tried
+    again, except for refused deletions.
     """
 
     request: IndexRequest
@@ -54,13 +54,13 @@ class Watcher:
     failed: Callable[[DriftlineError], None]
 
     def run(self, stop: threading.Event | None = None) -> None:
-        """Bring the whole index in step, then run for what changes, until ``stop`` or an interrupt.
+        """Update the whole index, then run for each batch of changes, until ``stop`` or an interrupt.
 
-        Raises UsageError for a source that is no local folder, and what the first run raises.
+        Raises UsageError for a source that is not a local folder, and the errors of the first run.
         """
         root = self._root()
         batches = self._batches(root, stop or threading.Event())
-        next(batches)  # from now on, nothing that changes is missed
+        next(batches)  # from now on, no change is missed
         self._index(None)
         pending, compared, retry_at = set[tuple[Change, str]](), time.monotonic(), 0.0
         is_lost, pause, said = False, 0.0, dict[str, str]()
@@ -76,7 +76,7 @@ class Watcher:
                 paths = None if is_due else self._paths(root, pending)
                 if paths != ():
                     self._index(paths)
-            except DeletionRefused as error:  # the rest is indexed, and another try would be refused, too
+            except DeletionRefused as error:  # the rest is indexed, and another attempt would be refused, too
                 self._say(said, self._with_a_way_on(error))
             except DriftlineError as error:
                 self._say(said, error)
@@ -94,7 +94,7 @@ class Watcher:
                 pause = _PAUSE_FACTOR * (compared - now)
 
     def _say(self, said: dict[str, str], error: DriftlineError) -> None:
-        """Tell an error, unless it is the one that was told last of its kind."""
+        """Report an error, unless it equals the last one of its kind."""
         if said.get(error.kind) != str(error):
             said[error.kind] = str(error)
             self.failed(error)
@@ -113,9 +113,9 @@ class Watcher:
         return os.path.realpath(source.uri)
 
     def _batches(self, root: str, stop: threading.Event) -> Iterator[set[tuple[Change, str]] | None]:
-        """What has changed in ``root``; the first batch is empty, and so are those of quiet times.
+        """Yield the changes in ``root``; the first batch is empty, and so are those of quiet times.
 
-        None if anything may have changed: the folder was replaced by another one, or a name cannot be told.
+        None means that anything may have changed: the folder was replaced, or a name cannot be reported.
         """
         is_lost = is_told = False
         while not stop.is_set():
@@ -146,7 +146,7 @@ class Watcher:
         return os.path.expanduser((source if isinstance(source, str) else source.uri).removeprefix("file://"))
 
     def _place(self) -> tuple[int, int] | None:
-        """Which folder the name of the source leads to now; None if there is none."""
+        """Return the folder that the name of the source leads to now; None if there is none."""
         try:
             status = os.stat(self._named())
         except OSError:
@@ -159,7 +159,7 @@ class Watcher:
             pass
 
     def _changes(self, root: str, stop: threading.Event) -> Iterator[set[tuple[Change, str]]]:
-        # Runs write into the workspace, and git into its own folder.
+        # Runs write to the workspace, and git to its own folder.
         workspace = os.path.realpath(self.request.workspace)
         within = f"{os.sep}.git{os.sep}"
 
@@ -183,14 +183,15 @@ class Watcher:
             self.told(report)
 
     def _paths(self, root: str, changes: Iterable[tuple[Change, str]]) -> tuple[str, ...] | None:
-        """The files that ``changes`` can have to do with, relative to ``root``; None if that may be all of them."""
+        """Return the files that ``changes`` may affect, relative to ``root``; None if these may be all files."""
         found = set[str]()
         for change, path in changes:
             relative = os.path.relpath(path, root).replace(os.sep, "/")
             if relative.rpartition("/")[2] in _STEERING:
                 return None
             if os.path.isdir(path):
-                # A folder that was moved here is one change, whatever it holds; one that was there has others.
+                # A folder that was moved here is one change, whatever it contains; the deletion of a folder is one as
+                # well.
                 if change is Change.added:
                     found.update(_files_below(root, path))
             else:
@@ -202,7 +203,7 @@ class Watcher:
         return tuple(sorted(name for name in found if _is_unicode(name)))
 
     def _known_below(self, folder: str) -> Iterator[str]:
-        """The documents that were in ``folder``, if it was one."""
+        """Yield the indexed documents in ``folder``, if it was one."""
         workspace = Workspace.open(self.request.workspace, self.request.storage_options)
         for entity in self._entities(workspace):
             yield from workspace.manifest(entity).read([f"{folder}/"], columns=["path"])["path"].to_pylist()

@@ -1,4 +1,4 @@
-"""The artifacts of finished flow runs: a report with tables and plots, and the skipped files."""
+"""Publish the artifacts of finished flow runs: a report with tables and plots, and the skipped files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> None:
 
 
 def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The link of a run on the page of the web server that $DRIFTLINE_SERVER names; None without a usable one."""
+    """Return the link of a run on the page of the web server that $DRIFTLINE_SERVER names.
+
+    None without a usable one.
+    """
     try:
         parts = urlsplit(environ.get(SERVER_VARIABLE, ""))
     except ValueError:
@@ -66,7 +69,10 @@ def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | N
 
 
 def _prices() -> Mapping[str, float]:
-    """The prices in the configuration file that the worker finds; empty if it is invalid, so that the run succeeds."""
+    """Return the prices in the configuration file that the worker finds.
+
+    Empty if it is invalid, so that the run succeeds.
+    """
     try:
         return prices_for()
     except DriftlineError as error:
@@ -98,7 +104,10 @@ def show_verification(result: dict[str, Any]) -> None:
 
 
 def _plots(request: IndexRequest) -> list[str]:
-    """Plots of growth, deltas and fragments over the last runs; none if the store fails: the run itself is complete."""
+    """Return plots of growth, deltas and fragments over the last runs.
+
+    None if the store fails: the run itself is complete.
+    """
     try:
         workspace = Workspace.open(request.workspace, request.storage_options)
         history = History(newest_runs(workspace, HISTORY_RUNS)[::-1])
@@ -127,7 +136,7 @@ def _table(key: str, rows: Sequence[dict[str, Any]], what: str) -> None:
 
 
 def _markdown(columns: Sequence[str], rows: Mapping[str, Sequence[float]]) -> str:
-    """A markdown table of figures, with a row for each entry of ``rows`` and a column for each of ``columns``."""
+    """Return a markdown table of figures, with a row for each entry of ``rows`` and a column for each name."""
 
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"

@@ -1,10 +1,8 @@
-"""The Prefect deployments of a workspace: ``deployments/prefect.yaml`` filled in from ``driftline.toml``.
+"""Build, register and serve the Prefect deployments of a workspace.
 
-Pure values; ``registration`` sends them to a server.
-
-Registers deployments and automations with a Prefect server; registering again is idempotent.
-
-``driftline serve``: runs the deployments of a workspace on this machine, and a Prefect server if there is none.
+``deployments_of`` fills ``deployments/prefect.yaml`` from ``driftline.toml``; its values are pure. ``register`` sends
+them to a Prefect server, with their automations, and is idempotent. ``serve`` runs them on this machine, with a Prefect
+server if there is none.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
 from driftline.storage.errors import ExecutorError, UsageError
 
 WORKSPACE_PLACEHOLDER = "{{ $DRIFTLINE_WORKSPACE }}"
-"""Stands for the workspace in the file; Prefect's own command replaces it from the environment."""
+"""Marks the workspace in the file; Prefect's own command replaces it from the environment."""
 INDEX = "index"
 WITH_EXECUTOR = (INDEX, "compact")
 WITH_CATALOG = ("cleanup", "verify")
@@ -64,7 +62,7 @@ class Deployments:
 
 
 def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXECUTOR, prefix: str = "") -> Deployments:
-    """An index deployment for each source, and the maintenance deployments of the workspace.
+    """Return an index deployment for each source, and the maintenance deployments of the workspace.
 
     ``executor`` is where index and compact run their tasks. ``prefix`` precedes every name, so that several workspaces
     can share a server. Raises UsageError if the configuration has no source.
@@ -88,7 +86,7 @@ def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXEC
 
 
 def deployment_name(entity: Entity) -> str:
-    """The name of a source's index deployment: ``web``, or ``acme:alpha:web`` outside the default organisation."""
+    """Return the name of a source's index deployment: ``web``, or ``acme:alpha:web`` outside the default org."""
     parts = list(entity.parts)
     while len(parts) > 1 and DEFAULT_IDS.get(parts[0][0]) == parts[0][1]:
         del parts[0]
@@ -108,7 +106,7 @@ def _of_sources(template: dict[str, Any], configuration: Configuration) -> Itera
 
 
 def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[str, Any]:
-    """The parameters that the configuration sets; Prefect's form shows the defaults of the others."""
+    """Return the parameters that the configuration sets; Prefect's form shows the defaults of the others."""
     given = {
         "sources": [source.uri],
         "entity": str(source.entity),
@@ -120,7 +118,7 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
 
 
 def _memory_parameters(entrypoint: str, configuration: Configuration) -> dict[str, Any]:
-    """What the file says of the memory, which a worker elsewhere does not see."""
+    """Return the settings of memory in the file, which a worker elsewhere does not see."""
     url = configuration.memory.get("catalog", {}).get("url")
     threshold = configuration.memory.get("index", {}).get("compaction_threshold")
     flow = entrypoint.rpartition(":")[2]
@@ -144,7 +142,7 @@ _TRIGGER: TypeAdapter[DeploymentTriggerTypes] = TypeAdapter(DeploymentTriggerTyp
 
 
 def register(deployments: Deployments, *, pool: str) -> tuple[list[str], list[str]]:
-    """Register ``deployments`` for the workers of the work pool ``pool``; creates the pool if it does not exist.
+    """Register ``deployments`` for the workers of the work pool ``pool``, which is created if it does not exist.
 
     Returns ``(registered, paused)`` names; deployments that the workspace no longer has are paused. Raises UsageError
     if no server answers, or if a name belongs to another workspace.
@@ -166,7 +164,7 @@ def register(deployments: Deployments, *, pool: str) -> tuple[list[str], list[st
 
 
 def server_url() -> str:
-    """The address of the configured server. Raises UsageError if none is configured."""
+    """Return the address of the configured server. Raises UsageError if none is configured."""
     url = PREFECT_API_URL.value()
     if url is None:
         raise UsageError(
@@ -179,7 +177,7 @@ def server_url() -> str:
 
 @contextmanager
 def connected() -> Iterator[SyncPrefectClient]:
-    """A client of the configured server. Raises UsageError if it does not answer."""
+    """Yield a client of the configured server. Raises UsageError if it does not answer."""
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
         if error is not None:
@@ -190,7 +188,9 @@ def connected() -> Iterator[SyncPrefectClient]:
 
 
 def to_prefect(spec: dict[str, Any], *, pool: str | None) -> RunnerDeployment:
-    """A deployment of ``prefect.yaml`` as Prefect's object: for workers of ``pool``, or to be served without one."""
+    """Return a deployment of ``prefect.yaml`` as Prefect's object: for workers of ``pool``, or to be served without
+    one.
+    """
     return RunnerDeployment.from_flow(
         load_flow_from_entrypoint(spec["entrypoint"]),
         spec["name"],
@@ -210,7 +210,7 @@ def to_prefect(spec: dict[str, Any], *, pool: str | None) -> RunnerDeployment:
 
 
 def check_names(client: SyncPrefectClient, deployments: Deployments) -> None:
-    """Refuse names that the server uses for another workspace. Raises UsageError."""
+    """Check that no name belongs to another workspace on the server. Raises UsageError."""
     for spec in deployments.deployments:
         flow: Flow[..., Any] = load_flow_from_entrypoint(spec["entrypoint"])
         try:
@@ -250,7 +250,7 @@ def _trigger_name(spec: dict[str, Any]) -> str:
 
 
 def _pause_others(client: SyncPrefectClient, deployments: Deployments, names: set[str]) -> list[str]:
-    """Pause the workspace's other deployments, whose sources are no longer in the file; returns their names."""
+    """Pause the workspace's other deployments, whose sources are no longer in the file, and return their names."""
     workspaces = {spec["parameters"]["workspace"] for spec in deployments.deployments}
     paused = []
     ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
@@ -264,14 +264,14 @@ def _pause_others(client: SyncPrefectClient, deployments: Deployments, names: se
 
 
 START_SECONDS = 900
-"""Of a server whose process runs; on a quiet machine it takes ten."""
+"""Time limit for the start of a server whose process runs; on a quiet machine, it takes ten seconds."""
 STOP_SECONDS = 20
 
 
 def serve(deployments: Deployments, *, workspace: str, port: int, limit: int, announce: Callable[[str], None]) -> bool:
-    """Run at most ``limit`` flow runs at once until the process is stopped.
+    """Run at most ``limit`` flow runs concurrently until the process is stopped.
 
-    Returns False at once if another process on this machine serves the workspace. Without a configured server it uses
+    Returns False at once if another process on this machine serves the workspace. Without a configured server, it uses
     the one at ``port`` of this machine, and starts one there, with its data in PREFECT_HOME, if none answers.
     ``announce`` receives a line once the deployments are ready. Raises UsageError if a configured server does not
     answer, ExecutorError if a server does not start.
@@ -297,7 +297,7 @@ def serve(deployments: Deployments, *, workspace: str, port: int, limit: int, an
 
 @contextmanager
 def _server(configured: str | None, own: str) -> Iterator[str]:
-    """The address of the server to use; a server that this starts stops when the context closes."""
+    """Yield the address of the server to use; a server that this function starts stops when the context closes."""
     if configured is not None:
         yield configured
     elif _answers(own):
@@ -313,7 +313,7 @@ def _started(url: str) -> Iterator[None]:
     host, _, port = url.removeprefix("http://").removesuffix("/api").partition(":")
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", port]
     log = get_current_settings().home / "driftline-server.log"
-    # The web page asks the API at the default port unless it is told otherwise.
+    # The web page calls the API at the default port unless configured otherwise.
     environment = {"PREFECT_UI_API_URL": url, **os.environ}
     with log.open("wb") as output:
         # A new session keeps Ctrl-C from the server: the deployments still report to it while they stop.

@@ -1,4 +1,4 @@
-"""The event that asks for a compaction: a source or a memory has more deltas than its threshold."""
+"""Emit the event that requests a compaction: a source or a memory has more deltas than its threshold."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ SERVER_VARIABLE = "PREFECT_API_URL"
 
 
 def ask_for_source(workspace: str, entity: str, deltas: int) -> None:
-    """Ask for a compaction of one source."""
+    """Request a compaction of one source."""
     _emit(workspace, f"driftline.source.{entity}", entity, {"entity": entity, "deltas": deltas})
 
 
 def ask_for_memory(workspace: str, tenant: str, deltas: int) -> None:
-    """Ask for a compaction of what is above its thresholds, since the memory of ``tenant`` is.
+    """Request a compaction because the memory of ``tenant`` exceeds its threshold.
 
-    Without $PREFECT_API_URL there is nobody to ask: importing Prefect takes a second, and it would start a server.
+    Does nothing without $PREFECT_API_URL: importing Prefect takes a second, and would start a server.
     """
     if os.environ.get(SERVER_VARIABLE):
         _emit(workspace, f"driftline.memory.{tenant}", tenant, {"entity": "", "memory": tenant, "deltas": deltas})

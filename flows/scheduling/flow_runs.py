@@ -1,4 +1,4 @@
-"""Shared by all Prefect flows: progress, the run's log, retries on storage errors, and leases of dead runs."""
+"""Share progress, logs, retries on storage errors, and leases of dead runs between all Prefect flows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from driftline.storage.workspace.workspace import Workspace
 
 UPDATE_SECONDS = 1.0
 MAX_SHARE = 0.01
-"""Maximum share of the time spent on progress updates, of which there is at most one a second."""
+"""Maximum share of the time for progress updates, of which there is at most one a second."""
 RETRIES = 3
 FIRST_DELAY_SECONDS = 10
 """Storage errors are retried after 10, 20 and 40 s, in addition to the retries of the store's client."""
@@ -48,7 +48,7 @@ RunLog = Logger | LoggerAdapter[Any]
 class PrefectProgress(AbstractContextManager["PrefectProgress"]):
     """Writes phases to the log of the flow run, and counts to its progress artifact.
 
-    A thread of its own updates the artifact, so that a slow or unreachable server does not delay the run.
+    A separate thread updates the artifact, so that a slow or unreachable server does not delay the run.
     """
 
     def __init__(self, log: RunLog) -> None:
@@ -107,7 +107,7 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
 
 
 class _ToRunLog(logging.Handler):
-    """Forwards records of all threads to the log of one flow run."""
+    """Forward records of all threads to the log of one flow run."""
 
     def __init__(self, log: RunLog) -> None:
         super().__init__(logging.INFO)
@@ -119,7 +119,7 @@ class _ToRunLog(logging.Handler):
 
 @contextmanager
 def flow_progress() -> Iterator[PrefectProgress]:
-    """The progress of the current flow run; meanwhile its log receives what Driftline logs here and on workers."""
+    """Yield the progress of the current flow run; its log receives the records of Driftline here and on workers."""
     log = get_run_logger()
     own, handler = logging.getLogger("driftline"), _ToRunLog(log)
     before = own.level, own.propagate
@@ -135,7 +135,7 @@ def flow_progress() -> Iterator[PrefectProgress]:
 
 
 def is_storage_error(_task: object, _run: object, state: State[Any]) -> bool:
-    """Whether a task failed with a StorageError, which a retry may overcome."""
+    """Return whether a task failed with a StorageError, which a retry may overcome."""
     try:
         state.result()
     except StorageError:
@@ -154,22 +154,22 @@ def is_storage_error(_task: object, _run: object, state: State[Any]) -> bool:
     persist_result=False,
 )
 def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run ``work``, and on a StorageError run it again; committed batches stay, so that it continues from there."""
+    """Run ``work``, with retries on StorageError; committed batches stay, so it continues from there."""
     return work()
 
 
 class TaskStages:
     """Runs the stages of one flow run as tasks, which the run's graph and timeline show, with their counts.
 
-    An edge of the graph leads to a stage from each one that it comes after, or from the task that runs it. Prefect
-    draws edges of inputs only, so that these tasks count as inputs; nothing waits for them.
+    An edge of the graph leads to a stage from each stage that it comes after, or from the task that runs it. Prefect
+    draws edges only for inputs, so these tasks are passed as inputs; nothing waits for them.
     """
 
     def __init__(self) -> None:
         self._runs: dict[str, UUID] = {}
 
     def __call__(self, stage: Stage) -> Any:
-        """Run ``stage``; returns what its work returns, and raises what it raises."""
+        """Run ``stage`` and return what its work returns, and raises what it raises."""
         outer = TaskRunContext.get()
         before = [self._runs[name] for name in stage.after if name in self._runs]
         before = before or ([outer.task_run.id] if outer is not None else [])
@@ -203,7 +203,7 @@ _repeated_stage = task(
 
 
 def options_of(options: dict[str, str] | None) -> dict[str, str] | None:
-    """The storage options of a flow run with their references resolved; the server sees the references only.
+    """Return the storage options of a flow run with their references resolved; the server sees only the references.
 
     Raises UsageError for a secret in plain text and for an unresolved reference.
     """
@@ -214,7 +214,7 @@ def options_of(options: dict[str, str] | None) -> dict[str, str] | None:
 
 
 def catalog_of(url: str | None) -> str | None:
-    """The URL of the memory catalog of a flow run with its references resolved. Raises UsageError as ``options_of``."""
+    """Return the URL of the memory catalog of a flow run with its references resolved. Raises UsageError."""
     if url is None:
         return None
     check_catalog(url, "catalog_url")
@@ -222,9 +222,10 @@ def catalog_of(url: str | None) -> str | None:
 
 
 def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """The hook of crashed and cancelled runs: settle the staged files of dead processes, and release their leases.
+    """Settle the staged files of dead processes, and release their leases, after a crashed or cancelled run.
 
-    It touches only leases whose holder is provably dead: live holders release theirs, and those of other hosts expire.
+    Only leases whose holder is provably dead are released: live holders release theirs, and those of other hosts
+    expire.
     """
     from driftline.tasks.maintenance.cleanup import release_abandoned  # loads SQLAlchemy, which flow runs do not need
 

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from anyio.to_thread import run_sync
@@ -46,46 +46,34 @@ from driftline.flows.web.problems import (
 from driftline.flows.web.requests import (
     MAX_QUERY_CHARACTERS,
     MAX_RANK,
-    Around,
     BranchName,
     Cursor,
-    Dirs,
     DocumentLimit,
     DocumentPath,
     EntityName,
     ExcerptLines,
-    Exts,
-    Globs,
-    Kinds,
-    Langs,
-    Limits,
     Line,
-    MaxDistance,
-    MinRelevance,
-    ModeName,
-    Narrowing,
-    Paths,
     Reader,
     SourceName,
-    Sources,
-    Symbols,
-    Tests,
     Text,
-    TopK,
     decode_cursor,
     encode_cursor,
+    given_by,
     no_such_page,
+    parameters,
 )
 from driftline.flows.web.tools import Tools
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.storage.errors import DriftlineError
+from driftline.storage.options import spread
 from driftline.tasks.search.documents import DocumentCursor
 from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.request import MEMORY_OPTIONS, SearchRequest, options_in
 
 _AROUND = 4
 """Lines of context on each side of a hit."""
 _SIMILAR = 5
 """Lines like the one that a document is read at."""
+_OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("top_k", "n_lines")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,27 +82,19 @@ class Pages:
 
     reader: Reader
 
-    def search(
-        self,
-        request: Request,
-        q: str = "",
-        mode: Literal["hybrid", "vector", "text"] = "hybrid",
-        source: Sources = (),
-        dir: Dirs = (),
-        ext: Exts = (),
-        glob: Globs = (),
-        path: Paths = (),
-        lang: Langs = (),
-        kind: Kinds = (),
-        branch: BranchName = None,
-    ) -> Response:
+    @spread("given", parameters(_OF_PAGE))
+    def search(self, request: Request, q: str = "", *, given: dict[str, Any]) -> Response:
         """Show the box and, once something is asked, the results."""
-        narrowing = Narrowing(source, dir, ext, glob, path, lang, kind)
-        asked = pages.Asked(q[:MAX_QUERY_CHARACTERS].strip(), mode, narrowing, branch)
-        if not asked.q:
+        try:
+            asked = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND)
+        except DriftlineError as error:
+            failed = problem_of(error, to_owner=request.app.state.tells_owner)
+            request.state.error = failed.kind
+            return HTMLResponse(pages.search_page(SearchRequest(""), (), failed.detail), failed.status_code)
+        if not asked.query:
             return HTMLResponse(pages.search_page(asked, ()))
         try:
-            report = self.reader.search(asked.q, asked.narrowing, n_lines=_AROUND, mode=mode, branch=branch)
+            report = self.reader.search(asked)
             branches = self.reader.branch_names()
         except DriftlineError as error:
             failed = problem_of(error, to_owner=request.app.state.tells_owner)
@@ -150,7 +130,8 @@ class Pages:
         text = lines[line - first][:MAX_QUERY_CHARACTERS].strip() if line - first < len(lines) else ""
         if not text:
             return []
-        report = self.reader.search(text, Narrowing(), _SIMILAR + 1, 0, "vector", branch)
+        wanted = SearchRequest(text, top_k=_SIMILAR + 1, n_lines=0, mode="vector", branch=branch)
+        report = self.reader.search(wanted)
         itself = (excerpt["source"], excerpt["path"], line)
         return [hit for hit in report.results if (hit.source, hit.path, hit.line) != itself][:_SIMILAR]
 
@@ -341,39 +322,19 @@ def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
 class _Api:
     reader: Reader
 
-    def search(
-        self,
-        request: Request,
-        q: Text,
-        top_k: TopK = DEFAULT_TOP_K,
-        n_lines: Around = DEFAULT_N_LINES,
-        mode: ModeName = "hybrid",
-        source: Sources = (),
-        dir: Dirs = (),
-        ext: Exts = (),
-        glob: Globs = (),
-        path: Paths = (),
-        lang: Langs = (),
-        kind: Kinds = (),
-        max_distance: MaxDistance = None,
-        min_relevance: MinRelevance = None,
-        symbols: Symbols = False,
-        tests: Tests = True,
-        branch: BranchName = None,
-        cursor: Cursor = None,
-    ) -> Response:
+    @spread("given", parameters(options_in("http")))
+    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
         """Find the lines that answer a query, best first, as ``driftline search --json`` prints them.
 
         The link 'next' of the answer leads to the next page.
         """
         begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
-        end = min(begin + top_k, MAX_RANK)
+        asked = SearchRequest.of(q, given_by(given))
+        end = min(begin + asked.top_k, MAX_RANK)
         if not 0 <= begin < end:
             raise no_such_page()
-        narrowing = Narrowing(source, dir, ext, glob, path, lang, kind)
-        limits = Limits(max_distance, min_relevance, symbols, tests)
-        report = self.reader.search(q, narrowing, end, n_lines, mode, branch, limits)
-        found = replace(report, results=report.results[begin:], explanation=None).to_dict()
+        report = self.reader.search(replace(asked, top_k=end))
+        found = replace(report, results=report.results[begin:]).to_dict()
         is_last = len(report.results) < end or end == MAX_RANK
         return _page(request, found, None if is_last else encode_cursor(end))
 
@@ -383,23 +344,19 @@ class _Api:
         """Read an indexed document around a line. Only indexed documents can be read."""
         return JsonAnswer(self.reader.excerpt(source, path, line, n_lines, branch))
 
+    @spread("given", parameters(options_in("http", "sources", "dirs", "exts")))
     def documents(
-        self,
-        request: Request,
-        limit: DocumentLimit = 100,
-        source: Sources = (),
-        dir: Dirs = (),
-        ext: Exts = (),
-        cursor: Cursor = None,
+        self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
     ) -> Response:
         """List the indexed documents by source and path. The link 'next' of the answer leads to the next page."""
         after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
-        page = self.reader.documents(Narrowing(source, dir, ext), limit, after)
+        page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
         return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
 
-    def search_memory(self, q: Text, top_k: TopK = 5, entity: EntityName = None, mode: ModeName = "hybrid") -> Response:
+    @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
+    def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
         """Find the entries of the memory store that answer a query, as ``driftline memory search --json``."""
-        return JsonAnswer({"query": q, **self.reader.search_memory(q, top_k, entity, mode)})
+        return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
 
     def status(self) -> Response:
         """Show what the workspace holds, as ``driftline status --json`` prints it."""

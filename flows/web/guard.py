@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import math
 import os
 import secrets
@@ -80,6 +81,7 @@ def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Call
             return await run_sync(partial(route, *args, **kwargs), abandon_on_cancel=True, limiter=turn)
         raise StorageError(f"The answer took more than {ANSWER_SECONDS:.0f} s", "", "Narrow the request, or ask again.")
 
+    vars(call)["__signature__"] = inspect.signature(route, eval_str=True)  # of a method without its object
     return call
 
 

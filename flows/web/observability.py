@@ -22,7 +22,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.storage.errors import DriftlineError, MissingExtra
+from driftline.storage.errors import DriftlineError, MissingExtra, install_command
 from driftline.storage.workspace.copies import read_copy_record
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
@@ -215,7 +215,7 @@ def tracer(environ: Mapping[str, str] = os.environ) -> Tracer | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace import SpanKind
     except ModuleNotFoundError as error:
-        fix = "Install the extra: pip install 'driftline[otel]', or unset the variable."
+        fix = f"Install the extra ({install_command('otel')}), or unset the variable."
         raise MissingExtra("Traces need OpenTelemetry", ", ".join(VARIABLES), fix) from error
     service = {"service.name": environ.get("OTEL_SERVICE_NAME") or "driftline-web"}
     provider = TracerProvider(resource=Resource.create(service))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import PurePosixPath
@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from driftline.flows.output.html_report import plots_of, run_row
-from driftline.flows.web.requests import IndexView, Narrowing
+from driftline.flows.web.requests import IndexView
 from driftline.storage.errors import NotIndexed
+from driftline.storage.options import Option
 from driftline.storage.workspace.records import SourceRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.query import Mode
+from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -32,22 +33,13 @@ MAX_FACETS = 12
 MAX_PAGE_LINES = 2_500
 """Lines of a document on each side of the one that was asked for."""
 _FOLDER = "driftline.flows.web"
+_OF_EVERY_PAGE = ("top_k", "n_lines")
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A search as its link holds it."""
-
-    q: str
-    mode: Mode
-    narrowing: Narrowing
-    branch: str | None = None
-
-    def link(self, narrowing: Narrowing | None = None) -> str:
-        """The link of this search, with other filters if they are given."""
-        filters = asdict(self.narrowing if narrowing is None else narrowing) | {"branch": self.branch}
-        fields = {"q": self.q, "mode": self.mode, **{name: values for name, values in filters.items() if values}}
-        return "/?" + _encoded(fields)
+def search_link(asked: SearchRequest) -> str:
+    """Return the link of a search."""
+    fields = {OPTIONS[name].parameter: value for name, value in asked.given().items() if name not in _OF_EVERY_PAGE}
+    return "/?" + _encoded({"q": asked.query, "mode": asked.mode, **fields})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +59,26 @@ class DocumentView:
 
 
 def search_page(
-    asked: Asked, hits: Sequence[Hit], error: str = "", branches: Sequence[str] = (), notes: Sequence[str] = ()
+    asked: SearchRequest, hits: Sequence[Hit], error: str = "", branches: Sequence[str] = (), notes: Sequence[str] = ()
 ) -> bytes:
     """The page of a search; without a query, only its box."""
     shown = [
         {
             "link": document_link(hit.source, hit.path, hit.line, asked.branch),
             "hit": hit,
-            "lines": _numbered(hit.path, hit.start_line, hit.context, asked.q),
+            "lines": _numbered(hit.path, hit.start_line, hit.context, asked.query),
         }
         for hit in hits
     ]
-    filters = [(name, value) for name, values in asdict(asked.narrowing).items() for value in values]
-    removable = [(name, value, asked.link(_without(asked.narrowing, name, value))) for name, value in filters]
-    if asked.branch:
-        filters.append(("branch", asked.branch))
-        removable.append(("branch", asked.branch, replace(asked, branch=None).link()))
+    filters, removable = [], []
+    for name, each in asked.given().items():
+        row = OPTIONS[name]
+        if name not in ("mode", *_OF_EVERY_PAGE):
+            for value in each if row.is_list else (each,):
+                filters.append((row.parameter, _shown(value)))
+                removable.append((row.parameter, _shown(value), search_link(_without(asked, row, value))))
     facets = _facets(asked, hits)
-    others = [(name, 0, replace(asked, branch=name).link()) for name in branches if name != asked.branch]
+    others = [(name, 0, search_link(replace(asked, branch=name))) for name in branches if name != asked.branch]
     if others:
         facets.append(("branch", others[:MAX_FACETS]))
     content = {"asked": asked, "hits": shown, "facets": facets, "removable": removable, "notes": notes}
@@ -170,28 +164,39 @@ def version_of(name: str) -> str:
     return hashlib.blake2b(static(name), digest_size=6).hexdigest()
 
 
-def _facets(asked: Asked, hits: Sequence[Hit]) -> list[tuple[str, list[tuple[str, int, str]]]]:
+def _facets(asked: SearchRequest, hits: Sequence[Hit]) -> list[tuple[str, list[tuple[str, int, str]]]]:
     """What narrows the search further: for each kind the values among the hits, their counts and links."""
     values = {
-        "source": [hit.source for hit in hits],
-        "dir": [PurePosixPath(hit.path).parts[0] for hit in hits if "/" in hit.path],
-        "ext": [ending[1:] for hit in hits if (ending := PurePosixPath(hit.path).suffix)],
+        "sources": [hit.source for hit in hits],
+        "dirs": [PurePosixPath(hit.path).parts[0] for hit in hits if "/" in hit.path],
+        "exts": [ending[1:] for hit in hits if (ending := PurePosixPath(hit.path).suffix)],
     }
     found = []
     for name, each in values.items():
         counts = Counter(each).most_common(MAX_FACETS)
         links = [
-            (value, count, asked.link(replace(asked.narrowing, **{name: (value,)})))
+            (value, count, search_link(_with(asked, name, (value,))))
             for value, count in counts
-            if value not in getattr(asked.narrowing, name)
+            if value not in (getattr(asked, name) or ())
         ]
         if links:
-            found.append((name, links))
+            found.append((OPTIONS[name].parameter, links))
     return found
 
 
-def _without(narrowing: Narrowing, name: str, value: str) -> Narrowing:
-    return replace(narrowing, **{name: tuple(each for each in getattr(narrowing, name) if each != value)})
+def _without(asked: SearchRequest, row: Option, value: Any) -> SearchRequest:
+    """``asked`` without one value of an option."""
+    left = tuple(each for each in getattr(asked, row.name) if each != value) if row.is_list else ()
+    return _with(asked, row.name, left or row.default)
+
+
+def _with(asked: SearchRequest, name: str, value: Any) -> SearchRequest:
+    changes: dict[str, Any] = {name: value}
+    return replace(asked, **changes)
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _numbered(path: str, first: int, lines: Sequence[str], query: str) -> list[tuple[int, str]]:
@@ -201,7 +206,8 @@ def _numbered(path: str, first: int, lines: Sequence[str], query: str) -> list[t
 
 
 def _encoded(fields: dict[str, Any]) -> str:
-    return urlencode(fields, doseq=True, errors="surrogatepass")
+    written = {name: _shown(value) if isinstance(value, bool) else value for name, value in fields.items()}
+    return urlencode(written, doseq=True, errors="surrogatepass")
 
 
 def _rendered(name: str, **content: Any) -> bytes:

@@ -5,13 +5,15 @@ What the page of the index shows: its figures, its growth, its runs, and what wa
 
 from __future__ import annotations
 
+import inspect
 import json
-import time
+import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import call
-from typing import TYPE_CHECKING, Annotated, Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,22 +22,23 @@ from fastapi import Query
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from driftline.flows.output.run_series import newest_runs, record_search
+from driftline.flows.output.run_series import newest_runs
 from driftline.flows.runs.branches import list_branches
+from driftline.flows.runs.search import find
 from driftline.flows.web.authentication import granted
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.storage.entities import Entity, is_within
 from driftline.storage.errors import NotIndexed
-from driftline.storage.lines.outline import KINDS
 from driftline.storage.model import WorkspaceStats
+from driftline.storage.options import MAX_SERVED_NAMES, Option
 from driftline.storage.workspace.branches import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branches import branch_records, on_branch
 from driftline.storage.workspace.records import RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.documents import DocumentCursor, DocumentPage, document_page
-from driftline.tasks.search.filters import ALIASES, LANGUAGES, SearchFilter
+from driftline.tasks.search.filters import parse_entity
 from driftline.tasks.search.hits import read_excerpt
-from driftline.tasks.search.query import Mode, SearchReport, prepare, search, warm
+from driftline.tasks.search.query import SearchReport, prepare, warm
+from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, without_empty
 
 if TYPE_CHECKING:
     from driftline.flows.memory_stores import Memory
@@ -105,12 +108,8 @@ def _within(runs: Iterable[RunRecord], within: Entity) -> Iterable[RunRecord]:
 
 
 MAX_QUERY_CHARACTERS = 2_000
-MAX_TOP_K = 50
-MAX_N_LINES = 20
 MAX_EXCERPT_LINES = 500
 """Lines on each side."""
-MAX_NAMES = 100
-"""Values of one filter."""
 MAX_NAME_CHARACTERS = 4_096
 MAX_LINE_NUMBER = 2**31 - 1
 MAX_DOCUMENTS = 1_000
@@ -120,11 +119,7 @@ MAX_CURSOR_CHARACTERS = 8_192
 BRANCHES_SECONDS = 10.0
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
-_SOURCE = rf"^(org:{_ID}/)?(project:{_ID}/)?source:{_ID}$"
 _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
-_BRANCH = r"^[!-~]{1,100}$"
-_EXT = r"^\.?[A-Za-z0-9_+-]{1,20}$"
-_PATH = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
 
 
 def _like(pattern: str) -> WithJsonSchema:
@@ -132,54 +127,23 @@ def _like(pattern: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": pattern})
 
 
-_LANGUAGES = (*LANGUAGES, *ALIASES)
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
-_Source = Annotated[_Name, _like(_SOURCE)]
+_Source = Annotated[_Name, _like(OPTIONS["sources"].pattern or "")]
 _Entity = Annotated[_Name, _like(_ENTITY)]
-_Path = Annotated[_Name, _like(_PATH)]
-_Ext = Annotated[_Name, _like(_EXT)]
-_Branch = Annotated[str, Field(min_length=1, max_length=MAX_BRANCH_CHARACTERS), _like(_BRANCH)]
-_Language = Annotated[_Name, WithJsonSchema({"type": "string", "enum": list(_LANGUAGES)})]
-_Kind = Annotated[_Name, WithJsonSchema({"type": "string", "enum": list(KINDS)})]
-_Distance = Annotated[float, Field(ge=0, le=2)]
-_Share = Annotated[float, Field(ge=0, le=1)]
-_MANY = Field(max_length=MAX_NAMES)
+_Absent: TypeAlias = SkipJsonSchema[None]
+"""None, which schemas do not mention."""
 _CursorText = Annotated[str, Field(min_length=1, max_length=MAX_CURSOR_CHARACTERS)]
 
 Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="What to look for.")]
-TopK = Annotated[int, Query(ge=1, le=MAX_TOP_K, description="Maximum number of results.")]
-Around = Annotated[int, Query(ge=0, le=MAX_N_LINES, description="Lines of context on each side.")]
-ModeName = Annotated[Mode, Query(description="Rank by words and meaning, by meaning alone, or by words alone.")]
 SourceName = Annotated[_Source, Query(description="The source that has the document.")]
 DocumentPath = Annotated[_Name, Query(description="The path of the document in its source.")]
 Line = Annotated[int, Query(ge=1, le=MAX_LINE_NUMBER, description="The line to read around, counted from 1.")]
 ExcerptLines = Annotated[int, Query(ge=0, le=MAX_EXCERPT_LINES, description="Lines on each side.")]
-Sources = Annotated[
-    tuple[_Source, ...], Query(max_length=MAX_NAMES, description="Only these sources, projects or organisations.")
+BranchName = Annotated[
+    Annotated[str, Field(min_length=1, max_length=MAX_BRANCH_CHARACTERS), _like(OPTIONS["branch"].pattern or "")]
+    | SkipJsonSchema[None],
+    Query(description="Read the document as this branch has it."),
 ]
-Dirs = Annotated[tuple[_Path, ...], _MANY, Query(description="Only documents below these directories.")]
-Exts = Annotated[
-    tuple[_Ext, ...], Query(max_length=MAX_NAMES, description="Only documents with these file extensions.")
-]
-Globs = Annotated[
-    tuple[_Path, ...], Query(max_length=MAX_NAMES, description="Only documents whose paths match these patterns.")
-]
-Paths = Annotated[tuple[_Path, ...], _MANY, Query(description="Only these documents.")]
-Langs = Annotated[tuple[_Language, ...], _MANY, Query(description="Only these languages.")]
-Kinds = Annotated[
-    tuple[_Kind, ...],
-    Query(max_length=MAX_NAMES, description="Only lines whose innermost definition is of these kinds."),
-]
-BranchName = Annotated[_Branch | SkipJsonSchema[None], Query(description="Ask this branch of the sources.")]
-MaxDistance = Annotated[
-    _Distance | SkipJsonSchema[None], Query(description="Drop results farther than this (1 - cosine).")
-]
-MinRelevance = Annotated[
-    _Share | SkipJsonSchema[None],
-    Query(description="Drop results nearer than fewer than this share of random lines."),
-]
-Symbols = Annotated[bool, Query(description="Only lines that begin a definition.")]
-Tests = Annotated[bool, Query(description="False leaves tests out.")]
 DocumentLimit = Annotated[int, Query(ge=1, le=MAX_DOCUMENTS, description="Maximum number of documents.")]
 Cursor = Annotated[
     _CursorText | SkipJsonSchema[None],
@@ -209,42 +173,39 @@ def no_such_page() -> NotIndexed:
     return NotIndexed("There is no page at this cursor", "cursor", "Follow the link 'next' of an answer.")
 
 
-@dataclass(frozen=True, slots=True)
-class Narrowing:
-    """The filters of a search: each is met by any of its values, and all must be met."""
-
-    source: tuple[str, ...] = ()
-    dir: tuple[str, ...] = ()
-    ext: tuple[str, ...] = ()
-    glob: tuple[str, ...] = ()
-    path: tuple[str, ...] = ()
-    lang: tuple[str, ...] = ()
-    kind: tuple[str, ...] = ()
-
-    def where(self, within: Entity | None = None) -> SearchFilter:
-        """As a filter of what is at or below ``within``, but for ``kind``. Raises UsageError."""
-        return SearchFilter(
-            paths=self.path or None,
-            dirs=self.dir or None,
-            globs=self.glob or None,
-            exts=self.ext or None,
-            languages=self.lang or None,
-            entities=self.source or None,
-            within=within,
-        )
+def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
+    """Return the options of a request as parameters of a route, within the limits for servers."""
+    return [_parameter(row) for row in options.values()]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a search leaves out of what its filters allow, as ``driftline.search`` has it."""
-
-    max_distance: float | None = None
-    min_relevance: float | None = None
-    symbols: bool = False
-    tests: bool = True
+def given_by(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of parameters by the names of their options; one that is not given is left out."""
+    names = {row.parameter: name for name, row in OPTIONS.items()}
+    return without_empty({names[parameter]: value for parameter, value in parameters.items()})
 
 
-NO_LIMITS = Limits()
+def _parameter(row: Option) -> inspect.Parameter:
+    kind, default, most = _type_of(row), row.default, None
+    if row.is_list:
+        kind, default, most = GenericAlias(tuple, (kind, ...)), (), MAX_SERVED_NAMES
+    elif default is None:
+        kind |= _Absent
+    about = Query(max_length=most, description=row.help)
+    return inspect.Parameter(
+        row.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about]
+    )
+
+
+def _type_of(row: Option) -> Any:
+    """The type of one value, with its limits; what names look like is for the schema only."""
+    if row.choices and not row.is_list:
+        return Literal[row.choices]
+    if row.type is str:
+        name = Annotated[str, Field(min_length=1, max_length=row.max_characters)]
+        shape = {"enum": list(row.choices)} if row.choices else {"pattern": row.pattern} if row.pattern else {}
+        return Annotated[name, WithJsonSchema({"type": "string", **shape})]
+    low, high = row.served or row.bounds or (None, None)
+    return row.type if low is None else Annotated[row.type, Field(ge=low, le=None if high == math.inf else high)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,37 +232,9 @@ class Reader:
         """Load what later requests need. Raises what a search raises."""
         self.run(prepare, self.newest())
 
-    def search(
-        self,
-        query: str,
-        narrowing: Narrowing,
-        top_k: int = DEFAULT_TOP_K,
-        n_lines: int = DEFAULT_N_LINES,
-        mode: Mode = "hybrid",
-        branch: str | None = None,
-        limits: Limits = NO_LIMITS,
-    ) -> SearchReport:
-        """Search, and take it down in the journal. Raises what ``driftline.search`` raises."""
-        within = granted("search").within
-        workspace, started = self._on(branch, within), time.monotonic()
-        where = narrowing.where(within)
-        report: SearchReport = self.run(
-            search,
-            workspace,
-            query,
-            top_k=top_k,
-            max_distance=limits.max_distance,
-            min_relevance=limits.min_relevance,
-            n_lines=n_lines,
-            where=where,
-            mode=mode,
-            explain=True,
-            symbols=limits.symbols,
-            kinds=narrowing.kind or None,
-            tests=limits.tests,
-        )
-        record_search(workspace, report.explanation, time.monotonic() - started)
-        return report
+    def search(self, request: SearchRequest) -> SearchReport:
+        """Search, and write the search into the journal. Raises what ``driftline.search`` raises."""
+        return find(self.newest(), request, within=granted("search").within, run=self.run)
 
     def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:
         """Lines of an indexed document. Raises what ``read_excerpt`` raises."""
@@ -326,12 +259,13 @@ class Reader:
         found = [branch.to_dict() for branch in self.run(list_branches, workspace, within)]
         return {"workspace": workspace.objects.uri, "branches": found}
 
-    def documents(self, narrowing: Narrowing, limit: int, after: DocumentCursor | None) -> DocumentPage:
+    def documents(self, wanted: SearchFilter, limit: int, after: DocumentCursor | None) -> DocumentPage:
         """The indexed documents, by source and path, beginning behind ``after``. Raises BadEntity."""
         within, workspace = granted("search").within, self.newest()
-        sources = [Entity.parse(name, workspace.config.hierarchy) for name in narrowing.source] or None
+        sources = [parse_entity(each, workspace.config.hierarchy) for each in wanted.sources or ()] or None
+        dirs, exts = wanted.dirs or (), wanted.exts or ()
         page: DocumentPage = self.run(
-            document_page, workspace, sources, narrowing.dir, narrowing.ext, within=within, limit=limit, after=after
+            document_page, workspace, sources, dirs, exts, within=within, limit=limit, after=after
         )
         return page
 
@@ -358,7 +292,7 @@ class Reader:
         view: IndexView = self.run(index_view, self.newest(), within)
         return view
 
-    def search_memory(self, query: str, top_k: int, entity: str | None, mode: Mode) -> dict[str, Any]:
+    def search_memory(self, query: str, entity: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
         """As ``driftline memory search --json`` prints it. Raises NotIndexed where there is no memory."""
         within = granted("memory").within
         from driftline.flows.memory import hits_to_dict  # its libraries take half a second to load
@@ -367,10 +301,8 @@ class Reader:
         if self.memory is None:
             raise no_memory()
         place = self.memory()
-        options = {"scope": entity, "mode": mode}
-        return hits_to_dict(
-            self.run(search_memory, place.workspace, place.configuration, within, query, top_k, **options)
-        )
+        options = {"scope": entity, **given}
+        return hits_to_dict(self.run(search_memory, place.workspace, place.configuration, within, query, **options))
 
     def _on(self, branch: str | None, within: Entity | None) -> Workspace:
         workspace = self.newest()

@@ -21,7 +21,9 @@ from driftline.flows.output.logs import json_lines, quiet_libraries, writes_json
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.lance.worker import OtherProcess, ProcessDied
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query import SearchReport, prepare, search, warm
+from driftline.tasks.search.language import ask
+from driftline.tasks.search.query import SearchReport, prepare, warm
+from driftline.tasks.search.request import SearchRequest
 
 MAX_PROCESSES = 4
 """By default; each holds the model, and what searches have read of the indexes."""
@@ -72,7 +74,7 @@ class SearchProcesses:
 
     def search(self, workspace: Workspace, query: str, **options: Any) -> SearchReport:
         """As ``driftline.search``; raises what ``run`` raises, too."""
-        return self.run(search, workspace, query, **options)
+        return self.run(ask, workspace, SearchRequest(query, **options))
 
     def run(self, function: Callable[..., _Result], workspace: Workspace, *args: Any, **kwargs: Any) -> _Result:
         """What ``function``, which only reads ``workspace``, returns or raises in one of the processes.

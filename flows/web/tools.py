@@ -75,11 +75,11 @@ def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
     lines = LineTools(reader.newest, lambda: granted("search").within, reader.run)
     memory = reader.memory
 
-    def search(query: str, top_k: int, **options: Any) -> MemoryHits[MemoryEntry]:
+    def search(query: str, **options: Any) -> MemoryHits[MemoryEntry]:
         assert memory is not None
         place, within = memory(), granted("memory").within
         found: MemoryHits[MemoryEntry] = reader.run(
-            search_memory, place.workspace, place.configuration, within, query, top_k, **options
+            search_memory, place.workspace, place.configuration, within, query, **options
         )
         return found
 

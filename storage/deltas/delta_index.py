@@ -1,7 +1,8 @@
-"""The delta index: a base Parquet file and later deltas (DESIGN, "Delta index").
+"""Read, append to and compact a delta index: a base Parquet file and later deltas (DESIGN, "Delta index").
 
-Documents and memory share the protocol. Each row has an ``op`` (``add`` or ``remove``) and a ``rev``; per key, the
-highest ``rev`` wins. Reads and folds are therefore idempotent and independent of file order.
+The manifests of documents and the indexes of memory share this protocol. Each row has an ``op`` (``add`` or ``remove``)
+and a ``rev``; for each key, the highest ``rev`` wins. Reads and folds are therefore idempotent, and independent of the
+order of the files.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from driftline.storage.objects.store import ObjectStore
 
 
 def newest(key: str, changes: pa.Table) -> pa.Table:
-    """For each key the row of the highest ``rev``, sorted by key; a pure function."""
+    """Return, for each key, the row with the highest ``rev``, sorted by key; a pure function."""
     if len(changes) == 0:
         return changes
     changes = changes.sort_by([(key, "ascending"), ("rev", "descending")])
@@ -36,9 +37,9 @@ def newest(key: str, changes: pa.Table) -> pa.Table:
 
 
 def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
-    """For each key the row of the highest ``rev``, sorted by key; a pure function (DESIGN, "Delta index").
+    """Merge ``changes`` into ``base`` and return the row with the highest ``rev`` of each key; a pure function.
 
-    ``base`` and ``changes`` are both sorted by key, with unique keys.
+    Both tables and the result are sorted by key and have unique keys (DESIGN, "Delta index").
     """
     if len(changes) == 0:
         return base
@@ -46,9 +47,9 @@ def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
         return changes
     position = np.asarray(pc.search_sorted(base[key], changes[key]).to_numpy(zero_copy_only=False), dtype=np.int64)
     row = np.minimum(position, len(base) - 1)
-    beside = base.select([key, "rev"]).take(pa.array(row))
-    known = np.asarray(pc.equal(beside[key], changes[key]).to_numpy(), dtype=bool)
-    newer = np.asarray(pc.greater(changes["rev"], beside["rev"]).to_numpy(), dtype=bool)
+    previous = base.select([key, "rev"]).take(pa.array(row))
+    known = np.asarray(pc.equal(previous[key], changes[key]).to_numpy(), dtype=bool)
+    newer = np.asarray(pc.greater(changes["rev"], previous["rev"]).to_numpy(), dtype=bool)
     order = np.arange(len(base))
     number = np.arange(len(base), len(base) + len(changes))
     order[row[known & newer]] = number[known & newer]
@@ -57,12 +58,12 @@ def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
 
 
 REMOVE_RETENTION = timedelta(days=7)
-"""How long a base keeps ``remove`` rows, so that a late delta cannot resurrect a key."""
+"""Time that a base keeps ``remove`` rows, so that a late delta cannot resurrect a key."""
 MAX_FOLD_BYTES = 96 * 1024 * 1024
 """Compressed size of the deltas folded at once, about 1.5 million documents, which bounds memory."""
 READ_ATTEMPTS = 5
 READ_THREADS = 4
-"""Deltas of a bucket that are opened at once, because each costs a round trip."""
+"""Deltas of a bucket to open in parallel, because each costs a round trip."""
 
 ADD, REMOVE = "add", "remove"
 
@@ -97,12 +98,13 @@ class Folded:
 class DeltaIndex:
     """The delta index of one directory of a workspace.
 
-    ``fields`` are the value columns; the first is the key, a string, unique among live rows. In files, the columns
-    ``op``, ``rev`` (int64) and ``written`` (timestamp) precede them. Earlier files may lack the ``optional`` ones.
+    ``fields`` are the value columns. The first one is the key, a string that is unique among live rows. Files add the
+    columns ``op``, ``rev`` (int64) and ``written`` (timestamp) in front.
 
     All reads return live rows, sorted by key, with ``columns`` (by default, all of ``schema``). ``as_of`` returns the
     rows as of that ``rev``, which must not precede the last compaction. All reads raise CorruptFile, WorkspaceTooNew,
-    UsageError for an earlier ``as_of``, and StorageError, also if files vanished in ``READ_ATTEMPTS`` attempts.
+    UsageError for an ``as_of`` before the last compaction, and StorageError, also if files vanished in each of
+    ``READ_ATTEMPTS`` attempts.
     """
 
     def __init__(
@@ -111,13 +113,12 @@ class DeltaIndex:
         directory: str,
         kind: str,
         fields: Sequence[pa.Field],
-        optional: Iterable[str] = (),
         encoding: Encoding = DEFAULT_ENCODING,
     ) -> None:
         self.objects = objects
         self.encoding = encoding
         self.directory = directory
-        self.layout = Layout(kind, pa.schema(fields), frozenset(optional))
+        self.layout = Layout(kind, pa.schema(fields))
         self.key = self.layout.key
         self.schema = self.layout.schema
         self.file_schema = self.layout.file_schema
@@ -125,14 +126,14 @@ class DeltaIndex:
     # -- writing -----------------------------------------------------------------------------
 
     def encode(self, rows: pa.Table) -> bytes:
-        """The bytes of a delta of ``rows``, sorted by key, then by descending ``rev``."""
+        """Encode ``rows`` as a delta, sorted by key, then by descending ``rev``."""
         writer = FileWriter(self.layout, self.encoding)
         table = rows.select(self.file_schema.names).cast(self.file_schema)
         writer.write(table.sort_by([(self.key, "ascending"), ("rev", "descending")]))
-        return writer.finish(Footer(format_version=self.layout.format_version, kind=self.layout.kind))
+        return writer.finish(Footer(kind=self.layout.kind))
 
     def changes(self, op: str, rev: int, values: pa.Table, *, now: datetime) -> pa.Table:
-        """Rows of ``file_schema`` that add or remove ``values``; a removal needs only the key."""
+        """Return rows of ``file_schema`` that add or remove ``values``; a removal needs only the key."""
         n = len(values)
         by_name = {name: values[name] for name in values.column_names}
         columns = [by_name.get(f.name, pa.nulls(n, f.type)) for f in self.schema]
@@ -165,32 +166,32 @@ class DeltaIndex:
     def read(
         self, prefixes: Iterable[str] | None = None, *, columns: Sequence[str] | None = None, as_of: int | None = None
     ) -> pa.Table:
-        """All rows, or those whose key starts with one of ``prefixes``."""
+        """Return all rows, or those whose key starts with one of ``prefixes``."""
         keys = Keys.all() if prefixes is None else Keys.starting_with(prefixes)
         return self._read(keys, columns, as_of)
 
     def get(self, keys: Iterable[str], *, columns: Sequence[str] | None = None, as_of: int | None = None) -> pa.Table:
-        """The rows of ``keys``; missing keys are omitted."""
+        """Return the rows of ``keys``; missing keys are omitted."""
         return self._read(Keys.exactly(keys), columns, as_of)
 
     def between(
         self, low: str, high: str | None = None, *, columns: Sequence[str] | None = None, as_of: int | None = None
     ) -> pa.Table:
-        """The rows with ``low <= key < high``, compared by code point; None is above every key."""
+        """Return the rows with ``low <= key < high``, compared by code point; ``high=None`` sets no upper bound."""
         return self._read(Keys.between(low, high), columns, as_of)
 
     def count(self, prefix: str = "", *, as_of: int | None = None) -> int:
-        """The number of rows whose key starts with ``prefix``; reads no values."""
+        """Count the rows whose key starts with ``prefix``, without reading values."""
         keys = Keys.starting_with([prefix])
-        return self._settled(lambda: sum(map(len, self._live(keys, (), as_of))))
+        return self._until_stable(lambda: sum(map(len, self._live(keys, (), as_of))))
 
     def max_rev(self) -> int:
-        """The highest ``rev`` of all rows, removals included; 0 for an empty index."""
-        return self._settled(self._max_rev)
+        """Return the highest ``rev`` of all rows, removals included; 0 for an empty index."""
+        return self._until_stable(self._max_rev)
 
     def recent_rev(self) -> int:
-        """The highest ``rev`` of the base and of the newest delta, which takes three requests at most."""
-        return self._settled(lambda: self._max_rev(newest=1))
+        """Return the highest ``rev`` of the base and of the newest delta, with at most three requests."""
+        return self._until_stable(lambda: self._max_rev(newest=1))
 
     def _max_rev(self, newest: int = 0) -> int:
         log = self.log()
@@ -210,15 +211,16 @@ class DeltaIndex:
         columns: Sequence[str],
         as_of: int | None = None,
     ) -> _Result:
-        """What ``work`` makes of the rows that ``between`` returns, in pieces of bounded size; ``work`` may stop early.
+        """Return the result of ``work`` on the rows that ``between`` returns, in pieces of bounded size; ``work`` may
+        stop early.
 
-        It is called again if files vanish meanwhile.
+        ``work`` is called again if files vanish in the meantime.
         """
-        return self._settled(lambda: work(self._live(Keys.between(low, high), columns, as_of)))
+        return self._until_stable(lambda: work(self._live(Keys.between(low, high), columns, as_of)))
 
     def check(self) -> None:
-        """Read the footer of every file, which detects truncated and foreign files. Raises as reads do."""
-        self._settled(self._check)
+        """Read the footer of every file, which detects truncated and foreign files. Raises the errors of reads."""
+        self._until_stable(self._check)
 
     def _check(self) -> None:
         log = self.log()
@@ -226,7 +228,8 @@ class DeltaIndex:
         list(self._for_each(self._check_file, names))
 
     def changes_since(self, rev: int, *, columns: Sequence[str]) -> pa.Table:
-        """For each key whose newest row has a higher ``rev``, ``op`` and ``columns`` of that row, sorted by key.
+        """Return ``op`` and ``columns`` of the newest row of each key whose ``rev`` is higher than ``rev``, sorted by
+        key.
 
         Removals are missing once a compaction has dropped them.
         """
@@ -239,12 +242,12 @@ class DeltaIndex:
                 pieces = self._folded(None if old else base, log.deltas, Keys.all(), names)
                 return pa.concat_tables([piece.filter(pc.greater(piece["rev"], rev)) for piece in pieces])
 
-        return self._settled(work).select(list(dict.fromkeys(["op", *columns])))
+        return self._until_stable(work).select(list(dict.fromkeys(["op", *columns])))
 
     def snapshot(self, also: Sequence[str] = ()) -> tuple[bytes, int]:
-        """The bytes of a base of all winning rows, and their highest ``rev``; ``also`` names further deltas.
+        """Return the bytes of a base of all winning rows, and their highest ``rev``; ``also`` names further deltas.
 
-        Raises ObjectNotFound if files vanish meanwhile.
+        Raises ObjectNotFound if files vanish in the meantime.
         """
         log, writer = self.log(), FileWriter(self.layout, self.encoding)
         with self._open_base() as base:
@@ -252,8 +255,7 @@ class DeltaIndex:
             for piece in self._folded(base, [*log.deltas, *also], Keys.all(), self.file_schema.names):
                 max_rev = max(max_rev, pc.max(piece["rev"]).as_py() or 0)
                 writer.write(piece)
-        version, kind = self.layout.format_version, self.layout.kind
-        return writer.finish(Footer(format_version=version, kind=kind, max_rev=max_rev, nonce=new_ulid())), max_rev
+        return writer.finish(Footer(kind=self.layout.kind, max_rev=max_rev, nonce=new_ulid())), max_rev
 
     def _check_file(self, name: str) -> None:
         with self._open(name):
@@ -262,7 +264,7 @@ class DeltaIndex:
     def _read(self, keys: Keys, columns: Sequence[str] | None, as_of: int | None) -> pa.Table:
         names = list(self.schema.names if columns is None else columns)
         empty = pa.schema([self.schema.field(name) for name in names]).empty_table()
-        return self._settled(
+        return self._until_stable(
             lambda: pa.concat_tables([empty, *(piece.select(names) for piece in self._live(keys, names, as_of))])
         )
 
@@ -287,7 +289,7 @@ class DeltaIndex:
         columns: Sequence[str],
         as_of: int | None = None,
     ) -> Iterator[pa.Table]:
-        """The winning rows of base and deltas, including removals, sorted by key, in pieces of bounded size."""
+        """Yield the winning rows of base and deltas, including removals, sorted by key, in pieces of bounded size."""
         folded = base.footer.folded if base is not None else ()
         changes = self._changes([name for name in deltas if name not in folded], keys, columns)
         if as_of is not None:
@@ -310,8 +312,10 @@ class DeltaIndex:
         return pa.concat_tables([empty, *self._for_each(read, names)])
 
     def _for_each(self, work: Callable[[str], _Result], names: Sequence[str]) -> Iterator[_Result]:
-        """``work(name)`` for each file, in order. Files of a disk are read one after the other: most are so small that
-        threads, which take turns to run, would double the time."""
+        """Yield ``work(name)`` for each file, in order.
+
+        Files on a disk are read in sequence: most of them are so small that threads would double the time.
+        """
         if self.objects.is_local:
             yield from map(work, names)
             return
@@ -331,7 +335,7 @@ class DeltaIndex:
         """Open a file of the index; all but the base are immutable."""
         return FileReader(self.objects, self._path(name), self.layout, immutable=name != BASE)
 
-    def _settled(self, attempt: Callable[[], _Result]) -> _Result:
+    def _until_stable(self, attempt: Callable[[], _Result]) -> _Result:
         """Repeat ``attempt`` while files vanish, because a finished compaction deletes the deltas that it folded."""
         for _ in range(READ_ATTEMPTS):
             try:
@@ -365,7 +369,7 @@ class DeltaIndex:
         return Folded(len(log.deltas), rows, live)
 
     def _publish_base(self, names: Sequence[str], log: Log, horizon: datetime | None) -> tuple[int, int]:
-        """The numbers of rows in the new base, with and without removals."""
+        """Publish a new base, and return its number of rows with and without removals."""
         path = self._path(BASE)
         head = self.objects.head(path)
         writer = FileWriter(self.layout, self.encoding)
@@ -378,8 +382,7 @@ class DeltaIndex:
                 live += pc.sum(pc.equal(piece["op"], ADD)).as_py() or 0
                 writer.write(piece if horizon is None else piece.filter(_lasting(piece, horizon)))
         folded = tuple(dict.fromkeys([*before, *names]))
-        version, kind = self.layout.format_version, self.layout.kind
-        footer = Footer(format_version=version, kind=kind, folded=folded, max_rev=max_rev, nonce=new_ulid())
+        footer = Footer(kind=self.layout.kind, folded=folded, max_rev=max_rev, nonce=new_ulid())
         data = writer.finish(footer)
         try:
             if head is None:
@@ -392,7 +395,7 @@ class DeltaIndex:
 
 
 def _rounds(log: Log) -> Iterator[list[str]]:
-    """The deltas in groups to fold in sequence, each of at most ``MAX_FOLD_BYTES`` or a single larger delta."""
+    """Yield the deltas in groups to fold in sequence, each of at most ``MAX_FOLD_BYTES`` or a single larger delta."""
     group: list[str] = []
     size = 0
     for name, size_bytes in zip(log.deltas, log.delta_bytes, strict=True):
@@ -406,6 +409,6 @@ def _rounds(log: Log) -> Iterator[list[str]]:
 
 
 def _lasting(rows: pa.Table, horizon: datetime) -> pa.ChunkedArray:
-    """A mask of the rows that a base keeps: all but removals from before ``horizon``."""
+    """Return a mask of the rows that a base keeps: all but removals from before ``horizon``."""
     recent = pc.greater(rows["written"], pa.scalar(horizon, rows["written"].type))
     return pc.or_(pc.equal(rows["op"], ADD), recent)

@@ -1,4 +1,4 @@
-"""Parquet files of a delta index: write full row groups, and read only those that a query's key ranges select."""
+"""Write the Parquet files of a delta index in full row groups, and read only the key ranges of a query."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew
+from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew, upgrade_command
 from driftline.storage.objects.store import ObjectStore
 
 Range = tuple[str, str | None]
-"""``low <= key < high``; None is above every key."""
+"""``low <= key < high``; None sets no upper bound."""
 
 _LAST_BEFORE_SURROGATES, _FIRST_AFTER_SURROGATES = "\ud7ff", "\ue000"
 
@@ -33,22 +33,22 @@ class Keys:
 
     @classmethod
     def all(cls) -> Self:
-        """Every key."""
+        """Return every key."""
         return cls((("", None),))
 
     @classmethod
     def between(cls, low: str, high: str | None) -> Self:
-        """The keys from ``low`` up to ``high``, exclusive."""
+        """Return the keys from ``low`` up to ``high``, exclusive."""
         return cls(_disjoint([(low, high)]))
 
     @classmethod
     def starting_with(cls, prefixes: Iterable[str]) -> Self:
-        """The keys that start with one of ``prefixes``."""
+        """Return the keys that start with one of ``prefixes``."""
         return cls(_disjoint((prefix, after_prefix(prefix)) for prefix in prefixes))
 
     @classmethod
     def exactly(cls, keys: Iterable[str]) -> Self:
-        """These keys."""
+        """Return these keys."""
         return cls(_disjoint((key, key + "\0") for key in keys))
 
     @property
@@ -56,15 +56,17 @@ class Keys:
         return self.ranges == (("", None),)
 
     def may_lie_between(self, first: str, last: str) -> bool:
-        """Whether a range may include a key of ``first <= key <= last``; bounds that are too wide only cost a read."""
+        """Return whether a range may include a key of ``first <= key <= last``; bounds that are too wide only cost a
+        read.
+        """
         position = bisect_right(self.ranges, last, key=lambda r: r[0])
         if position == 0:
             return False
-        high = self.ranges[position - 1][1]  # of the last range that begins by then; the ranges before it end earlier
+        high = self.ranges[position - 1][1]  # the last range that begins by then; earlier ranges end earlier
         return high is None or high > first
 
     def select(self, rows: pa.Table, key: str) -> pa.Table:
-        """The ``rows`` within the ranges, as a slice where possible; ``rows`` are sorted by ``key``."""
+        """Return the ``rows`` within the ranges, as a slice where possible; ``rows`` are sorted by ``key``."""
         if self.is_all or not len(rows):
             return rows
         sorted_keys = rows[key]
@@ -85,7 +87,7 @@ class Keys:
 
 
 def after_prefix(prefix: str) -> str | None:
-    """The lowest string above all strings that start with ``prefix``; None if there is none."""
+    """Return the lowest string above all strings that start with ``prefix``; None if there is none."""
     stem = prefix.rstrip("\U0010ffff")
     if not stem:
         return None
@@ -113,13 +115,12 @@ def _positions(sorted_keys: pa.ChunkedArray, needles: Sequence[str]) -> NDArray[
 
 
 FORMAT_VERSION = 1
-WITH_OPTIONAL_COLUMNS = 2
-"""The format version of files with columns that earlier ones lack."""
+"""The version of the file format. A file of a newer version is refused."""
 ROW_GROUP_ROWS = 122_880
 GROUPS_PER_READ = 4
-"""Row groups decoded at once: enough to use all cores, few enough to bound memory."""
+"""Row groups to decode in parallel: enough to use all cores, few enough to bound memory."""
 MIN_ROWS_FOR_THREADS = 10_000
-"""Columns of fewer rows are decoded one after the other: handing them to threads takes longer."""
+"""Decode columns of fewer rows in sequence, because handing them to threads takes longer."""
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
 
 _FOOTER = b"driftline"
@@ -140,14 +141,10 @@ class Footer(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of an index: ``schema`` has the values, key first; files add ``op``, ``rev`` and ``written``.
-
-    Files of earlier versions may lack the ``optional`` columns, whose values are null then.
-    """
+    """The columns of an index: ``schema`` has the values, key first; files add ``op``, ``rev`` and ``written``."""
 
     kind: str
     schema: pa.Schema
-    optional: frozenset[str] = frozenset()
     key: str = field(init=False)
     file_schema: pa.Schema = field(init=False)
 
@@ -156,21 +153,10 @@ class Layout:
         object.__setattr__(self, "key", self.schema.names[0])
         object.__setattr__(self, "file_schema", pa.schema([*heads, *self.schema]))
 
-    @property
-    def format_version(self) -> int:
-        """The format version of the files that are written."""
-        return WITH_OPTIONAL_COLUMNS if self.optional else FORMAT_VERSION
-
-    def missing_from(self, names: Sequence[str]) -> list[str] | None:
-        """The optional columns that a file with the columns ``names`` lacks; None if it is no file of this layout."""
-        missing = [name for name in self.file_schema.names if name not in names]
-        expected = [name for name in self.file_schema.names if name not in missing]
-        return missing if self.optional.issuperset(missing) and expected == list(names) else None
-
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How files are written; every reader reads all of them."""
+    """The encoding of new files. Readers accept every encoding."""
 
     compression: Compression = "zstd"
     row_group_rows: int = ROW_GROUP_ROWS
@@ -180,7 +166,7 @@ DEFAULT_ENCODING = Encoding()
 
 
 class FileWriter:
-    """Writes rows of ``file_schema``, sorted by key, into a buffer, in full row groups."""
+    """Write rows of ``file_schema``, sorted by key, into a buffer, in full row groups."""
 
     def __init__(self, layout: Layout, encoding: Encoding) -> None:
         self._group = encoding.row_group_rows
@@ -202,7 +188,7 @@ class FileWriter:
             self._flush(self._pending_rows - self._pending_rows % self._group)
 
     def finish(self, footer: Footer) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the file."""
         self._flush(self._pending_rows)
         self._writer.add_key_value_metadata({_FOOTER: footer.model_dump_json().encode()})
         self._writer.close()
@@ -232,10 +218,8 @@ class FileReader:
                 self._file = pq.ParquetFile(self._source, page_checksum_verification=True)
                 self.footer = self._parse_footer((self._file.metadata.metadata or {}).get(_FOOTER))
                 names = self._file.schema_arrow.names
-                missing = layout.missing_from(names)
-                if missing is None:
+                if names != layout.file_schema.names:
                     raise self._damaged(f"its columns are {', '.join(names)}"[:200])
-                self._missing = missing
         except BaseException:
             self._source.close()
             raise
@@ -249,7 +233,7 @@ class FileReader:
         self._source.close()
 
     def pieces(self, keys: Keys, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows of ``keys``, sorted by key, then by descending ``rev``; a few row groups at a time.
+        """Yield the rows of ``keys``, sorted by key, then by descending ``rev``; a few row groups at a time.
 
         ``columns`` are names of ``file_schema`` and include the key.
         """
@@ -259,17 +243,14 @@ class FileReader:
             groups = [i for i in range(self._file.num_row_groups) if self._may_hold(i, keys)]
         for start in range(0, len(groups), GROUPS_PER_READ):
             with self._reading():
-                present = [name for name in names if name not in self._missing]
                 table = self._file.read_row_groups(
-                    groups[start : start + GROUPS_PER_READ], columns=present, use_threads=self._is_worth_threads
+                    groups[start : start + GROUPS_PER_READ], columns=names, use_threads=self._is_worth_threads
                 )
-                for name in set(names).intersection(self._missing):
-                    table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
                 table = table.select(names).cast(schema)
             yield keys.select(table, self._layout.key)
 
     def read(self, keys: Keys, columns: Sequence[str]) -> pa.Table:
-        """The rows of ``keys`` in one table, in the order of ``pieces``."""
+        """Return the rows of ``keys`` in one table, in the order of ``pieces``."""
         schema = pa.schema([self._layout.file_schema.field(name) for name in columns])
         return pa.concat_tables([schema.empty_table(), *self.pieces(keys, columns)])
 
@@ -293,9 +274,9 @@ class FileReader:
             footer = Footer.model_validate_json(raw)
         except ValidationError:
             raise self._damaged(f"its footer is {raw.decode(errors='replace')[:200]}") from None
-        if footer.format_version > self._layout.format_version:
+        if footer.format_version > FORMAT_VERSION:
             raise WorkspaceTooNew(
-                "A newer version of Driftline wrote an index file", self._where, "Upgrade: pip install -U driftline"
+                "A newer version of Driftline wrote an index file", self._where, f"Upgrade: {upgrade_command()}"
             )
         if footer.kind != self._layout.kind:
             raise self._damaged(f"it is an index of {footer.kind}, not of {self._layout.kind}")
@@ -303,7 +284,7 @@ class FileReader:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Translates the exceptions of pyarrow into CorruptFile and StorageError."""
+        """Translate the exceptions of pyarrow into CorruptFile and StorageError."""
         try:
             yield
         except MemoryError:

@@ -1,4 +1,4 @@
-"""The manifest of a source: a delta index of its documents, and the staged deltas of its commits."""
+"""Keep the manifest of a source: a delta index of its documents, and the staged deltas of its commits."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ FIELDS = (
     pa.field("inode", pa.int64()),
     pa.field("extractor", pa.string()),
 )
-LATER_FIELDS = ("ctime_ns", "inode", "extractor")
-"""The fields that earlier files lack; null there. A file without numbers is read once more, and one without an
-extractor if it has the name of a document from which text is extracted now."""
 SCHEMA = pa.schema(FIELDS)
 """One row per document; ``reason`` is null for an indexed document (see ManifestRow)."""
 
@@ -47,24 +44,24 @@ class BatchId:
 
 
 def revision(token: int, batch: int) -> int:
-    """The ``rev`` of the rows that batch ``batch`` of the run with fencing token ``token`` writes."""
+    """Return the ``rev`` of the rows that batch ``batch`` of the run with fencing token ``token`` writes."""
     return (token << _BATCH_BITS) | batch
 
 
 def token_of(rev: int) -> int:
-    """The fencing token in a ``rev`` of ``revision``."""
+    """Return the fencing token in a ``rev`` of ``revision``."""
     return rev >> _BATCH_BITS
 
 
 class Manifest(DeltaIndex):
-    """The manifest of one source; that of a branch of it has a ``directory`` of its own."""
+    """The manifest of one source. A branch of the source has its manifest in another ``directory``."""
 
     def __init__(self, objects: ObjectStore, entity: Entity, directory: str | None = None) -> None:
-        super().__init__(objects, directory or entity.directory, KIND, FIELDS, LATER_FIELDS)
+        super().__init__(objects, directory or entity.directory, KIND, FIELDS)
         self.entity = entity
 
     def stage(self, batch: BatchId, rows: pa.Table) -> bytes:
-        """Write the delta of a commit under a name that readers ignore; returns its bytes."""
+        """Write the delta of a commit under a name that readers ignore and return its bytes."""
         data = self.encode(rows)
         self.objects.create(self._staged_path(batch), data)
         return data
@@ -80,12 +77,12 @@ class Manifest(DeltaIndex):
         self.objects.delete([self._staged_path(batch) for batch in batches])
 
     def staged(self) -> list[BatchId]:
-        """The existing staged deltas, in the order of their commits."""
+        """Return the existing staged deltas, in the order of their commits."""
         names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self.directory, recursive=False))
         return sorted(BatchId(*parsed) for name in names if (parsed := parse_staged_name(name)))
 
     def snapshot_with(self, staged: Iterable[BatchId]) -> tuple[bytes, int]:
-        """As ``snapshot``, with staged deltas. Raises ObjectNotFound if one was published meanwhile."""
+        """Like ``snapshot``, with staged deltas. Raises ObjectNotFound if one was published in the meantime."""
         return self.snapshot([staged_name(batch.run_id, batch.batch) for batch in staged])
 
     def _staged_path(self, batch: BatchId) -> str:
@@ -93,7 +90,7 @@ class Manifest(DeltaIndex):
 
 
 def parse_staged(name: str) -> BatchId:
-    """The batch of a staged delta, by its file name. Raises ValueError for any other name."""
+    """Return the batch of a staged delta, by its file name. Raises ValueError for any other name."""
     parsed = parse_staged_name(name)
     if parsed is None:
         raise ValueError(f"not the name of a staged delta: {name!r}")
@@ -101,12 +98,12 @@ def parse_staged(name: str) -> BatchId:
 
 
 def to_table(documents: Sequence[ManifestRow]) -> pa.Table:
-    """``documents`` as a table of ``SCHEMA``."""
+    """Return ``documents`` as a table of ``SCHEMA``."""
     columns = {name: [getattr(document, name) for document in documents] for name in SCHEMA.names}
     return pa.table(columns, schema=SCHEMA)
 
 
 def totals(manifest: pa.Table) -> tuple[int, int]:
-    """``(documents, lines)``: how many of each are indexed."""
+    """Return ``(documents, lines)``, the numbers of indexed documents and lines."""
     indexed = pc.is_null(manifest["reason"])
     return int(pc.sum(indexed).as_py() or 0), int(pc.sum(manifest["lines"]).as_py() or 0)

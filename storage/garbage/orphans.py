@@ -18,7 +18,7 @@ RUN_RETENTION = timedelta(days=90)
 
 
 class Reason(enum.StrEnum):
-    """Why an object is an orphan."""
+    """The reason why an object is an orphan."""
 
     FOLDED = "folded into the base"
     DEAD_RUN = "staged by a dead run and never committed"
@@ -36,10 +36,10 @@ class References:
 
     ``folded`` has the paths of deltas that their base has folded, ``dead`` those of staged deltas that can never be
     committed. ``tracked`` maps each table to the paths, relative to the table, that its versions refer to.
-    ``superseded`` maps the tables of embeddings that are no longer used to the time since when. ``blobs`` has the paths
-    that memory entries refer to, None without a catalog; ``retired`` has the times when blobs lost their entry.
-    ``cuts`` has the cuts that hold branches, and ``branches`` the directories of branches that exist or are leased;
-    None if nobody looked.
+    ``superseded`` maps each unused table of embeddings to the time when it was replaced. ``blobs`` has the paths that
+    memory entries refer to; it is None without a catalog. ``retired`` has the times when blobs lost their entry.
+    ``cuts`` has the cuts that hold branches, ``branches`` the directories of branches that exist or are leased; both
+    are None if they were not read.
     """
 
     folded: frozenset[str] = frozenset()
@@ -77,10 +77,11 @@ def find_orphans(
     max_age: timedelta,
     run_retention: timedelta = RUN_RETENTION,
 ) -> Verdict:
-    """The objects of a listing, with their parsed names, that nothing refers to and that are at least ``max_age`` old.
+    """Return the listed objects that nothing refers to and that are at least ``max_age`` old.
 
-    ``now`` is the time of the store that gave the listing. Run records live for ``run_retention``, a tenant's newest
-    for ever. A superseded table goes as a whole, ``max_age`` after its last file and after its successor took over.
+    ``now`` is the time of the store that gave the listing. Run records expire after ``run_retention``, but the newest
+    record of a tenant never does. A superseded table is deleted as a whole, ``max_age`` after its last file was written
+    and its successor took over.
     """
     judge = _Judge.of(named, references, now, max_age, run_retention)
     orphans = []
@@ -96,7 +97,7 @@ def find_orphans(
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """Decides about single objects by references, ages, and facts about the whole listing."""
+    """Judge single objects by references, ages, and facts about the whole listing."""
 
     references: References
     now: datetime
@@ -115,7 +116,7 @@ class _Judge:
         max_age: timedelta,
         run_retention: timedelta,
     ) -> _Judge:
-        """The judge for the objects of a listing."""
+        """Create the judge for the objects of a listing."""
         newest_run: dict[str, str] = {}
         newest_file: dict[str, datetime] = {}
         newest_of_cut: dict[str, datetime] = {}
@@ -136,7 +137,7 @@ class _Judge:
         return cls(references, now, max_age, run_retention, frozenset(newest_run.values()), orphaned, cuts)
 
     def reason_of(self, info: ObjectInfo, name: Name) -> Reason | None:
-        """The reason why an object is an orphan, or None if it is not."""
+        """Return the reason why an object is an orphan, or None."""
         age = self.now - info.modified
         if name.place in self.orphaned_tables:
             return Reason.SUPERSEDED
@@ -169,9 +170,11 @@ class _Judge:
 
 
 def _turn(name: Name, reason: Reason) -> int:
-    """The order of deletion: in a superseded table, the hint and the versions precede the files that they refer to."""
+    """Return the position in the order of deletion: in a superseded table, the hint and the versions precede their
+    files.
+    """
     if reason is Reason.NO_BRANCH and name.rest.startswith("_refs/"):
-        return 0  # Lance knows the branch no more before its files go
+        return 0  # Lance must forget the branch before its files are deleted
     if reason is not Reason.SUPERSEDED:
         return 3
     return {Kind.TABLE_HINT: 0, Kind.VERSION: 1}.get(name.kind, 2)

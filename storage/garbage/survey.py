@@ -44,7 +44,7 @@ Places = dict[Kind, dict[str, list[str]]]
 
 READ_THREADS = 4
 TABLE_ATTEMPTS = 3
-"""Attempts to read a table, which others may be writing or cleaning, before a file counts as missing."""
+"""Attempts to read a table, which other processes may be writing or cleaning, before a file counts as missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Survey:
     committed: frozenset[str]
 
     def sources_of(self, tenant: str) -> set[Entity]:
-        """All sources, past and present, of the tenant with this directory, by their leases."""
+        """Return all sources, past and present, of the tenant with this directory, by their leases."""
         leased = (leased_entity(path) for path in self.leases if path.startswith(f"{tenant}/"))
         return {entity for purpose, entity in leased if purpose == "source"}
 
@@ -99,9 +99,10 @@ def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) ->
 def _branches(
     workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """``(cuts, branches)``: the cuts that records name, and the directories of branches that exist or are leased.
+    """Return ``(cuts, branches)``: the cuts that records name, and the directories of branches that exist or are
+    leased.
 
-    Read after the listing, so that the cut of every listed file that is in use has its record, or is young.
+    Read after the listing, so that every listed file in use belongs to a recorded cut, or is young.
     """
     objects = workspace.objects
     paths = [info.path for info, name in listing if name.kind is Kind.BRANCH and info.path.endswith(f"/{BRANCH}")]
@@ -114,7 +115,9 @@ def _branches(
 
 
 def _places(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> Places:
-    """The listed names by kind and place. Raises CorruptFile for an empty table version or a damaged source record."""
+    """Group the listed names by kind and place. Raises CorruptFile for an empty table version or a damaged source
+    record.
+    """
     places: Places = defaultdict(lambda: defaultdict(list))
     for info, name in listing:
         places[name.kind][name.place].append(name.rest)
@@ -126,7 +129,7 @@ def _places(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) ->
 
 
 def _folded_deltas(workspace: Workspace, places: Places) -> frozenset[str]:
-    """The paths of the deltas of documents and memory that their base has folded."""
+    """Return the paths of the deltas of documents and memory that their base has folded."""
     folded: set[str] = set()
     for directory in sorted({*places[Kind.BASE], *places[Kind.DELTA]}):
         names = [*places[Kind.BASE][directory], *places[Kind.DELTA][directory]]
@@ -140,7 +143,7 @@ def _folded_deltas(workspace: Workspace, places: Places) -> frozenset[str]:
 
 
 def _staged_deltas(workspace: Workspace, places: Places) -> tuple[frozenset[str], frozenset[str]]:
-    """``(dead, committed)``: the paths of staged deltas that can never be committed, and of committed ones."""
+    """Return ``(dead, committed)``: the paths of staged deltas that can never be committed, and of committed ones."""
     dead: set[str] = set()
     committed: set[str] = set()
     for directory, staged in places[Kind.STAGED].items():
@@ -156,7 +159,7 @@ def _staged_deltas(workspace: Workspace, places: Places) -> tuple[frozenset[str]
 def _tables(
     workspace: Workspace, places: Places, bound: datetime | None
 ) -> tuple[dict[str, frozenset[str]], dict[str, datetime]]:
-    """``(tracked, superseded)`` of all tables; ``bound`` is the time when the current embedding became current."""
+    """Return ``(tracked, superseded)`` of all tables; ``bound`` is the time when the current embedding was bound."""
     tracked: dict[str, frozenset[str]] = {}
     superseded: dict[str, datetime] = {}
     current = workspace.config.fingerprint
@@ -186,7 +189,7 @@ def _in_table(places: Places, path: str) -> set[str]:
 
 
 def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:
-    """The deltas that the base of ``index`` has folded. Reads the footers of all ``names``, to verify the files."""
+    """Return the deltas that the base of ``index`` has folded. Verifies the footers of all ``names``."""
 
     def footer(name: str) -> tuple[str, ...]:
         try:
@@ -202,19 +205,21 @@ def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dict[str, datetime]]:
-    """The blobs that entries refer to and the retired blobs; read after the listing, so that no live blob is missed."""
+    """Return the blobs that entries refer to, and the retired blobs. Read after the listing, so that no live blob is
+    missed.
+    """
     catalog.check(workspace.config.workspace_id)
     return catalog.read(blob_references)
 
 
 def _tracked(workspace: Workspace, table: LanceTable, present: set[str]) -> frozenset[str]:
-    """The paths, relative to ``table``, that its versions refer to; each must be ``present`` in the listing.
+    """Return the paths, relative to ``table``, that its versions refer to; each must be ``present`` in the listing.
 
     The check also verifies that Lance and the listing spell paths alike; otherwise every file would seem an orphan.
     """
     for _ in range(TABLE_ATTEMPTS):
         tracked = table.tracked_files() if table.exists() else frozenset()
-        # Of the version that a branch was cut from, Lance removes the transaction file and keeps the rest.
+        # Lance removes the transaction file of the version that a branch was cut from, and keeps the rest.
         missing = {path for path in tracked - present if not path.startswith("_transactions/")}
         if not missing:
             return tracked
@@ -235,7 +240,7 @@ def _marker(table: LineTable, entity: Entity) -> CommitMarker:
 
 
 def _fingerprints(workspace: Workspace, tenant: Entity, directories: set[str]) -> set[Any]:
-    """The fingerprints of all embeddings in which documents of ``tenant`` are indexed."""
+    """Return the fingerprints of all embeddings in which documents of ``tenant`` are indexed."""
     fingerprints: set[Any] = set()
     for directory in directories:
         entity = Entity.of_directory(directory)

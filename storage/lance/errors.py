@@ -1,6 +1,7 @@
-"""Translate Lance's exceptions, retry its idempotent operations, and scan the data where an index is damaged.
+"""Translate Lance's exceptions, retry its idempotent operations, and scan the table if one of its indexes is damaged.
 
-Lance retries requests, but a listing that breaks off in its body fails at once.
+Lance retries requests, but not a listing that breaks off in its body. It raises OSError for most failures, so this
+module tells conflicts, network failures, damage and full disks apart by the text of the error.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 REASON_CHARACTERS = 300
 _FULL = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT})\b")
 _SOURCE_LINE = re.compile(r",? \S+\.rs:\d+:\d+")
-"""The position in Lance's own source, which does not help the user."""
+"""The position in Lance's own source code, which does not help the user."""
 
 
 def write_failed(what: str, where: str, error: BaseException) -> StorageError:
-    """``error`` as a StorageError about ``where``; the fix depends on whether the disk is full."""
+    """Return ``error`` as a StorageError about ``where``; the fix depends on whether the disk is full."""
     text = str(error).partition("\n")[0]
     reason = _SOURCE_LINE.sub("", text)[:REASON_CHARACTERS]
     fix = "Free some space and run again." if _FULL.search(text) else "Run it again."
@@ -35,23 +36,23 @@ def write_failed(what: str, where: str, error: BaseException) -> StorageError:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, shortened."""
+    """Return the first line of the text of ``error``, shortened."""
     return str(error).partition("\n")[0][:REASON_CHARACTERS]
 
 
 def is_lance_failure(error: BaseException) -> bool:
-    """Whether Lance raised ``error`` for a file that it could not read."""
+    """Return whether Lance raised ``error`` because it could not read a file."""
     return isinstance(error, (OSError, ValueError)) or is_panic(error)
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether Lance raised ``error`` because another commit came first."""
+    """Return whether Lance raised ``error`` because another commit came first."""
     return "commit conflict" in str(error).lower() or type(error).__name__ == "CommitConflictError"
 
 
 @contextmanager
 def writing(what: str, where: str) -> Iterator[None]:
-    """Translate the exceptions of Lance into a StorageError that begins with ``what``."""
+    """Translate the exceptions of Lance into a StorageError whose message begins with ``what``."""
     try:
         yield
     except BaseException as error:
@@ -70,17 +71,17 @@ _Result = TypeVar("_Result")
 
 
 def is_network_failure(error: BaseException) -> bool:
-    """Whether Lance failed since the store, or the way to it, did; the files may be sound."""
+    """Return whether Lance failed because the store or the network did; the files may be sound."""
     return is_lance_failure(error) and bool(_NETWORK.search(str(error)))
 
 
 def with_retries(operation: Callable[[], _Result]) -> _Result:
-    """The result of an idempotent ``operation``; raises what its last attempt raises."""
+    """Return the result of an idempotent ``operation``, with retries; raises the error of the last attempt."""
     return backend.with_retries(operation, _may_pass)
 
 
-def persistent(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """``function``, which is idempotent, as ``with_retries`` calls it."""
+def retried(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Decorate an idempotent ``function`` so that ``with_retries`` calls it."""
 
     @wraps(function)
     def persist(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
@@ -92,7 +93,7 @@ def persistent(function: Callable[_Parameters, _Result]) -> Callable[_Parameters
 def _may_pass(error: BaseException) -> bool:
     if isinstance(error, StorageError) and error.__cause__ is not None:
         error = error.__cause__
-    return is_network_failure(error) and not backend.are_used_up(str(error))
+    return is_network_failure(error) and not backend.is_exhausted(str(error))
 
 
 log = logging.getLogger(__name__)
@@ -101,12 +102,14 @@ REPAIR = "Run 'driftline verify --repair'."
 _MAX_REMEMBERED = 1_000
 
 _UNUSABLE: dict[tuple[str, int], None] = {}
-"""The versions of tables with an index that this process could not use."""
+"""Versions of tables with an index that this process could not use."""
 
 
 @contextmanager
 def without_panic(where: str = "") -> Iterator[None]:
-    """Translate a panic of native code, which no ``except Exception`` sees, into CorruptFile; a decorator, too."""
+    """Translate a panic of native code, which no ``except Exception`` catches, into CorruptFile; also works as a
+    decorator.
+    """
     try:
         yield
     except BaseException as error:
@@ -117,7 +120,9 @@ def without_panic(where: str = "") -> Iterator[None]:
 
 @contextmanager
 def reading(title: str, where: str) -> Iterator[None]:
-    """Translate what Lance raises for unreadable data into CorruptFile, or StorageError for a store out of reach."""
+    """Translate what Lance raises for unreadable data into CorruptFile, or into StorageError if the store is
+    unreachable.
+    """
     try:
         yield
     except BaseException as error:
@@ -131,9 +136,9 @@ def reading(title: str, where: str) -> Iterator[None]:
 
 
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
-    """Lance's statistics of each index of ``dataset`` by name; None for one whose files cannot be read."""
+    """Return Lance's statistics of each index of ``dataset`` by name; None for an index whose files cannot be read."""
     names = [index.name for index in with_retries(dataset.describe_indices)]
-    # Each waits for several reads of a bucket, one after another.
+    # Each index takes several reads of a bucket, one after another.
     with ThreadPoolExecutor(max(1, len(names))) as pool:
         return dict(zip(names, pool.map(partial(_index_stats, dataset), names), strict=True))
 
@@ -148,7 +153,8 @@ def _index_stats(dataset: LanceDataset, name: str) -> dict[str, Any] | None:
 
 
 def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Result]) -> _Result:
-    """``read(True)``, which uses the indexes of ``dataset``, or ``read(False)``, which scans, if one is unusable.
+    """Return ``read(True)``, which uses the indexes of ``dataset``, or ``read(False)``, which scans, if one is
+    unusable.
 
     Raises CorruptFile, StorageError.
     """
@@ -172,12 +178,14 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
 
 
 def _read_all(fragment: LanceFragment) -> None:
-    for _ in fragment.to_batches():  # every column, since a page of one of them may be damaged
+    for _ in fragment.to_batches():  # every column, because a page of any of them may be damaged
         pass
 
 
 def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = None) -> list[int]:
-    """The ids of the fragments, of all or ``among`` some, whose files are missing, cut, changed or not Lance's."""
+    """Return the ids of fragments, of all or ``among`` some, whose files are missing, truncated, changed or not
+    Lance's.
+    """
     unreadable: list[int] = []
     for fragment in dataset.get_fragments():
         if among is not None and fragment.fragment_id not in among:

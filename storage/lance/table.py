@@ -1,4 +1,4 @@
-"""A Lance table of a workspace: open, create, write, commit, compact (decision 0004; DESIGN, "Compaction").
+"""Open, create, write, commit and compact a Lance table of a workspace (decision 0004; DESIGN, "Compaction").
 
 Index optimization, compaction and version cleanup conflict, so one process runs them in sequence under the tenant's
 maintenance lease. Only rewriting is distributed over workers.
@@ -26,7 +26,7 @@ from driftline.storage.lance.errors import (
     is_conflict,
     is_lance_failure,
     is_network_failure,
-    persistent,
+    retried,
     unreadable_fragments,
     with_indexes,
     with_retries,
@@ -48,7 +48,8 @@ INDEX_CACHE_BYTES = 2 * 2**30
 """A vector index takes 46 bytes per line; searches are ten times faster with the index in memory."""
 METADATA_CACHE_BYTES = 256 * 2**20
 READS_AT_ONCE = 256
-"""Reads of a bucket that Lance makes side by side. With its default of 64, a search reads its candidates in rounds."""
+"""Reads of a bucket that Lance runs in parallel. With its default of 64, a search reads its candidates in several
+rounds."""
 _ADDRESS_BITS = 32
 AGAIN = "Run it again."
 
@@ -57,12 +58,15 @@ class LanceTable:
     """A table of embeddings of one tenant and one embedding fingerprint.
 
     With ``cut`` it is a branch of that table (decision 0015). Subclasses define the ``KIND`` of table, its ``TITLE`` in
-    errors, and the ``REPAIR`` that errors suggest.
+    errors, the ``COLUMNS`` that it must have, and the fixes that errors suggest: ``REPAIR`` for a damaged table,
+    ``REBUILD`` for one of another format.
     """
 
     KIND: ClassVar[str]
     TITLE: ClassVar[str]
     REPAIR: ClassVar[str]
+    COLUMNS: ClassVar[tuple[str, ...]] = ()
+    REBUILD: ClassVar[str] = "Index the sources into a new workspace: driftline index SOURCE --workspace NEW"
 
     def __init__(self, objects: ObjectStore, tenant: Entity, fingerprint: str, cut: str | None = None) -> None:
         self.fingerprint = fingerprint
@@ -74,14 +78,14 @@ class LanceTable:
         self._objects = objects
 
     def exists(self) -> bool:
-        """Whether any version of the table has been committed."""
+        """Return whether any version of the table has been committed."""
         return any(info.path.endswith(".manifest") for info in self._objects.list(f"{self.path}/_versions"))
 
     def open(self, version: int | None = None, *, cached: bool = False) -> LanceDataset:
         """Open the newest version, or ``version``.
 
         With ``cached``, indexes stay in memory for later searches of this process. Raises StorageError if the table
-        does not exist, CorruptFile if Lance cannot read it.
+        does not exist, CorruptFile if Lance cannot read it, UsageError if it has another format.
         """
         import lance
 
@@ -89,7 +93,9 @@ class LanceTable:
             allow_parallel_reads()
         try:
             session = _session() if cached else None
-            return with_retries(lambda: lance.dataset(self.uri, version, storage_options=self.options, session=session))
+            dataset = with_retries(
+                lambda: lance.dataset(self.uri, version, storage_options=self.options, session=session)
+            )
         except BaseException as error:
             if not is_lance_failure(error):
                 raise
@@ -99,6 +105,14 @@ class LanceTable:
             if is_network_failure(error):
                 raise StorageError(f"The table of {self.TITLE} cannot be read ({reason})", self.uri, AGAIN) from error
             raise CorruptFile(f"The table of {self.TITLE} cannot be read ({reason})", self.uri, self.REPAIR) from error
+        missing = set(self.COLUMNS).difference(dataset.schema.names)
+        if missing:
+            raise UsageError(
+                f"The table of {self.TITLE} has another format: it has no column {', '.join(sorted(missing))}",
+                self.uri,
+                self.REBUILD,
+            )
+        return dataset
 
     def _create(self, first: pa.Table) -> None:
         """Create the table with the rows of ``first``, unless it exists or another process creates it first."""
@@ -115,10 +129,10 @@ class LanceTable:
                 raise write_failed("Could not create a table", self.uri, error) from error
 
     def set_damage_aside(self, suffix: str) -> int:
-        """Make the table readable: drop its unreadable newest versions and fragments; returns their number.
+        """Make the table readable: drop its unreadable newest versions and fragments, and return their number.
 
-        A dropped version is renamed with ``suffix``, for people. The caller holds the tenant's maintenance lease, and
-        indexes what is now missing again. Raises StorageError.
+        A dropped version is renamed with ``suffix``, for later inspection. The caller holds the tenant's maintenance
+        lease, and indexes the missing documents again. Raises StorageError.
         """
         count = 0
         while not self._opens():
@@ -142,7 +156,7 @@ class LanceTable:
         return count + len(unreadable)
 
     def damaged_fragments(self) -> list[int]:
-        """The ids of the fragments that cannot be read whole, each of which may end the process that reads it."""
+        """Return the ids of the fragments that cannot be read completely; reading one may crash the process."""
         try:
             return survived(_unreadable, self)
         except ProcessDied:
@@ -164,7 +178,7 @@ class LanceTable:
         return True
 
     def tracked_files(self) -> frozenset[str]:
-        """The paths, relative to the table, of the files that any version refers to. Raises CorruptFile."""
+        """Return the paths, relative to the table, of the files that any version refers to. Raises CorruptFile."""
         files: set[str] = set()
         try:
             dataset = self.open()
@@ -180,7 +194,7 @@ class LanceTable:
         return frozenset(files)
 
     def index_files(self) -> frozenset[str]:
-        """The files of all indexes, published or not, relative to their folder. Raises StorageError."""
+        """Return the files of all indexes, published or not, relative to their folder. Raises StorageError."""
         folder = f"{self.path}/_indices"
         return frozenset(info.path.removeprefix(f"{folder}/") for info in self._objects.list(folder))
 
@@ -220,7 +234,7 @@ def _unreadable(table: LanceTable, fragment: int | None = None) -> list[int]:
 
 
 def allow_parallel_reads() -> None:
-    """Let Lance read a bucket with READS_AT_ONCE, unless the environment says otherwise."""
+    """Let Lance read a bucket with READS_AT_ONCE, unless the environment sets another number."""
     os.environ.setdefault("LANCE_IO_THREADS", str(READS_AT_ONCE))
 
 
@@ -232,14 +246,18 @@ def _session() -> Any:
 
 
 def quote(text: str) -> str:
-    """``text`` as a string literal of a Lance filter: data, never syntax. Raises UsageError for one that no row has."""
+    """Quote ``text`` as a string literal of a Lance filter, so that it is never syntax. Raises UsageError if no row can
+    have it.
+    """
     if not is_unicode(text):
-        raise UsageError("A name is not UTF-8, as no indexed name is", repr(text), "Check its spelling and encoding.")
+        raise UsageError(
+            "A name is not UTF-8, but all indexed names are", repr(text), "Check its spelling and encoding."
+        )
     return "'" + text.replace("'", "''") + "'"
 
 
 def is_one_of(column: str, values: Sequence[str]) -> str:
-    """The filter ``column IN (values)``."""
+    """Return the filter ``column IN (values)``."""
     return f"{column} IN ({', '.join(quote(value) for value in values)})" if values else "false"
 
 
@@ -251,9 +269,9 @@ def _addresses(dataset: LanceDataset, where: str) -> NDArray[np.uint64]:
     return with_indexes(dataset, "rows", read)
 
 
-@persistent
+@retried
 def without_rows(dataset: LanceDataset, filters: Sequence[str]) -> tuple[list[int], list[FragmentMetadata]]:
-    """``(ids of fragments that become empty, changed fragments)`` of ``dataset`` without the rows that match."""
+    """Return ``(ids of fragments that become empty, changed fragments)`` of ``dataset`` without the rows that match."""
     matches = [_addresses(dataset, where) for where in filters]
     addresses = np.unique(np.concatenate(matches))
     fragments = addresses >> np.uint64(_ADDRESS_BITS)
@@ -302,9 +320,9 @@ def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
 def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
     """Replace the compacted fragments by the results of all tasks, in one version.
 
-    Raises CommitConflict if a writer has changed one of the fragments since the plan, or the store failed in passing,
-    and StorageError if it failed otherwise. After either, plan and rewrite again: a commit that fails deletes the
-    rewritten fragments, so that repeating it would lose their rows.
+    Raises CommitConflict if a writer has changed one of the fragments since the plan, or if the store failed
+    temporarily, and StorageError if it failed otherwise. After either, plan and rewrite again: a failed commit deletes
+    the rewritten fragments, so repeating it would lose their rows.
     """
     from lance.optimize import Compaction
 
@@ -321,7 +339,7 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
 
 
 def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
-    """Delete versions older than ``older_than`` and the files that only they use; returns the number of versions.
+    """Delete versions older than ``older_than`` and the files that only they use and return the number of versions.
 
     Files of uncommitted transactions stay until they are a week old, because a worker may still write them. The caller
     has fenced every writer of the tenant. Raises StorageError.

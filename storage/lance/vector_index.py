@@ -14,32 +14,34 @@ if TYPE_CHECKING:
 
 VECTOR = "vector_idx"
 VECTOR_INDEX = "IVF_RQ"
-"""One bit per dimension: small, and fast to search completely. Candidates are then compared by their full vectors."""
+"""One bit per dimension makes the index small, and fast to search completely. Candidates are then compared by their
+full vectors."""
 VECTOR_BITS = 1
 VECTOR_METRIC: Literal["l2"] = "l2"
 """Lance returns the squared distance; half of it is 1 - cosine, because vectors have length 1. With "cosine", Lance
 would normalise every vector again, which takes as long as the rest of the build."""
 EXACT_SEARCH_ROWS = 20_000
-"""Maximum number of filtered vectors that are compared exactly, which is faster than a search of the whole index."""
+"""Maximum number of filtered vectors to compare exactly, which is faster than a search of the whole index."""
 REFINED_ROWS = 200
 """Minimum number of candidates from the approximate index that are compared exactly."""
 MIN_REFINE_FACTOR = 3
 
 
 def is_indexed(dataset: LanceDataset) -> bool:
-    """Whether the table has a vector index."""
+    """Return whether the table has a vector index."""
     return any(index.name == VECTOR for index in dataset.describe_indices())
 
 
 def is_indexable(dataset: LanceDataset) -> bool:
-    """Whether Lance can index the vectors: RaBitQ needs a multiple of 8 dimensions."""
+    """Return whether Lance can index the vectors: RaBitQ needs a multiple of 8 dimensions."""
     return int(dataset.schema.field("vector").type.list_size) % 8 == 0
 
 
 def vector_options(dim: int) -> dict[str, Any]:
-    """Options of Lance for an index, or a segment of one, of vectors of ``dim`` dimensions.
+    """Return Lance's options for an index, or a segment of one, of vectors of ``dim`` dimensions.
 
-    One partition: all would be probed anyway, and assigning vectors to partitions takes most of a build.
+    There is one partition: a search would probe all partitions anyway, and assigning vectors to them takes most of a
+    build.
     """
     return {
         "index_type": VECTOR_INDEX,
@@ -57,15 +59,15 @@ def create_vector_index(dataset: LanceDataset) -> None:
     dataset.create_index("vector", name=VECTOR, **vector_options(dim))
 
 
-def through_index(dataset: LanceDataset, top_k: int) -> dict[str, int]:
-    """Options of Lance for a search that probes the whole index, then compares candidates exactly."""
+def through_index(dataset: LanceDataset, limit: int) -> dict[str, int]:
+    """Return Lance's options for a search that probes the whole index, then compares candidates exactly."""
     # Lance caps the probes at the number of partitions.
-    return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // top_k)}
+    return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // limit)}
 
 
 @cache
 def _rotation(dim: int) -> str:
-    """The random rotation of RaBitQ as Lance's JSON, the same in every process: segments can be merged and compared."""
+    """Return the random rotation of RaBitQ as Lance's JSON; fixed, so that segments can be merged and compared."""
     import lance
 
     model = json.loads(lance.lance.indices.build_rq_model(dim, VECTOR_BITS))

@@ -31,10 +31,10 @@ class ProcessDied(CorruptFile):
 
 
 class OtherProcess:
-    """A process that runs up to ``threads`` functions at once; it ends with this one, however that ends.
+    """A process that runs up to ``threads`` functions in parallel, and that ends with this process in any case.
 
-    ``begin`` names a function, ``module:name``, that it calls first. Not ``multiprocessing``: that would import the
-    program of whoever calls, again.
+    It first calls the function ``begin``, ``module:name``. It does not use ``multiprocessing``, which would import the
+    caller's main program again.
     """
 
     def __init__(self, threads: int = 1, begin: str = "") -> None:
@@ -66,7 +66,9 @@ class OtherProcess:
         *args: _Parameters.args,
         **kwargs: _Parameters.kwargs,
     ) -> _Result:
-        """What ``function`` returns or raises there. Raises ProcessDied, and TimeoutError after ``seconds``."""
+        """Run ``function`` there, and return or raise its outcome. Raises ProcessDied, and TimeoutError after
+        ``seconds``.
+        """
         answer: Future[_Result] = Future()
         data = pickle.dumps((function, args, kwargs))
         with self._lock:
@@ -83,7 +85,7 @@ class OtherProcess:
         return answer.result(seconds)
 
     def end(self) -> None:
-        """End it at once, whatever it runs."""
+        """End the process at once, whatever it runs."""
         self._process.kill()
         self._process.wait()
 
@@ -107,7 +109,7 @@ class OtherProcess:
             lost, self._answers = list(self._answers.values()), {}
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
-                with suppress(OSError):  # what was not yet sent
+                with suppress(OSError):  # requests that were not sent yet
                     pipe.close()
         for answer in lost:
             answer.set_exception(_died())
@@ -116,7 +118,7 @@ class OtherProcess:
 def survived(
     function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
 ) -> _Result:
-    """What ``function`` returns or raises in another process, which stays for the next call.
+    """Run ``function`` in another process, which stays for the next call, and return or raise its outcome.
 
     Raises ProcessDied, a CorruptFile.
     """
@@ -138,7 +140,7 @@ class _Standing:
         self, function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
     ) -> _Result:
         with self._lock:
-            environment = dict(os.environ)  # holds credentials
+            environment = dict(os.environ)  # contains credentials
             if self._process is None or not self._process.is_alive or self._environment != environment:
                 try:
                     if self._process is not None:
@@ -158,9 +160,9 @@ def _died() -> ProcessDied:
 
 
 def serve(threads: int, begin: str) -> None:
-    """Run what standard input asks for, and answer on standard output, until there is no more."""
+    """Run the calls that arrive on standard input, and answer on standard output, until the input ends."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not be among the answers
+    os.dup2(2, 1)  # output that libraries print must not mix with the answers
     if begin:
         module, _, name = begin.partition(":")
         getattr(__import__(module, fromlist=[name]), name)()
@@ -176,11 +178,11 @@ def serve(threads: int, begin: str) -> None:
         try:
             pool.submit(answer, *_received(requests))
         except EOFError:
-            os._exit(0)  # nobody waits for what still runs
+            os._exit(0)  # nobody waits for calls that still run
 
 
 def _run(data: bytes) -> bytes:
-    """The pickled result or error of a pickled call."""
+    """Run a pickled call, and return its pickled result or error."""
     try:
         function, args, kwargs = pickle.loads(data)
         with without_panic():
@@ -194,7 +196,7 @@ def _pickled(error: Exception) -> bytes:
     try:
         data = pickle.dumps((None, error))
         pickle.loads(data)
-    except Exception:  # whatever a foreign exception does when it is copied
+    except Exception:  # a foreign exception may raise anything when it is copied
         return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
     return data
 

@@ -1,7 +1,7 @@
-"""Leases with fencing tokens: one holder at a time, and a token that rejects late commits.
+"""Acquire and renew leases with fencing tokens: one holder at a time, and a token that rejects late commits.
 
-A lease alone is not enough: a paused holder may resume after expiry. Every commit under a lease therefore checks the
-token (DESIGN, "Leases").
+A lease alone is not enough, because a paused holder may resume after expiry. Every commit under a lease therefore
+checks the token (DESIGN, "Leases").
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from driftline.storage.errors import (
     PreconditionFailed,
     StorageError,
     WorkspaceTooNew,
+    upgrade_command,
 )
 from driftline.storage.leases import liveness
 from driftline.storage.leases.liveness import ProcessIdentity
@@ -58,7 +59,7 @@ class _Owner(BaseModel):
 
 
 class _Record(BaseModel):
-    """The lease file. ``nonce`` distinguishes acquisitions whose other fields are equal."""
+    """The content of a lease file. ``nonce`` distinguishes acquisitions whose other fields are equal."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -83,7 +84,8 @@ class Lease:
     """A held lease. A background thread renews it until it is released or abandoned; leaving the context releases it.
 
     ``token`` is higher than the token of every earlier holder. ``taken_over`` is true if the previous holder did not
-    release the lease, so that its late commits must be fenced. A forked child neither renews nor releases the lease.
+    release the lease, so that its late commits must be fenced off. A forked child neither renews nor releases the
+    lease.
     """
 
     def __init__(self, objects: ObjectStore, path: str, record: _Record, version: str, *, taken_over: bool) -> None:
@@ -96,8 +98,8 @@ class Lease:
         self._version = version
         self._pid = os.getpid()
         self._ended = threading.Event()
-        liveness.need(+1)
-        # A copy of this context, so that the tally counts the thread's requests.
+        liveness.count_references(+1)
+        # The thread runs in a copy of this context, so that the tally counts its requests.
         renew = contextvars.copy_context().run
         self._thread = threading.Thread(
             target=renew, args=(self._renew_until_ended,), name=f"lease {path}", daemon=True
@@ -127,9 +129,9 @@ class Lease:
             return
         try:
             self._write("released")
-            liveness.need(-1)
+            liveness.count_references(-1)
         except LeaseLost:
-            liveness.need(-1)
+            liveness.count_references(-1)
             _log.warning("Another run took the lease over before its release: %s", self._where)
         except DriftlineError as error:
             _log.warning("The lease was not released and will expire: %s", error)
@@ -151,7 +153,7 @@ class Lease:
         return f"{self._objects.uri}/{self._path}"
 
     def _stop(self) -> bool:
-        """End the renewals; False if they have already ended or belong to another process."""
+        """Stop the renewals; return False if they have already stopped or belong to another process."""
         if self._ended.is_set() or os.getpid() != self._pid:
             return False
         self._ended.set()
@@ -175,7 +177,7 @@ class Lease:
                 self._version = self._objects.replace(self._path, record.to_bytes(), self._version)
                 self._record = record
                 return
-            except PreconditionFailed:  # an earlier write of our own may have succeeded without an acknowledgement
+            except PreconditionFailed:  # our own earlier write may have succeeded without an acknowledgement
                 current, self._version = _read(self._objects, self._path)
                 if not self._is_ours(current):
                     raise _lost(current, self._where) from None
@@ -201,12 +203,12 @@ def acquire(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Lease:
-    """Acquire the lease at ``path`` for this process, waiting up to ``wait_seconds`` for its holder.
+    """Acquire the lease at ``path`` for this process, and wait up to ``wait_seconds`` for its holder.
 
-    A lease is free if it was never taken or has been released, if its holder is provably dead (on this machine), or
-    if its file has not changed for the holder's TTL by ``clock``. Hence only a caller that waits takes over from a
-    dead holder on another host. Where the file is missing, ``known_token`` returns the highest token in use, so that a
-    lease whose file was deleted continues from there, as taken over. The new token is higher than ``at_least``.
+    A lease is free if it was never taken or has been released, if its holder is provably dead (on this machine), or if
+    its file has not changed for the holder's TTL by ``clock``. Hence only a caller that waits takes over from a dead
+    holder on another host. If the file is missing, ``known_token`` returns the highest token in use, so that the lease
+    continues from there, as taken over. The new token is higher than ``at_least``.
 
     Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError.
     """
@@ -245,7 +247,7 @@ def acquire(
 
 @contextmanager
 def fenced(lease: Lease) -> Iterator[None]:
-    """Abandon a lease that was taken over if the work under it fails: the next holder must fence the old one off."""
+    """Abandon a lease that was taken over if the work under it fails: the next holder must fence off the old one."""
     try:
         yield
     except BaseException:
@@ -258,13 +260,15 @@ def fenced(lease: Lease) -> Iterator[None]:
 class Sighting:
     """The state of a lease file: ``is_free`` if ``acquire`` would succeed without waiting, ``version`` of the file.
 
-    ``holder`` describes the holder in words. ``is_abandoned`` if the lease is free because its holder has died.
+    ``holder`` describes the holder in words. ``is_abandoned`` is true if the lease is free because its holder has died.
+    ``token`` is that of the last holder.
     """
 
     is_free: bool
     version: str
     holder: str
     is_abandoned: bool = False
+    token: int = 0
 
 
 def look(objects: ObjectStore, path: str) -> Sighting:
@@ -274,7 +278,9 @@ def look(objects: ObjectStore, path: str) -> Sighting:
     except ObjectNotFound:
         return Sighting(True, "", "")
     is_abandoned = current.state == "held" and current.is_provably_dead()
-    return Sighting(current.state == "released" or is_abandoned, version, _held(current, path).what, is_abandoned)
+    return Sighting(
+        current.state == "released" or is_abandoned, version, _held(current, path).what, is_abandoned, current.token
+    )
 
 
 def _new_record(run_id: str, token: int, ttl_seconds: float) -> _Record:
@@ -311,9 +317,7 @@ def _read(objects: ObjectStore, path: str) -> tuple[_Record, str]:
             "Delete it while no run is active; the next run continues from the index.",
         ) from error
     if record.format_version > FORMAT_VERSION:
-        raise WorkspaceTooNew(
-            "A newer version of Driftline wrote the lease", where, "Upgrade: pip install -U driftline"
-        )
+        raise WorkspaceTooNew("A newer version of Driftline wrote the lease", where, f"Upgrade: {upgrade_command()}")
     return record, version
 
 

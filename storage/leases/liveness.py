@@ -1,7 +1,8 @@
-"""Liveness of processes on one host: each process locks a randomly named file, and an unlocked file means it has ended.
+"""Detect whether processes on this host are alive: each locks a file with a random name, which is unlocked when it
+ends.
 
-Process ids are unreliable across containers, hosts that share a boot id, and a hidden ``/proc``; the kernel releases a
-lock with its last descriptor. Leases of dead processes on this host can thus be taken over at once.
+Process ids are unreliable across containers, with boot ids that hosts share, and with a hidden ``/proc``. The kernel
+releases a lock with its last descriptor, so leases of dead processes on this host can be taken over at once.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from functools import cache
 from pathlib import Path
 
 FORGOTTEN_AFTER_SECONDS = 7 * 86_400
-"""Files of processes that were killed are removed after this time; their leases then expire as those of other hosts."""
+"""Age at which the files of killed processes are removed; their leases then expire like those of other hosts."""
 _NAME = re.compile(r"(\d{1,10})-([0-9a-f]{16})")
 
 
 class Liveness(enum.Enum):
-    """What a life sign tells about its process."""
+    """The state of a process according to its liveness file."""
 
     UNKNOWN = "the file is not here"
     ALIVE = "a process holds the lock"
@@ -43,7 +44,7 @@ class _Own:
 
 
 class _Process:
-    """What this process gives; made anew in a forked child."""
+    """The liveness file of this process; a forked child gets a new one."""
 
     def __init__(self) -> None:
         self.own: _Own | None = None
@@ -53,20 +54,20 @@ class _Process:
 _process = _Process()
 
 
-def own_name() -> str:
-    """The name of the life sign of this process, which is given from the first call on; "" if that is not possible."""
+def own_file_name() -> str:
+    """Return the name of this process's liveness file, which the first call creates; "" if that is not possible."""
     return _mine().name
 
 
-def need(difference: int) -> None:
-    """Count what names the life sign of this process: if anything is left at the end, its file is left, too."""
+def count_references(difference: int) -> None:
+    """Count the leases that refer to the liveness file of this process; while any are left, the file stays at exit."""
     own = _mine()
     with _process.lock:
         own.needs += difference
 
 
 def read(name: str) -> Liveness:
-    """The life sign of the process that ``own_name`` called ``name``."""
+    """Return the state of the process whose ``own_file_name`` returned ``name``."""
     path = _path(name)
     if path is None or not _is_private(path.parent):
         return Liveness.UNKNOWN
@@ -118,7 +119,7 @@ def _path(name: str) -> Path | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether only the user in the name of ``folder`` can change what is in it."""
+    """Return whether only the effective user can change the content of ``folder``."""
     try:
         found = folder.lstat()
     except OSError:
@@ -136,7 +137,7 @@ def _forget_old(folder: Path) -> None:
 
 
 def _close_in_child() -> None:
-    """A forked child must not hold the lock of its parent, and gets a life sign of its own."""
+    """Release the parent's lock in a forked child, which gets a liveness file of its own."""
     own = _process.own
     if own is not None and own.descriptor >= 0:
         with contextlib.suppress(OSError):
@@ -165,8 +166,8 @@ _DEAD_STATES = ("Z", "X")
 class ProcessIdentity:
     """A process, unique across hosts and boots.
 
-    ``start_time`` is "" where the system does not report it, ``sign`` where the process gives no life sign, as earlier
-    versions did not. ``boot_id`` includes the namespace of ``pid``.
+    ``start_time`` is "" if the system does not report it, ``sign`` if the process could not lock a file of its own.
+    ``boot_id`` includes the namespace of ``pid``.
     """
 
     host: str
@@ -177,14 +178,14 @@ class ProcessIdentity:
 
     @classmethod
     def current(cls) -> ProcessIdentity:
-        """The identity of the calling process; in a forked child, that of the child."""
+        """Return the identity of the calling process; in a forked child, that of the child."""
         pid = os.getpid()
-        return cls(platform.node(), _boot_id(), pid, _start_time(pid) or "", own_name())
+        return cls(platform.node(), _boot_id(), pid, _start_time(pid) or "", own_file_name())
 
     def is_provably_dead(self) -> bool:
-        """True only if this host, in this boot, can prove it; False also means "unknown".
+        """Return True only if this host, in this boot, can prove it; False also means "unknown".
 
-        A process that gives a life sign is judged only where that is found, which shows that both are on one machine.
+        A process with a liveness file is judged only if the file is found, which shows that both are on one machine.
         """
         if self.boot_id.partition("/")[0] != _boot_id().partition("/")[0]:
             return False
@@ -195,15 +196,15 @@ class ProcessIdentity:
                 return False
             case Liveness.ENDED:
                 return not self._is_visible()
-            case Liveness.ALIVE:  # perhaps only what the process has left the descriptor to
+            case Liveness.ALIVE:  # perhaps only a child that inherited the descriptor
                 return self._has_left_its_pid()
 
     def _is_visible(self) -> bool:
-        """Whether the process itself is seen running."""
+        """Return whether the process is visibly running."""
         return self.boot_id == _boot_id() and self.start_time != "" and _start_time(self.pid) == self.start_time
 
     def _has_left_its_pid(self) -> bool:
-        """Whether the pid provably belongs to no process, or to another one; a process that is not visible may run."""
+        """Return whether the pid provably belongs to no process, or to another one; an invisible one may run."""
         if self.boot_id != _boot_id():
             return False
         found = _start_time(self.pid)
@@ -220,7 +221,7 @@ class ProcessIdentity:
 
 @cache
 def _boot_id() -> str:
-    """The boot id and the pid namespace: containers share a boot id but have process ids of their own."""
+    """Return the boot id and the pid namespace: containers share a boot id but have process ids of their own."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -228,7 +229,7 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Clock ticks since boot; "" for a process that is not visible, and None for one that is seen to have ended."""
+    """Return the start in clock ticks since boot; "" for a process that is not visible, None for one that has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

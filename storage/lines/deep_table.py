@@ -1,7 +1,7 @@
-"""The Lance table of definition embeddings by a transformer: one row per definition (decision 0016).
+"""Store definition embeddings of a transformer in a Lance table: one row per definition (decision 0016).
 
-The table is derived from the lines. A row counts only while its hash equals its document's, so the table may lag, or
-contain orphaned and duplicate rows; the next run repairs them.
+The table is derived from the lines. A row counts only while its hash equals the hash of its document, so the table may
+lag, or contain orphaned and duplicate rows; the next run repairs them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.objects.store import ObjectStore
 
 MIN_INDEXED_ROWS = 100_000
-"""Fewer vectors are compared one by one, in milliseconds."""
+"""Fewer vectors are compared one by one, which takes milliseconds."""
 PATHS_PER_LOOKUP = 2_000
 
 
 def schema(dim: int) -> pa.Schema:
-    """The columns of ``deep_embeddings``: a document, and a definition in it as in ``outline.Definition``, 0-based.
+    """Return the columns of ``deep_embeddings``: a document, and a definition in it as in ``outline.Definition``,
+    0-based.
 
-    ``vector`` is ``(dim,) float16``, and ``text_hash`` that of the text that it was made from. A document without
-    definitions has one row with ``line`` -1 and neither.
+    ``vector`` is ``(dim,) float16``, and ``text_hash`` is the hash of the embedded text. A document without definitions
+    has one row with ``line`` -1 and neither of the two.
     """
     return pa.schema(
         [
@@ -67,11 +68,14 @@ class DeepTable(LanceTable):
         self._create(schema(dim).empty_table())
 
     def write_fragments(self, rows: pa.Table) -> list[str]:
-        """Write rows of ``schema(dim)``, which readers do not see yet; returns the fragments as JSON."""
+        """Write rows of ``schema(dim)``, which readers do not see yet and return the fragments as JSON."""
         return [json.dumps(fragment.to_json()) for fragment in self.write(rows)]
 
     def documents(self, entity: Entity) -> pa.Table:
-        """``path`` and ``hash`` of the documents of a source that have rows, each pair once. Raises StorageError."""
+        """Return ``path`` and ``hash`` of the documents of a source that have rows, each pair once.
+
+        Raises StorageError.
+        """
         if not self.exists():
             return pa.table({"path": pa.array([], pa.string()), "hash": pa.array([], pa.string())})
         dataset, where = self.open(), f"entity = {quote(str(entity))}"
@@ -83,7 +87,7 @@ class DeepTable(LanceTable):
         return rows.group_by(["path", "hash"]).aggregate([]).select(["path", "hash"])
 
     def vectors(self, entity: Entity, paths: Sequence[str]) -> dict[str, NDArray[np.float16]]:
-        """The vectors of all definitions in documents of a source, by ``text_hash``. Raises StorageError."""
+        """Return the vectors of all definitions in documents of a source, by ``text_hash``. Raises StorageError."""
         found: dict[str, NDArray[np.float16]] = {}
         dataset = self.open()
         for start in range(0, len(paths), PATHS_PER_LOOKUP):
@@ -96,9 +100,10 @@ class DeepTable(LanceTable):
         return found
 
     def commit(self, entity: Entity, fragments: Sequence[str], stale: Sequence[tuple[str, str]] = ()) -> None:
-        """Add fragments and remove the rows of documents, ``(path, hash)``, in one version. Raises StorageError.
+        """Add fragments and remove the rows of ``stale`` documents, ``(path, hash)``, in one version. Raises
+        StorageError.
 
-        A commit whose outcome is unknown is repeated, so that rows may stand there twice.
+        A commit whose outcome is unknown is repeated, so rows may be duplicated.
         """
         import lance
 
@@ -119,7 +124,7 @@ class DeepTable(LanceTable):
         raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Try again.")
 
     def index(self) -> None:
-        """Create or extend the vector index, once it pays. Raises StorageError."""
+        """Create or extend the vector index once the table is large enough. Raises StorageError."""
         with writing("Could not build an index", self.uri):
             dataset = self.open()
             if is_indexed(dataset):
@@ -127,22 +132,22 @@ class DeepTable(LanceTable):
             elif dataset.count_rows() >= MIN_INDEXED_ROWS:
                 create_vector_index(dataset)
 
-    def nearest(self, query: NDArray[np.float32], top_k: int, where: str | None = None) -> pa.Table:
-        """FOUND_COLUMNS and ``distance`` (1 - cosine) of the definitions nearest to a unit vector, best first."""
+    def nearest(self, query: NDArray[np.float32], limit: int, where: str | None = None) -> pa.Table:
+        """Return FOUND_COLUMNS and ``distance`` (1 - cosine) of the definitions nearest to a unit vector, sorted."""
         dataset = self.open(cached=True)
         condition = f"({where}) AND line >= 0" if where else "line >= 0"
-        nearest: dict[str, Any] = {"column": "vector", "q": query.astype(np.float16), "k": top_k}
+        nearest: dict[str, Any] = {"column": "vector", "q": query.astype(np.float16), "k": limit}
         nearest["metric"] = VECTOR_METRIC
 
         def search(indexed: bool) -> pa.Table:
             by_index = indexed and is_indexed(dataset)
-            options = through_index(dataset, top_k) if by_index else {"use_index": False}
+            options = through_index(dataset, limit) if by_index else {"use_index": False}
             return dataset.scanner(
                 columns=[*FOUND_COLUMNS, "_distance"],
                 nearest={**nearest, **options},
                 filter=condition,
                 prefilter=True,
-                limit=top_k,
+                limit=limit,
                 use_scalar_index=indexed,
             ).to_table()
 
@@ -152,14 +157,14 @@ class DeepTable(LanceTable):
 
 
 def deep_tables(objects: ObjectStore, tenant: Entity) -> list[DeepTable]:
-    """The tables of a tenant, one for each transformer."""
+    """Return the tables of a tenant, one for each transformer."""
     names = objects.list_dirs(tables_directory(tenant))
     fingerprints = (table_fingerprint(name, DeepTable.KIND) for name in names)
     return [DeepTable(objects, tenant.tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
 
 
 def _filters(entity: Entity, documents: Sequence[tuple[str, str]]) -> list[str]:
-    """Conditions that together hold for the rows of ``documents``, ``(path, hash)``."""
+    """Return conditions that together select the rows of ``documents``, ``(path, hash)``."""
     found: list[str] = []
     for start in range(0, len(documents), PATHS_PER_LOOKUP):
         some = documents[start : start + PATHS_PER_LOOKUP]

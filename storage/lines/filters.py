@@ -1,4 +1,4 @@
-"""Line filters as expressions that Lance applies before a search (DESIGN, "Search")."""
+"""Translate line filters into expressions that Lance applies before a search (DESIGN, "Search")."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from driftline.storage.lance.table import is_one_of, quote
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """Conditions that a line must all satisfy; ``None`` adds no condition, an empty tuple matches nothing.
+    """Conditions that a line must satisfy; ``None`` adds no condition, an empty tuple matches nothing.
 
     Paths, directories and globs are relative to their source, or absolute on this machine; accents may be composed or
     decomposed. Directories and entities include everything below them. In a glob, ``*`` and ``?`` do not match a slash,
-    but ``**`` does, and ``{a,b}`` is either of them; a glob without a slash matches file names in any directory, and
-    one that ends in a slash all that such a directory holds. No line is of a source in ``not_of``. A line must satisfy
-    at least one filter of ``any_of``, each of ``all_of``, and none of ``none_of``.
+    but ``**`` does, and ``{a,b}`` matches either. A glob without a slash matches file names in any directory; one that
+    ends in a slash matches the content of such directories. ``not_of`` excludes lines of these sources. A line must
+    satisfy at least one filter of ``any_of``, every filter of ``all_of``, and none of ``none_of``.
     """
 
     entities: tuple[Entity, ...] | None = None
@@ -34,7 +34,7 @@ class LineFilter:
     none_of: tuple[LineFilter, ...] | None = None
 
     def to_sql(self) -> str | None:
-        """The filter as a Lance expression with every value quoted, or None for no filter. Raises UsageError."""
+        """Return the filter as a Lance expression with every value quoted, or None for no filter. Raises UsageError."""
         return " AND ".join(f"({part})" for part in self._parts()) or None
 
     def _parts(self) -> Iterator[str]:
@@ -62,7 +62,7 @@ class LineFilter:
 
 
 def normalise(path: str) -> str:
-    """The normal form of a relative path: ``a/b`` for ``a/b/`` and ``./a/b``, "" for the root. Raises UsageError."""
+    """Normalise a relative path: ``a/b`` for ``a/b/`` and ``./a/b``, "" for the root. Raises UsageError."""
     clean = posixpath.normpath(path.strip("/") or ".")
     if clean == ".." or clean.startswith("../"):
         raise UsageError("The path leads outside its source", path, "Give a path relative to the source.")
@@ -70,7 +70,7 @@ def normalise(path: str) -> str:
 
 
 def _glob(glob: str) -> str:
-    """A glob as a condition, with a separate condition for its literal prefix, which can use an index."""
+    """Return a glob as a condition, with a separate condition for its literal prefix, which can use an index."""
     fixed = fixed_prefix(normal_glob(glob))
     matches = f"regexp_like(path, {quote(glob_pattern(glob))})"
     return f"starts_with(path, {quote(fixed)}) AND {matches}" if "/" in fixed else matches

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from driftline.storage.errors import CommitConflict
-from driftline.storage.lance.errors import index_stats, is_conflict, persistent, write_failed, writing
+from driftline.storage.lance.errors import index_stats, is_conflict, retried, write_failed, writing
 from driftline.storage.lance.table import COMMIT_ATTEMPTS
 from driftline.storage.lance.vector_index import VECTOR, is_indexable, vector_options
 from driftline.storage.lines.table import TEXT_COLUMN, LineTable
@@ -31,8 +31,8 @@ TOKENIZER: dict[str, Any] = {
     "remove_stop_words": False,
     "max_token_length": None,
 }
-"""Identifiers are split into words, and words are stemmed. Stop words stay, because "is not" can be code; so do long
-words, because 40 bytes, the default limit, are 13 letters of Georgian."""
+"""Split identifiers into words, and stem words. Stop words stay, because "is not" can be code. Long words stay, too,
+because the default limit of 40 bytes is only 13 letters of Georgian."""
 
 IndexScope = Literal["all", "text", "none"]
 
@@ -48,7 +48,7 @@ class Coverage:
 
 
 def tokens(text: str, *, whole: bool = False) -> list[str]:
-    """The words of ``text`` in order, as in the full-text index; ``whole`` keeps endings and accents."""
+    """Return the words of ``text`` in order, as in the full-text index; ``whole`` keeps endings and accents."""
     import lance
 
     options = TOKENIZER | {"stem": False, "ascii_folding": False} if whole else TOKENIZER
@@ -56,7 +56,7 @@ def tokens(text: str, *, whole: bool = False) -> list[str]:
 
 
 def drop(table: LineTable, names: Sequence[str]) -> None:
-    """Drop indexes, which ``segments.maintain`` builds again. The caller holds the tenant's maintenance lease.
+    """Drop indexes, which ``maintain`` builds again. The caller holds the tenant's maintenance lease.
 
     Raises StorageError.
     """
@@ -66,7 +66,7 @@ def drop(table: LineTable, names: Sequence[str]) -> None:
 
 
 def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
-    """The indexes of ``dataset`` by name, without those that Lance cannot read."""
+    """Return the indexes of ``dataset`` by name, without those that Lance cannot read."""
     return {
         name: Coverage(
             str(stats["index_type"]),
@@ -80,19 +80,19 @@ def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
 
 
 SEGMENT_ROWS = 1 << 20
-"""Target rows of a segment: small enough that every worker has one to build, large enough that searches open few."""
+"""Target rows of a segment: small enough to give every worker one, large enough that searches open few."""
 SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
-"""A segment with fewer rows is merged with others in time; one with more stays as it is."""
+"""Segments with fewer rows are merged later; larger ones stay as they are."""
 MAX_SMALL_SEGMENTS = 8
-"""More small segments than these are merged, by building one segment of all their fragments."""
+"""Maximum number of small segments; more are merged, by building one segment of all their fragments."""
 MAX_UNINDEXED_ROWS = 20_000
-"""Up to this many unindexed rows, searches scan them, which is cheaper than another segment."""
+"""Searches scan up to this many unindexed rows, which is cheaper than another segment."""
 
 
 def groups_to_build(
     rows: Mapping[int, int], segments: Sequence[Set[int]], *, thorough: bool = False
 ) -> list[tuple[int, ...]]:
-    """The groups of fragments that need a segment each; a group holds every fragment of the segments it replaces.
+    """Return the groups of fragments that need a segment each; a group has every fragment of the segments it replaces.
 
     ``rows`` are the rows of each live fragment, ``segments`` the fragments that each segment covers. ``thorough``
     covers every row and merges small segments, because fragments of different segments cannot be compacted together.
@@ -109,7 +109,7 @@ def groups_to_build(
 
 
 def packed(rows: Mapping[int, int], fragments: Iterable[int]) -> list[tuple[int, ...]]:
-    """``fragments`` in groups of at most SEGMENT_ROWS or of one fragment; at most one group is small."""
+    """Group ``fragments`` into groups of at most SEGMENT_ROWS or of one fragment; at most one group is small."""
     groups: list[list[int]] = []
     open_group: list[int] = []
     size = 0
@@ -134,7 +134,7 @@ MIN_ROWS_FOR_VECTOR_INDEX = 256
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpec:
-    """A segment to build: of the index ``name``, over ``fragments`` of a version of the table. Picklable."""
+    """A segment to build: the index ``name`` over ``fragments`` of a version of the table. Picklable."""
 
     name: str
     version: int
@@ -153,7 +153,7 @@ class Segment:
 Build = Callable[[Iterable[SegmentSpec]], Iterable[Segment]]
 
 
-@persistent
+@retried
 def build_segment(table: LineTable, spec: SegmentSpec) -> Segment:
     """Build a segment under a unique name, on any worker. Raises StorageError."""
     column = COLUMNS[spec.name]
@@ -169,11 +169,11 @@ def build_segment(table: LineTable, spec: SegmentSpec) -> Segment:
         return Segment(spec.name, frozenset(spec.fragments), dataset.create_index_uncommitted(column, **options))
 
 
-@persistent
+@retried
 def plan_new_segments(table: LineTable, scope: IndexScope, planned: set[int]) -> list[SegmentSpec]:
-    """The segments of new fragments, once these are enough; adds the fragments to ``planned``.
+    """Plan segments for new fragments once there are enough of them, and add the fragments to ``planned``.
 
-    The rest is left to ``maintain``. Raises StorageError, CorruptFile.
+    ``maintain`` indexes the rest. Raises StorageError, CorruptFile.
     """
     dataset = table.open()
     rows = _rows(dataset)
@@ -186,7 +186,7 @@ def plan_new_segments(table: LineTable, scope: IndexScope, planned: set[int]) ->
     return [SegmentSpec(name, dataset.version, group) for group in ready for name in _names(dataset, scope)]
 
 
-@persistent
+@retried
 def maintain(
     table: LineTable,
     scope: IndexScope = "all",
@@ -195,11 +195,11 @@ def maintain(
     built: Sequence[Segment] = (),
     build: Build | None = None,
 ) -> list[str]:
-    """Create missing indexes and extend those that lag; returns the names of the changed indexes.
+    """Create missing indexes and extend lagging ones; return the names of the changed indexes.
 
-    Publishes the segments that are already ``built``, and builds what else is missing by ``build``, by default in this
-    process. ``scope="text"`` skips the vector index. ``thorough`` covers every row and merges small segments. The
-    caller holds the tenant's maintenance lease. Without indexes searches are slower, and words are neither split nor
+    Publishes the segments that are already ``built``, and builds all other missing ones with ``build``, by default in
+    this process. ``scope="text"`` skips the vector index. ``thorough`` covers every row and merges small segments. The
+    caller holds the tenant's maintenance lease. Without indexes, searches are slower, and words are neither split nor
     stemmed. Raises StorageError, CommitConflict.
     """
     if scope == "none" or not table.exists():
@@ -213,10 +213,10 @@ def maintain(
 
 
 def publish(table: LineTable, built: Sequence[Segment]) -> set[str]:
-    """Make segments visible, in one version for each index; returns the names of the changed indexes.
+    """Make segments visible, in one version for each index; return the names of the changed indexes.
 
-    They replace the segments whose fragments they cover. One whose fragments have changed since it was built is left
-    to cleanup, which may also have deleted it. Raises CommitConflict, StorageError.
+    They replace the segments whose fragments they cover. A segment whose fragments have changed since its build is left
+    to cleanup, or cleanup may already have deleted it. Raises CommitConflict, StorageError.
     """
     by_name: dict[str, list[Segment]] = {}
     present = table.index_files() if built else frozenset()
@@ -244,7 +244,7 @@ def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
 
 
 def _fitting(built: Sequence[Segment], published: Sequence[Set[int]], live: Set[int]) -> Sequence[Segment]:
-    """The segments that together replace whole published ones; others would leave rows without an index."""
+    """Return the segments that together replace whole published ones; any others would leave rows without an index."""
     covered = frozenset[int]().union(*(segment.fragments for segment in built))
     fitting = [
         segment for segment in built if all(other & live <= covered for other in published if other & segment.fragments)
@@ -255,8 +255,6 @@ def _fitting(built: Sequence[Segment], published: Sequence[Set[int]], live: Set[
 def _plan(table: LineTable, scope: IndexScope, *, thorough: bool) -> list[SegmentSpec]:
     dataset = table.open()
     rows, published = _rows(dataset), _segments(dataset)
-    if thorough and _is_partitioned(dataset):
-        del published[VECTOR]
     return [
         SegmentSpec(name, dataset.version, group)
         for name in _names(dataset, scope)
@@ -266,7 +264,7 @@ def _plan(table: LineTable, scope: IndexScope, *, thorough: bool) -> list[Segmen
 
 
 def _has_vectors_to_index(dataset: LanceDataset) -> bool:
-    """Whether an index pays; commit markers and lines without known words have no vector."""
+    """Return whether there are enough vectors for an index; commit markers and lines without known words have none."""
     rows = dataset.scanner(columns=["id"], filter="vector IS NOT NULL", limit=MIN_ROWS_FOR_VECTOR_INDEX).to_table()
     return len(rows) == MIN_ROWS_FOR_VECTOR_INDEX
 
@@ -277,25 +275,21 @@ def _names(dataset: LanceDataset, scope: IndexScope) -> list[str]:
 
 
 def _rows(dataset: LanceDataset) -> dict[int, int]:
-    """The rows of each fragment, with the deleted ones, which indexes hold as well."""
+    """Return the rows of each fragment, including deleted rows, which indexes contain as well."""
     return {fragment.fragment_id: fragment.physical_rows for fragment in dataset.get_fragments()}
 
 
 def _segments(dataset: LanceDataset) -> dict[str, list[set[int]]]:
-    """The fragments that each segment of each index covers."""
+    """Return the fragments that each segment of each index covers."""
     return {
         index.name: [set(segment.fragment_ids) for segment in index.segments] for index in dataset.describe_indices()
     }
 
 
-def _is_partitioned(dataset: LanceDataset) -> bool:
-    """Whether the vector index was built by an earlier version, with many partitions."""
-    stats = index_stats(dataset).get(VECTOR)
-    return stats is not None and any(part["num_partitions"] > 1 for part in stats["indices"])
-
-
 def _drop_unusable(table: LineTable, *, thorough: bool) -> set[str]:
-    """Drop the indexes whose files cannot be read, which are then built again, and one of too few vectors."""
+    """Drop indexes whose files cannot be read, and a vector index of too few vectors; ``maintain`` builds the former
+    again.
+    """
     dataset = table.open()
     stats = index_stats(dataset)
     unusable = {name for name, found in stats.items() if found is None}

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.errors import CorruptFile, StorageError
-from driftline.storage.lance.errors import is_lance_failure, is_network_failure, persistent, with_retries
+from driftline.storage.lance.errors import is_lance_failure, is_network_failure, retried, with_retries
 from driftline.storage.lance.table import AGAIN, quote
 from driftline.storage.lance.vector_index import VECTOR, VECTOR_METRIC
 from driftline.storage.lines.indexes import PARENT_DIRS, PATH, TEXT, coverage
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 COUNTS = pa.schema([("entity", pa.string()), ("path", pa.string()), ("hash", pa.string()), ("rows", pa.int64())])
 MERGE_ROWS = 1_000_000
-"""Partial counts to collect before they are merged."""
+"""Partial counts to collect before a merge."""
 IDS_AT_ONCE = 32_000_000
-"""Ids compared at once, 256 MB; more ids take several passes."""
+"""Ids to compare in one pass, 256 MB; more ids take several passes."""
 MAX_REPEATED = 10_000
-"""Maximum number of repeated ids that are looked up; with more, many documents are affected anyway."""
+"""Maximum number of repeated ids to look up; if there are more, many documents are affected anyway."""
 LOOKUP_IDS = 1_000
 SAMPLE_ROWS = 16
 UNREADABLE_INDEX = "its files cannot be read"
@@ -39,8 +39,9 @@ _INDEXED_WORD = re.compile(r"(?<![\w])[A-Za-z]{6,40}(?![\w])")
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """``counts`` has the schema COUNTS, sorted by entity and path; ``version`` is the counted version of the table.
+    """The counted lines of a table.
 
+    ``counts`` has the schema COUNTS, sorted by entity and path; ``version`` is the counted version of the table.
     ``repeated`` has the ``(entity, path)`` of documents with duplicate lines. ``markers`` counts the commit markers of
     each entity, by name.
     """
@@ -51,14 +52,14 @@ class Inventory:
     markers: dict[str, int]
 
     def of(self, entity: str) -> pa.Table:
-        """``path, hash, rows`` of one entity."""
+        """Return ``path, hash, rows`` of one entity."""
         return self.counts.filter(pc.equal(self.counts["entity"], entity)).drop_columns(["entity"])
 
 
 EMPTY = Inventory(0, COUNTS.empty_table(), frozenset(), {})
 
 
-@persistent
+@retried
 def take_inventory(table: LineTable) -> Inventory:
     """Count the newest version of ``table``. Memory grows with documents, not with lines.
 
@@ -101,7 +102,7 @@ def _sum(counts: pa.Table) -> pa.Table:
 
 
 def _repeated(dataset: LanceDataset) -> frozenset[tuple[str, str]]:
-    """The documents with duplicate lines. The id of a row is derived from document, line and column."""
+    """Return the documents with duplicate lines. The id of a row is derived from document, line and column."""
     passes = 1 + dataset.count_rows() // IDS_AT_ONCE
     repeated_ids = np.concatenate([_repeated_ids(dataset, number, passes) for number in range(passes)])[:MAX_REPEATED]
     documents: set[tuple[str, str]] = set()
@@ -131,12 +132,12 @@ def _repeated_ids(dataset: LanceDataset, number: int, passes: int) -> np.ndarray
 
 
 def index_names(table: LineTable) -> list[str]:
-    """The names of the indexes of ``table``, without reading them."""
+    """Return the names of the indexes of ``table``, without reading them."""
     return [index.name for index in table.open().describe_indices()]
 
 
 def check_indexes(table: LineTable, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """``(index, problem)`` for each index that reports a wrong number of rows or misses a sampled line.
+    """Yield ``(index, problem)`` for each index that reports a wrong number of rows or misses a sampled line.
 
     The sample has ``SAMPLE_ROWS`` lines, drawn with ``seed``; each is searched with and without the index.
     """
@@ -169,7 +170,7 @@ def _sample(dataset: LanceDataset, rows: int, seed: int) -> list[dict[str, Any]]
 
 
 def _finds(dataset: LanceDataset, index: str, line: dict[str, Any]) -> bool:
-    """Whether a search through ``index`` returns everything that a scan returns for the document of ``line``."""
+    """Return whether a search through ``index`` finds everything that a scan finds for the document of ``line``."""
     here = f"entity = {quote(line['entity'])} AND path = {quote(line['path'])}"
     if index == PATH:
         return dataset.count_rows(here) == _scanned(dataset, here)

@@ -1,6 +1,8 @@
-"""Search a table of lines, with filter pushdown (DESIGN, "Search").
+"""Search one version of a table of lines, with filter pushdown (DESIGN, "Search").
 
-On a bucket, index data is prefetched in a few large parallel reads instead of many small sequential ones.
+``LineQuery`` finds nearest vectors, blocks that match words, definitions by name, and passages. On a bucket,
+``read_ahead`` prefetches index data in a few large parallel reads instead of many small sequential ones. If an index is
+unusable, the table is scanned.
 """
 
 from __future__ import annotations
@@ -35,24 +37,24 @@ if TYPE_CHECKING:
     from lance import LanceDataset
 
 MAX_TEXT_BYTES = 64 * 2**20
-"""Beyond this size, the postings of the words of a query are less to read than the whole text index."""
+"""Above this size of the text index, only the postings of the words of a query are read."""
 
 _done: set[tuple[str, str]] = set()
-"""Segments of indexes that this process holds, by the URI of their table; they are immutable."""
+"""Index segments that this process has loaded, by the URI of their table; they are immutable."""
 _lock = threading.Lock()
 _MAX_DONE = 10_000
 
 
 def read_ahead(dataset: LanceDataset, names: Iterable[str], title: str) -> None:
-    """Bring the indexes ``names`` of ``dataset`` into the memory of its session, all at once.
+    """Load the indexes ``names`` of ``dataset`` into its session, in parallel.
 
-    An index that is damaged is left to the search, which does without it.
+    A damaged index is left to the search, which works without it.
     """
-    wanted = set(names)
+    requested = set(names)
     found = [
         (index.name, {(dataset.uri, str(segment.uuid)) for segment in index.segments})
         for index in dataset.describe_indices()
-        if index.name in wanted and (index.name != TEXT or (index.total_size_bytes or 0) <= MAX_TEXT_BYTES)
+        if index.name in requested and (index.name != TEXT or (index.total_size_bytes or 0) <= MAX_TEXT_BYTES)
     ]
     with _lock:
         missing = [(name, segments) for name, segments in found if not segments <= _done]
@@ -77,18 +79,16 @@ def read_ahead(dataset: LanceDataset, names: Iterable[str], title: str) -> None:
 __all__ = ["LineFilter", "LineQuery", "Passage", "Strategy", "matching_blocks", "nearest_lines"]
 
 EXACT_SEARCH_SHARE = 1 / 32
-"""Maximum share of all lines that are compared exactly, even if they are more than EXACT_SEARCH_ROWS."""
+"""Maximum share of all lines to compare exactly, even if these are more than EXACT_SEARCH_ROWS."""
 RESULT_COLUMNS = ("entity", "path", "line_number", "column_number", "text", "hash")
 PASSAGE_COLUMNS = ("entity", "path", "line_number", "column_number", "text")
 BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
-LATER_COLUMNS = {"column_number": 0, OUTLINE_COLUMN: None}
-"""What stands in columns that tables of earlier versions lack."""
 
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
-"""The sources of each version that this process has searched; versions are immutable."""
+"""The sources of each table version that this process has searched; versions are immutable."""
 _MAX_VERSIONS = 1_000
 _OUTLINES: LRUCache[tuple[str | int, ...], pa.Table] = LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
-"""The outlines of each version in which this process has looked for a name, about 6 bytes for each line."""
+"""The outlines of each version in which this process has looked up a name, about 6 bytes per line."""
 _OUTLINES_AT_ONCE = Lock()
 
 
@@ -129,7 +129,7 @@ class LineQuery:
     def open(self, *, words: bool = False, meaning: bool = False) -> None:
         """Open the table now rather than on first use.
 
-        Of a table in a bucket, it reads ahead what searches for ``words`` and by ``meaning`` need, side by side.
+        For a table in a bucket, read ahead what searches for ``words`` and by ``meaning`` need, in parallel.
         """
         dataset = self.dataset
         if self.table.is_local:
@@ -167,7 +167,7 @@ class LineQuery:
 
     @cached_property
     def _matching_rows(self) -> int:
-        """As ``matches``, but including commit markers, which are few and slow to exclude."""
+        """Like ``matches``, but including commit markers, which are few and slow to exclude."""
         return self._count(self.sql)
 
     @cached_property
@@ -185,7 +185,7 @@ class LineQuery:
 
     @cached_property
     def exact_version(self) -> tuple[str | int, ...]:
-        """A table that was deleted and created again may have the same URI and version, but not the same files."""
+        """Identify this version by its files: a deleted and recreated table may have the same URI and version."""
         files = [file.path for fragment in self.dataset.get_fragments()[:1] for file in fragment.data_files()]
         return (self.dataset.uri, self.dataset.version, *files)
 
@@ -197,7 +197,7 @@ class LineQuery:
 
     @cached_property
     def examined_blocks(self) -> list[int]:
-        """The numbers of blocks that searches have found before a filter that applies afterwards."""
+        """The number of blocks that each search found before the post-filter."""
         return []
 
     @cached_property
@@ -216,18 +216,18 @@ class LineQuery:
     def nearest(
         self,
         vector: NDArray[np.float32],
-        top_k: int,
+        limit: int,
         max_distance: float | None = None,
         columns: Sequence[str] = RESULT_COLUMNS,
     ) -> pa.Table:
-        """As ``nearest_lines``."""
-        if top_k < 0:
-            raise UsageError("top_k must not be negative", str(top_k))
+        """Search as ``nearest_lines`` does."""
+        if limit < 0:
+            raise UsageError("top_k must not be negative", str(limit))
         dim = self.dataset.schema.field("vector").type.list_size
         if vector.shape != (dim,):
             raise UsageError(f"The query vector must have {dim} dimensions, not {vector.shape}", self.table.uri)
         length = np.linalg.norm(vector)
-        if top_k == 0 or not length > 0:
+        if limit == 0 or not length > 0:
             distance = pa.field("distance", pa.float32())
             return pa.schema([*(self.dataset.schema.field(name) for name in columns), distance]).empty_table()
         nearest: dict[str, Any] = {
@@ -235,20 +235,20 @@ class LineQuery:
             "q": (vector / length).astype(np.float16),
             "metric": VECTOR_METRIC,
         }
-        fetch = top_k
+        fetch = limit
         while True:
             options = {"use_index": False} if self.index is None else through_index(self.dataset, fetch)
             hits = self._nearest(columns, {**nearest, **options, "k": fetch})
-            if not self.filters_afterwards or len(hits) >= top_k or fetch >= self.lines:
+            if not self.filters_afterwards or len(hits) >= limit or fetch >= self.lines:
                 break
             fetch = min(4 * fetch, self.lines)
         if max_distance is not None:
             hits = hits.filter(pc.less_equal(hits["distance"], max_distance))
         order = ("distance", "path", "line_number", *(name for name in ("column_number",) if name in columns))
-        return hits.sort_by([(name, "ascending") for name in order]).slice(0, top_k)
+        return hits.sort_by([(name, "ascending") for name in order]).slice(0, limit)
 
     def _nearest(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
-        """The nearest lines by the options ``nearest`` of Lance, unordered, with their ``distance``."""
+        """Return the nearest lines by the options ``nearest`` of Lance, unordered, with their ``distance``."""
         hits = self._read(
             [*columns, "_distance"],
             where=self.sql,
@@ -260,20 +260,12 @@ class LineQuery:
         return hits.set_column(len(columns), "distance", halved)
 
     def _read(self, columns: Sequence[str], *, where: str | None, **search: Any) -> pa.Table:
-        """The rows of a search. With one source its entity is known, which saves reading the slowest column.
-
-        Tables of earlier versions may lack LATER_COLUMNS.
-        """
+        """Return the rows of a search. With one source its entity is known, which saves reading the slowest column."""
         known = "entity" in columns and len(self._sources) == 1
-        lacking = [name for name in LATER_COLUMNS if name in columns and name not in self.dataset.schema.names]
-        left_out = {*(("entity",) if known else ()), *lacking}
-        read = [name for name in columns if name not in left_out and name != "_rowid"]
+        read = [name for name in columns if not (known and name == "entity") and name != "_rowid"]
         rows = self._scanned(read, filter=where, **search)
         if known:
             rows = rows.append_column("entity", pa.repeat(self._sources[0], len(rows)))
-        for name in lacking:
-            value = pa.scalar(LATER_COLUMNS[name], schema(1).field(name).type)
-            rows = rows.append_column(name, pa.repeat(value, len(rows)))
         return rows.select(columns)
 
     def _count(self, where: str | None) -> int:
@@ -287,7 +279,7 @@ class LineQuery:
         return with_indexes(self.dataset, self.table.TITLE, count)
 
     def _scanned(self, columns: Sequence[str], **search: Any) -> pa.Table:
-        """The rows of a search of Lance; without its indexes if one of them is unusable."""
+        """Run a search of Lance; without its indexes if one of them is unusable."""
 
         def scan(indexed: bool) -> pa.Table:
             if indexed:
@@ -301,7 +293,7 @@ class LineQuery:
         return with_indexes(self.dataset, self.table.TITLE, scan)
 
     def _scanned_words(self, columns: Sequence[str], *, full_text_query: Any, limit: int, **search: Any) -> pa.Table:
-        """A full-text search over a copy in memory, since Lance insists on the index that a table has."""
+        """Search the full text of a copy in memory, because Lance always uses the index that a table has."""
         import lance
 
         stored = [name for name in columns if name != "_score"]
@@ -311,7 +303,7 @@ class LineQuery:
         return copy.scanner(columns=list(columns), full_text_query=full_text_query, limit=limit).to_table()
 
     def blocks(self, words: str, limit: int) -> pa.Table:
-        """As ``matching_blocks``."""
+        """Search as ``matching_blocks`` does."""
         from lance.query import MatchQuery
 
         if limit == 0 or not words.strip():
@@ -326,19 +318,20 @@ class LineQuery:
         return rows.rename_columns([*BLOCK_COLUMNS, "bm25"])
 
     def defining(self, names: Sequence[str], limit: int) -> pa.Table:
-        """The blocks with the lines of at most ``limit`` definitions of each of ``names``, whatever their case.
+        """Return the blocks of at most ``limit`` definitions of each of ``names``, ignoring case.
 
-        They are as ``blocks`` gives them, unordered, with a ``bm25`` of 0. Outer definitions come before inner ones.
+        The result is like that of ``blocks``, but unordered and with a ``bm25`` of 0. Outer definitions precede inner
+        ones.
         """
-        rows = sorted({row for name in names for row in self._rows_defining(name, limit)})
+        rows = sorted({row for name in names for row in self._definition_rows(name, limit)})
         if not rows:
             return self.blocks("", 0)
         where = f"_rowid IN ({', '.join(map(str, rows))})" + (f" AND ({self.sql})" if self.sql else "")
         found = self._read(BLOCK_COLUMNS, where=where, with_row_id=True)
         return found.append_column("bm25", pa.array(np.zeros(len(found), np.float32)))
 
-    def _rows_defining(self, name: str, limit: int) -> list[int]:
-        """The row ids of the blocks of the best definitions of one name."""
+    def _definition_rows(self, name: str, limit: int) -> list[int]:
+        """Return the row ids of the blocks of the best definitions of one name."""
         parts = parts_of_name(name)
         found: list[tuple[bool, int, int]] = []
         for row, definition in self._named(name):
@@ -347,9 +340,9 @@ class LineQuery:
         return [row for *_, row in sorted(found)[:limit]]
 
     def _named(self, name: str) -> Iterator[tuple[int, Definition]]:
-        """Each definition of ``name``, whatever its case, with the row id of the block that holds its name."""
+        """Yield each definition of ``name``, whatever its case, with the row id of the block that holds its name."""
         parts = parts_of_name(name)
-        if not parts or OUTLINE_COLUMN not in self.dataset.schema.names:
+        if not parts:
             return
         outlines = self._outlines
         named = re.compile(rf"^(?!key\t)\w+\t(\d+)\t.*?(?<!\w){re.escape(parts[-1])}$", re.IGNORECASE | re.MULTILINE)
@@ -395,14 +388,14 @@ class LineQuery:
                     _OUTLINES[self.exact_version] = known
         return known
 
-    def passages(self, wanted: Sequence[Passage]) -> pa.Table:
-        """The lines of one or more passages in this table: ``PASSAGE_COLUMNS``, unordered."""
-        # One condition on all paths and one on all lines are ten times as fast as one for each passage.
-        lines = " OR ".join(sorted({f"line_number BETWEEN {each.first} AND {each.last}" for each in wanted}))
-        paths = is_one_of("path", sorted({each.path for each in wanted}))
+    def passages(self, requested: Sequence[Passage]) -> pa.Table:
+        """Return the lines of one or more passages in this table: ``PASSAGE_COLUMNS``, unordered."""
+        # One condition on all paths and one on all lines are ten times as fast as a condition for each passage.
+        lines = " OR ".join(sorted({f"line_number BETWEEN {each.first} AND {each.last}" for each in requested}))
+        paths = is_one_of("path", sorted({each.path for each in requested}))
         rows = self._read(PASSAGE_COLUMNS, where=f"{paths} AND ({lines})")
         of_document: dict[tuple[str, str], list[Passage]] = {}
-        for each in wanted:
+        for each in requested:
             of_document.setdefault((each.entity, each.path), []).append(each)
         places = zip(*(rows[name].to_pylist() for name in PASSAGE_COLUMNS[:3]), strict=True)
         held = [
@@ -411,45 +404,45 @@ class LineQuery:
         ]
         return rows.filter(pa.array(held, pa.bool_()))
 
-    def lines_at(self, wanted: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], tuple[str, str]]:
-        """``(text, hash)`` of the lines ``(entity, path, number)`` that are there and that the filter allows.
+    def lines_at(self, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], tuple[str, str]]:
+        """Return ``(text, hash)`` of the lines ``(entity, path, number)`` that exist and that the filter allows.
 
-        The text of a line of several rows is that of its first one.
+        If a line has several rows, its text is that of the first one.
         """
-        if not wanted:
+        if not requested:
             return {}
-        paths = is_one_of("path", sorted({path for _, path, _ in wanted}))
-        numbers = ", ".join(sorted({str(number) for _, _, number in wanted}))
+        paths = is_one_of("path", sorted({path for _, path, _ in requested}))
+        numbers = ", ".join(sorted({str(number) for _, _, number in requested}))
         columns = ["entity", "path", "line_number", "text", "hash"]
         where = f"{paths} AND line_number IN ({numbers})" + (f" AND ({self.sql})" if self.sql else "")
         rows = self._read([*columns, "column_number"], where=where)
         rows = rows.filter(pc.equal(rows["column_number"], 0))
         found = zip(*(rows[name].to_pylist() for name in columns), strict=True)
-        places = set(wanted)
+        places = set(requested)
         return {
             (entity, path, number): (text, content)
             for entity, path, number, text, content in found
             if (entity, path, number) in places
         }
 
-    def outlines(self, wanted: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
-        """The outlines of the blocks that hold lines ``(entity, path, number)``, those that are known."""
-        if not wanted or OUTLINE_COLUMN not in self.dataset.schema.names:
+    def outlines(self, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
+        """Return the known outlines of the blocks that contain the lines ``(entity, path, number)``."""
+        if not requested:
             return {}
-        # The index knows paths; to compare entities and lines in Lance, too, takes three times as long.
-        paths = sorted({path for _, path, _ in wanted})
+        # The index covers paths; comparing entities and lines in Lance, too, takes three times as long.
+        paths = sorted({path for _, path, _ in requested})
         columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
         rows = self._read(columns, where=is_one_of("path", paths))
         rows = rows.filter(pc.is_valid(rows[OUTLINE_COLUMN]))
         known: dict[tuple[str, str, int], str] = {}
         for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
             block = entity, path, number // LINES_PER_BLOCK
-            known[block] = max(known.get(block, ""), outline, key=len)  # where a line continues, it has fewer
-        places = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in wanted)
+            known[block] = max(known.get(block, ""), outline, key=len)  # a block that continues a line has fewer
+        places = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in requested)
         return {line: known[block] for line, block in places if block in known}
 
     def _blocks_afterwards(self, search: Any, limit: int) -> pa.Table:
-        """As ``blocks``, but the filter applies to what a search of all blocks has found, until enough are left."""
+        """Like ``blocks``, but filter the results of a search of all blocks, until enough are left."""
         matching = self._scanned([], filter=self.sql, with_row_id=True)["_rowid"]
         fetch = limit
         while True:
@@ -465,24 +458,25 @@ class LineQuery:
 def nearest_lines(
     table: LineTable,
     query: NDArray[np.float32],
-    top_k: int,
+    limit: int,
     where: LineFilter | None = None,
     max_distance: float | None = None,
     *,
     exact: bool = False,
     columns: Sequence[str] = RESULT_COLUMNS,
 ) -> pa.Table:
-    """The ``top_k`` lines nearest to ``query``, ``(dim,) float32``, best first, with a ``distance`` column (float32).
+    """Return the ``limit`` lines nearest to ``query``, ``(dim,) float32``, best first, with a ``distance`` column
+    (float32).
 
     ``distance`` is 1 - cosine; a zero vector has no neighbours. Ties are ordered by path, line and column. The search
     is exact if the filter leaves few lines, without an index, or with ``exact``; otherwise it probes all partitions of
     the index. Raises UsageError, StorageError, CorruptFile.
     """
-    return LineQuery(table, where, exact=exact).nearest(query, top_k, max_distance, columns)
+    return LineQuery(table, where, exact=exact).nearest(query, limit, max_distance, columns)
 
 
 def matching_blocks(table: LineTable, words: str, limit: int, where: LineFilter | None = None) -> pa.Table:
-    """The ``limit`` blocks that best match ``words`` by BM25, best first, with a column ``bm25`` (float32).
+    """Return the ``limit`` blocks that best match ``words`` by BM25, best first, with a column ``bm25`` (float32).
 
     ``line_number`` is the first line of the block that has a row.
     """

@@ -1,4 +1,4 @@
-"""The Lance table of line embeddings: one row per line (DESIGN, "Index run").
+"""Write and read the Lance table of line embeddings: one row per line (DESIGN, "Index run").
 
 Workers write fragments; one process commits. One version removes the old rows of replaced documents, adds fragments and
 rewrites the source's commit marker. Two commits of a source therefore conflict, and the marker shows whether an
@@ -8,7 +8,6 @@ unacknowledged commit succeeded. Markers have neither vector nor text, so no sea
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
     from driftline.storage.deltas.manifest import BatchId
 
-log = logging.getLogger(__name__)
-
 MARKER_LINE = -1
 """``line_number`` of a commit marker."""
 PATHS_PER_LOOKUP = 2_000
@@ -38,23 +35,23 @@ UNKNOWN_OUTCOMES = 3
 """Unknown outcomes tolerated per commit."""
 TEXT_COLUMN = "block"
 LINES_PER_BLOCK = 16
-"""Lines per block of the full-text index: fewer postings than per line, and words of neighbouring lines add up. Nor
-does a block have more rows."""
+"""Lines per block of the full-text index. Blocks need fewer postings than lines, and words of neighbouring lines add
+up. A block has at most as many rows."""
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
 _COMPRESSED = {"lance-encoding:compression": "zstd"}
 
 
 def schema(dim: int) -> pa.Schema:
-    """The columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``; ``parent_dirs`` end with a slash.
+    """Return the columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``; ``parent_dirs`` end with a slash.
 
-    A long line has several rows, each with the column at which it begins, ``column_number``.
+    A long line has several rows; ``column_number`` is the column at which a row begins.
 
     Only the first row of each block has ``block`` and ``outline``. ``block`` is the path; a tab and the name of the
-    definition that the block begins in, if any; SPELLED and words that the tokenizer of the index would not find
+    definition that the block begins in, if any; SPELLED and the words that the tokenizer of the index would miss
     (words.py), if any; a line feed; and the lines of the block from the first to the last line with a row, joined by
-    line feeds, and CONTINUED where a row continues a line (decision 0007). ``outline`` has the definitions in the block
-    (outline.py); it is null where nobody looked for them.
+    line feeds, and by CONTINUED if a row continues a line (decision 0007). ``outline`` has the definitions in the block
+    (outline.py); it is null if they were not determined.
 
     Some rows have a ``pack``: the text of their document from line ``pack_line`` to the next pack, exactly as it was
     decoded, with ``grams``, the filter of its trigrams (exact.py).
@@ -89,7 +86,7 @@ class CommitMarker:
     batch: int = 0
 
     def holds(self, batch: BatchId) -> bool:
-        """Whether ``batch`` is committed; a run commits its batches in order."""
+        """Return whether ``batch`` is committed; a run commits its batches in order."""
         return self.run_id == batch.run_id and self.batch >= batch.batch
 
 
@@ -97,6 +94,7 @@ class LineTable(LanceTable):
     """``line_embeddings`` of one tenant and one embedding fingerprint."""
 
     KIND = "line"
+    COLUMNS = tuple(schema(1).names)
     TITLE = "lines"
     REPAIR = "Restore it, or index the sources again."
 
@@ -108,45 +106,28 @@ class LineTable(LanceTable):
     # -- writing -----------------------------------------------------------------------------
 
     def write_fragments(self, rows: pa.Table) -> list[str]:
-        """Write rows of ``schema(dim)`` as ``write`` does; returns the fragments as JSON, for ``commit``.
+        """Write rows of ``schema(dim)`` and return the fragments as JSON, for ``commit``.
 
-        A table of Driftline 0.1 without outlines gets their column first.
+        Raises StorageError, and UsageError if the table has another format.
         """
         try:
             fragments = self.write(rows)
         except StorageError:
-            if not self._add_outlines():
-                raise
-            fragments = self.write(rows)
+            if self.exists():
+                self.open()  # names the format if that is the reason
+            raise
         return [json.dumps(fragment.to_json()) for fragment in fragments]
 
-    def _add_outlines(self) -> bool:
-        """Add the column of outlines, null in all rows, unless the table has it; returns whether it had not.
-
-        It adds no file to any fragment, and another worker may do it meanwhile.
-        """
-        if not self.exists() or OUTLINE_COLUMN in self.open().schema.names:
-            return False
-        for _ in range(COMMIT_ATTEMPTS):
-            dataset = self.open()
-            if OUTLINE_COLUMN in dataset.schema.names:
-                break
-            try:
-                dataset.add_columns(pa.field(OUTLINE_COLUMN, pa.string(), metadata=_COMPRESSED))
-            except (OSError, ValueError) as error:  # another worker's column, or a commit that came first
-                log.debug("%s: outlines: %s", self.uri, error)
-        return True
-
     def commit_marker(self, entity: Entity) -> CommitMarker:
-        """The commit marker of ``entity``, with token 0 if it has none."""
+        """Return the commit marker of ``entity``, with token 0 if it has none."""
         return self.marker_in(self.open(), entity)
 
     def marker_in(self, dataset: LanceDataset, entity: Entity) -> CommitMarker:
-        """As ``commit_marker``, in a version of the table."""
+        """Like ``commit_marker``, in a version of the table."""
         return _newest(self._markers(entity, dataset))
 
     def fence(self, entity: Entity, token: int) -> CommitMarker:
-        """Write ``token`` into the commit marker, which fences a stale holder's commits; returns the old marker.
+        """Write ``token`` into the commit marker, which fences a stale holder's commits and return the old marker.
 
         Raises LeaseLost, CommitConflict, StorageError.
         """
@@ -165,7 +146,7 @@ class LineTable(LanceTable):
     def _commit(
         self, entity: Entity, token: int, batch: BatchId | None, replaced: Sequence[str], fragments: Sequence[str]
     ) -> CommitMarker:
-        """Replace every existing commit marker by a new one in the transaction; returns the old marker.
+        """Replace every existing commit marker by a new one in the transaction, and return the old marker.
 
         Two transactions conflict only if they remove the same row. A source without a marker therefore first gets one
         with the token alone. If two holders write one concurrently, the later commit sees both markers.
@@ -188,7 +169,7 @@ class LineTable(LanceTable):
                 )
             marker = CommitMarker(token, batch.run_id, batch.batch) if batch else replace(before, token=token)
             if marker in markers if batch else markers == [marker]:
-                return before  # an earlier attempt succeeded, and its acknowledgement was lost
+                return before  # an earlier attempt succeeded, but its acknowledgement was lost
             if not markers:
                 marker = CommitMarker(token)
             if marker not in written:
@@ -219,23 +200,23 @@ class LineTable(LanceTable):
     # -- reading -----------------------------------------------------------------------------
 
     def count(self, where: str | None = None) -> int:
-        """The number of lines, or of lines that match the filter ``where``."""
+        """Return the number of lines, or of lines that match the filter ``where``."""
         return int(self.open().count_rows(lines_only(where)))
 
     def paths(self, entity: Entity) -> set[str]:
-        """The paths of the documents of a source that have lines; reads the path of every line."""
+        """Return the paths of the documents of a source that have lines; reads the path of every line."""
         batches = self.rows(["path"], f"entity = {quote(str(entity))}")
         return {path for batch in batches for path in pc.unique(batch.column("path")).to_pylist()}
 
     def of_documents(self, entity: Entity, paths: Sequence[str]) -> pa.Table:
-        """All columns of the lines of documents, unordered. Raises StorageError, CorruptFile."""
+        """Return all columns of the lines of documents, unordered. Raises StorageError, CorruptFile."""
         dataset = self.open()
         filters = _path_filters(entity, paths)
         found = [with_indexes(dataset, self.TITLE, partial(_read, dataset, where)) for where in filters]
         return pa.concat_tables([dataset.schema.empty_table(), *found])
 
     def rows(self, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
-        """The lines in batches, unordered."""
+        """Yield the lines in batches, unordered."""
         yield from self.open().to_batches(columns=list(columns), filter=lines_only(where))
 
 
@@ -256,7 +237,7 @@ def _marker_row(columns: pa.Schema, entity: Entity, entry: CommitMarker) -> pa.T
 
 
 def _newest(markers: Sequence[CommitMarker]) -> CommitMarker:
-    """The marker with the highest token and the last batch; of concurrent first markers, none names a batch."""
+    """Return the marker with the highest token and the last batch; concurrent first markers name no batch."""
     last = max((marker for marker in markers if marker.run_id), key=lambda marker: marker.token, default=None)
     return replace(last or CommitMarker(0), token=max((marker.token for marker in markers), default=0))
 
@@ -264,7 +245,7 @@ def _newest(markers: Sequence[CommitMarker]) -> CommitMarker:
 def _update(
     dataset: LanceDataset, removals: Sequence[str], additions: Sequence[FragmentMetadata]
 ) -> LanceOperation.Update:
-    """The operation that removes the rows of ``dataset`` that match any of ``removals`` and adds fragments."""
+    """Return the operation that removes the rows of ``dataset`` that match any of ``removals`` and adds fragments."""
     import lance
 
     removed, updated = without_rows(dataset, removals) if removals else ([], [])
@@ -279,7 +260,7 @@ def lines_only(where: str | None) -> str:
 
 
 def no_lines(where: str | None) -> str:
-    """A filter for the commit markers that match ``where``, which the index of paths can answer."""
+    """Return a filter for the commit markers that match ``where``, which the index of paths can answer."""
     return f"path = '' AND ({where})" if where else "path = ''"
 
 

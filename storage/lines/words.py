@@ -1,7 +1,8 @@
-"""Words for full-text search: identifiers split, lower case, stemmed (``indexes.TOKENIZER``).
+"""Turn text into the words of full-text search: identifiers split, in lower case and stemmed (``indexes.TOKENIZER``).
 
-Scripts without spaces between words, and Korean, are indexed as character pairs. The index's tokenizer cannot do this
-or normalize marks and variant forms, so a block stores such words beside its text (``spelled_for_index``).
+Scripts without spaces between words, and Korean, are indexed as pairs of characters. The tokenizer of the index does
+neither that nor the folding of marks and variant forms, so a block stores such words after its text
+(``spelled_for_index``), and a query spells its words as the index has them (``as_indexed``).
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
+from typing import Literal
 
 from driftline.storage.lines.indexes import tokens
 
 NAME_PART = re.compile(r"[^\W_]+")
-"""The tokenizer leaves the underscores of _cache and __init__ where they are."""
+"""The tokenizer keeps the underscores of _cache and __init__."""
 _NAME = re.compile(r"[^\W\d][\w$]*(?:(?:::|->|[.\\#/])[\w$]+)*")
 _SPELT_AS_NAME = re.compile(r"(?=\w*(?:[a-z0-9][A-Z]|[^\W_]_[^\W_])|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern)
 WORDS_OF_A_NAME = 2
@@ -58,9 +60,18 @@ voor waar wat wordt ze zijn
 }
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _FILLERS.items()}
 STOP_WORDS = _STOP_WORDS["en"]
-"""Words of a question that say nothing about its answer."""
+"""Words of a question that do not help to find its answer."""
+Asked = Literal["phrase", "question", "sentence"]
+"""What a query is: names and keywords, a question, or a sentence that describes something."""
+_WORDS_OF_SENTENCES = """
+a an the this that these those its any each das dem den der ein eine einem einen einer
+"""
+_WORDS_OF_QUESTIONS = """
+how what when where which who why wann warum was welche wer weshalb wie wo
+"""
+_ARTICLES, _QUESTION_WORDS = frozenset(_WORDS_OF_SENTENCES.split()), frozenset(_WORDS_OF_QUESTIONS.split())
 _MIN_FILLERS = 2
-"""So many fillers tell the language of a question that is not English."""
+"""Number of stop words of a language other than English that identify the language of a question."""
 
 _PAIRED = (
     "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -81,53 +92,54 @@ _FORMS = re.compile("[\\uff00-\\uffef]+")
 _MARKS = re.compile(
     "(?<![\u0438\u0418])[\\u0300-\\u036f\\u0591-\\u05bd\\u05bf\\u05c1\\u05c2\\u05c4\\u05c5\\u0640\\u064b-\\u0652\\u0670]+"
 )
-"""Accents, and the vowel points of Hebrew and Arabic; but the Cyrillic letter of a short i is none."""
+"""Accents, and the vowel points of Hebrew and Arabic, but not the breve of the Cyrillic short i."""
 _BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0x3099, 0x309B), range(0xA800, 0xAC00))
 
 
 def terms(text: str) -> list[str]:
-    """The terms of ``text`` in their order: ``parse_HTTPRequests`` gives pars, http, request."""
+    """Return the terms of ``text`` in order: ``parse_HTTPRequests`` gives pars, http, request."""
     return [term for part in name_parts(text) for term in terms_of(part)]
 
 
 def name_parts(text: str) -> list[str]:
-    """The runs of letters, digits and the marks on them in ``text``."""
+    """Return the runs of letters, digits and their marks in ``text``."""
     return (NAME_PART if text.isascii() else _marked_part()).findall(text)
 
 
 @lru_cache(_PARTS_KEPT)
 def terms_of(part: str) -> tuple[str, ...]:
-    """The terms of one of ``name_parts``; of paired characters, each alone and each with the next."""
+    """Return the terms of one of ``name_parts``; for paired characters, each character and each pair."""
     if part.isascii() or _PLAIN.fullmatch(part):
         return tuple(tokens(part))
     return tuple(term for word in _words_of(part) for term in ((word,) if _IS_PAIRED.match(word) else tokens(word)))
 
 
 def terms_asked(words: Sequence[str]) -> list[str]:
-    """The distinct terms of ``telling_words``, sorted."""
+    """Return the distinct terms of ``telling_words``, sorted."""
     paired = {word for word in words if _IS_PAIRED.match(word)}
     return sorted(paired.union(terms(" ".join(word for word in words if word not in paired))))
 
 
 def telling_words(query: str) -> list[str]:
-    """The distinct words of ``query``, identifiers split, without STOP_WORDS unless it has no others.
+    """Return the distinct words of ``query``, identifiers split, without STOP_WORDS unless there are no others.
 
-    Paired characters give the pairs, and one by itself that has no neighbour.
+    Paired characters give pairs; a single character without neighbours is a word.
     """
     if query.isascii():
         words = list(dict.fromkeys(tokens(" ".join(NAME_PART.findall(query)), whole=True)))
     else:
-        words = list(dict.fromkeys(word for part in name_parts(query) for word in _asked(part)))
+        words = list(dict.fromkeys(word for part in name_parts(query) for word in _query_words(part)))
     fillers = _fillers(words)
     telling = [word for word in words if word not in fillers] or words
-    # What Japanese writes in Hiragana are mostly endings and particles.
+    # Hiragana in Japanese text is mostly endings and particles.
     return [word for word in telling if not _HIRAGANA.fullmatch(word)] or telling
 
 
 def names_in(query: str) -> list[str]:
-    """What the query may name a definition by: all of it if it is one word, or those of its words that are spelt so.
+    """Return the names of definitions in ``query``: its only word, or the words that are spelled like a name.
 
-    ``getUser``, ``get_user``, ``Session.get``, ``net::Session`` and ``get_user()`` are; ``user`` only is alone.
+    ``getUser``, ``get_user``, ``Session.get``, ``net::Session`` and ``get_user()`` are names; ``user`` is one only if
+    it is alone.
     """
     words = [word.strip("`'\"()[]{},;:?.!") for word in query.split()]
     if len(words) == 1:
@@ -135,10 +147,25 @@ def names_in(query: str) -> list[str]:
     return [word for word in dict.fromkeys(words) if _SPELT_AS_NAME.fullmatch(word)]
 
 
-def as_indexed(words: Sequence[str]) -> str:
-    """A query for the full-text index, which holds ``_cache`` and ``__init__`` with their underscores.
+def asked_as(query: str) -> Asked:
+    """What ``query`` is.
 
-    Those are looked for where the query may be a name: among many words, rare spellings would outweigh the others.
+    Keywords name a subject, and so do questions; a sentence with an article, as in a doc comment, describes one place.
+
+    >>> asked_as("retry backoff"), asked_as("how is the cache flushed"), asked_as("Return the path of a lease")
+    ('phrase', 'question', 'sentence')
+    """
+    words = re.findall(r"\w+", query.lower())
+    if query.rstrip().endswith(("?", "\uff1f")) or (len(words) > 1 and words[0] in _QUESTION_WORDS):
+        return "question"
+    return "phrase" if _ARTICLES.isdisjoint(words) else "sentence"
+
+
+def as_indexed(words: Sequence[str]) -> str:
+    """Return a query for the full-text index, which keeps the underscores of ``_cache`` and ``__init__``.
+
+    Such spellings are added only if the query may be a name: among many words, rare spellings would outweigh the
+    others.
     """
     if len(words) > WORDS_OF_A_NAME:
         return " ".join(words)
@@ -146,7 +173,7 @@ def as_indexed(words: Sequence[str]) -> str:
 
 
 def spelled_for_index(text: str) -> list[str]:
-    """The words of ``text`` that the tokenizer of the index would not find as they stand."""
+    """Return the words of ``text`` that the tokenizer of the index would not find in their original form."""
     if text.isascii():
         return []
     return [word for part in name_parts(text) if not part.isascii() for word in _spelled(part)]
@@ -161,9 +188,9 @@ def _spelled(part: str) -> tuple[str, ...]:
 
 
 def _words_of(part: str, *, alone: bool = True) -> Iterator[str]:
-    """The words of one of ``name_parts``, folded: scripts apart, and the pairs of paired characters.
+    """Yield the words of one of ``name_parts``, folded: scripts apart, and paired characters as pairs.
 
-    Those also stand ``alone``, if only where they have no neighbour.
+    With ``alone``, single paired characters are yielded, too; without it, only if they have no neighbour.
     """
     for run in _RUN.findall(_folded(part)):
         if not _IS_PAIRED.match(run):
@@ -175,8 +202,8 @@ def _words_of(part: str, *, alone: bool = True) -> Iterator[str]:
         yield from map("".join, pairwise(letters))
 
 
-def _asked(part: str) -> Iterator[str]:
-    """The words of one part of a query."""
+def _query_words(part: str) -> Iterator[str]:
+    """Yield the words of one part of a query."""
     if part.isascii() or _PLAIN.fullmatch(part):
         yield from tokens(part, whole=True)
         return
@@ -188,20 +215,20 @@ def _asked(part: str) -> Iterator[str]:
 
 
 def _folded(text: str) -> str:
-    """``text`` with ordinary forms of characters for wide and narrow ones, and without accents."""
+    """Fold wide and narrow characters in ``text`` to ordinary ones, and remove accents."""
     text = _FORMS.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
     return unicodedata.normalize("NFC", _MARKS.sub("", unicodedata.normalize("NFD", text)))
 
 
 def _fillers(words: Sequence[str]) -> frozenset[str]:
-    """The stop words of the language that ``words`` are most likely of."""
+    """Return the stop words of the most likely language of ``words``."""
     found = {language: len(fillers.intersection(words)) for language, fillers in _STOP_WORDS.items()}
-    best = max(found, key=found.__getitem__)  # the first of equals, so that English comes first
+    best = max(found, key=found.__getitem__)  # the first of equals, so that English is preferred
     return _STOP_WORDS[best] if found[best] >= _MIN_FILLERS else STOP_WORDS
 
 
 @cache
 def _marked_part() -> re.Pattern[str]:
-    """As NAME_PART, with the marks that stand on letters, which ``\\w`` leaves out."""
+    r"""Like NAME_PART, with the marks on letters, which ``\w`` excludes."""
     marks = (chr(code) for block in _BLOCKS_WITH_MARKS for code in block if unicodedata.category(chr(code))[0] == "M")
     return re.compile(rf"[^\W_](?:[^\W_]|[{''.join(marks)}])*")

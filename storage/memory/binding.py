@@ -1,4 +1,4 @@
-"""Bind a workspace to its memory catalog by recording the catalog's id (DESIGN, "Memory"). Looking creates nothing.
+"""Bind a workspace to its memory catalog by recording the catalog's id (DESIGN, "Memory"). Lookups create nothing.
 
 Without the record, opening a store without its database URL would create a second, empty catalog, and a cleanup that
 trusts that catalog would delete every blob.
@@ -37,7 +37,7 @@ _OF_MEMORY = (Kind.BASE, Kind.DELTA, Kind.BLOB)
 
 
 def holds_memory(workspace: Workspace) -> bool:
-    """Whether a memory store has flushed something into this workspace, or has its catalog in it.
+    """Return whether a memory store has flushed to this workspace, or has its catalog in it.
 
     Every entry is in the index of its tenant, where documents have none. Raises StorageError.
     """
@@ -46,17 +46,17 @@ def holds_memory(workspace: Workspace) -> bool:
 
 
 def remembers(workspace: Workspace) -> bool:
-    """Whether a memory store has flushed something into this workspace. Raises StorageError."""
+    """Return whether a memory store has flushed to this workspace. Raises StorageError."""
     return any(_remembers(workspace, tenant) for tenant in workspace.tenants())
 
 
 def has_embedded_catalog(workspace: Workspace) -> bool:
-    """Whether the catalog is a file of the workspace, as it is unless another was configured."""
+    """Return whether the catalog is a file of the workspace, which is the default."""
     return workspace.objects.is_local and workspace.objects.head(CATALOG) is not None
 
 
 def find_catalog(workspace: Workspace, configured: str | None) -> str | None:
-    """The URL of the workspace's own catalog: the ``configured`` one, else the file in it; None if neither is it.
+    """Return the URL of the workspace's own catalog: the ``configured`` one, else the file in it, or None.
 
     Raises UsageError for a URL of another kind of database, CatalogError, CatalogConnectionError.
     """
@@ -65,7 +65,10 @@ def find_catalog(workspace: Workspace, configured: str | None) -> str | None:
 
 
 def belongs(workspace: Workspace, url: str) -> bool:
-    """Whether the database at ``url`` holds the catalog of this workspace. Raises as ``find_catalog``."""
+    """Return whether the database at ``url`` holds the catalog of this workspace.
+
+    Raises the errors of ``find_catalog``.
+    """
     catalog = Catalog(url)
     try:
         return catalog.belongs_to() == workspace.config.workspace_id
@@ -82,7 +85,7 @@ def _remembers(workspace: Workspace, tenant: Entity) -> bool:
 
 WAYS_BACK = (
     "Set DATABASE_URL (or LTM_CONFIG) to its catalog. If that is lost: driftline memory restore. "
-    "If another one shall take its place: driftline memory adopt."
+    "To replace it by this one: driftline memory adopt."
 )
 
 
@@ -90,7 +93,6 @@ class CatalogRecord(BaseModel):
     """``_catalog.json``: the catalog of the memory in a workspace.
 
     ``where`` is ``_catalog.sqlite``, or a URL without secrets. While ``restoring``, the catalog is incomplete.
-    ``workspace_id`` is None in records of earlier versions.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -99,16 +101,16 @@ class CatalogRecord(BaseModel):
     catalog_id: str
     where: str
     restoring: bool = False
-    workspace_id: str | None = None
+    workspace_id: str
 
 
 def recorded(workspace: Workspace) -> CatalogRecord | None:
-    """The record of the workspace's catalog; None before there is memory. Raises CorruptFile, WorkspaceTooNew."""
+    """Return the record of the workspace's catalog; None without memory. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(workspace.objects, CATALOG_RECORD, CatalogRecord)
 
 
 def catalog_url(workspace: Workspace, configured: str | None) -> str:
-    """The ``configured`` URL, else that of the file in the workspace, which must be local then. Raises UsageError."""
+    """Return the ``configured`` URL, else that of the file in a local workspace. Raises UsageError for a bucket."""
     if configured is not None:
         return configured
     if not workspace.objects.is_local:
@@ -123,8 +125,9 @@ def catalog_url(workspace: Workspace, configured: str | None) -> str:
 def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: int = DEFAULT_POOL_SIZE) -> Catalog:
     """Open the workspace's own catalog, and create it if the workspace holds no memory yet.
 
-    Raises CatalogMissing if the catalog is lost or another one is configured that is empty, CatalogMismatch if it is
-    another workspace's or another one than was recorded, CatalogError, UsageError, CorruptFile, StorageError.
+    Raises CatalogMissing if the catalog is lost, or if an empty one is configured instead of it; CatalogMismatch if the
+    catalog belongs to another workspace or is not the recorded one; CatalogError, UsageError, CorruptFile,
+    StorageError.
     """
     record = recorded(workspace)
     catalog = Catalog(catalog_url(workspace, configured), pool_size)
@@ -135,9 +138,9 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
             if record is not None or (unknown and catalog.identity() is None):
                 raise _missing(workspace, catalog, record)
         elif record is None and (older := older_tenants(workspace, catalog)):
-            # Earlier versions made a second catalog where the first was not named: it must not become the workspace's.
+            # A catalog that lags behind the indexes is a stray or a backup: it must not become the workspace's own.
             raise CatalogMismatch(
-                f"The catalog is older than the index of {', '.join(older)}, so it is hardly the workspace's own",
+                f"The catalog is older than the index of {', '.join(older)}, so it is probably not the workspace's own",
                 catalog.where,
                 WAYS_BACK,
             )
@@ -161,8 +164,9 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
 
 
 def trouble(workspace: Workspace, catalog: Catalog | None) -> str | None:
-    """Why memory cannot be judged by ``catalog``, which may be None if none was found; None if it can be, or if there
-    is no memory. Raises CatalogError, StorageError.
+    """Return why memory cannot be judged by ``catalog``, which is None if none was found; None if it can be.
+
+    Without memory, it can be. Raises CatalogError, StorageError.
     """
     if record_is_damaged(workspace):
         return f"the record of its catalog is damaged ({workspace.objects.uri}/{CATALOG_RECORD})"
@@ -183,7 +187,7 @@ def trouble(workspace: Workspace, catalog: Catalog | None) -> str | None:
 
 
 def record_is_damaged(workspace: Workspace) -> bool:
-    """Whether the record of the catalog cannot be read. Raises StorageError, WorkspaceTooNew."""
+    """Return whether the record of the catalog cannot be read. Raises StorageError, WorkspaceTooNew."""
     try:
         recorded(workspace)
     except CorruptFile:
@@ -192,8 +196,10 @@ def record_is_damaged(workspace: Workspace) -> bool:
 
 
 def record_may_be_damaged(workspace: Workspace, catalog: Catalog) -> bool:
-    """Whether the record cannot be read, or has another id than ``catalog``, which is at its place and knows all that
-    the indexes hold. Raises CatalogError, StorageError, WorkspaceTooNew.
+    """Return whether the record cannot be read, or has another id than a catalog that otherwise fits.
+
+    Such a ``catalog`` is at the recorded place and knows everything in the indexes. Raises CatalogError, StorageError,
+    WorkspaceTooNew.
     """
     if older_tenants(workspace, catalog):
         return False
@@ -206,18 +212,18 @@ def record_may_be_damaged(workspace: Workspace, catalog: Catalog) -> bool:
 
 
 def older_tenants(workspace: Workspace, catalog: Catalog) -> list[str]:
-    """The tenants whose index has changes that the catalog has not, as after a return to an old backup."""
+    """Return the tenants whose index has changes that the catalog lacks, for example after a return to a backup."""
     older: list[str] = []
     for tenant in workspace.tenants():
         rev = catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0
-        with contextlib.suppress(CorruptFile):  # a damaged index is a finding of its own, and rebuilt from the catalog
+        with contextlib.suppress(CorruptFile):  # a damaged index is a separate finding, and is rebuilt from the catalog
             if MemoryIndex(workspace.objects, tenant.directory).max_rev() > rev:
                 older.append(str(tenant))
     return older
 
 
 class Generations:
-    """Compares the catalog with the index of each tenant once, before a process writes to it or misses an entry."""
+    """Compare the catalog with the index of each tenant once, before a process writes to it or misses an entry."""
 
     def __init__(self, objects: ObjectStore, catalog: Catalog) -> None:
         self._objects, self._catalog = objects, catalog
@@ -225,16 +231,16 @@ class Generations:
         self._is_done = False
 
     def check(self, tenant: Entity) -> None:
-        """Raises CatalogMismatch if the index has changes that the catalog has not: it would hide the new ones."""
+        """Raise CatalogMismatch if the index has changes that the catalog lacks: they would hide the new ones."""
         if tenant in self._checked:
             return
         recent = 0
         with contextlib.suppress(CorruptFile):  # a damaged index is rebuilt from the catalog
             recent = MemoryIndex(self._objects, tenant.directory).recent_rev()
-        # The catalog is read last: another process may commit and flush in between, always in this order.
+        # Read the catalog last: another process may commit and flush in between, always in this order.
         if recent > (self._catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0):
             raise CatalogMismatch(
-                f"The catalog is older than the index of {tenant}, as after a return to a backup",
+                f"The catalog is older than the index of {tenant}, for example after a return to a backup",
                 self._catalog.where,
                 "Return to the newer catalog, or go on with this one: driftline memory adopt.",
             )
@@ -251,14 +257,14 @@ class Generations:
 def adopt(workspace: Workspace, catalog: Catalog, *, discard: bool = False) -> CatalogRecord:
     """Make ``catalog`` the workspace's own, whatever was recorded.
 
-    It continues with revisions above those in the indexes; what it does not know is then no memory any more. Raises
-    CatalogMismatch if it is another workspace's, or, without ``discard``, if it has no entries and the workspace has
-    memory, CatalogError, StorageError.
+    It continues with revisions above those in the indexes. Entries that it does not know are lost. Raises
+    CatalogMismatch if it belongs to another workspace, or, without ``discard``, if it has no entries but the workspace
+    has memory; CatalogError, StorageError.
     """
     catalog.check(workspace.config.workspace_id)
     if not discard and catalog.read(has_no_entries) and older_tenants(workspace, catalog):
         raise CatalogMismatch(
-            "The catalog has no entries, and this workspace holds memory",
+            "The catalog has no entries, but this workspace holds memory",
             catalog.where,
             "Name its own in DATABASE_URL, or run: driftline memory restore. "
             "To give the memory up: driftline memory adopt --discard",
@@ -291,7 +297,7 @@ def write_record(workspace: Workspace, catalog: Catalog, catalog_id: str, *, res
 
 
 def _record(workspace: Workspace, catalog: Catalog, found: CatalogIdentity) -> CatalogRecord:
-    """Record a catalog of a workspace without a record; returns that of another process if it came first."""
+    """Record a catalog of a workspace without a record; return the record of another process if that came first."""
     where, workspace_id = place_of(workspace, catalog), workspace.config.workspace_id
     record = CatalogRecord(catalog_id=found.catalog_id, where=where, workspace_id=workspace_id)
     try:
@@ -302,7 +308,7 @@ def _record(workspace: Workspace, catalog: Catalog, found: CatalogIdentity) -> C
 
 
 def _missing(workspace: Workspace, catalog: Catalog, record: CatalogRecord | None) -> CatalogMissing:
-    place = _place(workspace, record) if record is not None else "unknown, written by an earlier version"
+    place = _place(workspace, record) if record is not None else "unknown, because _catalog.json is missing"
     return CatalogMissing(
         f"{catalog.where} is empty, but this workspace holds memory, whose catalog is {place}",
         workspace.objects.uri,
@@ -315,12 +321,12 @@ def _place(workspace: Workspace, record: CatalogRecord) -> str:
 
 
 def place_of(workspace: Workspace, catalog: Catalog) -> str:
-    """Where a catalog lies, as ``CatalogRecord`` has it."""
+    """Return the location of a catalog as in ``CatalogRecord``."""
     return CATALOG if _is_embedded(workspace, catalog) else public_url(catalog.url)
 
 
 def public_url(url: URL) -> str:
-    """``url`` without user, password and options."""
+    """Return ``url`` without user, password and options."""
     return url.set(username=None, password=None, query={}).render_as_string()
 
 

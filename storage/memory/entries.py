@@ -57,14 +57,14 @@ class EntryReader:
     now: Callable[[], datetime]
 
     def entries(self, rows: Sequence[EntryRow], scope: Scope | Everywhere) -> list[MemoryEntry]:
-        """``rows`` with their values, without entries that were deleted in the meantime."""
+        """Return ``rows`` with their values, without entries that were deleted in the meantime."""
         if all(row.inline is not None for row in rows):
             return [_entry(row, row.inline or b"") for row in rows]
         entries = in_threads(self.pool, lambda row: self._entry(row, scope.of(row.path)), rows)
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
-        """The values of ``rows``, in order; None if the blob is gone, for example after a later store."""
+        """Return the values of ``rows``, in order; None if the blob is gone, for example after a later store."""
 
         def value(row: EntryRow) -> Any:
             try:
@@ -112,7 +112,7 @@ def _entry(row: EntryRow, data: bytes) -> MemoryEntry:
 
 
 def as_shown(entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
-    """``entries`` with the keys that their users know."""
+    """Return ``entries`` with the keys that their users know."""
     return [replace(entry, key=shown(entry.key)) if MARK in entry.key else entry for entry in entries]
 
 
@@ -155,10 +155,10 @@ class EntryWriter:
         self._generations = generations
 
     def write(self, items: Iterable[MemoryItem]) -> int:
-        """Store ``items`` in one transaction; returns the number of entries. For each key, the last item wins.
+        """Store ``items`` in one transaction, and return the number of entries. For each key, the last item wins.
 
-        Raises BadEntity, BadEntry, CatalogMismatch, StorageError, and CatalogError with the paths of the blobs
-        written in vain.
+        Raises BadEntity, BadEntry, CatalogMismatch, StorageError, and CatalogError with the paths of the blobs that
+        were written in vain.
         """
         self._catalog.check_open()
         by_tenant = self._drafted(items)

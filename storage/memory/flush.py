@@ -32,14 +32,14 @@ _UNIQUE_CHARACTERS = 4
 
 
 def new_claim_owner() -> str:
-    """A unique name with the identity of this process, of at most 64 characters."""
+    """Return a unique name with the identity of this process, of at most 64 characters."""
     this = ProcessIdentity.current()
     unique = uuid.uuid4().hex[:_UNIQUE_CHARACTERS]
     return ":".join((_host(this), str(this.pid), this.start_time, unique, this.sign))
 
 
 def has_ended(claim_owner: str) -> bool:
-    """Whether the process of ``claimant`` was on this host, in this boot, and is provably dead."""
+    """Return whether the process of ``claim_owner`` was on this host, in this boot, and is provably dead."""
     this = ProcessIdentity.current()
     host, _, rest = claim_owner.partition(":")
     pid, _, rest = rest.partition(":")
@@ -60,9 +60,9 @@ BATCH_ROWS = 50_000
 """Maximum number of changes in one delta, which bounds memory."""
 CLAIM_SECONDS = 30.0
 OVERDUE_SECONDS = 2.0
-"""Changes that are older were left by a process that ended: a running one flushes after ``FLUSH_SECONDS``."""
+"""Older changes were left by a process that ended: a live one flushes after ``FLUSH_SECONDS``."""
 MAX_PAUSE_SECONDS = 60.0
-"""Longest delay between attempts while the workspace is not writable; the outbox keeps the changes meanwhile."""
+"""Longest delay between attempts while the workspace is not writable; the outbox keeps the changes."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Flusher:
         within: Entity | None = None,
         encoding: Encoding = DEFAULT_ENCODING,
     ) -> None:
-        """``within`` limits the flushes to its tenant, and what they count to what lies at or below it."""
+        """Limit flushes to the tenant of ``within``, and counts to what is at or below ``within``."""
         self._catalog = catalog
         self._objects = objects
         self._search = search
@@ -107,21 +107,21 @@ class Flusher:
             self._waiting += rows
             if self._thread is None and rows and not self._ended:
                 thread = threading.Thread(target=self._run, name="driftline-memory-flush", daemon=True)
-                with contextlib.suppress(RuntimeError):  # the interpreter ends, and ``close`` flushes
+                with contextlib.suppress(RuntimeError):  # the interpreter is shutting down, and ``close`` flushes
                     thread.start()
                     self._thread = thread
             self._state.notify_all()
 
     @property
     def has_waiting(self) -> bool:
-        """Whether this process has changes that are not flushed yet; a flush that runs may not include them."""
+        """Return whether this process has unflushed changes; a flush in progress may not include them."""
         with self._state:
             return self._waiting > 0 or self._is_flushing
 
     def settle(self) -> None:
         """Flush what this process has written and what others left behind, so that a search finds all of it.
 
-        Raises StorageError, CatalogError for the changes of this process; a failure with those of others is logged.
+        Raises StorageError or CatalogError for the changes of this process; a failure with those of others is logged.
         """
         if self.has_waiting:
             self.flush()
@@ -139,7 +139,7 @@ class Flusher:
             _log.warning("Could not update the memory indexes with what another process left: %s", error)
 
     def flush(self, *, shared: bool = False) -> int:
-        """Empty the outbox now; returns the number of changes. Raises StorageError, CatalogError.
+        """Empty the outbox now, and return the number of changes. Raises StorageError, CatalogError.
 
         ``shared`` skips tenants that another process is flushing.
         """
@@ -167,7 +167,10 @@ class Flusher:
         return flushed
 
     def _empty(self, tenant: Entity, *, shared: bool) -> int | None:
-        """Flush the changes of one tenant; their number, or None if it is ``shared`` and another process flushes it."""
+        """Flush the changes of one tenant and return their number.
+
+        None if ``shared`` and another process flushes it.
+        """
         if shared and not self._claim(tenant, CLAIM_SECONDS):
             return None
         flushed = 0
@@ -191,14 +194,14 @@ class Flusher:
             self._ended = True
             self._state.notify_all()
         if self._thread is threading.current_thread():
-            return  # it collects its own store while it flushes, and ends after that
+            return  # the flush itself collects the store, and the thread ends after it
         if self._thread is not None:
             self._thread.join()
         if self.has_waiting:
             self.flush()
 
     def count_deltas(self) -> None:
-        """Look whether what was flushed calls for a compaction. Raises StorageError."""
+        """Count deltas, and request a compaction if the flushes call for one. Raises StorageError."""
         if self._watch is not None:
             self._watch.look()
 

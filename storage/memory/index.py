@@ -1,7 +1,7 @@
-"""The Parquet indexes of memory: each entity has a delta index of the entries at or below it (DESIGN, "Memory").
+"""Keep the Parquet indexes of memory: each entity has a delta index of the entries at or below it (DESIGN, "Memory").
 
-It also counts deltas, so that a program can request a compaction, and runs work in a thread pool, or in the caller
-during interpreter shutdown.
+``publish`` writes the deltas of changed entries, ``rewrite`` rebuilds an index from the catalog, and ``DeltaWatch``
+counts deltas, so that a program can request a compaction.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ _Result = TypeVar("_Result")
 
 
 def in_threads(pool: ThreadPoolExecutor, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """The results of ``work``, which is idempotent, in the order of ``items``; raises what ``work`` raises first."""
+    """Run the idempotent ``work`` on ``items`` in ``pool``, and return the results in order; raises the first error.
+
+    During interpreter shutdown, the caller's thread runs it.
+    """
     all_items = list(items)
     try:
         futures = [pool.submit(work, item) for item in all_items]
-    except RuntimeError:  # the pool has ended, or the interpreter ends and starts no thread
+    except RuntimeError:  # the pool or the interpreter is shutting down
         return [work(item) for item in all_items]
     return [future.result() for future in futures]
 
@@ -55,23 +58,22 @@ FIELDS = (
 )
 """``entity`` is the directory of the owner, ``metadata`` is JSON."""
 VALUE_FIELDS = (pa.field("inline", pa.binary()), pa.field("blob_path", pa.string()))
-"""The value, or where its blob is, in the owner's own index only: from these a lost catalog is restored."""
-_VALUES = [column.name for column in VALUE_FIELDS]
+"""The value or the path of its blob, in the owner's own index only; a lost catalog is restored from them."""
 WRITE_THREADS = 8
-"""Deltas written at once; each waits for the disk or for a round trip."""
+"""Deltas to write in parallel; each waits for the disk or for a round trip."""
 
 
 class MemoryIndex(DeltaIndex):
     """The index of one entity."""
 
     def __init__(self, objects: ObjectStore, directory: str, encoding: Encoding = DEFAULT_ENCODING) -> None:
-        super().__init__(objects, directory, KIND, (*FIELDS, *VALUE_FIELDS), _VALUES, encoding)
+        super().__init__(objects, directory, KIND, (*FIELDS, *VALUE_FIELDS), encoding)
 
 
 def publish(
     objects: ObjectStore, changes: Sequence[Change], now: datetime, encoding: Encoding = DEFAULT_ENCODING
 ) -> int:
-    """Write one delta to each index that ``changes`` affect; returns the number of deltas.
+    """Write one delta to each index that ``changes`` affect and return the number of deltas.
 
     Idempotent, also if repeated in part: the highest ``rev`` of each key wins.
     """
@@ -99,7 +101,7 @@ def publish(
 
 
 def effects(changes: Iterable[Change]) -> dict[str, dict[str, tuple[int, str]]]:
-    """``{directory of an index: {key: (latest rev, op)}}``; a pure function."""
+    """Return ``{directory of an index: {key: (latest rev, op)}}``; a pure function."""
     touched: dict[str, dict[str, tuple[int, str]]] = defaultdict(dict)
     for change in changes:
         now = directories(change.path) if change.path else []
@@ -112,7 +114,7 @@ def effects(changes: Iterable[Change]) -> dict[str, dict[str, tuple[int, str]]]:
 
 
 def to_table(rows: Sequence[EntryRow]) -> pa.Table:
-    """``rows`` with the columns of FIELDS and VALUE_FIELDS."""
+    """Return ``rows`` with the columns of FIELDS and VALUE_FIELDS."""
     columns = [
         [row.key for row in rows],
         [row.path for row in rows],
@@ -130,7 +132,7 @@ def to_table(rows: Sequence[EntryRow]) -> pa.Table:
 
 
 def _own_values(rows: pa.Table, directory: str) -> pa.Table:
-    """``rows`` with the values of those entries alone that the entity of ``directory`` owns."""
+    """Return ``rows`` with the values of only those entries that the entity of ``directory`` owns."""
     own = pc.equal(rows["entity"], directory)
     for column in VALUE_FIELDS:
         values = pc.if_else(own, rows[column.name], pa.scalar(None, column.type))
@@ -146,7 +148,7 @@ def rewrite(
     now: datetime,
     encoding: Encoding = DEFAULT_ENCODING,
 ) -> int:
-    """Rebuild the index of ``entity`` from all its entries and compact it; returns the number of entries.
+    """Rebuild the index of ``entity`` from all its entries and compact it and return the number of entries.
 
     The tenant has reached ``rev`` before the first page was read. The caller holds a lease. Keys without an entry are
     removed; unreadable files are deleted.
@@ -184,10 +186,10 @@ def _with_heads(index: MemoryIndex, op: str, revs: Sequence[int], values: pa.Tab
 
 @dataclass(slots=True)
 class DeltaWatch:
-    """Calls ``tell`` with a tenant and its deltas when its index has more than ``threshold``.
+    """Call ``tell`` with a tenant and its number of deltas when its index has more than ``threshold``.
 
-    Every flush adds a delta to the index of its tenant, so no index below has more. Counting them lists a directory,
-    which happens after as many flushes of this process as the threshold has, and in ``look``.
+    Every flush adds a delta to the index of its tenant, so no index below it has more. Counting lists a directory. It
+    happens after as many flushes of this process as ``threshold``, and in ``look``.
     """
 
     objects: ObjectStore
@@ -196,13 +198,13 @@ class DeltaWatch:
     _flushes: Counter[Entity] = field(default_factory=Counter)
 
     def flushed(self, tenant: Entity) -> None:
-        """Take note of a flush. Raises StorageError."""
+        """Record a flush. Raises StorageError."""
         self._flushes[tenant] += 1
         if self._flushes[tenant] > self.threshold:
             self._count(tenant)
 
     def look(self) -> None:
-        """Count the deltas of every tenant that was flushed since they were counted last. Raises StorageError."""
+        """Count the deltas of every tenant that was flushed since the last count. Raises StorageError."""
         for tenant in [tenant for tenant, flushes in self._flushes.items() if flushes]:
             self._count(tenant)
 

@@ -38,9 +38,9 @@ class Totals:
 class MemoryListing:
     """Queries over the memory indexes of a workspace. Thread-safe; each call folds base and deltas, in pieces.
 
-    Entries that have expired at ``now`` are left out. With ``as_of`` a call sees the index as of that ``rev``, which
+    Entries that have expired at ``now`` are omitted. With ``as_of``, a call sees the index as of that ``rev``, which
     must not precede the last compaction. All methods raise StorageError, CorruptFile, and UsageError for an ``as_of``
-    that is too early.
+    before the last compaction.
     """
 
     def __init__(self, objects: ObjectStore) -> None:
@@ -58,7 +58,7 @@ class MemoryListing:
         now: datetime | None = None,
         as_of: int | None = None,
     ) -> pa.Table:
-        """The entries at or below the entity of a directory, ordered by key, with ``COLUMNS``.
+        """Return the entries at or below the entity of a directory, ordered by key, with ``COLUMNS``.
 
         Keys start with ``prefix``, satisfy ``low <= key < high``, and are greater than ``after``.
         """
@@ -79,7 +79,7 @@ class MemoryListing:
         return index.reduce(take, lowest, _highest(prefix, high), columns=COLUMNS, as_of=as_of)
 
     def totals(self, directory: str, *, prefix: str = "", now: datetime | None = None) -> Totals:
-        """The number and size of the entries at or below an entity whose key starts with ``prefix``."""
+        """Return the number and size of the entries at or below an entity whose key starts with ``prefix``."""
         found = self.by_owner(directory, prefix=prefix, now=now).values()
         return Totals(sum(each.entries for each in found), sum(each.size_bytes for each in found))
 
@@ -93,8 +93,10 @@ class MemoryListing:
         now: datetime | None = None,
         as_of: int | None = None,
     ) -> dict[str, Totals]:
-        """The totals of each owner of entries at or below an entity, by the owner's directory, for keys as in
-        ``list``."""
+        """Return the totals of each owner of entries at or below an entity, by the owner's directory.
+
+        The parameters select keys as in ``list``.
+        """
         moment = now or datetime.now(UTC)
 
         def add_up(pieces: Iterable[pa.Table]) -> dict[str, Totals]:
@@ -128,14 +130,14 @@ def _sums(pieces: Iterable[pa.Table], now: datetime) -> Iterator[tuple[str, int,
 
 
 MAX_COUNT = 2**62
-"""More entries than databases count: a greater limit or offset means this one."""
+"""More than any database counts; larger limits and offsets are reduced to it."""
 
 _Entry = TypeVar("_Entry")
 _SURROGATE = re.compile("[\x00\ud800-\udfff]")
 
 
 def check_count(value: object, what: str) -> int:
-    """``value``, a limit or an offset, as databases can take it. Raises UsageError."""
+    """Return ``value``, a limit or an offset, as databases accept it. Raises UsageError."""
     if not isinstance(value, int) or value < 0:
         raise UsageError(f"{what} must be a whole number, and not negative")
     return min(value, MAX_COUNT)
@@ -158,12 +160,12 @@ class Cursor(tuple[int, str]):
 
     @classmethod
     def after(cls, owner: int, key: str) -> Cursor:
-        """The cursor that continues after this entry."""
+        """Return the cursor that continues after this entry."""
         return cls((owner, key))
 
     @classmethod
     def parse(cls, text: str | None) -> Cursor | None:
-        """The cursor of a text from ``str(cursor)``, or None for None. Raises UsageError."""
+        """Parse the text of ``str(cursor)``; None gives None. Raises UsageError."""
         if text is None:
             return None
         invalid = UsageError("The cursor is not valid", repr(text[:80]), "Use the cursor of the previous page.")
@@ -180,7 +182,7 @@ class Cursor(tuple[int, str]):
 
 
 KeyRange = tuple[str | None, str | None]
-"""The first key, and the one behind the last; None stands for no bound."""
+"""The first key, and an exclusive upper bound; None sets no bound."""
 _TIMES = ("created", "updated", "expires")
 
 
@@ -193,7 +195,7 @@ def entries_between(
     limit: int = DEFAULT_LIMIT,
     as_of: int | None = None,
 ) -> list[dict[str, Any]]:
-    """The entries at or below ``entity``, by key, without their values; times are ISO 8601."""
+    """Return the entries at or below ``entity``, by key, without their values; times are ISO 8601."""
     low, high = keys
     rows = listing.list(entity.directory, low=low or "", high=high, limit=limit, now=now, as_of=as_of).to_pylist()
     return [
@@ -206,7 +208,7 @@ def entries_between(
 def totals_by_level(
     listing: MemoryListing, entity: Entity, level: str, keys: KeyRange, now: datetime, *, as_of: int | None = None
 ) -> list[dict[str, Any]]:
-    """``{level: id, entity, entries, size_bytes}`` of each entity of a level, by path.
+    """Return ``{level: id, entity, entries, size_bytes}`` of each entity of a level, by path.
 
     Entries that an entity above that level owns are counted under the id None.
     """
@@ -221,16 +223,18 @@ def totals_by_level(
 
 
 def check_range(given: Any) -> KeyRange:
-    """``given`` as a range: None for all keys, or a pair of keys. Raises UsageError."""
+    """Return ``given`` as a range: None for all keys, or a pair of keys. Raises UsageError."""
     if given is None:
         return None, None
     if not isinstance(given, (list, tuple)) or len(given) != 2 or not all(isinstance(k, str | None) for k in given):
-        raise UsageError("A range is the first key and the one behind the last", repr(given)[:80], "Write [low, high].")
+        raise UsageError(
+            "A range needs a first key and an exclusive upper bound", repr(given)[:80], "Write [low, high]."
+        )
     return given[0], given[1]
 
 
 def _above(owner: str, level: str) -> str:
-    """The directory of the entity of ``level`` at or above ``owner``; "" if there is none."""
+    """Return the directory of the entity of ``level`` at or above ``owner``; "" if there is none."""
     parts = owner.split("/")
     depth = next((depth for depth, part in enumerate(parts, 1) if part.startswith(f"{level}:")), 0)
     return "/".join(parts[:depth])

@@ -1,4 +1,4 @@
-"""The entities of a memory store: register, list, move, delete and resolve them by full path or name."""
+"""Register, list, move, delete and resolve the entities of a memory store, by full path or name."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ _SHOWN = 5
 
 
 class EntityNames:
-    """Looks names up in the catalog.
+    """Look up names in the catalog.
 
-    A path that names every level from the first one on means itself. Of any other name, the longest part that is
-    registered counts: ``user:alice/session:new`` lies below the registered ``user:alice``. What is not registered gets
-    the levels of the root, and defaults. With a configured root, names are looked up in its tenant, and calls without a
-    scope see what lies at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError,
-    CatalogConnectionError.
+    A path with every level from the first one on is complete. Of any other name, the longest registered part counts:
+    ``user:alice/session:new`` lies below the registered ``user:alice``. Unregistered levels come from the root, or from
+    the defaults. With a configured root, names are looked up in its tenant, and calls without a scope see the entries
+    at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError, CatalogConnectionError.
     """
 
     def __init__(self, catalog: Catalog, hierarchy: Hierarchy, boundary: Entity | None = None) -> None:
-        """``boundary`` is the root, and nothing outside of it is looked up or found."""
+        """Set ``boundary`` as the root; nothing outside of it is looked up or found."""
         self.hierarchy = hierarchy if boundary is None else replace(hierarchy, root=boundary)
         self.boundary = boundary
         self._catalog = catalog
@@ -44,17 +43,19 @@ class EntityNames:
         return self.hierarchy.root_entity
 
     def tops(self, within: EntityName | None) -> list[Entity]:
-        """What a call covers: the entity ``within``, else the configured root, else all tenants in the catalog."""
+        """Return the entities that a call covers: ``within``, else the configured root, else all tenants in the
+        catalog.
+        """
         if within is not None:
             return [self.find(within)]
         return [self.root] if self.hierarchy.root else self._catalog.read(entity_tree.all_tenants)
 
     def owner(self, name: EntityName) -> Entity:
-        """The entity that ``name`` means, to be written to. Raises BadEntity also if it is outside of the root."""
+        """Resolve ``name`` for a write. Raises BadEntity, also if the entity is outside of the root."""
         return self.owners([name])[0]
 
     def owners(self, names: Iterable[EntityName]) -> list[Entity]:
-        """The entities that ``names`` mean, to be written to, in their order."""
+        """Resolve ``names`` for a write, in order."""
         found = self.find_all(names)
         for entity in found:
             if self.hierarchy.root and not is_within(entity, self.root):
@@ -66,41 +67,41 @@ class EntityNames:
         return found
 
     def find(self, name: EntityName) -> Entity:
-        """The entity that ``name`` means. Raises BadEntity if several registered ones have that name."""
+        """Resolve ``name``. Raises BadEntity if several registered entities have that name."""
         return self.find_all([name])[0]
 
     def find_all(self, names: Iterable[EntityName]) -> list[Entity]:
-        """The entities that ``names`` mean, in their order."""
+        """Resolve ``names``, in order."""
         found = self.places(names)
         for entity in found:
             if not self.is_inside(entity):
-                # Whether it exists must not show.
-                raise BadEntity("The entity is outside of what this store is bound to", entity.directory)
+                # The error must not reveal whether it exists.
+                raise BadEntity("The entity is outside of this store's boundary", entity.directory)
         return found
 
     def is_inside(self, entity: Entity) -> bool:
-        """Whether ``entity`` is at or below the boundary."""
+        """Return whether ``entity`` is at or below the boundary."""
         return self.boundary is None or is_within(entity, self.boundary)
 
     def places(self, names: Iterable[EntityName]) -> list[Entity]:
-        """The entities that ``names`` mean as limits of a read, where those outside of the boundary do no harm."""
+        """Resolve ``names`` as limits of a read; entities outside of the boundary do no harm there."""
         parsed = [self.hierarchy.parts(name) for name in names]
         short = {parts for parts in parsed if not self.hierarchy.is_complete(parts)}
         found: dict[Parts, Entity] = {}
         for parts in short:
-            self.hierarchy.complete(parts)  # raises before the catalog sees what it cannot take
+            self.hierarchy.complete(parts)  # reject bad names before the catalog sees them
         if short:
             found = self._catalog.read(lambda connection: {parts: self._look_up(connection, parts) for parts in short})
         return [found.get(parts) or self.hierarchy.complete(parts) for parts in parsed]
 
     def scope(self, within: EntityName, allowed: Sequence[EntityName] | None = None) -> Scope:
-        """What a call may see: what lies at or below ``within`` and one of ``allowed``."""
+        """Return the scope of a call: the entries at or below ``within`` and one of ``allowed``."""
         return Scope(self.find(within), None if allowed is None else tuple(self.places(allowed)))
 
     def visible(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope | Everywhere:
-        """As ``scope``; without ``within``, the root limits what is seen if one is configured.
+        """Like ``scope``; without ``within``, the configured root limits the entries, if there is one.
 
-        Raises AccessDenied if no entity of ``allowed`` has anything in common with ``within``.
+        Raises AccessDenied if no entity of ``allowed`` overlaps with ``within``.
         """
         if within is None and self.hierarchy.root is None:
             places = None if allowed is None else tuple(self.places(allowed))
@@ -113,10 +114,10 @@ class EntityNames:
         return scope
 
     def check_allowed(self, connection: Connection, type: str, id: str, scope: Scope, own: Entity | None) -> None:
-        """Raises AccessDenied unless an entity ``type:id`` in ``scope`` has something in common with ``scope.allowed``.
+        """Raise AccessDenied unless an entity ``type:id`` in ``scope`` overlaps with ``scope.allowed``.
 
-        One that is not registered counts as ``own``, or else as lying anywhere in the scope: whether it exists, and
-        where, must not show.
+        An unregistered entity counts as ``own``, or else as anywhere in the scope, so that the answer does not reveal
+        whether it exists, or where.
         """
         if scope.allowed is None:
             return
@@ -127,7 +128,7 @@ class EntityNames:
             raise denied(f"{type}:{id}"[:200])
 
     def _look_up(self, connection: Connection, parts: Parts) -> Entity:
-        """The entity of the longest part of ``parts`` that is registered, completed, or else one with defaults."""
+        """Return the completed entity of the longest registered part of ``parts``, or else one with defaults."""
         for length in range(len(parts), 0, -1):
             known, rest = parts[:length], parts[length:]
             if self.hierarchy.is_complete(known):
@@ -146,7 +147,7 @@ class EntityNames:
         return self.hierarchy.complete(parts)
 
     def _registered(self, connection: Connection, parts: Parts) -> list[Entity]:
-        """The entities of that name that may be meant: those below the root, if it is configured and has any."""
+        """Return the entities that may have that name: those below the configured root, if there are any, else all."""
         tenant = self.root.tenant if self.hierarchy.root else None
         if self.hierarchy.is_complete(parts[:1]):
             tenant = Entity(parts[:1])
@@ -164,20 +165,21 @@ def _overlap(one: Entity, other: Entity) -> bool:
 
 
 def denied(what: str) -> AccessDenied:
-    """The error of a read that ``allowed_ancestors`` does not permit; it names only what the caller has named."""
+    """Return the error for a read that ``allowed_ancestors`` does not permit; it names only what the caller named."""
     return AccessDenied("The allowed ancestors do not permit to read this", what, "Name one of its ancestors.")
 
 
 def bound_names(catalog: Catalog, hierarchy: Hierarchy, within: EntityName | None) -> EntityNames:
-    """The names of a store that is bound to ``within``, if that is an entity."""
+    """Return the names of a store that is bound to ``within``, if that is an entity."""
     names = EntityNames(catalog, hierarchy)
     return names if within is None else EntityNames(catalog, hierarchy, names.find(within))
 
 
 def split_filter(fields: Mapping[str, Any], hierarchy: Hierarchy) -> tuple[dict[str, Any], list[EntityName] | None]:
-    """The fields of the metadata in a filter, and the entities that it names under ``entity``, or None.
+    """Split a filter into the fields of the metadata, and the entities under ``entity``, or None.
 
-    ``entity`` may be the name of a field, too: a value that is no path of an entity, such as ``invoice``, is one.
+    ``entity`` may also be a field of the metadata: a value that is not an entity path, such as ``invoice``, is compared
+    with it.
     """
     rest = {name: value for name, value in fields.items() if name != "entity"}
     given = fields.get("entity")
@@ -203,15 +205,15 @@ DEFAULT_LIMIT = 1_000
 
 
 def utc_now() -> datetime:
-    """The time of this host in UTC."""
+    """Return the time of this host in UTC."""
     return datetime.now(UTC)
 
 
 class EntityRegistry:
     """The entities of a catalog. Callers pass an ``Entity``, text such as ``org:acme/project:alpha``, or a pair.
 
-    A name that is not a whole path means what ``EntityNames`` finds. Every call is confined to the tenant of its
-    entity. All methods raise BadEntity, CatalogError, CatalogConnectionError.
+    ``EntityNames`` resolves names that are not complete paths. Every call is confined to the tenant of its entity. All
+    methods raise BadEntity, CatalogError, CatalogConnectionError.
     """
 
     def __init__(
@@ -221,7 +223,7 @@ class EntityRegistry:
         now: Callable[[], datetime] = utc_now,
         on_change: Callable[[int], None] = lambda entries: None,
     ) -> None:
-        """``on_change`` receives the number of entries that a call has moved or deleted."""
+        """Call ``on_change`` with the number of entries that a call has moved or deleted."""
         self.catalog = catalog
         self.names = names
         self._now = now
@@ -249,7 +251,7 @@ class EntityRegistry:
         return self.register_entity(self.names.hierarchy.named(type, id, parents))
 
     def get_entity(self, entity: EntityName) -> EntityRecord | None:
-        """The record of an entity, or None."""
+        """Return the record of an entity, or None."""
         node = self.names.find(entity)
         return self.catalog.read(lambda connection: entity_tree.find(connection, node))
 
@@ -261,9 +263,9 @@ class EntityRegistry:
         limit: int = DEFAULT_LIMIT,
         after: EntityName | None = None,
     ) -> list[EntityRecord]:
-        """Up to ``limit`` entities below ``within``, ordered by path, starting after ``after``.
+        """Return up to ``limit`` entities below ``within``, ordered by path, starting after ``after``.
 
-        Without ``within``, they are those below the configured root, or else all, tenants included.
+        Without ``within``, return those below the configured root, or else all, tenants included.
         """
         if type is not None:
             self.names.hierarchy.check_type(type)
@@ -276,7 +278,7 @@ class EntityRegistry:
         return self.catalog.read(partial(page, entity=top))
 
     def ancestors(self, entity: EntityName) -> list[EntityRecord]:
-        """The ancestors of an entity, its parent first."""
+        """Return the ancestors of an entity, its parent first."""
         node = self.names.find(entity)
         above = self.catalog.read(lambda connection: entity_tree.ancestors(connection, node))
         return [record for record in above if self.names.is_inside(record.entity)]
@@ -284,7 +286,7 @@ class EntityRegistry:
     def descendants(
         self, entity: EntityName, type: str | None = None, max_depth: int | None = None
     ) -> list[EntityRecord]:
-        """All entities below an entity, ordered by path."""
+        """Return all entities below an entity, ordered by path."""
         if type is not None:
             self.names.hierarchy.check_type(type)
         node = self.names.find(entity)
@@ -293,7 +295,7 @@ class EntityRegistry:
         )
 
     def move_entity(self, entity: EntityName, parent: EntityName) -> Entity:
-        """Move an entity and its descendants below ``parent``; returns the entity with its new path.
+        """Move an entity and its descendants below ``parent`` and return the entity with its new path.
 
         The parent must be of the next higher level and of the same tenant; it is registered if necessary. Blobs are not
         moved. Raises BadEntity, also if the new path already exists.
@@ -319,7 +321,7 @@ class EntityRegistry:
         return target
 
     def delete_entity(self, entity: EntityName, *, cascade: bool = False) -> int:
-        """Delete an entity and, with ``cascade``, all its descendants and entries; returns the number of entries.
+        """Delete an entity and, with ``cascade``, all its descendants and entries and return the number of entries.
 
         Raises BadEntity if it does not exist, or if it has descendants or entries and ``cascade`` is not set.
         """

@@ -1,18 +1,18 @@
 """Rebuild a lost catalog from the indexes and blobs of a workspace (DESIGN, "Memory").
 
-An entity's index holds its own entries with their values or blob paths. Entries of older indexes without values are
-restored if they have a blob; the others are reported.
+The index of an entity holds the entries that the entity owns, with their values or the paths of their blobs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -28,7 +28,6 @@ from driftline.storage.memory.catalog.tables import entities, entries, outbox
 from driftline.storage.memory.catalog.writes import add_to_owners
 from driftline.storage.memory.index import FIELDS, VALUE_FIELDS, MemoryIndex
 from driftline.storage.memory.vectors import last_change, vector_tables
-from driftline.storage.model import content_hash
 from driftline.storage.workspace.workspace import Workspace
 
 _COPIED = (
@@ -46,10 +45,10 @@ _COPIED = (
 
 
 def insert(connection: Connection, tenant: Entity, rows: Sequence[Mapping[str, Any]], now: datetime) -> int:
-    """Add ``rows`` whose keys are not there yet, or with an earlier revision; returns the number of added entries.
+    """Add ``rows`` whose keys are new or have a later revision, and return the number of added entries.
 
-    ``metadata`` is JSON text, and ``entity`` the directory of the owner. Nothing is added to the outbox: the rows come
-    from the indexes.
+    ``metadata`` is JSON text, and ``entity`` the directory of the owner. Nothing is added to the outbox, because the
+    rows come from the indexes.
     """
     locked = lock_tenant(connection, tenant, create=True)
     assert locked is not None
@@ -61,7 +60,7 @@ def insert(connection: Connection, tenant: Entity, rows: Sequence[Mapping[str, A
     new = [row for row in rows if row["key"] not in known or known[row["key"]].rev < row["rev"]]
     if not new:
         return 0
-    # A flush that was interrupted leaves an entry that has moved in the index of its earlier owner, too.
+    # An interrupted flush also leaves a moved entry in the index of its earlier owner.
     replaced = [known[row["key"]] for row in new if row["key"] in known]
     for keys in chunks(row.key for row in replaced):
         connection.execute(entries.delete().where(entries.c.tenant_id == locked.id, entries.c.key.in_(keys)))
@@ -74,9 +73,9 @@ def insert(connection: Connection, tenant: Entity, rows: Sequence[Mapping[str, A
 
 
 def continue_outbox(connection: Connection, last: int) -> None:
-    """Let the ids of later changes be above ``last``, which the tables of vectors have applied."""
+    """Make the ids of later changes continue above ``last``, which the tables of vectors have applied."""
     if connection.dialect.name == "sqlite":
-        connection.execute(outbox.insert().values(id=last, tenant_id=0, key="", rev=0))
+        connection.execute(outbox.insert().values(id=last, tenant_id=0, key="", rev=0, written=datetime.now(UTC)))
         connection.execute(outbox.delete().where(outbox.c.id == last))
         return
     sequence = connection.execute(sa.select(sa.func.pg_get_serial_sequence("ltm_outbox", "id"))).scalar_one()
@@ -89,20 +88,19 @@ _COLUMNS = tuple(field.name for field in (*FIELDS, *VALUE_FIELDS))
 
 @dataclass(slots=True)
 class Restored:
-    """What a restore has done: ``entries`` are in the catalog now, and the values of the ``lost`` keys are nowhere."""
+    """The result of a restore: how many tenants and entries are in the catalog at ``where`` now."""
 
     where: str
     tenants: int = 0
     entries: int = 0
-    lost: list[str] = field(default_factory=list)
 
 
 def restore_catalog(workspace: Workspace, configured: str | None) -> Restored:
-    """Make a new catalog at the ``configured`` URL, by default in the workspace, from indexes and blobs.
+    """Create a new catalog at the ``configured`` URL, by default in the workspace, from indexes and blobs.
 
     Safe to repeat after an interruption. Changes that had not reached the indexes, and entities without entries, are
-    not restored. Raises UsageError if the catalog is there, CatalogMismatch if it is another workspace's,
-    CatalogError, StorageError.
+    not restored. Raises UsageError if the catalog exists, CatalogMismatch if it is another workspace's, CatalogError,
+    StorageError.
     """
     record = recorded(workspace)
     catalog = Catalog(catalog_url(workspace, configured))
@@ -126,7 +124,7 @@ def restore_catalog(workspace: Workspace, configured: str | None) -> Restored:
 
 
 def check_place(workspace: Workspace, configured: str | None) -> None:
-    """Check that the catalog at the ``configured`` URL lies where the workspace's own did. Raises CatalogMismatch."""
+    """Check that the catalog at the ``configured`` URL has the recorded location. Raises CatalogMismatch."""
     record = recorded(workspace)
     catalog = Catalog(catalog_url(workspace, configured))
     try:
@@ -148,7 +146,7 @@ def _check_is_lost(workspace: Workspace, catalog: Catalog, record: CatalogRecord
     if record is not None and record.restoring and record.catalog_id == found.catalog_id:
         return  # an earlier restore was interrupted
     if catalog.read(has_no_entries) and older_tenants(workspace, catalog):
-        return  # an earlier version made it where the workspace's own was not named
+        return  # it holds nothing to lose
     raise CatalogMismatch(
         "There is a catalog of this workspace, so nothing is restored",
         catalog.where,
@@ -158,46 +156,30 @@ def _check_is_lost(workspace: Workspace, catalog: Catalog, record: CatalogRecord
 
 def _restore_tenant(workspace: Workspace, catalog: Catalog, tenant: Entity, restored: Restored) -> bool:
     objects, of_sources = workspace.objects, workspace.config.hierarchy[-1]
-    blobs: dict[tuple[str, str], str] = {}
     places = set[str]()
     for info in objects.list(tenant.directory):
         name = parse_name(info.path)
         if name.kind in (Kind.BASE, Kind.DELTA) and Entity.of_directory(name.place).type != of_sources:
             places.add(name.place)
-        elif name.kind is Kind.BLOB:
-            key_hash, value_hash, _ = info.path.rpartition("/")[2].split("-", 2)
-            blobs[key_hash, value_hash] = info.path
     if not places:
         return False
     rev = max(MemoryIndex(objects, place).max_rev() for place in places)
     catalog.write(partial(entity_tree.raise_rev, tenant=tenant, rev=rev))
     for place in sorted(places):
 
-        def restore(pieces: Iterator[pa.Table], place: str = place) -> tuple[int, list[str]]:
-            return _restore_pieces(catalog, tenant, place, pieces, blobs)
+        def restore(pieces: Iterator[pa.Table], place: str = place) -> int:
+            return _restore_pieces(catalog, tenant, place, pieces)
 
-        entries, lost = MemoryIndex(objects, place).reduce(restore, columns=_COLUMNS)
-        restored.entries += entries
-        restored.lost += lost
+        restored.entries += MemoryIndex(objects, place).reduce(restore, columns=_COLUMNS)
     return True
 
 
-def _restore_pieces(
-    catalog: Catalog, tenant: Entity, place: str, pieces: Iterator[pa.Table], blobs: Mapping[tuple[str, str], str]
-) -> tuple[int, list[str]]:
-    entries, lost = 0, []
+def _restore_pieces(catalog: Catalog, tenant: Entity, place: str, pieces: Iterator[pa.Table]) -> int:
+    """Add the entries that ``place`` owns, and return their number; its index also has those of lower levels."""
+    entries = 0
     for piece in pieces:
-        rows = []
-        for row in piece.to_pylist():
-            if row["entity"] != place:
-                continue  # the index of its owner has it, too
-            if row["inline"] is None and row["blob_path"] is None:
-                row["blob_path"] = blobs.get((content_hash(row["key"].encode()), row["content_hash"]))
-            if row["inline"] is None and row["blob_path"] is None:
-                lost.append(row["key"])
-            else:
-                rows.append(row)
+        rows = piece.filter(pc.equal(piece["entity"], place)).to_pylist()
         if rows:
             catalog.write(partial(insert, tenant=tenant, rows=rows, now=datetime.now(UTC)))
         entries += len(rows)
-    return entries, lost
+    return entries

@@ -29,9 +29,9 @@ MODES: tuple[Mode, ...] = ("hybrid", "vector", "text")
 
 
 def relevance(entry: Found, mode: Mode) -> float:
-    """By which hits are ordered, at most 1: the cosine, the match of the words, or both.
+    """Return the score that orders hits, at most 1: from the cosine, the match of the words, or both.
 
-    A match closes its share of what the cosine lacks of 1, so that without any match the score is the cosine.
+    A match closes its share of the gap between the cosine and 1, so that without any match the score is the cosine.
     """
     cosine = 1.0 - entry.distance
     match mode:
@@ -46,9 +46,12 @@ def relevance(entry: Found, mode: Mode) -> float:
 def ranked(
     near: Iterable[Found], worded: Iterable[Found], mode: Mode, max_distance: float | None = None
 ) -> list[Found]:
-    """The distinct entries of both searches within ``max_distance``, best first; of ties the nearest, then by key."""
+    """Return the distinct entries of both searches within ``max_distance``, best first.
+
+    Ties are ordered by distance, then by key.
+    """
     by_entry = {(entry.key, entry.rev): entry for entry in worded}
-    for entry in near:  # its distance is the one that Lance has ordered by
+    for entry in near:  # keep the distance by which Lance ordered it
         known = by_entry.get((entry.key, entry.rev))
         by_entry[entry.key, entry.rev] = entry._replace(match=known.match if known else 0.0)
     allowed = (each for each in by_entry.values() if max_distance is None or each.distance <= max_distance)
@@ -59,7 +62,7 @@ TEXT_FIELD = "text_field"
 """The metadata field that names the text field of the value; without it, the whole value is embedded."""
 EMBED_AT_ONCE = 1_000
 WORD_CANDIDATES = 100
-"""Entries that match the words of a query best, which are judged by their meaning, too."""
+"""The best matches by words whose meaning is also scored."""
 MAX_ROUNDS = 6
 """Maximum number of searches per query; each fetches four times as many hits, until the catalog confirms enough."""
 
@@ -80,14 +83,14 @@ class MemoryHit(Generic[_Entry]):
 
 
 class MemoryHits(list[MemoryHit[_Entry]]):
-    """The hits of a search, best first. ``explanation`` says what the search did, if that was asked for."""
+    """The hits of a search, best first. ``explanation`` describes the search if it was requested."""
 
     explanation: MemoryExplanation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a search looks for: entries of the tenant of ``within`` that ``where`` allows."""
+    """A search: entries of the tenant of ``within`` that ``where`` allows."""
 
     query: str
     top_k: int
@@ -100,7 +103,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The entries that a search has found, best first, and what it did."""
+    """The entries that a search found, best first, and its explanation."""
 
     found: list[tuple[EntryRow, Found]]
     explanation: MemoryExplanation
@@ -128,7 +131,7 @@ class MemorySearch:
         return self._loaded
 
     def table(self, tenant: Entity) -> VectorTable:
-        """The table of a tenant for this embedder; it may not exist yet."""
+        """Return the table of a tenant for this embedder; it may not exist yet."""
         return VectorTable(self._objects, tenant, self.embedder.fingerprint)
 
     def apply(self, tenant: Entity, changes: Sequence[Change]) -> None:
@@ -146,7 +149,7 @@ class MemorySearch:
         self.table(tenant).replace_all(lambda: map(self._vectors, pages()), last, self.embedder.dim)
 
     def find(self, question: Question, check: Callable[[Sequence[str]], Mapping[str, EntryRow]]) -> Answer:
-        """The ``top_k`` entries that answer a question best and that ``check`` confirms, best first."""
+        """Return the ``top_k`` entries that answer a question best and that ``check`` confirms, best first."""
         explanation = MemoryExplanation(question.mode)
         if question.top_k == 0 or not question.query.strip():
             return Answer([], explanation)
@@ -180,7 +183,7 @@ class MemorySearch:
         return Answer(confirmed[: question.top_k], explanation)
 
     def _vectors(self, rows: Sequence[EntryRow]) -> list[VectorRow]:
-        """The ``rows`` that have text, with its vector and its words; without a known token, the vector is empty."""
+        """Return the ``rows`` that have text, with vector and words; without a known token, the vector is empty."""
         embedded: list[VectorRow] = []
         for start in range(0, len(rows), EMBED_AT_ONCE):
             some = rows[start : start + EMBED_AT_ONCE]
@@ -199,7 +202,7 @@ class MemorySearch:
 
 
 def text_of(value: Any, metadata: Mapping[str, Any]) -> str:
-    """The text to embed: the whole value, or the field of the value that the metadata names."""
+    """Return the text to embed: the whole value, or the field of the value that the metadata names."""
     name = metadata.get(TEXT_FIELD)
     if isinstance(name, str):
         value = value.get(name) if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""The hierarchical memory store: JSON values under keys, each owned by an entity (DESIGN, "Memory").
+"""Store JSON values under keys, each owned by an entity of a hierarchy (DESIGN, "Memory").
 
 A store closes explicitly, when it is garbage-collected, or at process exit; each way flushes the last writes.
 """
@@ -50,14 +50,14 @@ _log = logging.getLogger(__name__)
 
 
 class Closing:
-    """Flushes and closes the parts of ``store`` once: in ``close``, or when the store is collected or Python exits."""
+    """Flush and close the parts of a store once: in ``close``, or when the store is collected or Python exits."""
 
     def __init__(self, store: object, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
         self._parts = flusher, pool, catalog
         self._finalizer = weakref.finalize(store, _close_unattended, os.getpid(), *self._parts)
 
     def close(self) -> None:
-        """Flush and close; does nothing the second time. Raises StorageError, CatalogError."""
+        """Flush and close; a second call does nothing. Raises StorageError, CatalogError."""
         if self._finalizer.detach() is not None:
             _close(*self._parts, Flusher.count_deltas)
 
@@ -77,9 +77,9 @@ def _close(
 
 
 def _close_unattended(process: int, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
-    """Close without a caller that could be told of a failure: the outbox keeps what is not flushed for other readers.
+    """Close without a caller to report a failure to; the outbox keeps unflushed changes for other readers.
 
-    A process that was forked has the connections of its parent, which closes them itself.
+    A forked process has the connections of its parent, which closes them itself.
     """
     if os.getpid() != process:
         return
@@ -95,24 +95,24 @@ DEFAULT_INLINE_BYTES = 1_024
 DEFAULT_COMPACTION_THRESHOLD = 100
 MAX_DISTANCE = 2.0
 MAX_TOP_K = 2**24
-"""More hits than that are not asked for."""
+"""Maximum number of hits of a search."""
 SHOWN_PLACES = 5
 DEFAULT_THREADS = 8
-"""Blobs read or written at once; in a bucket, each waits for a round trip."""
+"""Blobs to read or write in parallel; in a bucket, each waits for a round trip."""
 
 
 class MemoryStore:
     """The memory of all tenants of a workspace.
 
-    Every call is confined to one tenant: that of its entity or ``scope``, by default that of the configured root; a
-    store writes nothing outside of its root. Without a root, a call without a scope sees the entries of all tenants;
-    if two of them have the key that it names, it raises BadEntry, which lists both. A scope below the tenant shows only
-    entries at or below it. Threads may share a store. Processes open a store each,
-    and share one PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context
-    manager, so that the last writes reach the indexes at once; a closed store raises StoreClosed.
+    Every call is confined to one tenant: that of its entity or ``scope``, by default that of the configured root. A
+    store writes nothing outside of its root. Without a root, a call without a scope sees the entries of all tenants; if
+    two of them have the key that it names, it raises BadEntry, which lists both. A scope below the tenant shows only
+    entries at or below it. Threads may share a store. Each process opens a store of its own, and processes share one
+    PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context manager, so that the
+    last writes reach the indexes at once; a closed store raises StoreClosed.
 
-    Raises BadEntity, BadEntry and UsageError for bad input: nothing is written then. Raises StorageError if the
-    workspace fails: the catalog is unchanged then. Raises CatalogError if the catalog fails, with the path of a blob
+    Raises BadEntity, BadEntry and UsageError for bad input, before anything is written. Raises StorageError if the
+    workspace fails; the catalog is unchanged then. Raises CatalogError if the catalog fails, with the path of a blob
     that was already written, and CatalogConnectionError, a ConnectionError, if all attempts to connect fail.
     """
 
@@ -169,7 +169,7 @@ class MemoryStore:
     def close(self) -> None:
         """Flush pending changes and close all connections, even if the flush raises StorageError or CatalogError.
 
-        Later calls raise StoreClosed. A store that nobody closes closes itself when the process ends.
+        Later calls raise StoreClosed. A store that is never closed closes itself when the process ends.
         """
         self._closing.close()
 
@@ -198,14 +198,14 @@ class MemoryStore:
         self.store_many([MemoryItem(key, value, entity, metadata, expires_at)])
 
     def store_many(self, items: Iterable[MemoryItem]) -> int:
-        """Store ``items`` in one transaction; returns the number of entries. For each key, the last item wins."""
+        """Store ``items`` in one transaction and return the number of entries. For each key, the last item wins."""
         number = self._writer.write(items)
         self._flusher.notify(number)
         return number
 
     def delete(self, key: str, scope: EntityName | None = None) -> bool:
-        """Delete the entry of ``key``; returns whether ``scope`` had one."""
-        checked, visible = check_key(key), self._home_of(check_key(key), scope)
+        """Delete the entry of ``key``, and return whether ``scope`` had one."""
+        checked, visible = check_key(key), self._tenant_scope(check_key(key), scope)
 
         def work(connection: Connection) -> int:
             tenant, now = entity_tree.lock_tenant(connection, visible.within), self._now()
@@ -270,11 +270,11 @@ class MemoryStore:
     # -- upkeep ------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Apply all pending changes of the catalog to indexes and vectors; returns the number of changes."""
+        """Apply all pending changes of the catalog to indexes and vectors and return the number of changes."""
         return self._flusher.flush()
 
     def collect_expired(self) -> int:
-        """Delete the expired entries of all tenants, or within the boundary; returns the number of entries."""
+        """Delete the expired entries of all tenants, or within the boundary, and return the number of entries."""
         removed = upkeep.collect_expired(self.catalog, self._now(), self.names.boundary)
         self._flusher.notify(removed)
         return removed
@@ -300,16 +300,17 @@ class MemoryStore:
         rev: int | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> list[dict[str, Any]]:
-        """The entries at or below ``scope`` from its index, without their values; or totals by level ``group_by``.
+        """Return the entries at or below ``scope`` from its index, without their values, or totals by level
+        ``group_by``.
 
-        ``range`` is the first key and the one behind the last. ``rev`` asks for the index as of that revision of the
+        ``range`` is the first key and an exclusive upper bound. ``rev`` selects the index as of that revision of the
         tenant, which must not precede the last compaction; it needs a scope if no root is configured. The rows are
-        those of ``index_query``, of one tenant after the other.
+        those of ``index_query``, one tenant after the other.
         """
         keys = listings.check_range(range)
         level = group_by and self.hierarchy.check_type(group_by)
         if rev is not None and scope is None and self.hierarchy.root is None:
-            raise UsageError("A revision is one of a tenant", str(rev), "Name the tenant, such as org:acme.")
+            raise UsageError("A revision needs a tenant", str(rev), "Name the tenant, such as org:acme.")
         room, rows = check_count(limit, "limit"), list[dict[str, Any]]()
         self._flusher.settle()
         listing, now = MemoryListing(self.workspace.objects), self._now()
@@ -324,17 +325,17 @@ class MemoryStore:
     # -- reading -----------------------------------------------------------------------------
 
     def retrieve(self, key: str, scope: EntityName | None = None) -> MemoryEntry | None:
-        """The entry of ``key``, or None if ``scope`` has none or it has expired."""
+        """Return the entry of ``key``, or None if ``scope`` has none or it has expired."""
         return self.retrieve_batch([key], scope).get(key)
 
     def retrieve_batch(self, keys: Iterable[str], scope: EntityName | None = None) -> dict[str, MemoryEntry]:
-        """The entries of ``keys`` within ``scope``, by key; blobs are read concurrently."""
+        """Return the entries of ``keys`` within ``scope``, by key; blobs are read concurrently."""
         checked, visible = [check_key(key) for key in keys], self.names.visible(scope)
         rows = self._rows_of(checked, visible)
         return {entry.key: entry for entry in as_shown(self._reader.entries(rows, visible))}
 
     def _rows_of(self, keys: Sequence[str], visible: Scope | Everywhere) -> list[EntryRow]:
-        """The entries of ``keys``. Raises BadEntry if two tenants have one of them, CatalogMismatch."""
+        """Return the entries of ``keys``. Raises BadEntry if two tenants have one of them, CatalogMismatch."""
         rows = self.catalog.read(lambda connection: writes.get(connection, keys, visible, self._now()))
         places: dict[str, list[str]] = {}
         for row in rows:
@@ -350,8 +351,8 @@ class MemoryStore:
             self._check_generation(visible)
         return rows
 
-    def _home_of(self, key: str, scope: EntityName | None) -> Scope:
-        """``scope``, or without one and without a root that of the tenant that has the entry of ``key``."""
+    def _tenant_scope(self, key: str, scope: EntityName | None) -> Scope:
+        """Return ``scope``; without a scope and a root, that of the tenant that has the entry of ``key``."""
         visible = self.names.visible(scope)
         if isinstance(visible, Scope):
             return visible
@@ -359,7 +360,7 @@ class MemoryStore:
         return visible.of(rows[0].path) if rows else Scope(self.names.root)
 
     def _check_generation(self, visible: Scope | Everywhere) -> None:
-        """Raises CatalogMismatch if the catalog is older than the index of a tenant in ``visible``."""
+        """Raise CatalogMismatch if the catalog is older than the index of a tenant in ``visible``."""
         if isinstance(visible, Scope):
             self._generations.check(visible.within.tenant)
         else:
@@ -377,12 +378,13 @@ class MemoryStore:
         allowed_ancestors: Sequence[EntityName] | None = None,
         cursor: str | None = None,
     ) -> Page[MemoryEntry]:
-        """A page of the entries of the entity ``type:id``, by owner and key.
+        """Return a page of the entries of the entity ``type:id``, by owner and key.
 
-        With ``within``, these are all entities of that name at or below it, for example in two projects.
+        With ``within``, the page covers all entities of that name at or below it, for example in two projects.
         ``allowed_ancestors`` limits the entries to those at or below one of these entities. If that leaves nothing of
-        the entity, which an empty list does, AccessDenied is raised, whether the entity exists or not. ``cursor`` comes
-        from the previous page; unlike ``offset``, its cost does not grow with the position.
+        the entity, which is always so for an empty list, the call raises AccessDenied, whether the entity exists or
+        not. ``cursor`` comes from the previous page; unlike that of ``offset``, its cost does not grow with the
+        position.
         """
         limit, offset = check_count(limit, "limit"), check_count(offset, "offset")
         self.hierarchy.named(type, id)
@@ -415,7 +417,7 @@ class MemoryStore:
         allowed_ancestors: Sequence[EntityName] | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> list[MemoryEntry]:
-        """The entries whose key contains every word of ``query`` and whose metadata matches, latest first.
+        """Return the entries whose key contains every word of ``query`` and whose metadata matches, latest first.
 
         All fields of the filter must match; a list matches any of its values; fields that are None are ignored. To
         search by meaning, use ``search_memory``.
@@ -440,14 +442,14 @@ class MemoryStore:
         mode: Mode = "hybrid",
         explain: bool = False,
     ) -> MemoryHits[MemoryEntry]:
-        """The ``top_k`` entries that answer ``query`` best, by its words and its meaning, best first.
+        """Return the ``top_k`` entries that answer ``query`` best, by its words and its meaning, best first.
 
-        Hits are sorted by their scores; ``max_distance`` (1 - cosine, 0 to 2) drops what is farther. ``mode`` ranks by
-        the words of key and text and by meaning (``hybrid``), by meaning alone (``vector``: the score is 1 - distance,
-        the cosine of text and query), or by words alone (``text``: the share of the words). ``filter`` has fields of
-        the metadata, as in ``search``, and may have ``entity``: an entity, at or below which hits are, or else the
-        value of a field of that name. The filter applies before the search, and the catalog confirms every hit. With
-        ``explain`` the hits have an ``explanation``. Raises UsageError, also without an embedder.
+        Hits are sorted by score; ``max_distance`` (1 - cosine, 0 to 2) drops farther ones. ``mode`` ranks by the words
+        of key and text and by meaning (``hybrid``), by meaning alone (``vector``: the score is 1 - distance, the cosine
+        of text and query), or by words alone (``text``: the share of the words). ``filter`` has fields of the metadata,
+        as in ``search``, and may have ``entity``: an entity at or below which hits must be, or else the value of a
+        field of that name. The filter applies before the search, and the catalog confirms every hit. With ``explain``,
+        the hits have an ``explanation``. Raises UsageError, also without an embedder.
         """
         self.catalog.check_open()
         if self._search is None:
@@ -461,13 +463,13 @@ class MemoryStore:
         limits += [tuple(self.names.places(named))] if named is not None else []
         if top_k and query.strip():
             self._flusher.settle()
-        ask = partial(self._search_one, query=query, top_k=top_k, limits=limits, fields=fields)
+        ask = partial(self._search_one, query=query, limit=top_k, limits=limits, fields=fields)
         scopes = [visible] if isinstance(visible, Scope) else self._scopes(limits, visible)
         found = [ask(self._search, each, mode=mode, max_distance=max_distance, explain=explain) for each in scopes]
         return merged_hits(found, top_k) if len(found) != 1 else found[0]
 
     def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Everywhere) -> list[Scope]:
-        """The scopes of all tenants in which something may meet the ``limits``."""
+        """Return the scopes of all tenants in which an entry may meet the ``limits``."""
         tenants = set(self.names.tops(None)).intersection(*({each.tenant for each in some} for some in limits))
         return [Scope(tenant, visible.allowed) for tenant in sorted(tenants) or [self.names.root]]
 
@@ -477,21 +479,21 @@ class MemoryStore:
         visible: Scope,
         *,
         query: str,
-        top_k: int,
+        limit: int,
         limits: Sequence[tuple[Entity, ...]],
         fields: Mapping[str, Any],
         mode: Mode,
         max_distance: float | None,
         explain: bool,
     ) -> MemoryHits[MemoryEntry]:
-        """The hits of one tenant."""
+        """Search one tenant."""
 
         def check(keys: Sequence[str]) -> dict[str, EntryRow]:
             rows = self.catalog.read(lambda connection: entry_queries.get(connection, keys, visible, self._now()))
             return {row.key: row for row in rows}
 
         where = VectorFilter(((visible.within,), *limits), fields)
-        answer = search.find(Question(query, top_k, visible.within, where, mode, max_distance, explain), check)
+        answer = search.find(Question(query, limit, visible.within, where, mode, max_distance, explain), check)
         entries = {each.key: each for each in self._reader.entries([row for row, _ in answer.found], visible)}
         found = [(as_shown([entries[row.key]])[0], hit) for row, hit in answer.found if row.key in entries]
         hits = MemoryHits(
@@ -503,17 +505,17 @@ class MemoryStore:
         return hits
 
 
-def merged_hits(found: Sequence[MemoryHits[MemoryEntry]], top_k: int) -> MemoryHits[MemoryEntry]:
-    """The best hits of several tenants, by score; their explanations are added up."""
+def merged_hits(found: Sequence[MemoryHits[MemoryEntry]], limit: int) -> MemoryHits[MemoryEntry]:
+    """Merge the best hits of several tenants, by score, and add up their explanations."""
     every = sorted((hit for hits in found for hit in hits), key=lambda hit: (-hit.score, str(hit.record.entity)))
-    merged = MemoryHits(replace(hit, rank=rank) for rank, hit in enumerate(every[:top_k], start=1))
+    merged = MemoryHits(replace(hit, rank=rank) for rank, hit in enumerate(every[:limit], start=1))
     merged.explanation = added_up([hits.explanation for hits in found if hits.explanation is not None])
     return merged
 
 
-def _check_search(top_k: int, max_distance: float | None, mode: str) -> None:
-    if top_k < 0:
-        raise UsageError("top_k must not be negative", str(top_k))
+def _check_search(limit: int, max_distance: float | None, mode: str) -> None:
+    if limit < 0:
+        raise UsageError("top_k must not be negative", str(limit))
     if max_distance is not None and not 0 <= max_distance <= MAX_DISTANCE:
         raise UsageError("max_distance must be between 0 and 2", str(max_distance))
     if mode not in MODES:

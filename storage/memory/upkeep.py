@@ -1,4 +1,4 @@
-"""Maintenance of memory: deletes expired entries, compacts indexes and vectors, and rebuilds them from the catalog."""
+"""Maintain memory: delete expired entries, compact indexes and vectors, and rebuild them from the catalog."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from driftline.storage.workspace.workspace import Workspace
 EXPIRED_AT_ONCE = 1_000
 PAGE_ROWS = 100_000
 LEASE = "memory"
-"""The purpose of the lease that compactions and rebuilds of a tenant's memory indexes hold."""
+"""The purpose of the lease for compactions and rebuilds of a tenant's memory indexes."""
 
 
 def collect_expired(catalog: Catalog, now: datetime, within: Entity | None = None) -> int:
-    """Delete the expired entries, of all tenants or at and below ``within``, in batches; returns their number."""
+    """Delete the expired entries, of all tenants or at and below ``within``, in batches, and return their number."""
     total = 0
     while expired := catalog.read(
         lambda connection: entry_queries.expired_keys(connection, now, EXPIRED_AT_ONCE, within)
@@ -53,7 +53,7 @@ def _remove_expired(catalog: Catalog, tenant: Entity, keys: list[str], now: date
         locked = entity_tree.lock_tenant(connection, tenant)
         if locked is None:
             return 0
-        # Another process may have stored a key again since the query.
+        # Another process may have stored a key again after the query.
         alive = {row.key for row in entry_queries.get(connection, keys, Scope(tenant), now)}
         return entry_rows.remove(connection, locked, [key for key in keys if key not in alive], Scope(tenant), now)
 
@@ -63,7 +63,7 @@ def _remove_expired(catalog: Catalog, tenant: Entity, keys: list[str], now: date
 def compact_indexes(
     workspace: Workspace, top: Entity, max_deltas: int, encoding: Encoding = DEFAULT_ENCODING
 ) -> dict[str, Folded]:
-    """Fold the memory indexes at and below ``top`` that have more than ``max_deltas``; returns them by directory.
+    """Fold the memory indexes at and below ``top`` that have more than ``max_deltas``, and return them by directory.
 
     Raises LeaseHeld during another compaction or a rebuild of this tenant.
     """
@@ -76,13 +76,13 @@ def compact_indexes(
 
 
 def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEFAULT_ENCODING) -> dict[str, Folded]:
-    """Fold the memory index of ``entity`` alone, however few deltas it has; returns it as ``compact_indexes`` does."""
+    """Fold only the memory index of ``entity``, however few deltas it has. Returns what ``compact_indexes`` does."""
     has_deltas = memory_index.MemoryIndex(workspace.objects, entity.directory).log().deltas
     return _fold(workspace, entity.tenant, [entity.directory] if has_deltas else [], encoding)
 
 
 def entries_of(folded: Mapping[str, Folded]) -> int:
-    """The number of entries in compacted indexes; those of an index are in the indexes of its ancestors, too."""
+    """Return the number of entries in compacted indexes, each once, although indexes of ancestors contain them, too."""
     return sum(each.live for name, each in folded.items() if folded.keys().isdisjoint(directories(name)[:-1]))
 
 
@@ -98,7 +98,7 @@ def _fold(workspace: Workspace, tenant: Entity, due: Sequence[str], encoding: En
 
 
 def compact_vectors(workspace: Workspace, tenant: Entity, older_than: timedelta) -> int:
-    """Merge the fragments of a tenant's vectors and remove old versions; returns the number of removed versions.
+    """Merge the fragments of a tenant's vectors and remove old versions and return the number of removed versions.
 
     The caller holds the tenant's maintenance lease. A compaction that conflicts with a writer is left to the next run.
     """
@@ -164,7 +164,10 @@ def rebuild_indexes(
 
 
 def pages(catalog: Catalog, entity: Entity, now: datetime) -> Iterator[list[EntryRow]]:
-    """All entries at or below ``entity`` that have not expired at ``now``; each page is read in its own transaction."""
+    """Yield all entries at or below ``entity`` that have not expired at ``now``.
+
+    Each page is read in its own transaction.
+    """
     after: tuple[int, str] | None = None
     while True:
 

@@ -1,4 +1,4 @@
-"""The vectors of a tenant's memory in a Lance table: one row per entry with text (DESIGN, "Memory").
+"""Keep the vectors of a tenant's memory in a Lance table: one row per entry with text (DESIGN, "Memory").
 
 The commit marker, a row with an empty key, holds the highest applied outbox id. Every commit rewrites it, so two
 commits conflict, and each change is applied once and in order, whichever process flushes it.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import CommitConflict, StorageError
-from driftline.storage.lance.errors import first_line, index_stats, persistent, reading, with_indexes
+from driftline.storage.lance.errors import first_line, index_stats, reading, retried, with_indexes
 from driftline.storage.lance.table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
 from driftline.storage.lance.vector_index import (
     EXACT_SEARCH_ROWS,
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class MemoryExplanation:
-    """What a search did.
+    """The figures of a search.
 
-    ``words`` are those of the query that were looked for. ``entries`` is how many have text, ``matches`` how many of
-    them the filter allows. ``index`` is the kind of the vector index, None if entries were compared one by one, and
-    ``unindexed_words`` the number of entries that the index of words does not cover. ``by_words`` and ``by_meaning``
-    are what each search has found, ``candidates`` both together, ``dropped`` those that the catalog has not confirmed.
-    ``seconds`` are by phase.
+    ``words`` are the words of the query. ``entries`` is the number of entries with text, ``matches`` the number of
+    those that the filter allows. ``index`` is the kind of the vector index, None if entries were compared one by one.
+    ``unindexed_words`` is the number of entries that the index of words does not cover. ``by_words`` and ``by_meaning``
+    are the numbers of entries that each search found, ``candidates`` that of both together, ``dropped`` that of entries
+    that the catalog did not confirm. ``seconds`` are by phase.
     """
 
     mode: str
@@ -64,11 +64,11 @@ class MemoryExplanation:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def hide_tenant(self) -> None:
-        """Leave out what counts entries of the whole tenant, of which a store bound below it must not learn."""
+        """Remove the figures of the whole tenant, which a store bound below it must not learn."""
         self.entries, self.unindexed_words = self.matches, 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``memory search --explain --json`` prints it."""
+        """Like ``memory search --explain --json`` prints it."""
         return asdict(self)
 
     @contextmanager
@@ -82,7 +82,7 @@ class MemoryExplanation:
 
 
 def added_up(explanations: Sequence[MemoryExplanation]) -> MemoryExplanation | None:
-    """One explanation of searches of several tenants for the same words; None of none."""
+    """Add up the explanations of searches of several tenants for the same words; None without any."""
     if not explanations:
         return None
     total = MemoryExplanation(explanations[0].mode, explanations[0].words)
@@ -104,15 +104,16 @@ _WORDS = pa.field("words", pa.string())
 _TINY = float(np.finfo(np.float32).tiny)
 _TEXT = "words_idx"
 MAX_WORD_CHARACTERS = 8_192
-"""What follows in a longer text is found by its meaning only."""
+"""Words beyond this position of a text are not indexed; only meaning finds them."""
 MAX_UNINDEXED_WORDS = 20_000
-"""With more rows that the index of words does not cover, which take 5 microseconds each, a search looks in it alone."""
+"""With more rows than this outside the index of words, which take 5 microseconds each, a search uses only the index."""
 
 
 def schema(dim: int) -> pa.Schema:
-    """The columns of ``memory_embeddings``: ``places`` has the directories of the owner and its ancestors, ``fields``
-    the fields of the metadata, each as JSON of its name and value, ``words`` the key and the text of the entry, cut;
-    ``vector`` is ``(dim,) float16``."""
+    """Return the columns of ``memory_embeddings``: ``places`` has the directories of the owner and its ancestors,
+    ``fields`` the fields of the metadata, each as JSON of its name and value, ``words`` the key and the text of the
+    entry, cut; ``vector`` is ``(dim,) float16``.
+    """
     return pa.schema(
         [
             pa.field("key", pa.string()),
@@ -139,10 +140,10 @@ class VectorRow:
 
 
 class Found(NamedTuple):
-    """An entry that a search has found: ``distance`` is 1 - cosine.
+    """An entry that a search found: ``distance`` is 1 - cosine.
 
-    ``match`` is the share of the words of the query that its key and text hold, from 0 to 1; a word weighs more the
-    fewer of the entries that were found hold it.
+    ``match`` is the share of the words of the query that its key and text contain, from 0 to 1. Words that fewer of the
+    found entries contain weigh more.
     """
 
     key: str
@@ -162,7 +163,7 @@ class VectorFilter:
     fields: Mapping[str, Any] | None = None
 
     def to_sql(self) -> str:
-        """The filter as a Lance expression, with every value quoted."""
+        """Return the filter as a Lance expression, with every value quoted."""
         parts = ["key <> ''", *(_has_any("places", [top.directory for top in tops]) for tops in self.places)]
         for name, expected in (self.fields or {}).items():
             values = expected if isinstance(expected, (list, tuple)) else [expected]
@@ -181,8 +182,10 @@ class VectorTable(LanceTable):
     """``memory_embeddings`` of one tenant and one embedding fingerprint."""
 
     KIND = "memory"
+    COLUMNS = tuple(schema(1).names)
     TITLE = "memory vectors"
     REPAIR = "Rebuild it: driftline memory rebuild"
+    REBUILD = "Delete this folder, then run: driftline memory rebuild"
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -210,7 +213,7 @@ class VectorTable(LanceTable):
                 return
         raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Try again.")
 
-    @persistent
+    @retried
     def index(self) -> None:
         """Create or extend the indexes, once the table is large enough to benefit from them.
 
@@ -239,7 +242,6 @@ class VectorTable(LanceTable):
     def replace_all(self, pages: Callable[[], Iterable[Sequence[VectorRow]]], last: int, dim: int) -> None:
         """Replace all rows by those of ``pages``, in one version. Raises CommitConflict, StorageError, CorruptFile."""
         self._prepare(dim)
-        self._add_words()
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()
             added = self._fragments([_marker_row(max(last, _applied(dataset)))], dataset.schema)
@@ -253,23 +255,12 @@ class VectorTable(LanceTable):
     def _prepare(self, dim: int) -> None:
         # Without a marker that both replace, two first commits would not conflict.
         self._create(_to_table([_marker_row(0)], schema(dim)))
-        with contextlib.suppress(OSError):  # another process builds it, or else the next compaction
+        with contextlib.suppress(OSError):  # another process or the next compaction builds it
             self._index_words(self.open())
-
-    def _add_words(self) -> None:
-        """Give a table from before words could be searched its column and index. Raises StorageError."""
-        dataset = self.open()
-        if _WORDS.name in dataset.schema.names:
-            return
-        try:
-            dataset.add_columns(_WORDS)
-            self._index_words(self.open())
-        except OSError as error:
-            raise StorageError(f"Could not add a column ({first_line(error)})", self.uri, "Try again.") from error
 
     def _index_words(self, dataset: LanceDataset) -> None:
         known = {index.name for index in dataset.describe_indices()}
-        if _TEXT not in known and _WORDS.name in dataset.schema.names:
+        if _TEXT not in known:
             dataset.create_scalar_index(_WORDS.name, "INVERTED", name=_TEXT, with_position=False, **TOKENIZER)
 
     def _fragments(self, rows: Sequence[VectorRow], columns: pa.Schema) -> list[FragmentMetadata]:
@@ -282,7 +273,10 @@ class VectorTable(LanceTable):
         updated: list[FragmentMetadata],
         added: list[FragmentMetadata],
     ) -> bool:
-        """Whether the commit succeeded; after a conflict or an unknown outcome, False: the marker then tells which."""
+        """Commit, and return whether that succeeded.
+
+        False after a conflict or an unknown outcome, which the marker settles.
+        """
         import lance
 
         operation = lance.LanceOperation.Update(
@@ -296,23 +290,23 @@ class VectorTable(LanceTable):
 
     # -- reading -----------------------------------------------------------------------------
 
-    def nearest(self, query: NDArray[np.float32], top_k: int, where: VectorFilter) -> list[Found]:
-        """The entries nearest to ``query``, ``(dim,)``, best first. The filter is applied before the search."""
+    def nearest(self, query: NDArray[np.float32], limit: int, where: VectorFilter) -> list[Found]:
+        """Return the entries nearest to ``query``, ``(dim,)``, best first. The filter is applied before the search."""
         length = np.linalg.norm(query)
-        if top_k == 0 or not length > 0:
+        if limit == 0 or not length > 0:
             return []
         dataset, condition = self.open(cached=True), where.to_sql()
         vector = (query / length).astype(np.float16)
-        nearest: dict[str, Any] = {"column": "vector", "q": vector, "k": top_k, "metric": VECTOR_METRIC}
+        nearest: dict[str, Any] = {"column": "vector", "q": vector, "k": limit, "metric": VECTOR_METRIC}
 
         def search(indexed: bool) -> pa.Table:
             by_index = indexed and is_indexed(dataset) and dataset.count_rows(condition) > EXACT_SEARCH_ROWS
             return dataset.scanner(
                 columns=["key", "rev", "_distance"],
-                nearest={**nearest, **(through_index(dataset, top_k) if by_index else {"use_index": False})},
+                nearest={**nearest, **(through_index(dataset, limit) if by_index else {"use_index": False})},
                 filter=condition,
                 prefilter=True,
-                limit=top_k,
+                limit=limit,
                 use_scalar_index=indexed,
             ).to_table()
 
@@ -324,9 +318,11 @@ class VectorTable(LanceTable):
     def matching(
         self, words: Sequence[str], query: NDArray[np.float32], limit: int, where: VectorFilter
     ) -> list[Found]:
-        """The entries that match ``words`` best, and their distances from ``query``, best first; filtered as above.
+        """Return the entries that match ``words`` best, and their distances from ``query``, best first.
 
-        There are none in a table whose words are not indexed, from before they were, or whose index is unusable.
+        Filtered as above.
+
+        Returns nothing for a table whose words are not indexed yet, or whose index is unusable.
         """
         from lance.query import MatchQuery
 
@@ -356,7 +352,7 @@ class VectorTable(LanceTable):
         return sorted(map(Found, *columns), key=lambda hit: (-hit.match, hit.key))
 
     def describe(self, where: VectorFilter, explanation: MemoryExplanation) -> None:
-        """Fill in what ``explanation`` says of the table and of the entries that ``where`` allows."""
+        """Fill in the figures of the table and of the entries that ``where`` allows."""
         dataset = self.open()
         kinds = {index.name: index.index_type for index in dataset.describe_indices()}
         explanation.entries = self._counted(dataset, "key <> ''")
@@ -375,32 +371,35 @@ class VectorTable(LanceTable):
 
         return with_indexes(dataset, self.TITLE, count)
 
-    @persistent
+    @retried
     def revs(self) -> list[tuple[str, int]]:
-        """``(key, rev)`` of every vector. Raises CorruptFile, StorageError."""
+        """Return ``(key, rev)`` of every vector. Raises CorruptFile, StorageError."""
         with reading(self.TITLE, self.uri):
             rows = self.open().to_table(columns=["key", "rev"], filter=f"NOT ({_MARKER})")
         return list(zip(rows["key"].to_pylist(), rows["rev"].to_pylist(), strict=True))
 
     def count(self) -> int:
-        """The number of entries with text."""
+        """Return the number of entries with text."""
         return self._counted(self.open(), "key <> ''")
 
 
 def last_change(table: VectorTable) -> int:
-    """The highest outbox id that ``table`` has applied; 0 without a version. Raises CorruptFile, StorageError."""
+    """Return the highest outbox id that ``table`` has applied; 0 without a version.
+
+    Raises CorruptFile, StorageError.
+    """
     return _applied(table.open()) if table.exists() else 0
 
 
 def vector_tables(objects: ObjectStore, tenant: Entity) -> list[VectorTable]:
-    """The tables of a tenant, one for each embedding."""
+    """Return the tables of a tenant, one for each embedding."""
     names = objects.list_dirs(tables_directory(tenant))
     fingerprints = (table_fingerprint(name, VectorTable.KIND) for name in names)
     return [VectorTable(objects, tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
 
 
 def _distances(vectors: pa.FixedSizeListArray, query: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``(n,)``: 1 - cosine of each of ``n`` vectors and ``query``; 1 for a vector or query without a known word."""
+    """Return ``(n,)``: 1 - cosine of ``n`` vectors and ``query``; 1 for a vector or query without a known word."""
     distances = np.ones(len(vectors), np.float32)
     known = vectors.is_valid().to_numpy(zero_copy_only=False)
     length = float(np.linalg.norm(query))
@@ -411,10 +410,12 @@ def _distances(vectors: pa.FixedSizeListArray, query: NDArray[np.float32]) -> ND
 
 
 def _matches(words: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
-    """``(n,)``: the ``match`` of each of ``n`` entries."""
-    wanted = terms_asked(words)
+    """Return ``(n,)``: the ``match`` of each of ``n`` entries."""
+    query_terms = terms_asked(words)
     held = [set(terms(text)) for text in texts]
-    holds = np.array([[term in some for term in wanted] for some in held], np.float64).reshape(len(texts), len(wanted))
+    holds = np.array([[term in some for term in query_terms] for some in held], np.float64).reshape(
+        len(texts), len(query_terms)
+    )
     weights = np.log1p(len(texts) / np.maximum(1.0, holds.sum(axis=0)))
     return np.asarray(holds @ weights / max(float(weights.sum()), _TINY), np.float64)
 

@@ -63,14 +63,16 @@ ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 2.0
 NO_ATTEMPT_AFTER_SECONDS = 20.0
-"""Since the first attempt. The clients below retry on their own, so that a store that is down is not asked for long."""
+"""No attempt begins later than this after the first.
+
+The clients below retry on their own, so a store that is down is given up soon."""
 
 _CLIENT = re.compile(r"after (\d+) retries, max_retries: (\d+)")
 _Result = TypeVar("_Result")
 
 
-def are_used_up(text: str) -> bool:
-    """Whether the client library says in ``text`` that it has tried as often as it may."""
+def is_exhausted(text: str) -> bool:
+    """Return whether ``text`` of the client library says that it has used up its own attempts."""
     client = _CLIENT.search(text)
     return client is not None and int(client[1]) >= int(client[2])
 
@@ -78,7 +80,7 @@ def are_used_up(text: str) -> bool:
 def delays(
     *, clock: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
 ) -> Iterator[float]:
-    """The seconds to wait before each further attempt, until the attempts or the time are used up."""
+    """Yield the seconds to wait before each further attempt, until the attempts or the time are used up."""
     deadline = clock() + NO_ATTEMPT_AFTER_SECONDS
     longest = FIRST_DELAY_SECONDS
     for _ in range(ATTEMPTS - 1):
@@ -97,7 +99,7 @@ def with_retries(
     chance: Callable[[], float] = random.random,
     sleep: Callable[[float], object] = time.sleep,
 ) -> _Result:
-    """The result of ``operation``, which is repeated while it fails with a transient error.
+    """Return the result of ``operation``, which is repeated while it fails with a transient error.
 
     Raises the error of the last attempt.
     """

@@ -1,7 +1,7 @@
-"""Objects in a bucket, through obstore: S3 and compatible stores, Google Cloud Storage, Azure.
+"""Keep objects in a bucket, through obstore: S3 and compatible stores, Google Cloud Storage, Azure.
 
-Translates obstore's exceptions, sends bare etags in ``If-Match`` where the store requires it (Ceph up to version 16),
-and reports a clock that differs too much from the store's.
+Translate obstore's exceptions, send bare etags in ``If-Match`` if the store requires it (Ceph up to version 16), and
+report a clock that differs too much from the store's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from driftline.storage.errors import (
     UnsafeStore,
     UsageError,
 )
-from driftline.storage.objects.backend import ObjectInfo, are_used_up, delays, with_retries
+from driftline.storage.objects.backend import ObjectInfo, delays, is_exhausted, with_retries
 from driftline.storage.objects.bucket_options import BucketOptions
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
 from driftline.storage.objects.request_counts import count
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from obstore import GetOptions, ListResult, ObjectMeta, PutResult, UpdateVersion
 
 _STALE = '"00000000000000000000000000000000"'
-"""The etag of no object."""
+"""An etag that no object has."""
 
 
 class Etags:
-    """The spelling that one store takes: quoted, as HTTP demands, until it shows otherwise."""
+    """The spelling of etags that a store accepts: quoted, as HTTP demands, until it shows otherwise."""
 
     def __init__(self) -> None:
         self._is_bare = False
         self.are_known = False
-        """Whether a condition has ever been accepted in this spelling."""
+        """Whether the store has ever accepted a condition in this spelling."""
 
     def spelled(self, etag: str) -> str:
         return etag.strip('"') if self._is_bare else etag
@@ -64,7 +64,7 @@ class Etags:
     def learn(self, etag: str, replace: Callable[[str], str]) -> bool:
         """Find the spelling with an object of ``etag``, which ``replace`` replaces if an etag matches.
 
-        False if the store takes neither, or takes a bare etag without comparing it.
+        Returns False if the store accepts neither spelling, or accepts a bare etag without comparing it.
         """
         with contextlib.suppress(BaseError):
             replace(etag)
@@ -84,16 +84,19 @@ class Etags:
 
 
 CODE = "RequestTimeTooSkewed"
-"""The code of S3 and of compatible stores."""
+"""The error code of S3 and of compatible stores."""
 FIX = "Set the clock of this machine; it should follow a time server."
 TIMEOUT_SECONDS = 3
 _SERVER_TIME = re.compile(r"<ServerTime>([^<]+)</ServerTime>")
 
 
 def describe(answer: str, endpoint: str, *, now: datetime | None = None) -> str:
-    """What happened, with the difference if ``answer`` or, without credentials, ``endpoint`` ("" if none) tells it."""
+    """Describe a clock error, with the difference if ``answer`` or a request to ``endpoint`` shows it.
+
+    The request is sent without credentials; ``endpoint`` is "" if there is none.
+    """
     now = now or datetime.now(UTC)
-    theirs = _told_in(answer) or _asked(endpoint)
+    theirs = _told_in(answer) or _server_time(endpoint)
     if theirs is None:
         return "The clock of this machine differs too much from that of the store"
     seconds = round((now - theirs).total_seconds())
@@ -104,17 +107,17 @@ def describe(answer: str, endpoint: str, *, now: datetime | None = None) -> str:
 def _told_in(answer: str) -> datetime | None:
     if match := _SERVER_TIME.search(answer):
         with contextlib.suppress(ValueError):
-            told = datetime.fromisoformat(match[1])
-            return told if told.tzinfo else told.replace(tzinfo=UTC)
+            reported = datetime.fromisoformat(match[1])
+            return reported if reported.tzinfo else reported.replace(tzinfo=UTC)
     return None
 
 
-def _asked(endpoint: str) -> datetime | None:
-    """The time in the head of any answer of the store."""
+def _server_time(endpoint: str) -> datetime | None:
+    """Return the time in the headers of any answer of the store."""
     url = urlsplit(endpoint)
     if not url.hostname:
         return None
-    import email.utils  # these take longer to import than most commands have to spare
+    import email.utils  # these take too long to import for most commands
     import http.client
 
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
@@ -141,22 +144,22 @@ _SET_CREDENTIALS = {
     "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY.",
 }
 _MAY_PASS = {"Timeout", "Request", "Decode", "Interrupted", "Unknown"}
-"""Failures on the way. Without a connection ("Connect") obstore has tried for long enough."""
+"""Failures in transit. Without a connection ("Connect"), obstore has already retried for long enough."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may succeed soon; False for what obstore has retried as often as it may."""
+    """Return whether the same request may succeed soon; False if obstore has used up its own attempts."""
     if not isinstance(error, BaseError) or isinstance(error, (AlreadyExistsError, PreconditionError)):
         return False
     text = str(error)
-    if are_used_up(text):
+    if is_exhausted(text):
         return False
     status = _first(_STATUS, text)
     return status in ("408", "429") or status.startswith("5") or _first(_TRANSPORT, text) in _MAY_PASS
 
 
 def is_about_a_condition(error: BaseException) -> bool:
-    """Whether the store says that a condition of the request does not hold, or is malformed."""
+    """Return whether the store says that a condition of the request does not hold, or is malformed."""
     return isinstance(error, PreconditionError) or _first(_STATUS, str(error)) == "400"
 
 
@@ -170,7 +173,7 @@ class BucketErrors:
 
     @contextlib.contextmanager
     def translated(self, action: str, key: str) -> Iterator[None]:
-        """Raise what obstore raises for ``action`` on ``key`` as a DriftlineError."""
+        """Raise obstore's errors of ``action`` on ``key`` as a DriftlineError."""
         try:
             yield
         except (BaseError, FileNotFoundError, ValueError) as error:
@@ -210,7 +213,7 @@ class BucketErrors:
         return StorageError(f"Could not {action}", where, f"The store answered: {reason}")
 
     def _refusal(self, text: str, code: str, status: str, action: str, where: str) -> AccessDenied | None:
-        """The error if the store knows the caller not, or not in this way."""
+        """Return the error if the store does not know the caller, or does not accept this kind of authentication."""
         credentials = _SET_CREDENTIALS[self.scheme]
         if "/latest/api/token" in text or "metadata.google" in text or "metadata/identity" in text:
             return AccessDenied("No credentials were found", self.uri, credentials)
@@ -229,7 +232,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
 
 
 USER_AGENT = "driftline"
-"""Appears in the access log of a store; requests of Lance carry Lance's own."""
+"""Appears in the access log of a store; Lance sends its own."""
 LIST_CHUNK = 1000
 DELETED_AT_ONCE = {"s3": 1000, "gs": 1, "az": 256}
 """Maximum number of objects that one request deletes."""
@@ -268,7 +271,7 @@ class Bucket:
             result = obstore.get(self._reader, self._key(path))
             return bytes(result.bytes()), self._version(result.meta)
 
-        return self._persistently("read", path, get)
+        return self._retried("read", path, get)
 
     def open_input(self, path: str) -> pa.NativeFile:
         def get() -> pa.NativeFile:
@@ -278,7 +281,7 @@ class Bucket:
                 return pa.BufferReader(pa.py_buffer(result.bytes()))
             return pa.PythonFile(_PinnedFile(self, path, result.meta["size"], result.meta["e_tag"]), mode="r")
 
-        return self._persistently("read", path, get)
+        return self._retried("read", path, get)
 
     def read_range(self, path: str, start: int, end: int, etag: str | None) -> bytes:
         """Bytes ``start`` to ``end`` (exclusive) of an object that still has ``etag``.
@@ -296,7 +299,7 @@ class Bucket:
 
         try:
             spelled = self._etags.spelled(etag) if etag else None
-            return self._persistently("read", path, lambda: get(spelled))
+            return self._retried("read", path, lambda: get(spelled))
         except PreconditionFailed as error:
             raise ObjectNotFound("The object was replaced during the read", error.where) from None
 
@@ -306,7 +309,7 @@ class Bucket:
             return self._info(obstore.head(self._reader, self._key(path)))
 
         try:
-            return self._persistently("look up", path, head)
+            return self._retried("look up", path, head)
         except ObjectNotFound:
             return None
 
@@ -315,8 +318,8 @@ class Bucket:
             count("put")
             return self._version(obstore.put(self._writer, self._key(path), data, mode="create"))
 
-        # A repeated conditional write may meet what the first one wrote; ObjectStore compares the bytes.
-        return self._persistently("create", path, create)
+        # A repeated conditional write may find the result of the first one; ObjectStore compares the bytes.
+        return self._retried("create", path, create)
 
     def replace(self, path: str, data: bytes, version: str) -> str:
         with self._translated("replace", path):
@@ -339,7 +342,7 @@ class Bucket:
         return with_retries(replace, is_transient)
 
     def _refuses_own_etags(self, path: str, version: str, error: BaseError) -> bool:
-        """Whether ``error`` is about the spelling of ``version``; if so, the other one is used from now on."""
+        """Return whether ``error`` is about the spelling of ``version``; if so, use the other spelling from now on."""
         if self._scheme != "s3" or not is_about_a_condition(error):
             return False
         if isinstance(error, PreconditionError):
@@ -361,7 +364,7 @@ class Bucket:
             yield self._info(meta)
 
     def _keys_below(self, prefix: str) -> Iterator[ObjectMeta]:
-        """The objects below ``prefix``; a listing that breaks off is continued after the last key."""
+        """Yield the objects below ``prefix``; an interrupted listing is continued after the last key."""
         last, is_sorted = "", True
         pages, waits = self._pages(prefix, last), delays()
         while True:
@@ -369,7 +372,7 @@ class Bucket:
                 page = next(pages, None)
             except BaseError as error:
                 wait = next(waits, None)
-                # Where keys are not sorted, some of those still to come may lie before the last one.
+                # If keys are not sorted, some of the remaining ones may precede the last one.
                 if wait is None or not is_sorted or not is_transient(error):
                     with self._translated("list", prefix):
                         raise
@@ -400,7 +403,7 @@ class Bucket:
             count("list")
             return obstore.list_with_delimiter(self._reader, self._key(prefix) or None)
 
-        listing = self._persistently("list", prefix, list_level)
+        listing = self._retried("list", prefix, list_level)
         entries = len(listing["objects"]) + len(listing["common_prefixes"])
         count("list", max(1, -(-entries // LIST_CHUNK)) - 1)
         return listing
@@ -420,10 +423,10 @@ class Bucket:
             count("delete", -(-len(paths) // DELETED_AT_ONCE[self._scheme]))
             obstore.delete(self._writer, [self._key(path) for path in paths])
 
-        self._persistently("delete", paths[0], delete)
+        self._retried("delete", paths[0], delete)
 
-    def _persistently(self, action: str, path: str, operation: Callable[[], _Result]) -> _Result:
-        """The result of an idempotent operation, with the errors of Driftline."""
+    def _retried(self, action: str, path: str, operation: Callable[[], _Result]) -> _Result:
+        """Run an idempotent operation with retries, and translate its errors."""
         with self._translated(action, path):
             return with_retries(operation, is_transient)
 
@@ -431,7 +434,7 @@ class Bucket:
         return self._errors.translated(action, self._key(path))
 
     def _key(self, path: str) -> str:
-        # Keys are formed here, not by obstore's prefix option, so that all requests spell them alike.
+        # Keys are built here, not by obstore's prefix option, so that all requests spell them alike.
         return "/".join(part for part in (self._prefix, path) if part)
 
     def _info(self, meta: ObjectMeta) -> ObjectInfo:

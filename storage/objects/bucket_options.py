@@ -1,4 +1,4 @@
-"""Storage options of buckets, spelled as in the object_store crate, which both obstore and Lance use."""
+"""Translate storage options of buckets; they are spelled as in the object_store crate, which obstore and Lance use."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BucketOptions:
     client: Mapping[str, str] = field(repr=False)
     retry: Mapping[str, str] = field(repr=False)
     endpoint: str = ""
-    """Where the store is, if it is not at its provider's address."""
+    """The address of the store, if it is not its provider's."""
 
     @classmethod
     def of(cls, scheme: str, storage_options: Mapping[str, str]) -> BucketOptions:
@@ -72,7 +72,7 @@ class BucketOptions:
         return cls(config, client, retry, endpoint)
 
     def for_obstore(self, **client_defaults: str) -> dict[str, Any]:
-        """The keyword arguments of an obstore store."""
+        """Return the keyword arguments of an obstore store."""
         seconds = int(self.retry.get("client_retry_timeout", RETRY_SECONDS))
         retry = {
             "max_retries": int(self.retry.get("client_max_retries", MAX_RETRIES)),
@@ -90,7 +90,7 @@ class BucketOptions:
         }
 
     def for_lance(self) -> dict[str, str]:
-        """The ``storage_options`` of Lance."""
+        """Return the ``storage_options`` of Lance."""
         retry = {"client_max_retries": str(MAX_RETRIES), "client_retry_timeout": str(LANCE_RETRY_SECONDS)}
         options = {**self.config, **self.client, **retry, **self.retry}
         if "aws_endpoint_url_s3" in options:  # Lance reads only the other spelling
@@ -98,7 +98,7 @@ class BucketOptions:
         return options
 
     def without_secrets(self, text: str) -> str:
-        """``text`` with every potential credential masked."""
+        """Return ``text`` with every potential credential masked."""
         secrets = [value for key, value in self.config.items() if _SECRET_KEY.search(key)]
         secrets += [value for key, value in os.environ.items() if _SECRET_ENVIRONMENT.search(key)]
         for secret in sorted(secrets, key=len, reverse=True):
@@ -108,7 +108,10 @@ class BucketOptions:
 
 
 def for_fsspec(scheme: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Storage options in the spelling of fsspec's file systems; options in that spelling pass through unchanged."""
+    """Return storage options in the spelling of fsspec's file systems.
+
+    Options in that spelling pass through unchanged.
+    """
     options = dict(storage_options)
     if scheme not in _FSSPEC_NAMES:
         return options

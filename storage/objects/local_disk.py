@@ -1,4 +1,4 @@
-"""Durable objects on a local disk: create-only by hard link, replace-if-unchanged under a file lock."""
+"""Keep objects durably on a local disk: create-only by hard link, replace-if-unchanged under a file lock."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LocalDisk:
         self._root = root
 
     def make_private(self) -> None:
-        """Create the root with mode 0700 unless it exists; what is created below a private root has its mode."""
+        """Create the root with mode 0700 unless it exists; everything below a private root gets its mode."""
         with self._reported("create", ""):
             _make_directories(os.path.dirname(self._root), 0o777)
             with contextlib.suppress(FileExistsError):
@@ -58,7 +58,7 @@ class LocalDisk:
 
     @property
     def is_private(self) -> bool:
-        """Whether the root exists and gives group and others no access."""
+        """Return whether the root exists and denies group and others access."""
         try:
             return not stat.S_IMODE(os.stat(self._root).st_mode) & 0o077
         except OSError:
@@ -181,7 +181,10 @@ class LocalDisk:
 
     @contextlib.contextmanager
     def _temporary(self, target: str, data: bytes) -> Iterator[str]:
-        """The path of a synced file with ``data`` in the directory of ``target``; removed at the end if it remains."""
+        """Yield the path of a synced file with ``data`` in the directory of ``target``.
+
+        Removed at the end if it remains.
+        """
         directory = os.path.dirname(target)
         temporary = os.path.join(directory, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
         descriptor = _open_new(directory, temporary, 0o700 if self.is_private else 0o777)
@@ -262,7 +265,7 @@ def _info(path: str, status: os.stat_result) -> ObjectInfo:
 
 
 def _make_later(path: str, than_ns: int) -> None:
-    """Set the mtime of ``path`` to after ``than_ns``, by the smallest step that the file system resolves."""
+    """Set the mtime of ``path`` to later than ``than_ns``, by the smallest step that the file system resolves."""
     for step in MTIME_STEPS_NS:
         if os.stat(path).st_mtime_ns > than_ns:
             return

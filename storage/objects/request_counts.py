@@ -14,7 +14,9 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 KINDS = ("list", "get", "head", "put", "delete")
-"""The kinds that stores price; ``get`` includes requests for anything but an object, such as ``GET ?acl``."""
+"""The kinds of requests that stores price.
+
+``get`` includes requests for anything but an object, such as ``GET ?acl``."""
 OTHER = "other"
 """The phase of requests outside of all phases."""
 
@@ -98,13 +100,13 @@ def count_all(counts: Counts) -> None:
 
 
 def by_kind(counts: Counts) -> dict[str, int]:
-    """The sums over all phases, in the order of ``KINDS``, without zeros."""
+    """Return the sums over all phases, in the order of ``KINDS``, without zeros."""
     sums = sum((Counter(kinds) for kinds in counts.values()), Counter[str]())
     return {kind: sums[kind] for kind in KINDS if sums[kind]}
 
 
 def merged(*parts: Counts) -> Counts:
-    """The sums of several counts, phase by phase."""
+    """Return the sums of several counts, phase by phase."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for part in parts:
         for name, kinds in part.items():
@@ -113,7 +115,7 @@ def merged(*parts: Counts) -> Counts:
 
 
 def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | None:
-    """The cost of ``requests``; ``prices`` are per 1,000 of a kind. None if none of these kinds has a price."""
+    """Return the cost of ``requests``; ``prices`` are per 1,000 of a kind. None if none of these kinds has a price."""
     priced = [kind for kind in requests if kind in prices]
     return sum(prices[kind] * requests[kind] for kind in priced) / 1000 if priced else None
 

@@ -1,4 +1,4 @@
-"""The objects of a workspace, on a local disk or in a bucket: conditional writes, reads, listings and deletions.
+"""Access the objects of a workspace, on a local disk or in a bucket: conditional writes, reads, listings and deletions.
 
 A cache of immutable objects avoids repeated requests to a bucket.
 """
@@ -40,7 +40,7 @@ class BufferCache:
         self._buffers: LRUCache[str, pa.Buffer] = LRUCache(max_bytes, getsizeof=lambda buffer: buffer.size)
 
     def get(self, name: str) -> pa.Buffer | None:
-        """The buffer of this name, or None."""
+        """Return the buffer of this name, or None."""
         with self._lock:
             return self._buffers.get(name)
 
@@ -79,14 +79,14 @@ class ObjectStore:
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str] | None = None) -> ObjectStore:
-        """The store at a path, or at a ``file``, ``memory``, ``s3``, ``gs``, ``az`` or ``abfs[s]`` URI.
+        """Open the store at a path, or at a ``file``, ``memory``, ``s3``, ``gs``, ``az`` or ``abfs[s]`` URI.
 
         Contacts and creates nothing. ``memory://`` is a new private temporary directory, which is removed at exit.
         Raises UnknownScheme, UsageError.
         """
         options = dict(storage_options or {})
         match = _SCHEME.match(uri)
-        if match is None and _CHAINED.search(uri):  # it may hold a secret, also where it was taken for a path
+        if match is None and _CHAINED.search(uri):  # may be a secret, even in a path
             raise UnknownScheme("Workspaces do not support chained URIs", "", "Use a path, or s3://, gs://, az://.")
         scheme = match[1].lower() if match else "file"
         match scheme:
@@ -122,7 +122,7 @@ class ObjectStore:
         raise UnknownScheme(f"Workspaces do not support {scheme}://", uri, "Use a path, or s3://, gs://, az://.")
 
     def make_private(self) -> None:
-        """Create the folder of a local store that does not exist yet such that only its owner can read it."""
+        """Create the folder of a new local store so that only its owner can read it."""
         if isinstance(self._backend, LocalDisk):
             self._backend.make_private()
 
@@ -147,21 +147,22 @@ class ObjectStore:
         return dict(options) if options is not None else None
 
     def lance_uri(self, path: str) -> str:
-        """The location of ``path`` for Lance: an absolute local path, or a percent-encoded bucket URI."""
+        """Return the location of ``path`` for Lance: an absolute local path, or a percent-encoded bucket URI."""
         return self._backend.lance_uri(_checked(path))
 
     def get(self, path: str) -> bytes:
-        """The bytes of an object. Raises ObjectNotFound."""
+        """Return the bytes of an object. Raises ObjectNotFound."""
         return self.get_versioned(path)[0]
 
     def get_versioned(self, path: str) -> tuple[bytes, str]:
-        """The bytes of an object and the version to pass to ``replace``. Raises ObjectNotFound."""
+        """Return the bytes of an object and the version to pass to ``replace``. Raises ObjectNotFound."""
         return self._backend.get(_checked(path))
 
     def open_input(self, path: str, *, immutable: bool = False) -> pa.NativeFile:
-        """A seekable file. Of a large object in a bucket, only the requested ranges are fetched. Raises ObjectNotFound.
+        """Open an object as a seekable file. Raises ObjectNotFound.
 
-        Smaller objects of a bucket that are ``immutable`` are cached for later calls.
+        Of a large object in a bucket, only the requested ranges are fetched. Smaller objects of a bucket that are
+        ``immutable`` are cached for later calls.
         """
         cached = self._cache.get(path) if immutable else None
         if cached is not None:
@@ -173,7 +174,10 @@ class ObjectStore:
         return opened
 
     def head(self, path: str) -> ObjectInfo | None:
-        """The metadata of an object, or None if it does not exist, also for a missing bucket, where ``get`` raises."""
+        """Return the metadata of an object, or None if the object or the bucket does not exist.
+
+        ``get`` raises for the latter.
+        """
         return self._backend.head(_checked(path))
 
     def create(self, path: str, data: bytes) -> str:
@@ -190,7 +194,7 @@ class ObjectStore:
     def replace(self, path: str, data: bytes, version: str) -> str:
         """Durably replace an object that still has ``version``, and return its new version.
 
-        Raises PreconditionFailed if it has changed or is missing; equal bytes count as written, as in ``create``.
+        Raises PreconditionFailed if it has changed or is missing. Equal bytes count as written, as in ``create``.
         """
         try:
             return self._backend.replace(_checked(path), data, version)
@@ -198,7 +202,7 @@ class ObjectStore:
             return self._version_if_written(path, data, error)
 
     def list(self, prefix: str = "", *, recursive: bool = True, temporary: bool = False) -> Iterator[ObjectInfo]:
-        """The objects below a directory, unordered, without unfinished temporary files.
+        """Yield the objects below a directory, unordered, without unfinished temporary files.
 
         A failure during the listing raises, so a listing that ends is complete. Cleanup also lists ``temporary`` files.
         """
@@ -207,11 +211,11 @@ class ObjectStore:
                 yield info
 
     def list_dirs(self, prefix: str = "") -> builtins.list[str]:
-        """The names of the directories directly below a directory, sorted."""
+        """Return the names of the directories directly below a directory, sorted."""
         return sorted(self._backend.directories(_checked_prefix(prefix)))
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Delete objects, ignoring missing ones, and on a local disk also the directories that become empty."""
+        """Delete objects and, on a local disk, directories that become empty. Missing objects are ignored."""
         self._backend.delete([_checked(path) for path in paths])
 
     def probe_conditional_writes(self) -> None:
@@ -240,7 +244,7 @@ class ObjectStore:
             self.delete([path])
 
     def _version_if_written(self, path: str, data: bytes, error: StorageError) -> str:
-        """The version of the object if it has exactly ``data``; otherwise raises ``error``."""
+        """Return the version of the object if it has exactly ``data``; otherwise raises ``error``."""
         try:
             current, version = self._backend.get(path)
         except StorageError:

@@ -47,7 +47,7 @@ class SafeFolder:
         self._keep(0)
 
     def folder(self, path: str) -> int:
-        """A descriptor of a folder for the ``dir_fd`` of ``os`` functions, valid until the next call."""
+        """Return a descriptor of a folder for the ``dir_fd`` of ``os`` functions, valid until the next call."""
         if path == self._path:
             return self._descriptors[-1]
         self._path = None
@@ -69,7 +69,10 @@ class SafeFolder:
         return self._descriptors[-1]
 
     def entries(self, path: str) -> Iterator[os.DirEntry[str]]:
-        """The entries of a folder. Their ``path`` is only their name, and ``stat`` works only during the iteration."""
+        """Yield the entries of a folder.
+
+        Their ``path`` is only their name, and ``stat`` works only during the iteration.
+        """
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.folder(path))
         try:
             with os.scandir(descriptor) as entries:
@@ -78,12 +81,12 @@ class SafeFolder:
             os.close(descriptor)
 
     def stat(self, path: str) -> os.stat_result:
-        """The metadata of a file, a link or anything else."""
+        """Return the metadata of a file, a link or anything else."""
         start = path.rfind("/") + 1
         return os.stat(path[start:], dir_fd=self.folder(path[:start]), follow_symlinks=False)
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of a regular file; None for anything else."""
+        """Return the bytes of a regular file; None for anything else."""
         start = path.rfind("/") + 1
         return read_regular(path[start:], dir_fd=self.folder(path[:start]))
 
@@ -94,17 +97,20 @@ class SafeFolder:
 
 
 def check_names_are_utf8() -> None:
-    """Raise UsageError if this process decodes names of files otherwise: known documents would seem to be gone."""
+    """Raise UsageError unless this process decodes file names as UTF-8: known documents would seem to be deleted."""
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8":
         raise UsageError(
-            f"This process decodes the names of files as {encoding}, so that documents would be taken for others",
+            f"This process decodes the file names as {encoding}, so it would take documents for others",
             fix="Set PYTHONUTF8=1, or a locale of UTF-8 such as LC_ALL=C.UTF-8, before Python starts.",
         )
 
 
 def read_regular(path: str, *, dir_fd: int | None = None) -> bytes | None:
-    """The bytes of a regular file, None for a folder, pipe, socket or device. Follows no link. Raises OSError."""
+    """Return the bytes of a regular file; None for a folder, pipe, socket or device. Follows no link.
+
+    Raises OSError.
+    """
     descriptor = os.open(path, _FILE, dir_fd=dir_fd)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -116,7 +122,7 @@ def read_regular(path: str, *, dir_fd: int | None = None) -> bytes | None:
 
 
 def only_owner_reads(folder: str) -> bool:
-    """Whether modes keep group and others from reading ``folder``, its own or those of a folder above it."""
+    """Return whether modes keep group and others from reading ``folder``, its own or those of a folder above it."""
     place = Path(os.path.realpath(folder))
     try:
         own = place.stat().st_mode
@@ -130,9 +136,11 @@ def only_owner_reads(folder: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """What a workspace says of its sources may come from somebody else, so nothing is contacted for that alone.
+    """A policy for reading sources.
 
-    Remote sources are read only at or below one of ``places``, the URIs and folders that the caller has named; local
+    Other people may have written the records of a workspace, so a record alone allows nothing.
+
+    Remote sources may be read only at or below one of ``places``, the URIs and folders that the caller named; local
     ones also at or below ``folder``, and anywhere if that is None.
     """
 
@@ -140,7 +148,7 @@ class SourceAccess:
     folder: str | None = None
 
     def allows(self, uri: str) -> bool:
-        """Whether the source at ``uri``, as its record has it, may be read. Contacts nothing, not even a disk."""
+        """Return whether the source at the recorded ``uri`` may be read. Contacts nothing, not even a disk."""
         is_local = "://" not in uri and "::" not in uri
         if is_local and self.folder is None:
             return True

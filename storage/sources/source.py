@@ -1,4 +1,4 @@
-"""Sources: open a local path or any fsspec URL, and list, read and stat its files.
+"""Open a local path or any fsspec URL as a source, and list, read and stat its files.
 
 Local trees are read with ``os`` and without following links, all others through fsspec with its caches disabled. The
 exceptions of fsspec's file systems share no base class, so every ``Exception`` goes to ``raise_translated``.
@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import errno
 import os
+import posixpath
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,12 +29,16 @@ from driftline.storage.errors import (
     UnknownScheme,
     UsageError,
     has_query,
+    install_command,
     may_hold_secret,
+    redacted,
 )
 from driftline.storage.objects import bucket
 from driftline.storage.objects.bucket_options import for_fsspec
 from driftline.storage.objects.request_counts import watch
 from driftline.storage.sources.access import SafeFolder, check_names_are_utf8
+from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
+from driftline.storage.sources.repository import MAX_BLOB_BYTES, CommitTree, TreeEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,10 @@ _CREDENTIAL_ERRORS = frozenset(
 
 
 def translate(error: BaseException, where: str, what: str = "Reading failed") -> DriftlineError:
-    """``error`` as a DriftlineError about ``where``; ``what`` describes a failure that has no class of its own."""
+    """Return ``error`` as a DriftlineError about ``where``.
+
+    ``what`` describes a failure that has no class of its own.
+    """
     if isinstance(error, DriftlineError):
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
@@ -79,14 +87,14 @@ def translate(error: BaseException, where: str, what: str = "Reading failed") ->
 
 
 def raise_translated(error: BaseException, where: str, what: str = "Reading failed") -> NoReturn:
-    """Raise what ``translate`` makes of ``error``, because of it; a DriftlineError as it is, not because of itself."""
+    """Raise the translation of ``error``, chained to it; a DriftlineError is raised unchanged."""
     if isinstance(error, DriftlineError):
         raise error
     raise translate(error, where, what) from error
 
 
 def _http_status(error: BaseException) -> int | None:
-    """The HTTP status behind an error; S3 answers 403 under many names, so the name alone is not enough."""
+    """Return the HTTP status behind an error. S3 answers 403 under many names, so the name alone is not enough."""
     for candidate in (error, error.__cause__):
         response = getattr(candidate, "response", None)
         if isinstance(response, Mapping):
@@ -102,13 +110,14 @@ def _one_line(error: BaseException) -> str:
 
 
 INODE_BITS = (1 << 63) - 1
-"""What of an inode's number a signed column holds."""
+"""The bits of an inode number that fit a signed column."""
 VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Errors of a lookup through a folder that has vanished, or that is now a file or a link."""
 
 
 def list_folder(root: str, prefix: str) -> tuple[Sequence[str], Sequence[FileInfo]]:
-    """The folders (relative paths with a trailing slash) and the regular files directly in ``prefix``, each sorted.
+    """Return the folders (relative paths with a trailing slash) and the regular files directly in ``prefix``, each
+    sorted.
 
     A missing ``prefix`` is empty. Raises AccessDenied, ObjectNotFound, StorageError.
     """
@@ -128,7 +137,7 @@ def list_folder(root: str, prefix: str) -> tuple[Sequence[str], Sequence[FileInf
 
 
 def stat_file(tree: SafeFolder, path: str) -> FileInfo | None:
-    """The metadata of a regular file; None if there is none. Raises AccessDenied, StorageError."""
+    """Return the metadata of a regular file; None if there is none. Raises AccessDenied, StorageError."""
     try:
         status = tree.stat(path)
     except OSError as error:
@@ -143,7 +152,7 @@ def stat_file(tree: SafeFolder, path: str) -> FileInfo | None:
 
 
 def read_file(tree: SafeFolder, path: str) -> bytes:
-    """The bytes of a regular file. Raises ObjectNotFound, AccessDenied, StorageError."""
+    """Return the bytes of a regular file. Raises ObjectNotFound, AccessDenied, StorageError."""
     try:
         data = tree.read(path)
     except OSError as error:
@@ -177,6 +186,25 @@ class Source:
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
+    @property
+    def default_name(self) -> str:
+        """What an entity of this source is called that nobody has named: the last part of the URI."""
+        return posixpath.basename(self.uri.rstrip("/")) or "root"
+
+    @property
+    def origin(self) -> str | None:
+        """The URL of the repository, if the URI names one on another machine."""
+        return None
+
+    @property
+    def folder(self) -> str | None:
+        """Where the source is on this disk, if it is there."""
+        return self.uri if self.is_local else None
+
+    def check_reachable(self) -> None:
+        """Check that this process can list the source. Raises what ``open_source`` raises."""
+        open_source(self.uri, self.storage_options, allow_empty=True)
+
     @cached_property
     def _connection(self) -> tuple[Any, str]:
         return _connect(self.uri, self.storage_options)
@@ -190,7 +218,7 @@ class Source:
         return self._connection[1]
 
     def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[FileInfo]:
-        """The files below ``prefix`` ("" or a folder with a trailing slash), in no particular order.
+        """Yield the files below ``prefix`` ("" or a folder with a trailing slash), in no particular order.
 
         A remote listing finishes before its first item is yielded; a local one raises where it fails. A missing prefix
         is empty. Paths are spelled as in the store, including odd keys (``a//b``); folder markers (keys that end in a
@@ -210,7 +238,7 @@ class Source:
             yield from [info for folder in self._descend(prefix) for info in folder]
 
     def list_top(self, prefix: str = "") -> tuple[Sequence[str], Sequence[FileInfo]]:
-        """The folders (relative paths with a trailing slash) and the files directly in ``prefix``, each sorted.
+        """Return the folders (relative paths with a trailing slash) and the files directly in ``prefix``, each sorted.
 
         Raises AccessDenied, ObjectNotFound, StorageError.
         """
@@ -229,10 +257,10 @@ class Source:
         return sorted(set(folders)), sorted(files, key=lambda info: info.path)
 
     def first_look(self, prefix: str = "") -> tuple[Sequence[str], bool, bool]:
-        """``(folders directly in prefix, whether it has files, whether the listing is complete)``.
+        """Return ``(folders directly in prefix, whether it has files, whether the listing is complete)``.
 
-        Like ``list_top``, but reads only the first page of a listing of S3, with one request.
-        Raises AccessDenied, ObjectNotFound, StorageError.
+        Like ``list_top``, but reads only the first page of a listing of S3, with one request. Raises AccessDenied,
+        ObjectNotFound, StorageError.
         """
         if self.uri.partition("://")[0] != "s3" or "::" in self.uri:
             folders, files = self.list_top(prefix)
@@ -241,31 +269,41 @@ class Source:
         below = f"{key.rstrip('/')}/" if key else ""
         try:
             page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=below, Delimiter="/")
-        except Exception as error:  # the exceptions of SDKs have no common base (sources/errors.py)
+        except Exception as error:  # the exceptions of SDKs have no common base
             raise_translated(error, f"{self.uri}/{prefix}", "Listing failed")
         paths = (self._relative({"name": f"{bucket}/{entry['Prefix']}"}) for entry in page.get("CommonPrefixes", ()))
         return [path for path in paths if path], len(page.get("Contents", ())) > 0, not page["IsTruncated"]
 
     def is_file(self) -> bool:
-        """Whether the URI of a remote source names an object, which is no folder. False if the store does not tell."""
+        """Return whether the URI of a remote source names an object instead of a folder.
+
+        False if the store does not tell.
+        """
         return bool(self._fs.isfile(self._root)) if self._root else False
 
-    def beneath(self) -> SafeFolder:
-        """The tree of a local source, for several reads."""
+    def open_tree(self) -> SafeFolder:
+        """Return the tree of a local source, for several reads."""
         return SafeFolder(self.uri)
 
     def read(self, path: str) -> bytes:
-        """The bytes of a file; local links are not followed. Raises ObjectNotFound, AccessDenied, StorageError."""
+        """Return the bytes of a file; local links are not followed.
+
+        Raises ObjectNotFound, AccessDenied, StorageError.
+        """
         if self.is_local:
-            with self.beneath() as tree:
+            with self.open_tree() as tree:
                 return read_file(tree, path)
         try:
             return bytes(self._fs.cat_file(self._key(path)))
         except Exception as error:
             raise_translated(error, f"{self.uri}/{path}")
 
-    def read_many(self, paths: Sequence[str]) -> Sequence[bytes | DriftlineError]:
-        """The bytes of each file, or its error, in the order of ``paths``; read concurrently where the store allows."""
+    def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
+        """Return the bytes of each file, or its error, in the order of ``paths``.
+
+        Reads concurrently if the store allows it. ``etags`` are those of the listing: a
+        repository needs no other name of a file.
+        """
         if self.is_local or not paths:
             return [self._read_or_error(path) for path in paths]
         try:
@@ -279,9 +317,9 @@ class Source:
         ]
 
     def stat(self, path: str) -> FileInfo | None:
-        """The current metadata of a file, or None if it does not exist. Raises AccessDenied, StorageError."""
+        """Return the current metadata of a file, or None if it does not exist. Raises AccessDenied, StorageError."""
         if self.is_local:
-            with self.beneath() as tree:
+            with self.open_tree() as tree:
                 return stat_file(tree, path)
         try:
             self._fs.invalidate_cache()
@@ -357,18 +395,108 @@ class Source:
         return f"{self._root.rstrip('/')}/{path}" if self._root else path
 
 
+@dataclass(frozen=True)
+class RepositorySource(Source):
+    """The tree of a commit of a git repository, whose documents are its blobs; their etags are those of a work tree.
+
+    ``commit`` is "" for the one that was fetched last. ``credential`` refers to the token of the host.
+    """
+
+    is_local: bool = False
+    commit: str = ""
+    credential: str = dataclasses.field(default="", repr=False)
+
+    @classmethod
+    def at(cls, remote: Remote, commit: str) -> RepositorySource:
+        """The repository at ``commit``, which is fetched where it is needed; contacts nothing."""
+        tree = CommitTree.of(remote, commit)
+        return cls(tree.uri, commit=commit, credential=tree.credential)
+
+    @cached_property
+    def tree(self) -> CommitTree:
+        return CommitTree(self.uri, self.commit, self.credential)
+
+    @property
+    def default_name(self) -> str:
+        return self.tree.remote.name
+
+    @property
+    def origin(self) -> str | None:
+        remote = self.tree.remote
+        return None if remote.is_local else redacted(remote.location)
+
+    @property
+    def folder(self) -> str | None:
+        remote = self.tree.remote
+        return remote.location if remote.is_local else None
+
+    def check_reachable(self) -> None:
+        """Nothing is fetched before it is needed: most repositories are unchanged."""
+
+    def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[FileInfo]:
+        for entry in self.tree.entries():
+            inside = entry.path.startswith(prefix) and (recursive or "/" not in entry.path[len(prefix) :])
+            if entry.reason is None and inside:
+                yield _info_of(entry)
+
+    def list_top(self, prefix: str = "") -> tuple[Sequence[str], Sequence[FileInfo]]:
+        folders, files = set[str](), []
+        for info in self.list(prefix):
+            name, slash, _ = info.path[len(prefix) :].partition("/")
+            if slash:
+                folders.add(f"{prefix}{name}/")
+            else:
+                files.append(info)
+        return sorted(folders), sorted(files, key=lambda info: info.path)
+
+    def first_look(self, prefix: str = "") -> tuple[Sequence[str], bool, bool]:
+        folders, files = self.list_top(prefix)
+        return folders, bool(files), True
+
+    def is_file(self) -> bool:
+        return False
+
+    def stat(self, path: str) -> FileInfo | None:
+        found = (_info_of(entry) for entry in self.tree.entries([path]) if entry.reason is None)
+        return next(found, None)
+
+    def read(self, path: str) -> bytes:
+        (data,) = self.read_many([path])
+        if isinstance(data, DriftlineError):
+            raise data
+        return data
+
+    def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
+        if paths and not etags:
+            listed = self.tree.entries(paths)
+            known = {e.path: e.etag for e in listed if e.reason is None and e.size_bytes <= MAX_BLOB_BYTES}
+            etags = [known.get(path, "") for path in paths]
+        blobs = self.tree.blobs([etag.removeprefix("git:") for etag in etags]) if paths else []
+        return [
+            ObjectNotFound("Not found", f"{self.uri}/{path}") if data is None else data
+            for path, data in zip(paths, blobs, strict=True)
+        ]
+
+
+def _info_of(entry: TreeEntry) -> FileInfo:
+    return FileInfo(entry.path, entry.size_bytes, 0, entry.etag)
+
+
 def open_source(
     uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *, allow_empty: bool = False
 ) -> Source:
     """Open the source at a path or an fsspec URL, and check that it can be listed.
 
-    ``allow_empty`` accepts a prefix without files in an existing bucket, which may as well be misspelt: a run does not.
-    Raises UsageError for a URI that may hold a secret, and where names are not decoded as UTF-8, SourceNotFound,
-    UnknownScheme, MissingExtra, AccessDenied.
+    ``allow_empty`` accepts a prefix without files in an existing bucket. A run does not allow it, because the prefix
+    may be misspelled. Raises UsageError for a URI that may hold a secret, and if names are not decoded as UTF-8;
+    SourceNotFound, UnknownScheme, MissingExtra, AccessDenied.
     """
     text = os.fspath(uri)
     options = dict(storage_options or {})
     scheme, separator, rest = text.partition("://")
+    remote = parse_remote(text)
+    if remote is not None:
+        return RepositorySource.at(remote, resolve(remote))
     if not separator and "::" not in text:
         return _open_local(text)
     if scheme in ("file", "local"):
@@ -404,11 +532,15 @@ def open_source(
 
 
 def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> Source:
-    """The source that ``open_source`` once returned for ``uri``, without contacting it."""
+    """Return the source that ``open_source`` once returned for ``uri``, without contacting it."""
+    remote = parse_remote(uri)
+    if remote is not None:
+        return RepositorySource.at(remote, "")
     return Source(uri, dict(storage_options or {}), is_local="://" not in uri and "::" not in uri)
 
 
 def _open_local(text: str) -> Source:
+    """The folder at a path, or the repository whose git directory it is: its files are git's own."""
     check_names_are_utf8()
     path = text
     try:
@@ -422,11 +554,12 @@ def _open_local(text: str) -> Source:
         raise AccessDenied("The folder cannot be read", path, "Check its permissions.") from error
     except (OSError, ValueError) as error:
         raise SourceNotFound("The folder cannot be read", repr(path), str(error)) from error
-    return Source(path, {}, is_local=True)
+    remote = bare_repository(path)
+    return RepositorySource.at(remote, resolve(remote)) if remote is not None else Source(path, {}, is_local=True)
 
 
 def _split_credentials(scheme: str, rest: str) -> tuple[str, dict[str, Any]]:
-    """The URI without user and password, and the options that fsspec derives from the full URI."""
+    """Return the URI without user and password, and the options that fsspec derives from the full URI."""
     uri = f"{scheme}://{rest}"
     options = dict(_file_system_class(uri, scheme)._get_kwargs_from_urls(uri))
     netloc, slash, tail = rest.partition("/")
@@ -441,7 +574,7 @@ def _split_credentials(scheme: str, rest: str) -> tuple[str, dict[str, Any]]:
 
 
 def _file_system_class(uri: str, scheme: str) -> Any:
-    import fsspec  # takes 0.2 s, which local sources save
+    import fsspec  # takes 0.2 s, which local sources do not need
 
     try:
         return fsspec.get_filesystem_class(scheme)
@@ -450,7 +583,7 @@ def _file_system_class(uri: str, scheme: str) -> Any:
         raise UnknownScheme(f"Unknown scheme {scheme!r}", uri, f"Use {known}.") from error
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
-        fix = f"Run: pip install 'driftline[{extra}]'" if extra else str(error)
+        fix = f"Run: {install_command(extra)}" if extra else str(error)
         raise MissingExtra(f"{scheme}:// needs an optional dependency", uri, fix) from error
 
 

@@ -1,7 +1,8 @@
-"""Branches of sources: each is a cut of the main index and stores only what differs (decision 0015).
+"""Create, read and delete branches of sources: each is a cut of the main index and stores only what differs (decision
+0015).
 
-A cut is a branch of the tenant's line table and its own manifest, both under a ULID. ``_branch.json`` names the current
-cut. A cut that no record names is garbage, left by a killed run, a deleted branch or a replaced cut.
+A cut is a branch of the tenant's line table with its own manifest, both named by a ULID. ``_branch.json`` names the
+current cut. A cut that no record names is garbage, left by a killed run, a deleted branch or a replaced cut.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ log = logging.getLogger(__name__)
 
 MAX_NAME_CHARACTERS = 200
 CUT_ATTEMPTS = 20
-"""Attempts to see a version of the table and the manifest of the same revision, while runs commit."""
+"""Attempts to read a version of the table and the manifest at the same revision, while runs commit."""
 _ANSWER_LOST = re.compile(r"Ref conflict|Clone operation should not enter build_manifest")
-"""What Lance says of a new name's branch when it repeats a request that was carried out, since its answer was lost."""
+"""Lance's error for a new branch when it repeats a request that succeeded but whose answer was lost."""
 READ_THREADS = 8
 
 
 def check_name(name: str) -> None:
-    """Refuse what is no name of a branch. Raises UsageError."""
+    """Check that ``name`` is a valid branch name. Raises UsageError."""
     if not _is_name(name):
         fix = f"Use at most {MAX_NAME_CHARACTERS} printable characters, none of them blank at either end."
-        raise UsageError("This is no name of a branch", repr(name), fix)
+        raise UsageError("Not a valid branch name", repr(name), fix)
 
 
 def _is_name(name: str) -> bool:
@@ -52,12 +53,12 @@ def _is_name(name: str) -> bool:
 
 
 def read_branch(workspace: Workspace, entity: Entity, name: str) -> BranchRecord | None:
-    """The record of a branch of a source, or None. Raises CorruptFile, WorkspaceTooNew."""
+    """Return the record of a branch of a source, or None. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(workspace.objects, Branch(entity, name, "").record_path, BranchRecord)
 
 
 def branch_records(workspace: Workspace, entity: Entity) -> list[BranchRecord]:
-    """The branches of a source, by name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+    """Return the branches of a source, by name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
     objects, directory = workspace.objects, branches_directory(entity)
     paths = [f"{directory}/{name}/{BRANCH}" for name in objects.list_dirs(directory)]
     with ThreadPoolExecutor(READ_THREADS) as pool:
@@ -66,12 +67,12 @@ def branch_records(workspace: Workspace, entity: Entity) -> list[BranchRecord]:
 
 
 def branch_at(entity: Entity, record: BranchRecord) -> Branch:
-    """The branch that ``record`` of a source describes."""
+    """Return the branch that ``record`` of a source describes."""
     return Branch(entity, record.name, record.cut)
 
 
 def on_branch(workspace: Workspace, name: str, within: Entity | None = None) -> Workspace:
-    """``workspace`` on the branch ``name`` of each source at or below ``within`` that has one.
+    """Return ``workspace`` on the branch ``name`` of each source at or below ``within`` that has one.
 
     Raises NotIndexed if no source has it, UsageError if it was embedded with another model.
     """
@@ -92,7 +93,7 @@ def on_branch(workspace: Workspace, name: str, within: Entity | None = None) -> 
 
 
 def has_branch(workspace: Workspace, name: str, within: Entity | None = None) -> bool:
-    """Whether any source at or below ``within`` has a branch of this name."""
+    """Return whether any source at or below ``within`` has a branch of this name."""
     check_name(name)
     return any(read_branch(workspace, entity, name) is not None for entity, _ in workspace.readable_sources(within))
 
@@ -101,7 +102,7 @@ def has_branch(workspace: Workspace, name: str, within: Entity | None = None) ->
 
 
 def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> BranchRecord:
-    """Cut a branch from the newest state of the main index; returns its record, which is not written yet.
+    """Cut a branch from the newest state of the main index, and return its record, which is not written yet.
 
     The record has the commit of the main index only if no later run has changed what that commit left. The caller holds
     the lease of the branch, and the tenant's maintenance lease, so that no version is removed meanwhile. Raises
@@ -132,7 +133,7 @@ def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> Br
 
 
 def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
-    """Make a branch of a version of the table; one whose outcome is unknown is garbage, and another is made."""
+    """Create a branch of a version of the table. After an unknown outcome, create another; the first one is garbage."""
 
     def attempt() -> str:
         name = new_ulid().lower()
@@ -150,10 +151,10 @@ def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
 
 
 def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[LanceDataset, CommitMarker, bytes, int]:
-    """A version of the table, and the manifest of the same state, as the bytes of a base, with its revision.
+    """Return a version of the table, and the manifest of the same state, as the bytes of a base, with its revision.
 
-    A commit stages its delta, changes the table, and publishes the delta: what the version's commit marker holds but
-    nobody has published yet belongs to the state. A marker that is still the same afterwards shows that no commit came
+    A commit stages its delta, changes the table, and publishes the delta. Deltas that the version's commit marker holds
+    but that are not published yet therefore belong to the state. If the marker is unchanged afterwards, no commit came
     between.
     """
     documents = workspace.manifest(entity)
@@ -169,7 +170,7 @@ def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[Lanc
 
 
 def write_record(workspace: Workspace, entity: Entity, record: BranchRecord, before: BranchRecord | None) -> None:
-    """Let ``record`` hold the branch, in place of ``before``. The caller holds the lease of the branch.
+    """Make ``record`` the record of the branch, in place of ``before``. The caller holds the lease of the branch.
 
     Raises PreconditionFailed, AlreadyExists, StorageError.
     """
@@ -187,7 +188,7 @@ def write_record(workspace: Workspace, entity: Entity, record: BranchRecord, bef
 
 
 def delete(workspace: Workspace, entity: Entity, record: BranchRecord) -> None:
-    """Delete a branch: its record first, so that no search finds it half deleted. The caller holds its lease.
+    """Delete a branch, its record first, so that no search finds it half deleted. The caller holds its lease.
 
     Raises StorageError.
     """
@@ -197,7 +198,10 @@ def delete(workspace: Workspace, entity: Entity, record: BranchRecord) -> None:
 
 
 def delete_cut(workspace: Workspace, tenant: Entity, cut: str, index_directory: str | None) -> None:
-    """Delete what a cut that no record names holds: its branch of any table, and its manifest. Raises StorageError."""
+    """Delete the content of a cut that no record names: its branch of any table, and its manifest.
+
+    Raises StorageError.
+    """
     for table in workspace.on(()).line_tables(tenant.tenant):
         with writing("Could not delete a branch", table.uri):
             with_retries(partial(_delete_from, table, cut))
@@ -216,7 +220,7 @@ def _delete_from(table: LineTable, cut: str) -> None:
 
 
 def cuts_of(table: LineTable) -> dict[str, datetime]:
-    """The cuts in a table of lines, and when each was made. Raises StorageError, CorruptFile."""
+    """Return the cuts in a table of lines with their creation times. Raises StorageError, CorruptFile."""
     if not table.exists():
         return {}
     found = with_retries(table.open().branches.list)

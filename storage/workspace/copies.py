@@ -1,7 +1,7 @@
-"""A local copy of a workspace that follows the original from version to version (decision 0011).
+"""Keep a local copy of a workspace that follows the original from version to version (decision 0011).
 
-The copy is a symbolic link to a version's folder, ``.{name}.versions/{id}``. A newer version is completed in its own
-folder, with unchanged files hard-linked, and replacing the link switches to it atomically.
+The copy is a symbolic link to the folder of a version, ``.{name}.versions/{id}``. A newer version is completed in its
+own folder, with unchanged files hard-linked, and replacing the link switches to it atomically.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CopyRecord(BaseModel):
 
 
 def read_copy_record(objects: ObjectStore) -> CopyRecord | None:
-    """The record of a copy; None for an original. Raises CorruptFile, WorkspaceTooNew."""
+    """Return the record of a copy; None for an original. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(objects, COPY_RECORD, CopyRecord) if objects.is_local else None
 
 
@@ -56,7 +56,7 @@ class WorkspaceCopy:
 
     @property
     def partial(self) -> Path:
-        """The version that is being completed; what an interrupted pull has left in it is used by the next one."""
+        """The version under construction; the next pull reuses the files of an interrupted one."""
         return self.versions / "partial"
 
     @property
@@ -66,53 +66,53 @@ class WorkspaceCopy:
         return self.place.parent / os.readlink(self.place) if leads_somewhere else None
 
     def check_place(self) -> None:
-        """Raises UsageError if something else lies at ``place``."""
+        """Raise UsageError if ``place`` is something other than a copy."""
         if os.path.lexists(self.place) and not self.place.is_symlink():
             empty = self.place.is_dir() and not any(self.place.iterdir())
             if not empty:
-                raise UsageError("Something else lies there", str(self.place), "Name a new folder for the copy.")
+                raise UsageError("The place is not a copy", str(self.place), "Name a new folder for the copy.")
             self.place.rmdir()
         if self.current is not None and self.record() is None:
             raise UsageError("The link does not lead to a copy", str(self.place), "Name a new folder for the copy.")
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = False) -> Iterator[None]:
-        """Keep other processes from changing the copy. Raises LeaseHeld if one does, unless it waits."""
+        """Lock the copy against other processes. Raises LeaseHeld if it is locked, unless ``wait`` is set."""
         with (self.versions / ".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
-                raise LeaseHeld("Another process pulls into this copy", str(self.place), "Wait for it.") from None
+                raise LeaseHeld("Another process is updating this copy", str(self.place), "Wait for it.") from None
             yield
 
     def record(self) -> CopyRecord | None:
-        """The record of the current version. Raises CorruptFile, WorkspaceTooNew."""
+        """Return the record of the current version. Raises CorruptFile, WorkspaceTooNew."""
         current = self.current
         return read_copy_record(ObjectStore.open(current.as_uri())) if current is not None else None
 
-    def reuse(self, known: Mapping[str, tuple[int, str]], wanted: Mapping[str, tuple[int, str]]) -> set[str]:
-        """Link the files of the current version that ``wanted`` has, too, into the partial one; returns them.
+    def reuse(self, known: Mapping[str, tuple[int, str]], expected: Mapping[str, tuple[int, str]]) -> set[str]:
+        """Link the files of the current version that are also ``expected`` into the partial one, and return them.
 
-        Files are equal if their size and version are. Files in the partial version that nobody wants are removed.
+        Files are equal if their size and version are. Unwanted files in the partial version are removed.
         """
         current = self.current
         for folder, _, names in os.walk(self.partial):
             for left in (Path(folder, name) for name in names):
-                if left.relative_to(self.partial).as_posix() not in wanted:
+                if left.relative_to(self.partial).as_posix() not in expected:
                     left.unlink()
         found: set[str] = set()
-        for path, identity in wanted.items():
+        for path, identity in expected.items():
             target = self.partial / path
             if current is None or known.get(path) != identity or target.exists():
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # somebody has deleted it from the copy
+            with contextlib.suppress(FileNotFoundError):  # deleted from the copy
                 os.link(current / path, target)
                 found.add(path)
         return found
 
     def confirm(self, record: CopyRecord) -> None:
-        """Say when the current version was found to be the newest. Raises StorageError."""
+        """Record when the current version was last found to be the newest. Raises StorageError."""
         current = self.current
         assert current is not None
         temporary = current / f".tmp-{COPY_RECORD}"
@@ -123,7 +123,7 @@ class WorkspaceCopy:
             raise StorageError(f"The copy cannot be written ({error.strerror})", str(current)) from error
 
     def is_complete(self, known: Mapping[str, tuple[int, str]]) -> bool:
-        """Whether no file of the current version has been deleted."""
+        """Return whether no file of the current version has been deleted."""
         current = self.current
         return current is not None and all((current / path).exists() for path in known)
 

@@ -1,4 +1,4 @@
-"""The JSON records of a workspace: configuration, sources, and one immutable file per run, validated on reading."""
+"""Read and validate the JSON records of a workspace: configuration, sources, branches, and immutable run records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from driftline.storage.entities import INDEX_LEVELS, Entity
-from driftline.storage.errors import CorruptFile, ObjectNotFound, UsageError, WorkspaceTooNew
+from driftline.storage.errors import CorruptFile, ObjectNotFound, UsageError, WorkspaceTooNew, upgrade_command
 from driftline.storage.layout import run_directory, run_id_of
 from driftline.storage.objects.store import ObjectStore
 
@@ -23,7 +23,7 @@ _Record = TypeVar("_Record", bound=BaseModel)
 
 
 class DeepRecord(BaseModel):
-    """The transformer whose vectors of definitions serve."""
+    """The transformer that produced the current definition embeddings."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,9 +33,11 @@ class DeepRecord(BaseModel):
 
 
 class WorkspaceConfig(BaseModel):
-    """``_workspace.json``. ``fingerprint`` selects the current tables; None until the first run chooses a model.
+    """The content of ``_workspace.json``. ``fingerprint`` selects the current tables.
 
-    ``deep`` is the transformer of a workspace whose definitions are embedded.
+    None until the first run binds a model.
+
+    ``deep`` is the transformer of a workspace with definition embeddings.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -51,7 +53,7 @@ class WorkspaceConfig(BaseModel):
 
 
 class IndexedCommit(BaseModel):
-    """The commit that a source was indexed at, with a clean work tree, when the lease with ``token`` ended.
+    """The commit at which a source was indexed, with a clean work tree, when the lease with ``token`` ended.
 
     ``scanned_with`` is a hash of all settings that affect which files are indexed and how.
     """
@@ -65,9 +67,11 @@ class IndexedCommit(BaseModel):
 
 
 class SourceRecord(BaseModel):
-    """``_source.json``: what a source scans. ``origin`` and ``subpath``, not the URI, identify a git work tree.
+    """The content of ``_source.json``: the settings of a source.
 
-    ``workspace`` is where the workspace on a local disk was, as seen from the same place as ``uri``. Runs over
+    ``origin`` and ``subpath``, not the URI, identify a git tree.
+
+    ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs over
     changed paths set ``commit``; it becomes void as soon as the lease has another holder.
     """
 
@@ -84,16 +88,17 @@ class SourceRecord(BaseModel):
     commit: IndexedCommit | None = None
 
     def same_place(self, other: SourceRecord) -> bool:
-        """Whether both scan the same files: the same URI, or the same path of the same git origin."""
+        """Return whether both scan the same files: the same URI, or the same path of the same git origin."""
         if self.origin and other.origin:
             return (self.origin, self.subpath) == (other.origin, other.subpath)
         return self.uri == other.uri
 
     def seen_from(self, workspace: str) -> SourceRecord:
-        """The record with the place of the source today, as the place of its ``workspace`` shows it.
+        """Return the record with the current place of the source, inferred from how the workspace moved to
+        ``workspace``.
 
-        A source around the workspace is where the workspace is, under the same name in it. One beside the workspace,
-        or below, has moved with it if it is found there; any other source is where it was.
+        A source that contains the workspace still contains it, under the same name. A source next to or below the
+        workspace has moved with it if it is found there. Any other source has not moved.
         """
         if self.workspace in (None, workspace) or "://" in self.uri:
             return self
@@ -101,22 +106,23 @@ class SourceRecord(BaseModel):
 
 
 def _moved(uri: str, before: str, now: str) -> str:
-    """Where the folder ``uri`` is if the workspace, once at ``before``, is at ``now``."""
+    """Return where the folder ``uri`` is if the workspace moved from ``before`` to ``now``."""
     root = uri.rstrip("/") + "/"
     if before.startswith(root):
         inner = f"/{before[len(root) :]}"
         return now.removesuffix(inner) or "/" if now.endswith(inner) else uri
     project = os.path.dirname(before).rstrip("/") + "/"
-    beside = os.path.join(os.path.dirname(now), uri.removeprefix(project))
-    return beside if uri.startswith(project) and os.path.isdir(beside) else uri
+    moved = os.path.join(os.path.dirname(now), uri.removeprefix(project))
+    return moved if uri.startswith(project) and os.path.isdir(moved) else uri
 
 
 class BranchRecord(BaseModel):
-    """``_branch.json``: the ``cut`` that holds a branch, and the ``source`` as it was indexed on the branch last.
+    """The content of ``_branch.json``: the ``cut`` of a branch, and its ``source`` as it was last indexed on the
+    branch.
 
-    A cut is made from the main index at ``main_revision``, of the commit ``base`` where git names one. Tokens of the
-    branch's lease are higher than ``token``, since a cut begins with the commit marker of the main index. ``build`` is
-    the number of the CI build that was indexed last: an older one does not replace it.
+    A cut is made from the main index at ``main_revision``, for git at the commit ``base``. Tokens of the branch's lease
+    are higher than ``token``, because a cut begins with the commit marker of the main index. ``build`` is the number of
+    the CI build that was indexed last; an older build does not replace it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -136,7 +142,7 @@ class BranchRecord(BaseModel):
 
 
 def read_record(objects: ObjectStore, path: str, kind: type[_Record]) -> _Record | None:
-    """The JSON record at ``path``, or None. Raises CorruptFile, WorkspaceTooNew."""
+    """Return the JSON record at ``path``, or None. Raises CorruptFile, WorkspaceTooNew."""
     try:
         data = objects.get(path)
     except ObjectNotFound:
@@ -145,7 +151,7 @@ def read_record(objects: ObjectStore, path: str, kind: type[_Record]) -> _Record
 
 
 def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Record]) -> _Record:
-    """``data`` as a record. Raises CorruptFile, WorkspaceTooNew."""
+    """Parse ``data`` as a record. Raises CorruptFile, WorkspaceTooNew."""
     where = f"{objects.uri}/{path}"
     try:
         version = int(_Versioned.model_validate_json(data).format_version)
@@ -153,7 +159,7 @@ def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Recor
             raise WorkspaceTooNew(
                 f"A newer version of Driftline wrote this file (format {version}; this one supports {FORMAT_VERSION})",
                 where,
-                "Upgrade: pip install -U driftline",
+                f"Upgrade: {upgrade_command()}",
             )
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -197,11 +203,11 @@ class RunHistory:
         self.objects.create(f"{self._directory}/{run.run_id}.json", run.model_dump_json(indent=1).encode())
 
     def get(self, run_id: str) -> RunRecord | None:
-        """The record of a run, or None."""
+        """Return the record of a run, or None."""
         return read_record(self.objects, f"{self._directory}/{run_id}.json", RunRecord)
 
     def revision(self, run_id: str, entity: Entity) -> int:
-        """The ``rev`` of ``entity`` after a run, for ``as_of`` of its manifest. Raises UsageError."""
+        """Return the ``rev`` of ``entity`` after a run, for ``as_of`` of its manifest. Raises UsageError."""
         run = self.get(run_id)
         sources = run.report.get("sources", []) if run is not None else []
         revisions = [source["revision"] for source in sources if source["entity"] == str(entity)]
@@ -212,21 +218,21 @@ class RunHistory:
         return int(revisions[0])
 
     def last(self) -> RunRecord | None:
-        """The run that started last, or None."""
+        """Return the run that started last, or None."""
         return next(self.newest_first(), None)
 
     def ids(self) -> list[str]:
-        """The ids of all runs, newest first."""
+        """Return the ids of all runs, newest first."""
         names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self._directory, recursive=False))
         return sorted((run_id for name in names if (run_id := run_id_of(name))), reverse=True)
 
     def newest_first(self) -> Iterator[RunRecord]:
-        """The runs, newest first, each read lazily; a damaged record is left out, with a warning."""
+        """Yield the runs, newest first, each read lazily; a damaged record is skipped with a warning."""
         for run_id in self.ids():
             try:
                 run = self.get(run_id)
             except CorruptFile as error:
-                log.warning("A run is left out: %s", error)
+                log.warning("Skipped a damaged run record: %s", error)
                 continue
             if run is not None:
                 yield run

@@ -1,4 +1,4 @@
-"""List the files that a search of a workspace's newest version reads, for its local copy."""
+"""List the files that a search of the newest version of a workspace reads, for its local copy."""
 
 from __future__ import annotations
 
@@ -21,40 +21,43 @@ _COPIED = (Kind.BASE, Kind.DELTA, Kind.RUN)
 
 
 Listing = Mapping[str, ObjectInfo]
-"""All objects of a workspace by path, in one listing's order."""
+"""All objects of a workspace by path, in the order of one listing."""
 
 
 def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
-    """The small files that tell versions apart: configuration, records, manifests, run history, tables' manifests."""
+    """Return the small files that distinguish versions.
+
+    These are configuration, records, manifests, run history, and the manifests of tables.
+    """
     of_sources = {path.rpartition("/")[0] for path in listing if path.endswith(f"/{SOURCE}")}
-    wanted = [
+    files = [
         info
         for path, info in listing.items()
         if path == CONFIG or (parse_name(path).kind in _COPIED and _is_wanted(path, of_sources))
     ]
-    wanted += [listing[f"{place}/{SOURCE}"] for place in sorted(of_sources)]
-    return wanted + [manifest for _, manifest in _tables(workspace, listing)]
+    files += [listing[f"{place}/{SOURCE}"] for place in sorted(of_sources)]
+    return files + [manifest for _, manifest in _tables(workspace, listing)]
 
 
 def is_head(path: str) -> bool:
-    """Whether a file of a copy is one of ``heads_of_newest_version``; all others have unique names."""
+    """Return whether a file of a copy is one of ``heads_of_newest_version``; all others have unique names."""
     return "/_tables/" not in path or "/_versions/" in path
 
 
 def files_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
-    """``heads_of_newest_version``, and the files of the serving tables of lines.
+    """Return ``heads_of_newest_version``, and the files of the current tables of lines.
 
-    Without memory, leases, staged deltas, and files of other versions. Raises ObjectNotFound if files have vanished
-    since the listing, CorruptFile, StorageError.
+    Memory, leases, staged deltas, and files of other versions are excluded. Raises ObjectNotFound if files have
+    vanished since the listing, CorruptFile, StorageError.
     """
-    wanted = heads_of_newest_version(workspace, listing)
+    files = heads_of_newest_version(workspace, listing)
     for table, manifest in _tables(workspace, listing):
-        wanted += _of_table(table, manifest, listing)
-    return wanted
+        files += _of_table(table, manifest, listing)
+    return files
 
 
 def _tables(workspace: Workspace, listing: Listing) -> list[tuple[LineTable, ObjectInfo]]:
-    """The table of lines of each tenant, with its newest manifest."""
+    """Return the table of lines of each tenant, with its newest manifest."""
     if workspace.config.fingerprint is None:
         return []
     found: list[tuple[LineTable, ObjectInfo]] = []
@@ -70,13 +73,13 @@ def _tables(workspace: Workspace, listing: Listing) -> list[tuple[LineTable, Obj
 
 
 def _is_wanted(path: str, of_sources: set[str]) -> bool:
-    """Whether a manifest or run record is no index of memory."""
+    """Return whether a manifest or run record does not belong to memory."""
     folder = path.rpartition("/")[0]
     return folder in of_sources or folder.endswith("/_runs")
 
 
 def _of_table(table: LineTable, manifest: ObjectInfo, listing: Listing) -> list[ObjectInfo]:
-    """The files of data and indexes that a version of a table refers to."""
+    """Return the files of data and indexes that a version of a table refers to."""
     dataset = table.open(_NEWEST - int(manifest.path.rpartition("/")[2].removesuffix(".manifest")))
     names = {*_data_files(dataset)}
     folders = {f"{table.path}/_indices/{uuid}/" for uuid in _index_ids(dataset)}

@@ -1,6 +1,6 @@
-"""Tokens of the web server and their permissions, kept as hashes (design, "Tokens").
+"""Keep the tokens of the web server and their permissions, as hashes (DESIGN, "Tokens").
 
-A token has 256 random bits, so its hash needs no salt or slow function.
+A token has 256 random bits, so its hash needs neither salt nor a slow function.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, re
 from driftline.storage.workspace.workspace import Workspace
 
 Scope = Literal["search", "memory", "metrics"]
-"""What a token may ask: search and read lines, search memory, read the figures of the server."""
+"""The permissions of a token: search and read lines, search memory, read the figures of the server."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "driftline_"
 _SECRET_BYTES = 32
@@ -33,7 +33,7 @@ MAX_NOTE_CHARACTERS = 200
 class TokenRecord(BaseModel):
     """A token in ``_tokens.json``; ``within`` is the directory of an entity, empty for the whole workspace.
 
-    ``expires`` is None for ever.
+    ``expires`` is None if the token never expires.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -48,16 +48,16 @@ class TokenRecord(BaseModel):
 
     @property
     def boundary(self) -> Entity | None:
-        """The entity beyond which the token sees nothing; None sees the whole workspace."""
+        """The entity that bounds what the token sees; None for the whole workspace."""
         return Entity.of_directory(self.within) if self.within else None
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether the token has not expired."""
+        """Return whether the token has not expired."""
         return self.expires is None or now < self.expires
 
 
 class TokenFile(BaseModel):
-    """``_tokens.json``: the tokens that are not revoked, oldest first."""
+    """The content of ``_tokens.json``: the tokens that are not revoked, oldest first."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,13 +66,13 @@ class TokenFile(BaseModel):
 
 
 def read_tokens(objects: ObjectStore) -> tuple[TokenRecord, ...]:
-    """The tokens of a workspace, expired ones included. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+    """Return the tokens of a workspace, expired ones included. Raises CorruptFile, WorkspaceTooNew, StorageError."""
     found = read_record(objects, TOKENS, TokenFile)
     return found.tokens if found is not None else ()
 
 
 def token_hash(token: str) -> str:
-    """The hash that ``_tokens.json`` knows a token by."""
+    """Return the hash that ``_tokens.json`` stores for a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -84,13 +84,13 @@ def create_token(
     expires: datetime | None = None,
     note: str = "",
 ) -> tuple[str, TokenRecord]:
-    """Create a token, which nobody can read again, and its record. Raises UsageError, StorageError."""
+    """Create a token, and return it with its record; it cannot be read again. Raises UsageError, StorageError."""
     if not scopes:
         raise UsageError("A token needs a scope", "", f"Use {', '.join(SCOPES)}.")
     if expires is not None and expires <= datetime.now(UTC):
         raise UsageError("A token cannot expire in the past", expires.isoformat())
     if len(note) > MAX_NOTE_CHARACTERS or not (note.isprintable() or not note):
-        raise UsageError("This is no note of a token", repr(note[:40]), f"Use up to {MAX_NOTE_CHARACTERS} characters.")
+        raise UsageError("Not a valid token note", repr(note[:40]), f"Use up to {MAX_NOTE_CHARACTERS} characters.")
     token = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     record = TokenRecord(
         id=secrets.token_hex(4),
@@ -128,7 +128,7 @@ def revoke_token(workspace: Workspace, identifier: str) -> TokenRecord:
 
 
 def _change(workspace: Workspace, change: Callable[[tuple[TokenRecord, ...]], tuple[TokenRecord, ...]]) -> None:
-    """Replace the tokens by what ``change`` makes of them, once more if another process has changed them meanwhile."""
+    """Replace the tokens by the result of ``change``; retry if another process has changed them meanwhile."""
     objects = workspace.objects
     if (copied := read_copy_record(objects)) is not None:
         raise UsageError("A copy cannot be written to", objects.uri, f"Name the original: {copied.origin}.")

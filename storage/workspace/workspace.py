@@ -1,4 +1,4 @@
-"""A workspace: the URI below which Driftline stores everything, its configuration, sources, statistics and leases.
+"""Open a workspace: the URI below which Driftline stores everything, its configuration, sources, statistics and leases.
 
 The tokens of a source's lease keep growing even if the lease file is lost (DESIGN, "Leases").
 """
@@ -132,24 +132,24 @@ class Workspace:
     branches: tuple[Branch, ...] = ()
 
     def on(self, branches: Iterable[Branch]) -> Workspace:
-        """The workspace as ``branches``, at most one for each source, hold it; of none, the main index."""
+        """Return the workspace as seen on ``branches``, at most one for each source; without any, on the main index."""
         return replace(self, branches=tuple(branches))
 
     def branch_of(self, entity: Entity) -> Branch | None:
-        """The branch of a source on which this workspace is."""
+        """Return the branch of a source that this workspace is on."""
         return next((branch for branch in self.branches if branch.entity == entity), None)
 
     def lease_of(self, entity: Entity) -> str:
-        """The path of the lease of a source, or of its branch."""
+        """Return the path of the lease of a source, or of its branch."""
         branch = self.branch_of(entity)
         return branch_lease_path(entity, branch.name) if branch else lease_path(entity)
 
     def table_place(self, entity: Entity) -> Entity:
-        """What ``lines`` names the table of a source by: its tenant, or the source itself on a branch."""
+        """Return the argument of ``lines`` for the table of a source: its tenant, or the source itself on a branch."""
         return entity if self.branch_of(entity) else entity.tenant
 
     def maintenance_lease_of(self, place: Entity) -> str:
-        """The path of the lease under which the indexes of the table ``lines(place)`` change."""
+        """Return the path of the lease under which the indexes of the table ``lines(place)`` change."""
         return self.lease_of(place) if self.branch_of(place) else lease_path(place.tenant, "maintenance")
 
     @classmethod
@@ -163,7 +163,7 @@ class Workspace:
         return cls(ObjectStore.open(uri, storage_options), WorkspaceConfig(), reach or LOCAL).reread()
 
     def reread(self) -> Workspace:
-        """The workspace with its current configuration.
+        """Return the workspace with its current configuration.
 
         Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
         """
@@ -184,7 +184,7 @@ class Workspace:
 
     @classmethod
     def prepare(cls, objects: ObjectStore, *, private: bool = False) -> Workspace:
-        """As ``open_for_writing``, for an open store; only its owner can read a ``private`` workspace that is new."""
+        """Like ``open_for_writing``, for an open store; a new ``private`` workspace is readable only by its owner."""
         config = read_record(objects, CONFIG, WorkspaceConfig)
         if (copied := read_copy_record(objects)) is not None:
             raise UsageError("A copy cannot be written to", objects.uri, f"Write to {copied.origin}, then pull again.")
@@ -193,7 +193,7 @@ class Workspace:
         if config is not None:
             return cls(objects, config)
         new = WorkspaceConfig()
-        if cls(objects, new).tenants():  # a new id would lock memory and cleanup out
+        if cls(objects, new).tenants():  # a new id would lock out memory and cleanup
             raise CorruptFile("The workspace has lost this file", f"{objects.uri}/{CONFIG}", _RESTORE)
         if private:
             objects.make_private()
@@ -230,14 +230,14 @@ class Workspace:
             return replace(self, config=bound)
 
     def bind_deep(self, model: DeepModel | None) -> Workspace:
-        """Let the definitions that ``model`` has embedded serve, or none; idempotent."""
-        wanted = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
+        """Make the definitions that ``model`` embedded current, or none; idempotent."""
+        record = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
         while True:
             data, version = self.objects.get_versioned(CONFIG)
             current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
-            if current.deep == wanted:
+            if current.deep == record:
                 return replace(self, config=current)
-            bound = current.model_copy(update={"deep": wanted})
+            bound = current.model_copy(update={"deep": record})
             try:
                 self.objects.replace(CONFIG, bound.model_dump_json(indent=1).encode(), version)
             except PreconditionFailed:
@@ -246,20 +246,20 @@ class Workspace:
 
     @property
     def deep_model(self) -> DeepModel | None:
-        """The transformer whose vectors of definitions serve."""
+        """The transformer that produced the current definition embeddings."""
         known = self.config.deep
         return DeepModel(known.model, known.fingerprint, known.dim) if known else None
 
     def deep(self, place: Entity, model: DeepModel) -> DeepTable:
-        """The tenant's table of the definitions that ``model`` has embedded; it may not exist yet."""
+        """Return the tenant's table of the definitions that ``model`` has embedded; it may not exist yet."""
         return DeepTable(self.objects, place.tenant, model.fingerprint)
 
     def has_branches(self, entity: Entity) -> bool:
-        """Whether a source has any branch."""
+        """Return whether a source has any branch."""
         return bool(self.objects.list_dirs(branches_directory(entity)))
 
     def lines(self, place: Entity, fingerprint: str | None = None) -> LineTable:
-        """The tenant's table of lines for ``fingerprint``, by default the current one; it may not exist yet.
+        """Return the tenant's table of lines for ``fingerprint``, by default the current one; it may not exist yet.
 
         ``place`` is the tenant or a source of it; a source on a branch has a branch of the table. Raises
         WorkspaceNotFound if no run has chosen a model yet.
@@ -271,9 +271,9 @@ class Workspace:
         return LineTable(self.objects, place.tenant, selected, branch.cut if branch else None)
 
     def line_tables(self, tenant: Entity) -> list[LineTable]:
-        """All tables of lines of the tenant: the current one, and those under construction or superseded.
+        """Return all tables of lines of the tenant: the current one, and those under construction or superseded.
 
-        A branch is of one table.
+        A branch has one table.
         """
         if self.branch_of(tenant):
             return [self.lines(tenant)]
@@ -282,8 +282,9 @@ class Workspace:
         return [LineTable(self.objects, tenant.tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
 
     def stats(self, within: Entity | None = None) -> WorkspaceStats:
-        """The figures of the workspace, or of what is at or below ``within``: then without the last run, since runs
-        report on sources beside each other.
+        """Return the figures of the workspace, or of the sources at or below ``within``.
+
+        The latter have no last run, because a run reports on other sources as well.
         """
         tenants = [tenant for tenant in self.tenants() if within is None or tenant == within.tenant]
         stats = collect(self.objects, self.config, self.readable_sources(within), tenants)
@@ -292,12 +293,12 @@ class Workspace:
     # -- sources -----------------------------------------------------------------------------
 
     def manifest(self, entity: Entity) -> Manifest:
-        """The manifest of a source."""
+        """Return the manifest of a source."""
         branch = self.branch_of(entity)
         return Manifest(self.objects, entity, branch.index_directory if branch else None)
 
     def source(self, entity: Entity) -> SourceRecord | None:
-        """The record of a source, or None. Raises CorruptFile, WorkspaceTooNew."""
+        """Return the record of a source, or None. Raises CorruptFile, WorkspaceTooNew."""
         branch = self.branch_of(entity)
         if branch is not None:
             cut = read_record(self.objects, branch.record_path, BranchRecord)
@@ -306,11 +307,11 @@ class Workspace:
         return self._seen_from_here(known) if known is not None else None
 
     def _seen_from_here(self, record: SourceRecord) -> SourceRecord:
-        """``record`` with the place of its source today: a project that holds its index may be moved or copied."""
+        """Return ``record`` with the current place of its source: a project and its index may have moved together."""
         here = self.place
         if here is None or here == record.workspace or record.workspace is None:
             return record
-        # A copy that follows another workspace lies anywhere, and the sources are where that one sees them.
+        # A copy that follows another workspace may be anywhere; its sources are where the original sees them.
         return record if read_copy_record(self.objects) is not None else record.seen_from(here)
 
     @property
@@ -319,11 +320,14 @@ class Workspace:
         return os.path.realpath(self.objects.uri) if self.objects.is_local else None
 
     def readable_source(self, entity: Entity) -> SourceRecord | None:
-        """The record of a source, or None; warns of a damaged one, which the next run over its place replaces."""
+        """Return the record of a source, or None. A damaged record is skipped with a warning.
+
+        The next run replaces it.
+        """
         try:
             return self.source(entity)
         except CorruptFile as error:
-            log.warning("The record of %s is left out: %s", entity, error)
+            log.warning("Skipped the damaged record of %s: %s", entity, error)
             return None
 
     def bind_source(self, entity: Entity, record: SourceRecord) -> None:
@@ -344,18 +348,18 @@ class Workspace:
             self.objects.replace(path, data, version)
 
     def _change_branch(self, branch: Branch, fields: Mapping[str, object]) -> None:
-        """Change ``fields`` of the record of a branch. Raises LeaseLost if the branch is another cut meanwhile."""
+        """Change ``fields`` of the record of a branch. Raises LeaseLost if the branch has another cut meanwhile."""
         data, version = self.objects.get_versioned(branch.record_path)
         known = parse_record(self.objects, branch.record_path, data, BranchRecord)
         if known.cut != branch.cut:
             fix = "Run it again."
-            raise LeaseLost("Another run has cut this branch anew", f"{self.objects.uri}/{branch.record_path}", fix)
+            raise LeaseLost("Another run has recut this branch", f"{self.objects.uri}/{branch.record_path}", fix)
         changed = known.model_copy(update=fields)
         if changed != known:
             self.objects.replace(branch.record_path, changed.model_dump_json(indent=1).encode(), version)
 
     def note_build(self, entity: Entity, build: int | None) -> None:
-        """Record that a run has brought the branch of a source in step, and the number of its build, if it has one."""
+        """Record that a run has updated the branch of a source, and the number of its build, if it has one."""
         branch = self.branch_of(entity)
         if branch is not None:
             noted = {"updated": datetime.now(UTC)} | ({"build": build} if build is not None else {})
@@ -366,25 +370,25 @@ class Workspace:
         self.objects.delete([f"{entity.directory}/{SOURCE}"])
 
     def tenants(self) -> list[Entity]:
-        """All tenants, sorted, whatever the type of their first level: memory may have levels of its own."""
+        """Return all tenants, sorted, whatever the type of their first level: memory may have its own levels."""
         return [Entity.of_directory(name) for name in self.objects.list_dirs("") if is_tenant(name)]
 
     def sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
-        """The sources at or below an entity, by default all, with their records, sorted."""
+        """Yield the sources at or below an entity, by default all, with their records, sorted."""
         for entity in self.entities(below):
             record = self.source(entity)
             if record is not None:
                 yield entity, record
 
     def readable_sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
-        """As ``sources``, for readers: without those whose records are damaged."""
+        """Like ``sources``, for readers: sources with damaged records are skipped."""
         for entity in self.entities(below):
             record = self.readable_source(entity)
             if record is not None:
                 yield entity, record
 
     def entities(self, below: Entity | None = None) -> list[Entity]:
-        """All entities with a directory at the level of sources, with or without a source record, sorted."""
+        """Return all entities with a directory at the level of sources, with or without a source record, sorted."""
         start = below or Entity(())
         levels = self.config.hierarchy[len(start.parts) :]
         nodes = [start]
@@ -402,7 +406,7 @@ class Workspace:
 
 
 def fingerprint_mismatch(where: str, current: WorkspaceConfig, model: str) -> FingerprintMismatch:
-    """The error that prevents mixing the vectors of two models."""
+    """Return the error that prevents mixing the vectors of two models."""
     return FingerprintMismatch(
         f"This workspace was embedded with {current.model} (fingerprint {current.fingerprint}), not with {model}",
         where,
@@ -411,9 +415,9 @@ def fingerprint_mismatch(where: str, current: WorkspaceConfig, model: str) -> Fi
 
 
 def acquire_source(workspace: Workspace, entity: Entity, run_id: str, *, wait_seconds: float = 0.0) -> Lease:
-    """Acquire the lease of ``entity``, or of its branch; as ``acquire``.
+    """Acquire the lease of ``entity``, or of its branch, as ``acquire`` does.
 
-    Raises LeaseHeld, LeaseLost if the branch is another cut by now, CorruptFile, WorkspaceTooNew, StorageError.
+    Raises LeaseHeld, LeaseLost if the branch has another cut by now, CorruptFile, WorkspaceTooNew, StorageError.
     """
     branch = workspace.branch_of(entity)
     lease = acquire(
@@ -434,19 +438,19 @@ def acquire_source(workspace: Workspace, entity: Entity, run_id: str, *, wait_se
 
 
 def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
-    """The record of the cut that holds ``branch``. Raises LeaseLost if there is none any more."""
+    """Return the record of the cut that holds ``branch``. Raises LeaseLost if it is gone."""
     record = read_record(workspace.objects, branch.record_path, BranchRecord)
     if record is None or record.cut != branch.cut:
         where = f"{workspace.objects.uri}/{branch.record_path}"
-        raise LeaseLost("Another run has deleted this branch, or cut it anew", where, "Run it again.")
+        raise LeaseLost("Another run has deleted or recut this branch", where, "Run it again.")
     return record
 
 
 def _known_token(workspace: Workspace, entity: Entity) -> int:
-    """The highest token in the commit markers and the manifest; 0 for a new source."""
-    # The first run of another source may have written fragments, and no version of the table yet.
+    """Return the highest token in the commit markers and the manifest; 0 for a new source."""
+    # The first run of another source may have written fragments before the table has a version.
     tables = [table for table in workspace.line_tables(entity) if table.exists()]
     tokens = [table.commit_marker(entity).token for table in tables]
-    with contextlib.suppress(CorruptFile):  # a repair sets the damaged file aside under this very lease
+    with contextlib.suppress(CorruptFile):  # a repair renames the damaged file under this lease
         tokens.append(token_of(workspace.manifest(entity).max_rev()))
     return max(tokens, default=0)

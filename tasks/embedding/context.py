@@ -1,4 +1,4 @@
-"""The context of a task: the workspace and the embedder, opened once per process, and a stopwatch for its phases."""
+"""Provide the context of a task: the workspace and the embedder, opened once per process, and a stopwatch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 PLAN_AFTER_LINES = 10_000
-"""Tokenizing this many lines takes a fifth of the second that planning the cuts of lines into words takes."""
+"""Tokenizing this many lines takes a fifth of the second that it takes to plan the cuts of lines into words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ModelRef:
 class TaskContext:
     """The second argument of every task. It pickles without the loaded model, which each worker loads once.
 
-    ``has_cores_to_spare`` is for tasks in threads of one process; a process of an executor has one core.
+    ``has_cores_to_spare`` is set for tasks in threads of one process; a process of an executor has one core.
     """
 
     workspace: Workspace
@@ -85,7 +85,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time of the ``with`` block to ``name``, also if it raises."""
+        """Add the time of the ``with`` block to ``name``, even if it raises."""
         started = self._clock()
         try:
             yield
@@ -93,7 +93,7 @@ class Stopwatch:
             self._add(name, started)
 
     def each(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield the items; adds only the time to produce them to ``name``."""
+        """Yield the items, and add only the time to produce them to ``name``."""
         rest = iter(items)
         while True:
             started = self._clock()

@@ -3,9 +3,9 @@
 A static model is a weighted sum of token vectors, scaled to unit length, so the sum over a word can be cached. A block
 of lines is two sparse products: words to chunks (cut before runs of spaces), and chunks to lines.
 
-A cut is sound if no token can span it: if no vocabulary entry has a digit after a letter, say, no BPE merge and no
-Unigram path joins the two. Probe lines also cover tokenizers that split their input first (BERT, GPT-2). A tokenizer
-that fails them gets no plan.
+A cut is sound if no token can span it. If, for example, no vocabulary entry has a digit after a letter, no BPE merge
+and no Unigram path joins the two. Probe lines also cover tokenizers that split their input first (BERT, GPT-2). A
+tokenizer that fails them gets no plan.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAX_WORD_CHARACTERS = 64
-"""Longer words (hashes, base64) hardly ever repeat, and would make the memory of the table unbounded."""
+"""Longer words (hashes, base64) rarely repeat, and would make the memory of the table unbounded."""
 
 _EVICTED_SHARE = 8  # evict an eighth of the table at a time
 _NEVER = np.int64(2**63 - 1)  # sorts free slots last in the order of eviction
@@ -66,7 +66,9 @@ class WordTable:
         return word in self._slots
 
     def lookup(self, words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.intp]]:
-        """``(n, dim)`` vectors, ``(n,)`` token counts, and the positions of missing words, whose rows are undefined."""
+        """Return ``(n, dim)`` vectors, ``(n,)`` token counts, and the positions of missing words, whose rows are
+        undefined.
+        """
         with self._lock:
             get = self._slots.get
             slots = np.fromiter((get(word, -1) for word in words), np.intp, len(words))
@@ -76,7 +78,7 @@ class WordTable:
             return self._vectors[slots], self._tokens[slots], np.flatnonzero(~known)
 
     def insert(self, words: Sequence[str], vectors: NDArray[np.float32], tokens: NDArray[np.float32]) -> None:
-        """Add distinct words as far as they fit; words in the table do not change."""
+        """Add distinct words as far as there is space; words in the table do not change."""
         with self._lock:
             # Another thread may have inserted some of them.
             new = [i for i, word in enumerate(words) if len(word) <= MAX_WORD_CHARACTERS and word not in self._slots]
@@ -90,7 +92,7 @@ class WordTable:
                 self._slots[words[i]] = slot
 
     def _free_slots(self, count: int) -> NDArray[np.intp]:
-        """``count`` free slots; evicts in blocks, so that partitioning by age is rare."""
+        """Return ``count`` free slots; evicts in blocks, so that partitioning by age is rare."""
         missing = count - len(self._free)
         if missing > 0:
             evict = min(max(missing, self._capacity // _EVICTED_SHARE), len(self._slots))
@@ -152,8 +154,8 @@ class WordPlan:
 
     ``tokenizer`` treats a word as the model's own does within a line, and does not truncate. ``prefix`` is put before
     each line that is not empty. ``special`` is a regular expression for chunks whose lines must be tokenized whole,
-    because they may hold a special token. The cuts are tables over ``256 * byte + next byte``; ``word_cuts`` is None
-    where chunks are the words.
+    because they may contain a special token. The cuts are tables over ``256 * byte + next byte``; ``word_cuts`` is None
+    if chunks are the words.
     """
 
     tokenizer: Tokenizer
@@ -178,9 +180,9 @@ class WordPlan:
 
 
 def plan_words(tokenizer: Tokenizer, unknown_token: int | None = None) -> WordPlan | None:
-    """The finest sound plan for ``tokenizer``; None if each line must be tokenized whole.
+    """Return the finest sound plan for ``tokenizer``; None if each line must be tokenized whole.
 
-    The check ignores the unknown token: a cut may double it, since tokenizers fuse runs of it.
+    The check ignores the unknown token: a cut may double it, because tokenizers fuse runs of it.
     """
     spec: dict[str, Any] = json.loads(tokenizer.to_str())
     spec["truncation"] = spec["padding"] = None
@@ -208,7 +210,7 @@ def plan_words(tokenizer: Tokenizer, unknown_token: int | None = None) -> WordPl
 
 
 def _vocabulary(spec: dict[str, Any], tokenizer: Tokenizer, added: Sequence[str]) -> list[str]:
-    """The tokens of text without special tokens, ordered by id, with plain characters for blanks."""
+    """Return the tokens of text without special tokens, ordered by id, with plain characters for blanks."""
     ids = tokenizer.get_vocab(with_added_tokens=False)
     for content in added:
         ids.pop(content, None)
@@ -219,9 +221,9 @@ def _vocabulary(spec: dict[str, Any], tokenizer: Tokenizer, added: Sequence[str]
 
 
 def _sound_cuts(vocabulary: Sequence[str], anywhere: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """The cut tables of chunks and words: true between kinds of characters that no token holds in that order.
+    """Return the cut tables of chunks and words: true between kinds of characters that no token contains in that order.
 
-    Without ``anywhere``, words are cut only beside punctuation: the tokens of a WordPiece vocabulary depend on the
+    Without ``anywhere``, words are cut only next to punctuation: the tokens of a WordPiece vocabulary depend on the
     position of a piece in its word, so letters must stay with adjacent digits.
     """
     text = np.frombuffer("\n".join(vocabulary).encode(), np.uint8)
@@ -239,7 +241,7 @@ def _sound_cuts(vocabulary: Sequence[str], anywhere: bool) -> tuple[NDArray[np.b
 
 
 def _without_prefix(spec: dict[str, Any]) -> Tokenizer | None:
-    """The tokenizer without the normalizer that prepends a space mark to each text; None if it has none."""
+    """Return the tokenizer without the normalizer that prepends a space mark to each text; None if it has none."""
     normalizer = spec["normalizer"] or {}
     steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
     if not steps or steps[0].get("type") != "Prepend":
@@ -248,7 +250,7 @@ def _without_prefix(spec: dict[str, Any]) -> Tokenizer | None:
 
 
 def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
-    """Lines of known tokens, because fixed probes prove nothing about a vocabulary that lacks their words."""
+    """Return lines of known tokens, because fixed probes prove nothing about a vocabulary without their words."""
     known = [token.strip() for token in vocabulary if token.isascii() and token.isprintable() and token.strip()]
     sample = known[:: max(1, len(known) // 96)]
     lines = [f"{a} {b}  {a}{b}" for a, b in pairwise(sample)]
@@ -257,7 +259,7 @@ def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
 
 
 def _token_ids(plan: WordPlan, lines: Sequence[str], unknown_token: int | None) -> list[list[int]]:
-    """The known tokens of each line, cut by the plan."""
+    """Return the known tokens of each line, cut by the plan."""
     chunks = plan.chunks(pa.array(lines, pa.string()))
     words = plan.words(chunks.pieces)
     encodings = plan.tokenizer.encode_batch_fast(words.pieces.to_pylist(), add_special_tokens=False)
@@ -289,7 +291,7 @@ def _cut(strings: pa.StringArray, cuts: NDArray[np.bool_]) -> Cuts:
 
 
 def _ends_in_blank(text: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Whether the non-ASCII character before each end may be white space, which must stay with the spaces.
+    """Return whether the non-ASCII character before each end may be white space, which must stay with the spaces.
 
     True for whole blocks of characters: _BLANK_BLOCKS, and U+0080 to U+00BF for the non-breaking space.
     """
@@ -306,7 +308,7 @@ WORD_TABLE_SIZE = 150_000
 
 _BLOCK_LINES = 32_768
 _BLOCK_BYTES = 1 << 19  # of text: bounds the temporaries of a block to 200 MB even if no word repeats
-_BULK_LINES = 4_096  # are worth waiting for the plan
+_BULK_LINES = 4_096  # lines for which it is worth waiting for the plan
 _FINITE = 2**30  # tokens: a line with more must be tokenized whole
 _FEW_TOKENS = 16_384  # summed without scipy, which takes 0.3 s to import
 _TOKENIZED_AT_ONCE = 4_096  # texts: each Encoding object takes a kilobyte or more
@@ -338,7 +340,7 @@ class WordTableEmbedder:
 
     @classmethod
     def open(cls, name: str | None = None, table_size: int = WORD_TABLE_SIZE) -> WordTableEmbedder:
-        """The embedder of DEFAULT_MODEL, of a model2vec directory or of a hub name. Raises ModelNotFound."""
+        """Return the embedder of DEFAULT_MODEL, of a model2vec directory or of a hub name. Raises ModelNotFound."""
         files = resolve_model(name)
         return cls(load_parts(files), fingerprint(files), table_size)
 
@@ -355,14 +357,16 @@ class WordTableEmbedder:
         return self._fingerprint
 
     def prepare(self) -> None:
-        """Make the plan now, which takes a second, rather than beside later calls."""
+        """Make the plan now, which takes a second, instead of during later calls."""
         with self._planning:
             import scipy.sparse  # noqa: F401  # what uses the plan needs it
 
             _ = self._plan
 
     def embed(self, lines: TextLines, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
-        """``(n, dim)`` unit rows of ``dtype`` (float32 or float16), in order; zero rows where no token is known.
+        """Embed ``lines`` as ``(n, dim)`` unit rows of ``dtype`` (float32 or float16), in order.
+
+        Zeros without a known token.
 
         ``lines`` are strings without unpaired surrogates. Apart from the result, memory does not grow with their
         number.
@@ -374,7 +378,7 @@ class WordTableEmbedder:
         return out
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """``(dim,) float32``, a unit vector, or zeros if no token is known."""
+        """Embed a query as a unit vector, ``(dim,) float32``; zeros without a known token."""
         ids = np.array(self._tokenizer.encode(text[: self._max_characters], add_special_tokens=False).ids, np.intp)
         weights, rows = self._weights_and_rows(ids)
         vector: NDArray[np.float32] = weights @ self._token_vectors[rows]
@@ -394,7 +398,10 @@ class WordTableEmbedder:
         _scale_to_unit(sums, out)
 
     def _plan_for(self, lines: int) -> WordPlan | None:
-        """The plan, if the model has one; few lines go without until it is made, so that no search waits for it."""
+        """Return the plan, if the model has one.
+
+        Few lines do without until it exists, so that no search waits for it.
+        """
         if self._waits_for_plan or lines >= _BULK_LINES or "_plan" in vars(self):
             return self._plan
         if not self._planning.locked():
@@ -402,7 +409,7 @@ class WordTableEmbedder:
         return None
 
     def _sums_of_lines(self, plan: WordPlan, lines: pa.StringArray, lengths: NDArray[np.int32]) -> NDArray[np.float32]:
-        """``(n, dim)``: the sum of the token vectors of each line."""
+        """Return ``(n, dim)``: the sum of the token vectors of each line."""
         whole = np.zeros(len(lines), np.bool_) if self._max_characters is None else lengths > self._max_characters
         chunks, line_chunks = _distinct(plan.chunks(pc.if_else(whole, "", lines) if whole.any() else lines))
         if plan.word_cuts is None:
@@ -421,7 +428,9 @@ class WordTableEmbedder:
         return sums
 
     def _sums_of_words(self, plan: WordPlan, words: pa.StringArray) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """``(n, dim)`` sums of token vectors and ``(n,)`` numbers of tokens of distinct words, through the table."""
+        """Return ``(n, dim)`` sums of token vectors and ``(n,)`` numbers of tokens of distinct words, through the
+        table.
+        """
         texts = words.to_pylist()
         sums, tokens, unknown = self._table.lookup(texts)
         for start in range(0, len(unknown), _TOKENIZED_AT_ONCE):
@@ -432,7 +441,7 @@ class WordTableEmbedder:
         return sums, tokens
 
     def _sums_of_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """``(n, dim)``: the sum of the token vectors of each text, tokenized as encode() does."""
+        """Return ``(n, dim)``: the sum of the token vectors of each text, tokenized as encode() does."""
         sums = np.empty((len(texts), self.dim), np.float32)
         for start in range(0, len(texts), _TOKENIZED_AT_ONCE):
             part = [text[: self._max_characters] for text in texts[start : start + _TOKENIZED_AT_ONCE]]
@@ -440,7 +449,7 @@ class WordTableEmbedder:
         return sums
 
     def _tokenize(self, tokenizer: Tokenizer, texts: list[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """``(n, dim)`` sums of the token vectors of texts, and ``(n,)`` numbers of tokens."""
+        """Return ``(n, dim)`` sums of the token vectors of texts, and ``(n,)`` numbers of tokens."""
         ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         tokens = np.fromiter(map(len, ids), np.int64, len(ids))
         flat = np.fromiter(chain.from_iterable(ids), np.intp, tokens.sum())
@@ -456,7 +465,7 @@ class WordTableEmbedder:
         return sums, tokens.astype(np.float32)
 
     def _weights_and_rows(self, ids: NDArray[np.intp]) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
-        """The weight and the row of the vector of each token; an unknown token has weight 0."""
+        """Return the weight and the row of the vector of each token; an unknown token has weight 0."""
         weights = np.ones(len(ids), np.float32) if self._token_weights is None else self._token_weights[ids]
         if self._unknown_token is not None:
             weights = np.where(ids == self._unknown_token, np.float32(0), weights)
@@ -472,7 +481,7 @@ def _as_strings(lines: TextLines) -> pa.StringArray:
 
 
 def _distinct(cuts: Cuts) -> tuple[pa.StringArray, csr_matrix]:
-    """The distinct pieces, and the sparse matrix ``(strings, distinct pieces)`` of their counts."""
+    """Return the distinct pieces, and the sparse matrix ``(strings, distinct pieces)`` of their counts."""
     encoded = cuts.pieces.dictionary_encode()
     columns = encoded.indices.to_numpy()
     matrix = _sparse(np.ones(len(columns), np.float32), columns, cuts.bounds, len(encoded.dictionary))

@@ -1,4 +1,4 @@
-"""Find an embedding model, fingerprint it without loading, and load it."""
+"""Find an embedding model, fingerprint it without loading it, and load it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.errors import ModelNotFound, is_panic
+from driftline.storage.errors import ModelNotFound, is_panic, package_command
 from driftline.storage.model import CURRENT_EMBEDDING_VERSION
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ DEFAULT_MODEL = "wordllama:l2_supercat_256"
 """256 dimensions, 32,000 tokens, 18 MB. It is a pip dependency, so the first run downloads nothing."""
 
 MODEL_VARIABLE = "DRIFTLINE_MODEL"
-"""Names the model wherever none is named."""
+"""Names the model if nothing else does."""
 
 DEFAULT_MAX_TOKENS = 512
 """model2vec's default for a model whose config.json has no limit."""
@@ -34,7 +34,8 @@ DEFAULT_MAX_TOKENS = 512
 MAX_DIMENSION = 16_384
 MAX_TOKENS = 2**31 - 1
 MAX_COMPONENT = 1e12
-"""Of a vector or a weight: sums of more have no length in float32; of a table with less than its inverse neither."""
+"""Maximum of a component of a vector or a weight: sums of larger ones have no length in float32, and neither have
+vectors of a table below its inverse."""
 _EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # the names of the tensor in model2vec and sentence-transformers
 _MAX_HEADER_BYTES = 100 * 2**20  # safetensors' own limit
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -58,9 +59,9 @@ class ModelFiles:
 
 
 def resolve_model(name: str | None = None) -> ModelFiles:
-    """The files of a local model2vec directory or of a model on the Hugging Face hub.
+    """Find the files of a local model2vec directory or of a model on the Hugging Face hub.
 
-    Without a name it is that of the environment (DRIFTLINE_MODEL), else DEFAULT_MODEL. Only a hub model that is not in
+    Without a name, use the environment variable DRIFTLINE_MODEL, else DEFAULT_MODEL. Only a hub model that is not in
     the local cache uses the network. Raises ModelNotFound.
     """
     if name is None:
@@ -88,22 +89,21 @@ class ModelIdentity:
 
 
 def model_of(name: str | None = None) -> ModelIdentity:
-    """The identity of a model on this host, without loading it. Raises ModelNotFound."""
+    """Return the identity of a model on this host, without loading it. Raises ModelNotFound."""
     files = resolve_model(name)
     return ModelIdentity(files.name, fingerprint(files), dimension(files))
 
 
 def is_earlier_version(files: ModelFiles, known: str) -> bool:
-    """Whether ``known`` is the fingerprint of the same model with an earlier preparation of text."""
+    """Return whether ``known`` is the fingerprint of the same model with an earlier text preparation."""
     return any(fingerprint(files, version) == known for version in range(1, CURRENT_EMBEDDING_VERSION))
 
 
 def fingerprint(files: ModelFiles, version: int | None = None) -> str:
-    """20 hex digits over weights, tokenizer, text preparation and ``version``, without loading the model.
+    """Return 20 hex digits over weights, tokenizer, text preparation and ``version``, without loading the model.
 
-    ``version`` is CURRENT_EMBEDDING_VERSION by default.
-    Names, paths and the config's ``normalize`` do not matter, because vectors are always unit vectors. Raises
-    ModelNotFound.
+    ``version`` is CURRENT_EMBEDDING_VERSION by default. Names, paths and the config's ``normalize`` do not matter,
+    because vectors are always unit vectors. Raises ModelNotFound.
     """
     digest = hashlib.sha256()
     digest.update(json.dumps([version or CURRENT_EMBEDDING_VERSION, _max_tokens(files)]).encode())
@@ -117,7 +117,7 @@ def fingerprint(files: ModelFiles, version: int | None = None) -> str:
 
 
 def dimension(files: ModelFiles) -> int:
-    """The length of the model's vectors, from the header of its weights. Raises ModelNotFound."""
+    """Return the length of the model's vectors, from the header of its weights. Raises ModelNotFound."""
     try:
         with files.weights.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -128,7 +128,7 @@ def dimension(files: ModelFiles) -> int:
 
 
 def _dimension_of(shape: Any) -> int:
-    """The number of columns of a table of vectors. Raises ValueError if ``shape`` is that of no such table."""
+    """Return the number of columns of a table of vectors. Raises ValueError for any other ``shape``."""
     if not isinstance(shape, (list, tuple)) or len(shape) != 2 or not all(type(size) is int for size in shape):
         raise ValueError(f"the shape of its vectors is {shape}, not (tokens, dimension)")
     if shape[0] < 1 or not 1 <= shape[1] <= MAX_DIMENSION:
@@ -154,7 +154,7 @@ class ModelParts:
 
 
 def load(files: ModelFiles) -> StaticModel:
-    """The model with ``float32`` vectors and ``normalize=True``. Raises ModelNotFound."""
+    """Load the model with ``float32`` vectors and ``normalize=True``. Raises ModelNotFound."""
     from model2vec import StaticModel
 
     parts = load_parts(files)
@@ -169,7 +169,7 @@ def load(files: ModelFiles) -> StaticModel:
 
 
 def load_parts(files: ModelFiles) -> ModelParts:
-    """The parts of a StaticModel, in a fifth of the time of ``load``, because model2vec copies the tokenizer.
+    """Load the parts of a StaticModel, in a fifth of the time of ``load``, because model2vec copies the tokenizer.
 
     Reads only the three files, whereas ``StaticModel.from_pretrained`` may ask the hub. Raises ModelNotFound.
     """
@@ -234,14 +234,17 @@ def _check_tokens(
 
 
 def _as_float32(table: NDArray[Any], name: str, *, is_checked: bool = True) -> NDArray[np.float32]:
-    """``table`` as float32. Raises ValueError, if it ``is_checked``, for values that make no vector of length 1."""
+    """Return ``table`` as float32.
+
+    If it ``is_checked``, raise ValueError for values from which no unit vector can be made.
+    """
     if table.dtype.kind not in "fiu":
         raise ValueError(f"its {name} are {table.dtype}, not numbers")
     with np.errstate(over="ignore"):
         numbers = table.astype(np.float32, copy=False)
     if not is_checked:
         return numbers
-    low, high = float(numbers.min()), float(numbers.max())  # NaN, if there is one
+    low, high = float(numbers.min()), float(numbers.max())  # is NaN if any value is
     if not (low >= -MAX_COMPONENT and high <= MAX_COMPONENT):
         raise ValueError(f"some of its {name} are not finite, or beyond {MAX_COMPONENT:g}")
     if max(-low, high) < 1 / MAX_COMPONENT:
@@ -250,7 +253,7 @@ def _as_float32(table: NDArray[Any], name: str, *, is_checked: bool = True) -> N
 
 
 def _unknown_token(tokenizer: Tokenizer) -> int | None:
-    """The id of the unknown token, determined as in model2vec."""
+    """Return the id of the unknown token, determined as in model2vec."""
     model = tokenizer.model
     if hasattr(model, "unk_token"):
         return None if model.unk_token is None else tokenizer.token_to_id(model.unk_token)
@@ -259,7 +262,7 @@ def _unknown_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _max_tokens(files: ModelFiles) -> int | None:
-    """The number of tokens of a text that the model reads; None means all."""
+    """Return the number of tokens of a text that the model reads; None means all."""
     if files.config is None:
         return DEFAULT_MAX_TOKENS
     try:
@@ -275,7 +278,8 @@ def _max_tokens(files: ModelFiles) -> int | None:
 def _default_files() -> ModelFiles:
     spec = importlib.util.find_spec("wordllama")  # importing it takes a second
     if spec is None or not spec.submodule_search_locations:
-        raise ModelNotFound("The default embedding model is not installed", DEFAULT_MODEL, "Run: pip install wordllama")
+        fix = f"Run: {package_command('wordllama')}"
+        raise ModelNotFound("The default embedding model is not installed", DEFAULT_MODEL, fix)
     package = Path(spec.submodule_search_locations[0])
     weights = package / "weights" / "l2_supercat_256.safetensors"
     tokenizer = package / "tokenizers" / "l2_supercat_tokenizer_config.json"
@@ -283,7 +287,7 @@ def _default_files() -> ModelFiles:
         raise ModelNotFound(
             "The installed wordllama lacks its default weights",
             str(package),
-            "Run: pip install --force-reinstall wordllama",
+            f"Run: {package_command('--force-reinstall', 'wordllama')}",
         )
     return ModelFiles(DEFAULT_MODEL, weights, tokenizer)
 
@@ -297,7 +301,7 @@ def _files_in(folder: Path, name: str) -> ModelFiles:
 
 
 def _hub_folder(name: str) -> Path:
-    """The cached snapshot of a hub model, downloaded if it is not cached."""
+    """Return the cached snapshot of a hub model, which is downloaded if it is not cached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

@@ -1,4 +1,4 @@
-"""Commits and branches, and the paths that differ between two commits or between a commit and the disk.
+"""Read commits and branches of git, and the paths that differ between two commits or between a commit and the disk.
 
 Git compares trees, not histories, so force-pushes, branches and merges need no special cases. If git cannot list all
 differences, ``ChangedPaths.paths`` is None, which requires a full scan.
@@ -12,14 +12,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from driftline.tasks.git.isolation import Repository, ask, ask_remote, find_repository, finish, run, start
+from driftline.storage.sources.isolation import Repository, ask, ask_remote, find_repository, finish, run, start
 from driftline.tasks.git.work_tree import WorkTree
 
 MAX_CHANGED_PATHS = 20_000
 """Above this number, single paths are no faster than a full scan."""
 
 _ATTRIBUTES = ".gitattributes"
-"""The file that decides how git writes other files to the disk."""
+"""The file that determines how git writes other files to the disk."""
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SUBMODULE = b"160000"
 _PLAIN_ENTRY, _SUBMODULE_ENTRY = b"\0H 1", b"\0H 160000"
@@ -44,7 +44,10 @@ class ChangedPaths:
 
 
 def head(root: str) -> Commit | None:
-    """The checked-out commit of the work tree that contains ``root``; None without git or before the first commit."""
+    """Return the checked-out commit of the work tree that contains ``root``.
+
+    None without git or before the first commit.
+    """
     repository = find_repository(root)
     commit = _head_id(root) if repository is not None else None
     if repository is None or commit is None:
@@ -56,13 +59,13 @@ def head(root: str) -> Commit | None:
 
 
 def commit_time(root: str, commit: str) -> datetime | None:
-    """The time of a commit, in UTC; None if the clone lacks it."""
+    """Return the time of a commit, in UTC; None if the clone lacks it."""
     repository = find_repository(root) if _ID.fullmatch(commit) else None
     return _time_of(repository, commit) if repository is not None else None
 
 
 def is_ancestor(root: str, commit: str, later: str) -> bool:
-    """Whether ``commit`` is an ancestor of ``later``; False if the clone lacks one of them."""
+    """Return whether ``commit`` is an ancestor of ``later``; False if the clone lacks one of them."""
     repository = find_repository(root) if _ID.fullmatch(commit) and _ID.fullmatch(later) else None
     return repository is not None and run(repository, root, "merge-base", "--is-ancestor", commit, later) is not None
 
@@ -79,7 +82,7 @@ def _time_of(repository: Repository, commit: str) -> datetime | None:
 
 
 def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Collection[str]) -> ChangedPaths:
-    """The paths that differ between the trees of two commits; a rename is a deletion and an addition.
+    """Return the paths that differ between the trees of two commits; a rename is a deletion and an addition.
 
     A changed file with a name in ``ignore_files`` affects other files, so it requires a full scan.
     """
@@ -97,7 +100,7 @@ def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Col
 
 
 def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> ChangedPaths:
-    """The paths that differ between the checked-out commit and the disk: changed, deleted and untracked files.
+    """Return the paths that differ between the checked-out commit and the disk: changed, deleted and untracked files.
 
     ``ignore_files`` as for ``changes_between``.
     """
@@ -117,7 +120,7 @@ def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> Changed
 
 
 def union(first: ChangedPaths, second: ChangedPaths) -> ChangedPaths:
-    """The paths of both."""
+    """Return the paths of both."""
     if first.paths is None or second.paths is None:
         return first if first.paths is None else second
     paths = tuple(sorted({*first.paths, *second.paths}))
@@ -127,7 +130,10 @@ def union(first: ChangedPaths, second: ChangedPaths) -> ChangedPaths:
 
 
 def _within(tree: WorkTree, names: list[bytes], ignore_files: Collection[str]) -> ChangedPaths:
-    """``names``, relative to the top of the work tree, as paths in the source; names outside the source are dropped."""
+    """Return ``names``, relative to the top of the work tree, as paths in the source.
+
+    Names outside of it are dropped.
+    """
     paths: set[str] = set()
     for name in map(os.fsdecode, names):
         if name.endswith("/"):
@@ -152,21 +158,21 @@ _REQUEST_NAME = re.compile(r"((?:heads/)*)pr/\d+")
 
 
 def index_name(branch: str) -> str:
-    """What a branch of git is called in the index: as in git, but never ``pr/NUMBER``, which pull requests have."""
+    """Return the name of a git branch in the index: as in git, but never ``pr/NUMBER``, which is for pull requests."""
     return f"heads/{branch}" if _REQUEST_NAME.fullmatch(branch) else branch
 
 
 def branch_named(name: str) -> str | None:
-    """The branch of git that is called ``name`` in the index; None for a pull request, which is no branch."""
+    """Return the git branch with this ``name`` in the index; None for a pull request, which has no branch."""
     match = _REQUEST_NAME.fullmatch(name)
     return name if match is None else name.removeprefix("heads/") if match[1] else None
 
 
 def ask_remote_branches(root: str) -> frozenset[str] | None:
-    """The names of the branches that the remote ``origin`` has now, in its own words.
+    """Ask the remote ``origin`` for the names of its branches.
 
-    None if there is no remote, if it does not answer, or if it has no branch. What a clone remembers is no answer: a
-    clone of a single branch never knew the others.
+    Returns None if there is no remote, if it does not answer, or if it has no branch. The branches that a clone
+    remembers are no substitute: a clone of a single branch never knew the others.
     """
     if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
         return None
@@ -176,7 +182,7 @@ def ask_remote_branches(root: str) -> frozenset[str] | None:
 
 
 def local_branches(root: str) -> frozenset[str]:
-    """The names of the branches of the work tree around ``root``; none without git."""
+    """Return the names of the branches of the work tree around ``root``; none without git."""
     if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
         return frozenset()
     answer = ask(root, "rev-parse", "--symbolic-full-name", "--branches")
@@ -185,14 +191,14 @@ def local_branches(root: str) -> frozenset[str]:
 
 
 def is_on_remote_branch(root: str, commit: str, branch: str) -> bool:
-    """Whether ``commit`` is in ``branch`` of ``origin``, as the work tree around ``root`` has fetched it."""
+    """Return whether ``commit`` is in ``branch`` of ``origin``, as the work tree around ``root`` has fetched it."""
     answer = ask(root, "rev-parse", "--verify", "--quiet", f"{_REMOTE}{branch}")
     tip = answer.decode().strip() if answer else ""
     return bool(tip) and (commit == tip or is_ancestor(root, commit, tip))
 
 
 def default_branch(root: str) -> str | None:
-    """The branch that ``origin`` calls its HEAD, as the work tree around ``root`` knows it; None if it does not."""
+    """Return the branch of ``origin``'s HEAD, as the work tree around ``root`` knows it, or None."""
     if "://" in root or find_repository(root) is None:
         return None
     answer = ask(root, "symbolic-ref", "--quiet", f"{_REMOTE}HEAD")
@@ -201,7 +207,9 @@ def default_branch(root: str) -> str | None:
 
 
 def is_merged(root: str, commit: str) -> bool:
-    """Whether ``commit`` is an ancestor of the default branch of ``origin``, or of a local ``main`` or ``master``."""
+    """Return whether ``commit`` is an ancestor of the default branch of ``origin``, or of a local ``main`` or
+    ``master``.
+    """
     if "://" in root or not os.path.isdir(root):
         return False
     name = default_branch(root)

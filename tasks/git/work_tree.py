@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from driftline.storage.errors import redacted
 from driftline.storage.sources.access import SafeFolder
-from driftline.tasks.git.isolation import (
+from driftline.storage.sources.isolation import (
     Repository,
     Running,
     ask,
@@ -88,8 +88,10 @@ class GitOrigin:
 
 
 def find_work_tree(root: str) -> WorkTree | None:
-    """The work tree that contains ``root`` (absolute); None if there is none, if git is missing or refuses to read it,
-    or if it ignores ``root`` (a project below a home folder that is itself under git).
+    """Return the work tree that contains ``root`` (absolute).
+
+    Returns None if there is none, if git is missing or refuses to read it, or if it ignores ``root``, such as a project
+    below a home folder that is itself under git.
     """
     repository = find_repository(root)
     if repository is None:
@@ -103,7 +105,7 @@ def find_work_tree(root: str) -> WorkTree | None:
 class TrackedFiles:
     """The files that git tracks below a folder of a work tree; a context manager. Paths are relative to the folder.
 
-    ``prefixes`` limit them as those of ``clean_blobs``. Git lists them from the first call on, or from ``start`` on.
+    ``prefixes`` limit them like those of ``clean_blobs``. Git lists them from the first call on, or from ``start`` on.
     """
 
     def __init__(self, repository: Repository, root: str, prefixes: Sequence[str] = ()) -> None:
@@ -128,7 +130,7 @@ class TrackedFiles:
         self._finish()
 
     def start(self) -> None:
-        """Let git list the files meanwhile."""
+        """Make git list the files in the background."""
         if not self._is_started:
             self._is_started = True
             self.signature = _signature(self._repository.index)
@@ -136,13 +138,16 @@ class TrackedFiles:
             self._running = start(self._repository, self._root, *command)
 
     def output(self) -> bytes | None:
-        """The entries as git lists them, sorted by path; None if it fails."""
+        """Return the entries as git lists them, sorted by path; None if it fails."""
         self.start()
         self._finish()
         return self._output
 
     def holds(self, path: str) -> bool | None:
-        """Whether git tracks a file or, for a folder (with a trailing slash), any file in it; None if git fails."""
+        """Return whether git tracks a file or, for a folder (with a trailing slash), any file in it.
+
+        None if git fails.
+        """
         if self._entries is None:
             output = self.output()
             if output is None:
@@ -158,7 +163,7 @@ class TrackedFiles:
         return self._from(name[:-1]) == name[:-1]  # a submodule
 
     def _from(self, name: bytes) -> bytes | None:
-        """The first path that is not less than ``name``."""
+        """Return the first path that is not less than ``name``."""
         entries, start = self._entries or [], self._path_start
         row = bisect_left(entries, name, key=lambda entry: entry[start:])
         return entries[row][start:] if row < len(entries) else None
@@ -183,7 +188,9 @@ class NestedRepository:
 
 
 def find_nested(tree: SafeFolder, folder: str) -> NestedRepository | None:
-    """What the ``.git`` in ``folder`` of a source makes of it: None if it is no repository, as git judges."""
+    """Return the repository that the ``.git`` in ``folder`` of a source makes, or None if git does not accept it as
+    one.
+    """
     entry = f"{tree.root.rstrip('/')}/{folder}.git"
     git_dir = entry
     try:
@@ -203,9 +210,10 @@ def find_nested(tree: SafeFolder, folder: str) -> NestedRepository | None:
 
 
 def tracked_in(root: str, nested: NestedRepository, outer: Collection[str]) -> TrackedFiles | None:
-    """The tracked files of a nested repository.
+    """Return the tracked files of a nested repository.
 
-    None if its files lie neither in the source nor in one of the git directories ``outer``: others are not read.
+    Returns None if its git files are neither in the source nor in one of the git directories ``outer``; others are not
+    read.
     """
     where = os.path.realpath(nested.git_dir)
     if not any(where.startswith(each.rstrip("/") + "/") for each in (os.path.realpath(root), *outer)):
@@ -216,12 +224,12 @@ def tracked_in(root: str, nested: NestedRepository, outer: Collection[str]) -> T
 
 
 def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = (), tracked: TrackedFiles | None = None) -> pa.Table:
-    """The tracked files that are clean now: ``path`` (binary, relative to the source) and ``etag`` (``git:id``).
+    """Return the tracked files that are clean now: ``path`` (binary, relative to the source) and ``etag`` (``git:id``).
 
     Call it after the files are stat'ed: a file that changes in between is dirty or has another id. ``prefixes``
-    (folders with a trailing slash) limit the result, which may hold more. Files with skip-worktree or
-    assume-unchanged, in conflict, or only intended to be added are left out. Empty if git fails. ``tracked`` may have
-    been listed before, with the same ``prefixes``.
+    (folders with a trailing slash) limit the result, which may contain more. Files with skip-worktree or
+    assume-unchanged, in conflict, or only intended to be added are excluded. The result is empty if git fails.
+    ``tracked`` may have been listed before, with the same ``prefixes``.
     """
     narrowed = [] if "" in prefixes or len(prefixes) > _MAX_PATHSPECS else [f":(literal){p}" for p in prefixes]
     for _ in range(2):
@@ -232,7 +240,7 @@ def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = (), tracked: TrackedFi
         entries = listed.output()
         if dirty is None or entries is None:
             break
-        # The two commands agree only if the index did not change between them.
+        # The two commands agree only if the index does not change between them.
         if listed.signature == _signature(tree.index):
             return _parse(entries, dirty)
         tracked = None
@@ -241,7 +249,7 @@ def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = (), tracked: TrackedFi
 
 
 def git_origin(root: str) -> GitOrigin | None:
-    """Origin, subpath and commit of the work tree that contains ``root``, or None."""
+    """Return origin, subpath and commit of the work tree that contains ``root``, or None."""
     tree = find_work_tree(root)
     if tree is None:
         return None

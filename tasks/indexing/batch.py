@@ -24,7 +24,7 @@ from driftline.tasks.extraction.extractor import Reading, definitions_by_part, i
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
 from driftline.tasks.scanning.ignore import holds_key
-from driftline.tasks.text import MAX_TEXT_BYTES, split_documents
+from driftline.tasks.text import MAX_TEXT_BYTES, is_lfs_pointer, split_documents
 
 READ_ATTEMPTS = 3
 _STATUS = ("size_bytes", "mtime_ns", "ctime_ns", "inode")
@@ -44,18 +44,22 @@ class ReadFile:
 def read_all(
     source: Source, changes: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], ReadFile | SkipReason]]:
-    """Each of ``changes`` (``diff.CHANGE_SCHEMA``) with its file or skip reason, in order. Raises StorageError."""
+    """Yield each of ``changes`` (``diff.CHANGE_SCHEMA``) with its file or skip reason, in order.
+
+    Raises StorageError.
+    """
     files = (_read_local(source, change) for change in changes) if source.is_local else _read_remote(source, changes)
     return zip(changes, map(_checked, files), strict=True)
 
 
 def _checked(read: ReadFile | SkipReason) -> ReadFile | SkipReason:
-    """A file may have grown since the listing."""
+    """Check the size again, because a file may have grown since the listing."""
     return SkipReason.TOO_LARGE if isinstance(read, ReadFile) and len(read.data) > MAX_TEXT_BYTES else read
 
 
 def _read_remote(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[ReadFile | SkipReason]:
-    for change, data in zip(changes, source.read_many([c["path"] for c in changes]), strict=True):
+    contents = source.read_many([c["path"] for c in changes], [c["etag"] for c in changes])
+    for change, data in zip(changes, contents, strict=True):
         if isinstance(data, (ObjectNotFound, SourceNotFound)):
             yield SkipReason.UNSTABLE
         elif isinstance(data, AccessDenied):
@@ -72,7 +76,7 @@ def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason
     for _ in range(READ_ATTEMPTS):
         started_ns = time.time_ns()
         try:
-            with source.beneath() as tree:
+            with source.open_tree() as tree:
                 before = stat_file(tree, path)
                 data = read_file(tree, path)
                 after = stat_file(tree, path)
@@ -92,7 +96,7 @@ def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason
 
 
 def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
-    """A file of a store, with the etag of the listing unless size or MD5 show another version."""
+    """Return a file of a store, with the etag of the listing unless size or MD5 show another version."""
     digest = _MD5_ETAG.fullmatch(change["etag"])
     same = len(data) == change["size_bytes"] and (
         digest is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]
@@ -106,7 +110,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run`` they are only read and classified.
+    """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; with ``dry_run``, they are only read and classified.
 
     The lines of ``donations`` are copied if the content is the same.
     """
@@ -193,10 +197,10 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
 
 
 def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopwatch) -> list[pa.Table]:
-    """The lines of the reusable documents whose donors still have them; the others become documents to embed."""
-    wanted = {meta.path: donated for meta, _, donated in drafts.reusable}
+    """Copy the lines of reusable documents whose donors still have them; the others become documents to embed."""
+    requested = {meta.path: donated for meta, _, donated in drafts.reusable}
     with watch.phase("copy"):
-        found = dict(copy_rows(context.workspace, spec.entity, drafts.fingerprint, context.model.dim, wanted))
+        found = dict(copy_rows(context.workspace, spec.entity, drafts.fingerprint, context.model.dim, requested))
     for meta, data, donated in drafts.reusable:
         if meta.path in found:
             drafts.copied.append(replace(meta, lines=donated.lines, reason=None, extractor=donated.extractor))
@@ -210,9 +214,9 @@ def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopw
 
 @dataclass(slots=True)
 class _Drafts:
-    """The documents of a batch: those whose rows are ``kept``, and those ``embedded`` with their ``readings``.
+    """The documents of a batch: those whose rows are ``kept``, and those to be ``embedded`` with their ``readings``.
 
-    Those ``reusable`` become either ``copied`` or embedded.
+    ``reusable`` documents become either ``copied`` or embedded.
     """
 
     fingerprint: str
@@ -258,6 +262,8 @@ class _Drafts:
         reason, meta = reading.reason, replace(meta, extractor=reading.mark)
         if reason is None and holds_key(path, reading.extracted.text):
             reason = SkipReason.SECRET
+        elif reason is None and is_lfs_pointer(reading.extracted.text):
+            reason = SkipReason.LFS
         elif reading.replaced:
             log.warning("%s: bytes that are not text in the encoding of the file were replaced", path)
         if reason is not None:
@@ -270,7 +276,7 @@ class _Drafts:
         self.embedded.append(replace(meta, lines=0, reason=None))
 
     def _donated(self, change: dict[str, Any], read: ReadFile) -> Donated | None:
-        """What a donor has of this content; nothing that must be embedded again."""
+        """Return a donor's document with this content, unless it must be embedded again."""
         if change["must_embed"] and change["hash"] is not None:
             return None
         path = change["path"]

@@ -44,7 +44,7 @@ class ChangeSet:
 
 @dataclass(slots=True)
 class Committer:
-    """The one place that commits to a source, under its lease. ``batch`` counts its commits, from 1."""
+    """The only place that commits to a source, under its lease. ``batch`` counts its commits, from 1."""
 
     workspace: Workspace
     entity: Entity
@@ -61,8 +61,8 @@ class Committer:
     def commit(self, changes: ChangeSet) -> None:
         """Make ``changes`` visible exactly once, whatever is retried or interrupted.
 
-        It stages the delta of the manifest, runs one transaction of the table, and publishes the delta: after a crash
-        at any step the next run can settle it. Raises LeaseLost, CommitConflict, StorageError.
+        It stages the delta of the manifest, runs one transaction of the table, and publishes the delta. After a crash
+        at any step, the next run can settle it. Raises LeaseLost, CommitConflict, StorageError.
         """
         self.batch += 1
         batch = BatchId(self.run_id, self.batch)
@@ -95,10 +95,10 @@ class Committer:
 
 
 def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
-    """Publish or discard the staged deltas of earlier runs, and fence those runs off; returns the number published.
+    """Publish or discard the staged deltas of earlier runs, fence those runs off, and return the number published.
 
     A staged delta is published if a commit marker holds its batch, and discarded otherwise. A holder that released its
-    lease commits no more, so only one that was taken over must be fenced off. Raises CorruptFile, StorageError.
+    lease commits no more, so only a holder that was taken over must be fenced off. Raises CorruptFile, StorageError.
     """
     done, dead = finish_staged(workspace, entity, lease)
     workspace.manifest(entity).discard_staged(dead)
@@ -106,7 +106,7 @@ def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
 
 
 def finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
-    """As ``settle``, but discards nothing: ``(number published, dead batches that nobody can commit any more)``."""
+    """Like ``settle``, but discard nothing: return ``(number published, dead batches that can never be committed)``."""
     with fenced(lease):
         return _finish_staged(workspace, entity, lease)
 
@@ -130,7 +130,7 @@ def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to build of the table of ``place`` (``Workspace.lines``) and an embedding fingerprint."""
+    """A segment to build for the table of ``place`` (``Workspace.lines``) and an embedding fingerprint."""
 
     place: Entity
     fingerprint: str
@@ -145,8 +145,8 @@ def build(task: SegmentTask, context: TaskContext) -> Segment:
 def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, report: Callable[[str], None]) -> bool:
     """Make ``model`` current if all documents of all sources have its fingerprint; otherwise report what is missing.
 
-    Until then the old table serves. The leases of all sources are held, so that none moves back. Returns whether
-    ``model`` is current. Raises FingerprintMismatch if a third model became current meanwhile.
+    Until then, the old table stays current. The leases of all sources are held, so that none moves back. Returns
+    whether ``model`` is current. Raises FingerprintMismatch if a third model became current meanwhile.
     """
     run_id = new_ulid()
     missing = []
@@ -155,7 +155,7 @@ def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, r
             try:
                 lease = leases.enter_context(acquire_source(workspace, entity, run_id))
             except LeaseHeld as error:
-                report(f"The old model serves until the next run with --reembed: {error.what}")
+                report(f"The old model stays current until the next run with --reembed: {error.what}")
                 return False
             settle(workspace, entity, lease)
             manifest = workspace.manifest(entity).read(columns=["fingerprint", "reason"])
@@ -165,16 +165,16 @@ def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, r
             table = workspace.lines(entity, model.fingerprint)
             remove_strays(Committer(workspace, entity, lease, run_id, table, model.dim))
         if missing:
-            report(f"The old model serves until these sources are embedded again, too: {', '.join(missing)}")
+            report(f"The old model stays current until these sources are embedded again, too: {', '.join(missing)}")
             return False
         workspace.bind_model(model.name, model.fingerprint, model.dim, instead_of=replaces)
     return True
 
 
 def remove_strays(committer: Committer) -> int:
-    """Remove the lines of documents that are not in the manifest; returns the number of such documents.
+    """Remove the lines of documents that are not in the manifest, and return the number of such documents.
 
-    A run writes only one of two tables of a tenant, so the other keeps the lines of documents that are deleted
+    A run writes only one of the two tables of a tenant, so the other one keeps the lines of documents that are deleted
     meanwhile.
     """
     if not committer.table.exists():

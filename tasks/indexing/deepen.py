@@ -23,14 +23,14 @@ from driftline.tasks.indexing.rows import extension, parent_dirs
 
 DOCUMENTS_PER_BATCH = 64
 _KEY_LINES = 3
-"""Keys of configuration with fewer lines say nothing by themselves."""
+"""Configuration keys with fewer lines mean nothing by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepSpec:
-    """Documents of a source, ``(path, hash)``, whose definitions are to be embedded.
+    """Documents of a source, ``(path, hash)``, whose definitions must be embedded.
 
-    ``known`` are the paths of those that have rows of another content, from which vectors can be taken.
+    ``known`` are the paths with rows of another content, from which vectors can be taken.
     """
 
     entity: Entity
@@ -41,7 +41,7 @@ class DeepSpec:
 
 @dataclass(frozen=True, slots=True)
 class DeepResult:
-    """What embedding some documents came to: fragments, invisible until they are committed."""
+    """The result of embedding some documents: fragments, invisible until they are committed."""
 
     fragments: tuple[str, ...]
     documents: int
@@ -50,7 +50,7 @@ class DeepResult:
 
 @dataclass(frozen=True, slots=True)
 class DeepPlan:
-    """The documents of a source, ``(path, hash)``, that lack their definitions, and those that are ``stale``.
+    """The documents of a source, ``(path, hash)``, without embedded definitions, and the ``stale`` ones.
 
     ``known`` are the paths that have rows of any content.
     """
@@ -61,12 +61,12 @@ class DeepPlan:
 
 
 def plan_deep(workspace: Workspace, entity: Entity, model: DeepModel) -> DeepPlan:
-    """Compare the manifest of a source with the definitions that are embedded. Raises StorageError, CorruptFile.
+    """Compare the manifest of a source with the embedded definitions. Raises StorageError, CorruptFile.
 
-    Nothing is stale while the source has branches, or on one: the rows may be another's.
+    Nothing is stale while the source has branches, or on a branch: the rows may belong to another one.
     """
     documents = workspace.manifest(entity).read(columns=["path", "hash", "lines"])
-    wanted = {
+    expected = {
         (path, content)
         for path, content, lines in zip(*(documents[name].to_pylist() for name in documents.column_names), strict=True)
         if lines
@@ -74,12 +74,12 @@ def plan_deep(workspace: Workspace, entity: Entity, model: DeepModel) -> DeepPla
     known = workspace.deep(entity, model).documents(entity)
     there = set(zip(known["path"].to_pylist(), known["hash"].to_pylist(), strict=True))
     shared = workspace.branch_of(entity) is not None or workspace.has_branches(entity)
-    stale = () if shared else tuple(sorted(there - wanted))
-    return DeepPlan(tuple(sorted(wanted - there)), stale, frozenset(path for path, _ in there))
+    stale = () if shared else tuple(sorted(there - expected))
+    return DeepPlan(tuple(sorted(expected - there)), stale, frozenset(path for path, _ in there))
 
 
 def batches(entity: Entity, plan: DeepPlan, model: DeepModel) -> Iterator[DeepSpec]:
-    """The work of ``plan`` in batches."""
+    """Yield the work of ``plan`` in batches."""
     for start in range(0, len(plan.missing), DOCUMENTS_PER_BATCH):
         some = plan.missing[start : start + DOCUMENTS_PER_BATCH]
         yield DeepSpec(entity, some, tuple(path for path, _ in some if path in plan.known), model)
@@ -88,9 +88,8 @@ def batches(entity: Entity, plan: DeepPlan, model: DeepModel) -> Iterator[DeepSp
 def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
     """Embed the definitions of ``spec`` as they are indexed, and write them as fragments.
 
-    A definition whose text stood in an earlier content of these documents keeps its vector.
-    A document that is another by now has none; the next run sees to it. Raises MissingExtra, ModelNotFound,
-    StorageError.
+    A definition whose text was in an earlier content of these documents keeps its vector. A document that has changed
+    since has no result; the next run embeds it. Raises MissingExtra, ModelNotFound, StorageError.
     """
     workspace, hashes = context.workspace, dict(spec.documents)
     rows = workspace.lines(spec.entity).of_documents(spec.entity, sorted(hashes))
@@ -123,7 +122,7 @@ def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
 
 
 def _definitions(outlines: Sequence[str], texts: dict[int, str]) -> list[Definition]:
-    """The definitions of a document, each once, without those whose own line has no text."""
+    """Return the definitions of a document, each once, without those whose own line has no text."""
     known = {each: None for outline in outlines for each in decode(outline)}
     return [
         each for each in known if each.line in texts and (each.kind != "key" or each.last - each.first >= _KEY_LINES)
@@ -139,8 +138,8 @@ def _table(
 ) -> pa.Table:
     columns, left = schema(spec.model.dim), iter(text_hashes)
     of_rows = [next(left) if definition is not None else None for _, definition in found]
-    nobody = Definition("", "", -1, -1, -1)
-    definitions = [definition or nobody for _, definition in found]
+    none = Definition("", "", -1, -1, -1)
+    definitions = [definition or none for _, definition in found]
     paths = [path for path, _ in found]
     values = {
         "entity": [str(spec.entity)] * len(paths),

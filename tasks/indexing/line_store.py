@@ -25,7 +25,7 @@ _EMBED = "Embed with the model of the workspace."
 
 
 class LineStore:
-    """The lines of one source. Writes take the source's lease and are atomic; reads need read access only.
+    """The lines of one source. Writes take the source's lease and are atomic; reads need only read access.
 
     A store without an ``entity`` writes to the source ``OWN_SOURCE``, and searches all sources of the workspace.
     """
@@ -50,7 +50,7 @@ class LineStore:
     def upsert_line_embeddings(
         self, lines: Sequence[LineEmbedding], documents: Sequence[DocMeta] = (), *, wait_seconds: float = 0.0
     ) -> int:
-        """Replace all lines of the documents that ``lines`` belong to; returns the number of lines written.
+        """Replace all lines of the documents that ``lines`` belong to, and return the number of lines written.
 
         ``documents`` hold their metadata. A document without metadata is recorded without size and time, so that the
         next index run compares it with its file. Vectors must have the dimension of the workspace. Raises UsageError,
@@ -81,7 +81,7 @@ class LineStore:
         return len(rows)
 
     def delete_documents(self, paths: Sequence[str], *, wait_seconds: float = 0.0) -> int:
-        """Remove documents and their lines; returns their number. Unknown paths are ignored. Raises LeaseHeld."""
+        """Remove documents and their lines, and return their number. Unknown paths are ignored. Raises LeaseHeld."""
         indexed = self.workspace.manifest(self.entity).get(paths, columns=["path"])["path"].to_pylist()
         if indexed:
             self._commit(ChangeSet(manifest.SCHEMA.empty_table(), removed=tuple(indexed)), wait_seconds)
@@ -94,7 +94,7 @@ class LineStore:
         top_k: int = 10,
         max_distance: float | None = None,
     ) -> pa.Table:
-        """The lines nearest to ``query_vec``, ``(dim,) float32``, best first, with ``distance``.
+        """Return the lines nearest to ``query_vec``, ``(dim,) float32``, best first, with ``distance``.
 
         ``paths`` limits the search to these documents; an empty sequence matches nothing. Raises UsageError.
         """
@@ -137,7 +137,7 @@ class LineStore:
 
 
 def _row(path: str, known: DocMeta | None, fingerprint: str, lines: int) -> ManifestRow:
-    """The row of a document. One that is unknown, or was prepared in another way, is compared by its content later."""
+    """Return the row of a document. The next run compares the content if it is unknown or was prepared differently."""
     if known is None or known.version != CURRENT_EMBEDDING_VERSION:
         return ManifestRow(path, 0, 0, fingerprint=fingerprint, lines=lines, racy=True)
     mtime_ns = round(known.mtime * 1_000_000_000)
@@ -145,4 +145,4 @@ def _row(path: str, known: DocMeta | None, fingerprint: str, lines: int) -> Mani
 
 
 Store = LineStore
-"""What the documents call it."""
+"""Another name of LineStore, for programs written against its specification."""

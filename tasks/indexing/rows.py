@@ -43,10 +43,10 @@ def line_rows(
     anchors: Sequence[Sequence[Anchor]] | None = None,
     texts: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Rows as a table of ``storage.lines.table.schema``; arrays have one length, ``vectors`` is ``(n, dim) float16``.
+    """Build a table of ``storage.lines.table.schema``; arrays have equal length, ``vectors`` is ``(n, dim) float16``.
 
-    ``doc_index`` points into ``documents``, as ``definitions`` does, which are None if nobody looked for them, and
-    ``anchors``; documents and the rows of each are in order. ``column_number`` is 0 by default. ``texts`` are those of
+    ``doc_index`` points into ``documents``, ``anchors``, and ``definitions``, which are None if they were not
+    determined. Documents, and the rows of each, are in order. ``column_number`` is 0 by default. ``texts`` are those of
     the documents, by default nothing but these lines. A zero vector, which has no direction, becomes null, so that no
     search returns it.
     """
@@ -87,7 +87,7 @@ def _texts_of_lines(documents: int, numbers: Numbers, text: pa.StringArray) -> l
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Where ``n`` rows stand, in order: ``(n,) int32`` each. ``starts`` are the rows that begin a block."""
+    """The positions of ``n`` rows, in order: ``(n,) int32`` each. ``starts`` are the rows that begin a block."""
 
     document: NDArray[np.int32]
     line: NDArray[np.int32]
@@ -96,7 +96,7 @@ class Numbers:
 
     @classmethod
     def of(cls, doc_index: pa.Int32Array, line_number: pa.Int32Array, column_number: pa.Int32Array) -> Numbers:
-        """A block has at most LINES_PER_BLOCK rows of a group of LINES_PER_BLOCK lines."""
+        """Number the rows. A block has at most LINES_PER_BLOCK rows of a group of LINES_PER_BLOCK lines."""
         document, line, column = (each.to_numpy() for each in (doc_index, line_number, column_number))
         group = line // LINES_PER_BLOCK
         first = np.ones(len(line), np.bool_)
@@ -109,7 +109,7 @@ class Numbers:
         return cls(document, line, column, starts)
 
     def of_starts(self, values: pa.Array) -> pa.Array:
-        """``values`` of blocks as a column: null except in the first row of each block."""
+        """Return ``values`` of blocks as a column that is null except in the first row of each block."""
         first = np.zeros(len(self.line), np.bool_)
         first[self.starts] = True
         return values.take(pa.array(np.cumsum(first) - 1, mask=~first))
@@ -121,7 +121,7 @@ def blocks(
     text: pa.StringArray,
     definitions: Sequence[Sequence[Definition]] | None = None,
 ) -> pa.StringArray:
-    """``(n,)``: the column ``block`` of ``storage.lines.table.schema``, null except in the first row of each block."""
+    """Return ``(n,)``: the column ``block`` of the schema, null except in the first row of each block."""
     starts = numbers.starts
     # Lines without a row are empty lines in the block.
     breaks = np.diff(numbers.line, prepend=0)
@@ -154,9 +154,9 @@ def outlines(
     definitions: Sequence[Sequence[Definition]] | None,
     anchors: Sequence[Sequence[Anchor]] | None = None,
 ) -> pa.StringArray:
-    """``(n,)``: the column ``outline`` of ``storage.lines.table.schema``, null but in the first row of each block.
+    """Return ``(n,)``: the column ``outline`` of the schema, null except in the first row of each block.
 
-    A block that begins within a line has only the definitions that reach beyond that line, and all anchors.
+    A block that begins within a line has only the definitions that extend beyond that line, and all anchors.
     """
     if definitions is None:
         return pa.nulls(len(numbers.line), pa.string())
@@ -177,7 +177,7 @@ _Part = TypeVar("_Part", Definition, Anchor)
 
 
 def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
-    """The definitions or anchors of a document by the blocks that they lie in or hold, in their order."""
+    """Return the definitions or anchors of a document by the blocks that they are in or contain, in order."""
     found: dict[int, list[_Part]] = {}
     for each in parts:
         for block in range(each.first // LINES_PER_BLOCK, each.last // LINES_PER_BLOCK + 1):
@@ -186,8 +186,11 @@ def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
 
 
 def _names_around(places: Iterable[tuple[int, int]], definitions: Sequence[Sequence[Definition]]) -> list[str]:
-    """What follows the path in the head of each block, which begins at ``(document, line)``: a tab and the name of the
-    innermost definition that began before it, if any. So words find the inside of what they name."""
+    """Return the suffix of the path in the head of each block, which begins at ``(document, line)``.
+
+    It is a tab and the name of the innermost definition that began before it, if any, so that words of the name also
+    find the inside of the definition.
+    """
     of_blocks = [_by_block(found) for found in definitions]
     names: list[str] = []
     for document, line in places:
@@ -198,19 +201,19 @@ def _names_around(places: Iterable[tuple[int, int]], definitions: Sequence[Seque
 
 
 def parent_dirs(path: str) -> list[str]:
-    """The ancestor directories of ``path`` below the source, outermost first, each with a trailing slash."""
+    """Return the ancestor directories of ``path`` below the source, outermost first, each with a trailing slash."""
     return [path[: i + 1] for i, character in enumerate(path) if character == "/"]
 
 
 def extension(path: str) -> str:
-    """The extension of ``path`` in lower case, without its dot; "" if it has none."""
+    """Return the extension of ``path`` in lower case, without its dot; "" if it has none."""
     return posixpath.splitext(path)[1][1:].lower()
 
 
 def row_ids(entity: Entity, paths: Sequence[str], numbers: Numbers) -> NDArray[np.int64]:
-    """``(n,) int64`` ids from entity, path, line and column, the same at every attempt and on every worker.
+    """Return ``(n,) int64`` ids from entity, path, line and column, the same at every attempt and on every worker.
 
-    Document hash and place are mixed as by splitmix64 (Steele et al., 2014).
+    Document hash and position are mixed as by splitmix64 (Steele et al., 2014).
     """
     seeds = b"".join(hashlib.blake2b(f"{entity}\0{path}".encode(), digest_size=8).digest() for path in paths)
     mixed = np.frombuffer(seeds, np.uint64)[numbers.document]
@@ -224,13 +227,13 @@ def row_ids(entity: Entity, paths: Sequence[str], numbers: Numbers) -> NDArray[n
 log = logging.getLogger(__name__)
 
 MAX_DONORS = 20
-"""Branches that a run looks at, the newest first: each costs it a few requests."""
+"""Branches to search for donors, the newest first; each costs a few requests."""
 _COLUMNS = ["path", "hash", "lines", "fingerprint", "reason", "extractor"]
 
 
 @dataclass(frozen=True, slots=True)
 class Donated:
-    """A document that a donor has embedded: the main index, where ``branch`` is None, or a branch."""
+    """A document that a donor has embedded: the main index if ``branch`` is None, else a branch."""
 
     hash: str
     lines: int
@@ -239,16 +242,16 @@ class Donated:
 
 
 Donations = Mapping[str, tuple[Donated, ...]]
-"""What donors have of each path; picklable."""
+"""The documents of donors by path; picklable."""
 
 
 def find_donations(
     workspace: Workspace, entity: Entity, paths: pa.Array, fingerprint: str, superseded: BranchRecord | None = None
 ) -> Donations:
-    """What others have embedded of ``paths`` of a source.
+    """Find documents among ``paths`` of a source that another index has already embedded.
 
-    A run of the main index looks at branches, a run of a branch at the main index and at the cut that was
-    ``superseded``. A donor that cannot be read is left out.
+    A run of the main index searches the branches. A run of a branch searches the main index and the ``superseded`` cut.
+    A donor that cannot be read is skipped.
     """
     if not len(paths):
         return {}
@@ -271,9 +274,9 @@ def find_donations(
                 continue
             branch = branch_at(entity, record)
             changed = workspace.on([branch]).manifest(entity).changes_since(record.main_revision, columns=_COLUMNS)
-            wanted = pc.and_(pc.equal(changed["op"], ADD), pc.is_in(changed["path"], value_set=paths))
-            add(branch, changed.filter(wanted))
-    except DriftlineError as error:  # embedding does not need it
+            requested = pc.and_(pc.equal(changed["op"], ADD), pc.is_in(changed["path"], value_set=paths))
+            add(branch, changed.filter(requested))
+    except DriftlineError as error:  # the run can embed without donors
         log.warning("Nothing is copied from branches of %s: %s", entity, error)
     return found
 
@@ -283,23 +286,21 @@ def _donated(row: Mapping[str, Any], branch: Branch | None) -> Donated:
 
 
 def copy_rows(
-    workspace: Workspace, entity: Entity, fingerprint: str, dim: int, wanted: Mapping[str, Donated]
+    workspace: Workspace, entity: Entity, fingerprint: str, dim: int, requested: Mapping[str, Donated]
 ) -> Iterable[tuple[str, pa.Table]]:
-    """The rows of each wanted document, by path, where its donor still has them all."""
+    """Yield the rows of each requested document by path, if its donor still has all of them."""
     columns = schema(dim)
-    for branch in {donated.branch for donated in wanted.values()}:
-        paths = [path for path, donated in wanted.items() if donated.branch == branch]
+    for branch in {donated.branch for donated in requested.values()}:
+        paths = [path for path, donated in requested.items() if donated.branch == branch]
         table = workspace.on([branch] if branch else ()).lines(entity, fingerprint)
         try:
             rows = table.of_documents(entity, paths)
-        except DriftlineError as error:  # a branch that was deleted meanwhile
+        except DriftlineError as error:  # the branch may have been deleted
             log.info("Lines of %s are embedded again: %s", entity, error)
             continue
-        if rows.schema.names != columns.names:  # of an earlier version
-            continue
         for path in paths:
-            of_path = rows.filter(pc.and_(pc.equal(rows["path"], path), pc.equal(rows["hash"], wanted[path].hash)))
-            if len(of_path) == wanted[path].lines:
+            of_path = rows.filter(pc.and_(pc.equal(rows["path"], path), pc.equal(rows["hash"], requested[path].hash)))
+            if len(of_path) == requested[path].lines:
                 yield (
                     path,
                     of_path.sort_by([("line_number", "ascending"), ("column_number", "ascending")]).cast(columns),
@@ -307,5 +308,5 @@ def copy_rows(
 
 
 def only(donations: Donations, paths: Sequence[str]) -> Donations:
-    """The donations of ``paths``."""
+    """Return the donations of ``paths``."""
     return {path: donations[path] for path in paths if path in donations} if donations else {}

@@ -1,6 +1,8 @@
-"""Steps of a cleanup: fence off writers, expire memory entries, delete orphans in audited batches (DESIGN, "Cleanup").
+"""Run the steps of a cleanup: fence off writers, expire memory entries, and delete orphans (DESIGN, "Cleanup").
 
-The store's clock, not this machine's, determines the age of objects.
+``Fence`` takes the leases of tenants and sources whose files are judged. ``Deletion`` deletes in audited batches and
+checks the leases and the workspace before each batch. The store's clock, not this machine's, determines the age of
+objects.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from driftline.tasks.indexing.commit import finish_staged
 class Fence:
     """Leases that keep writers out while files are judged and deleted; a context manager that releases them.
 
-    ``tenants`` and ``sources`` are the directories of those whose tables or staged deltas may be judged. ``published``
-    counts the staged deltas of killed runs that taking the leases has published. ``skip`` gets a message for each busy
-    tenant or source.
+    ``tenants`` and ``sources`` are the directories whose tables or staged deltas may be judged. ``published`` counts
+    the staged deltas of killed runs that were published when the leases were taken. ``skip`` gets a message for each
+    busy tenant or source.
     """
 
     workspace: Workspace
@@ -98,7 +100,7 @@ class Fence:
 
 
 def release_abandoned(workspace: Workspace, run_id: str) -> int:
-    """Release the leases whose holders are provably dead, after settling their staged deltas; returns their number.
+    """Release the leases whose holders are provably dead, after settling their staged deltas, and return their number.
 
     Leases that another run takes meanwhile are skipped. Raises StorageError.
     """
@@ -122,7 +124,10 @@ def release_abandoned(workspace: Workspace, run_id: str) -> int:
 
 
 def unleased(survey: Survey, tenants: Iterable[Entity], skip: Callable[[str], None]) -> tuple[set[str], set[str]]:
-    """The directories of the tenants and of the sources without busy leases, which a Fence could take; takes none."""
+    """Return the directories of the tenants and the sources without busy leases, which a Fence could take.
+
+    Takes none.
+    """
     idle, open_sources = set(), set()
     for tenant in tenants:
         sources = survey.sources_of(tenant.directory)
@@ -151,10 +156,10 @@ _audit = logging.getLogger("driftline.audit")
 
 
 def store_time(objects: ObjectStore, listing: Iterable[ObjectInfo], *, may_write: bool) -> datetime:
-    """The time of the store's own clock, from a small object that is written and deleted again.
+    """Return the time of the store's own clock, from a small object that is written and deleted again.
 
-    Without ``may_write`` it is the later of this host's time and that of the newest object, which is good enough for a
-    report, but not for a deletion. Raises StorageError.
+    Without ``may_write``, it is the later of this host's time and that of the newest object, which is accurate enough
+    for a report, but not for a deletion. Raises StorageError.
     """
     if not may_write:
         return max([datetime.now(UTC), *(info.modified for info in listing)])
@@ -181,7 +186,7 @@ class Deletion:
     def run(self, orphans: Sequence[Orphan]) -> None:
         """Delete ``orphans``, each with a line in the log ``driftline.audit``.
 
-        Before each batch it calls ``check`` and compares the id of the workspace. Raises CleanupAborted, LeaseLost,
+        Before each batch, call ``check`` and compare the id of the workspace. Raises CleanupAborted, LeaseLost,
         StorageError.
         """
         for start in range(0, len(orphans), DELETE_BATCH):
@@ -236,7 +241,7 @@ class CatalogAtHand:
     error: CatalogError | None = None
 
     def problem(self, workspace: Workspace) -> str | None:
-        """Why nothing of the memory in ``workspace`` may be judged, or None. Raises CatalogError, StorageError."""
+        """Return why no memory in ``workspace`` may be judged, or None. Raises CatalogError, StorageError."""
         if self.error is not None:
             return f"its catalog cannot be read: {self.error}"
         return trouble(workspace, self.catalog)
@@ -244,7 +249,7 @@ class CatalogAtHand:
 
 @contextmanager
 def open_catalog(workspace: Workspace, url: str | None) -> Iterator[CatalogAtHand]:
-    """The catalog at ``url``, by default the one in the workspace. It is never created. Raises CatalogMismatch."""
+    """Open the catalog at ``url``, by default the one in the workspace. It is never created. Raises CatalogMismatch."""
     objects = workspace.objects
     if url is None and objects.is_local and objects.head(CATALOG) is not None:
         url = embedded_url(objects.uri)
@@ -266,7 +271,7 @@ def _look(catalog: Catalog) -> CatalogAtHand:
 
 
 def drop_expired(workspace: Workspace, catalog: Catalog) -> int:
-    """Delete expired entries and update the indexes; returns their number. Raises CatalogError, StorageError."""
+    """Delete expired entries and update the indexes, and return their number. Raises CatalogError, StorageError."""
     removed = collect_expired(catalog, datetime.now(UTC))
     if removed:
         Flusher(catalog, workspace.objects, None, lambda: datetime.now(UTC)).flush()

@@ -1,4 +1,4 @@
-"""Tasks of a compaction: fold deltas, rewrite fragments, and measure size, search latency and recall."""
+"""Run the tasks of a compaction: fold deltas, rewrite fragments, and measure size, search latency and recall."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ QUERIES = 32
 TOP_K = 10
 SAMPLE_SEED = 7
 TIE = 1e-3
-"""Distances that differ by less count as equal: above the error of float16, below any relevant difference."""
+"""Smaller differences of distances count as ties: above the error of float16, below any relevant difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchQuality:
-    """``p50_seconds`` is the median latency; ``recall`` the mean share of the ``TOP_K`` hits that are truly nearest."""
+    """``p50_seconds`` is the median latency, ``recall`` the mean share of the ``TOP_K`` hits that are truly nearest."""
 
     p50_seconds: float
     recall: float
@@ -60,7 +60,7 @@ def measure(table: LineTable, queries: int = QUERIES) -> SearchQuality | None:
 
 
 def _sample(table: LineTable, version: int, count: int) -> NDArray[np.float32]:
-    """Up to ``count`` stored vectors, ``(n, dim)``, none of them zero."""
+    """Return up to ``count`` stored vectors, ``(n, dim)``, none of them zero."""
     dataset = table.open(version)
     total = dataset.count_rows()
     rows = np.random.default_rng(SAMPLE_SEED).choice(total, min(count, total), replace=False)
@@ -102,12 +102,12 @@ class Figures:
     recall_at_10: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``compact --json`` prints it."""
+        """Return the object that ``compact --json`` prints."""
         return asdict(self)
 
 
 def rewrite_fragments(spec: RewriteSpec, context: TaskContext) -> Any:
-    """Execute a task of a plan on any worker; returns its result for the commit."""
+    """Execute a task of a plan on any worker and return its result for the commit."""
     return rewrite(context.workspace.lines(spec.tenant, spec.fingerprint), spec.task)
 
 
@@ -119,7 +119,7 @@ def fold_deltas(workspace: Workspace, entity: Entity, lease: Lease) -> Folded:
 
 
 def take_stock(workspace: Workspace, tenant: Entity) -> Figures:
-    """Count the tenant's files, and measure the search of the serving table."""
+    """Count the tenant's files, and measure the search of the current table."""
     files = list(workspace.objects.list(tenant.directory))
     tables = [table for table in workspace.line_tables(tenant) if table.exists()]
     quality = _quality([table for table in tables if table.fingerprint == workspace.config.fingerprint])

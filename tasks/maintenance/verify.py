@@ -36,7 +36,7 @@ _COLUMNS = ["path", "hash", "lines", "reason"]
 
 @dataclass(frozen=True, slots=True)
 class BranchFinding:
-    """A branch that does not hold what it says, and in what way."""
+    """A branch whose content contradicts its record or its manifest, and how."""
 
     entity: Entity
     name: str
@@ -44,17 +44,17 @@ class BranchFinding:
 
 
 def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFinding]:
-    """The branches of a tenant that are inconsistent; those that a run works on are not judged.
+    """Yield the inconsistent branches of a tenant, except those that a run is working on.
 
-    It compares the lines of each document that differs from the main index, and the number of all others.
-    Raises CorruptFile for a record that cannot be read, StorageError.
+    Compares the lines of each document that differs from the main index, and the number of all others. Raises
+    CorruptFile for a record that cannot be read, StorageError.
     """
     for entity, _ in workspace.readable_sources(tenant):
         for record in branch_records(workspace, entity):
             if not look(workspace.objects, branch_lease_path(entity, record.name)).is_free:
                 continue
             if record.fingerprint != workspace.config.fingerprint:
-                continue  # the next run of the branch cuts it anew
+                continue  # the next run recuts the branch
             try:
                 detail = survived(_difference, workspace.on([branch_at(entity, record)]), entity, record)
             except (CorruptFile, StorageError) as error:
@@ -93,7 +93,7 @@ def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> b
     directory, _, name = path.rpartition("/")
     objects = workspace.objects
     if path == lease_path(entity):
-        # Whoever still holds it loses it: the token of the next lease, which continues from the index, fences them.
+        # Its holder loses the lease: the token of the next lease, which continues from the index, fences it off.
         with contextlib.suppress(ObjectNotFound):
             objects.create(f"{path}.{DAMAGED_PREFIX}{run_id}", objects.get(path))
             objects.delete([path])
@@ -109,7 +109,7 @@ def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> b
 
 
 def set_table_aside(workspace: Workspace, tenant: Entity, fingerprint: str, run_id: str) -> int:
-    """Drop what cannot be read of the table of ``fingerprint``; returns how many versions and fragments those were.
+    """Drop the unreadable parts of the table of ``fingerprint``, and return how many versions and fragments those were.
 
     The manifests then reveal the documents whose lines are missing. Raises LeaseHeld, StorageError.
     """
@@ -136,7 +136,7 @@ def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[
 
 
 def repair_indexes(workspace: Workspace, tenant: Entity, names: Sequence[str], run_id: str) -> None:
-    """Rebuild the search indexes ``names`` of the serving table. Raises LeaseHeld."""
+    """Rebuild the search indexes ``names`` of the current table. Raises LeaseHeld."""
     with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
         table = workspace.lines(tenant)
         drop(table, names)
@@ -144,7 +144,7 @@ def repair_indexes(workspace: Workspace, tenant: Entity, names: Sequence[str], r
 
 
 def config_is_lost(objects: ObjectStore) -> bool:
-    """Whether a workspace lies here whose configuration is missing or damaged. Raises WorkspaceTooNew."""
+    """Return whether this is a workspace whose configuration is missing or damaged. Raises WorkspaceTooNew."""
     try:
         config = read_record(objects, CONFIG, WorkspaceConfig)
     except CorruptFile:
@@ -153,7 +153,7 @@ def config_is_lost(objects: ObjectStore) -> bool:
 
 
 def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None = None) -> None:
-    """Write a lost configuration again; ``workspace_id`` is what the memory catalog says, if there is one.
+    """Write a lost configuration again, with the ``workspace_id`` of the memory catalog, if there is one.
 
     The embedding is that of most documents. The name of its model is unknown until the next run chooses the model.
     Raises StorageError.
@@ -161,7 +161,7 @@ def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None =
     config = WorkspaceConfig() if workspace_id is None else WorkspaceConfig(workspace_id=workspace_id)
     fingerprint, dim = _embedding(Workspace(objects, config))
     data = config.model_copy(update={"fingerprint": fingerprint, "dim": dim}).model_dump_json(indent=1).encode()
-    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # somebody else has written it meanwhile
+    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # another process has written it meanwhile
         try:
             damaged, version = objects.get_versioned(CONFIG)
         except ObjectNotFound:
@@ -220,8 +220,7 @@ class Finding:
     """One inconsistency.
 
     ``path`` is a document or a branch of ``entity``, a file of the workspace, the name of an index, or the key of a
-    memory entry.
-    ``fingerprint`` is that of the affected table, "" for none.
+    memory entry. ``fingerprint`` is that of the affected table, "" for none.
     """
 
     kind: FindingKind
@@ -233,7 +232,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Verification:
-    """The result of a verification. ``busy`` are the skipped sources, which another run worked on meanwhile."""
+    """The result of a verification. ``busy`` are the skipped sources, on which another run was working."""
 
     documents: int = 0
     lines: int = 0
@@ -292,7 +291,7 @@ class _TenantCheck:
         self._verification.leases |= before
 
     def _sources(self) -> list[Entity]:
-        """The sources bound to a URI, and those that a run has ever leased."""
+        """Return the sources bound to a URI, and those that a run has ever leased."""
         workspace, directory = self._workspace, f"{self._tenant.directory}/_leases"
         leased = (leased_entity(info.path) for info in workspace.objects.list(directory, recursive=False))
         bound = workspace.entities(self._tenant)
@@ -313,7 +312,7 @@ class _TenantCheck:
             self._add(FindingKind.STAGED, source, f"{batch.run_id}, batch {batch.batch}", "The next run settles it.")
 
     def _tables(self) -> list[LineTable]:
-        """The serving table, and those of other fingerprints in the manifests."""
+        """Return the current table, and those of other fingerprints in the manifests."""
         fingerprints = {self._workspace.config.fingerprint}
         for manifest in self._manifests.values():
             fingerprints.update(pc.unique(manifest["fingerprint"]).to_pylist())
@@ -352,11 +351,13 @@ class _TenantCheck:
 
 
 def survived_check(table: LineTable) -> list[tuple[str, str]]:
-    """What ``check_indexes`` finds in another process; if that dies of one of them, all are to be built anew."""
+    """Run ``check_indexes`` in another process; if an index crashes that process, report all of them as damaged."""
     try:
         return survived(_checked_indexes, table)
     except ProcessDied:
-        return [(name, "it or another index ends the process that reads it") for name in survived(index_names, table)]
+        return [
+            (name, "it or another index crashes the process that reads it") for name in survived(index_names, table)
+        ]
 
 
 def _checked_indexes(table: LineTable) -> list[tuple[str, str]]:
@@ -366,10 +367,10 @@ def _checked_indexes(table: LineTable) -> list[tuple[str, str]]:
 def compare(
     manifest: pa.Table | None, counts: pa.Table, fingerprint: str, *, serves: bool
 ) -> Iterator[tuple[FindingKind, str, str]]:
-    """``(kind, path, detail)`` for each document whose lines differ from ``manifest``; pure.
+    """Yield ``(kind, path, detail)`` for each document whose lines differ from ``manifest``; pure.
 
     ``manifest`` has path, hash, lines and fingerprint, ``counts`` path, hash and rows. Only documents embedded with
-    ``fingerprint`` are judged. During a re-embedding the table that ``serves`` may keep lines of documents that have
+    ``fingerprint`` are judged. During a re-embedding, the table that ``serves`` may keep lines of documents that have
     moved or were deleted.
     """
     if manifest is None:

@@ -129,7 +129,10 @@ def _compare(
 def _vectors(
     workspace: Workspace, tenant: Entity, known: set[tuple[str, int]], waiting: frozenset[str]
 ) -> Iterator[Finding]:
-    """Vectors of entries that are not in the catalog. Missing vectors cannot be detected without a model."""
+    """Yield findings for vectors of entries that are not in the catalog.
+
+    Missing vectors cannot be detected without a model.
+    """
     for table in vector_tables(workspace.objects, tenant):
         kind, name = FindingKind.MEMORY_VECTORS, table.fingerprint
         try:

@@ -24,7 +24,7 @@ LISTING_SCHEMA = pa.schema(
         ("inode", pa.int64()),
     ]
 )
-"""``etag`` is "" and each number but the size 0 where the source has none."""
+"""``etag`` is "", and each number but the size 0, if the source has none."""
 _KEPT = [
     ("hash", pa.string()),
     ("fingerprint", pa.string()),
@@ -38,17 +38,19 @@ MANIFEST_SCHEMA = pa.schema([*LISTING_SCHEMA, *_KEPT, ("racy", pa.bool_())])
 CHANGE_SCHEMA = pa.schema(
     [*MANIFEST_SCHEMA, ("metadata_differs", pa.bool_()), ("must_embed", pa.bool_())],
 )
-"""A listed file joined with its manifest row: ``hash`` to ``extractor`` come from the manifest, null for a new file.
-The rest comes from the listing: the columns of MANIFEST_SCHEMA are the next row of a file with the same content."""
+"""A listed file joined with its manifest row.
+
+``hash`` to ``reason`` come from the manifest and are null for a new file. The rest comes from the listing, so that the
+columns of MANIFEST_SCHEMA are the next row of a file with the same content."""
 
 RACY_NS = 2_000_000_000
 """The age below which a file is racy: it may change again within the same tick of its clock."""
 
 CTIME_TICK_NS = 20_000_000
-"""The same for a ctime, which the kernel sets by a clock of at most 10 ms a tick."""
+"""The same age for a ctime, which the kernel sets by a clock of at most 10 ms a tick."""
 
 FEW_INODES = 10
-"""Up to this number, files that differ in nothing but the inode are read, however many they are of a listing."""
+"""Up to this number, files that differ only in the inode are read, however large their share of a listing is."""
 
 DELETED_SCHEMA = pa.schema([("path", pa.string()), *_KEPT])
 SKIPPED_SCHEMA = pa.schema([("path", pa.string()), ("reason", pa.string())])
@@ -76,13 +78,12 @@ def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int
     """Compare ``listing`` (LISTING_SCHEMA) with ``manifest`` (MANIFEST_SCHEMA), each with unique paths.
 
     Content counts as equal without a read if sizes and etags are equal or, if one side has no etag, sizes, mtimes,
-    ctimes and inodes. Programs set an mtime at will, but not a ctime. Some network file systems number their files anew
-    with each mount, so inodes decide nothing where most files differ in nothing else. A file that had an etag of git
-    and has none now is dirty; git compares whole seconds, so its etag says nothing of a file whose mtime is as before,
-    but not its ctime or inode. Unknown times (0), a racy row, another extractor or version of it, another fingerprint
-    and ``full`` make a candidate; the last three require embedding even if the content is the same. ``now_ns`` is the
-    start of the listing: files that may have changed since are marked as racy. It is fastest if both tables are sorted
-    by path.
+    ctimes and inodes. Programs can set an mtime, but not a ctime. Some network file systems renumber their files with
+    each mount, so inodes are ignored if most files differ only in the inode. A file that had an etag of git and has
+    none now is dirty. Git compares whole seconds, so its etag says nothing of a file whose mtime is unchanged but whose
+    ctime or inode is not. Unknown times (0), a racy row, another fingerprint and ``full`` make a candidate; the last
+    two require embedding even if the content is the same. ``now_ns`` is the start of the listing: files that may have
+    changed since are marked as racy. Fastest if both tables are sorted by path.
     """
     listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
     manifest = manifest.combine_chunks()
@@ -130,7 +131,7 @@ def diff(listing: pa.Table, manifest: pa.Table, fingerprint: str, *, now_ns: int
 
 
 def classify(candidate: Mapping[str, Any], content_hash: str) -> DocumentState:
-    """The state of a row of CHANGE_SCHEMA (as a mapping) once its content is known.
+    """Return the state of a row of CHANGE_SCHEMA (as a mapping) once its content is known.
 
     ``UNCHANGED`` is a racy row whose content and metadata are the same. A file that must be embedded again is
     ``CHANGED``, whatever its content.
@@ -143,7 +144,7 @@ def classify(candidate: Mapping[str, Any], content_hash: str) -> DocumentState:
 
 
 def _align(paths: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:
-    """The row of each path in ``known``, or -1."""
+    """Return the row of each path in ``known``, or -1."""
     if paths.equals(known):
         return np.arange(len(known), dtype=np.int64)
     rows = pc.fill_null(pc.index_in(paths, value_set=known), -1)
@@ -155,18 +156,18 @@ def _same_times(now: pa.Table, old: pa.Table) -> NDArray[np.bool_]:
 
 
 def _same_or_unknown(now: pa.ChunkedArray, old: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Where a number is the same, or 0 in the manifest; null, which is of an earlier version, is neither."""
+    """Return where a number is the same, or 0 (unknown) in the manifest."""
     return _numpy(pc.fill_null(pc.or_(pc.equal(now, old), pc.equal(old, 0)), False))
 
 
 def _are_numbered_anew(other_inode: NDArray[np.bool_], comparable: NDArray[np.bool_]) -> bool:
-    """Whether ``other_inode`` are too many of the ``comparable`` files to have been replaced one by one."""
+    """Return whether the file system has renumbered its files: too many ``comparable`` files have ``other_inode``."""
     others = np.count_nonzero(other_inode)
     return bool(others > FEW_INODES and 2 * others > np.count_nonzero(comparable))
 
 
 def _racy(listing: pa.Table, now_ns: int) -> pa.ChunkedArray:
-    """Which files are racy: the etag of a store reveals a later change, but git's is older than the read."""
+    """Return which files are racy: the etag of a store reveals a later change, but git's is older than the read."""
     young = pc.or_(
         pc.greater(listing["mtime_ns"], now_ns - RACY_NS), pc.greater(listing["ctime_ns"], now_ns - CTIME_TICK_NS)
     )

@@ -1,7 +1,7 @@
 """Select the files to index: ignore files, ``--include``, ``--exclude`` and secrets.
 
-Patterns have gitignore syntax and match bytes, as git does: ``?`` is one byte. Where git differs from its manual, git
-is the reference (``tests/hostile``): ``ab**/c`` means ``ab`` and then ``**/c``, and an open bracket matches nothing.
+Patterns have gitignore syntax and match bytes, as git does: ``?`` is one byte. If git differs from its manual, git is
+the reference (``tests/hostile``): ``ab**/c`` means ``ab`` and then ``**/c``, and an open bracket matches nothing.
 Consecutive patterns of one sign form one RE2 expression over an Arrow array of paths: 100,000 paths and a hundred
 patterns take about 20 ms.
 """
@@ -45,9 +45,10 @@ _CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One pattern: ``regex`` matches the path of an entry, without a slash at its end, from the first byte to the last.
+    """One pattern: ``regex`` matches the path of an entry, without a trailing slash, from the first byte to the last.
 
-    ``negated`` patterns (``!``) include again what an earlier one excluded. ``only_folders`` ends in a slash.
+    ``negated`` patterns (``!``) include again what an earlier one excluded. ``only_folders`` is set for a trailing
+    slash.
     """
 
     regex: str
@@ -56,9 +57,9 @@ class Pattern:
 
 
 def translate(line: bytes, base: str = "") -> Pattern | None:
-    """The pattern of a line, relative to the folder ``base`` ("" or with a trailing slash).
+    """Translate a line into a pattern, relative to the folder ``base`` ("" or with a trailing slash).
 
-    None for a comment, a blank line, and a pattern that can match nothing.
+    Returns None for a comment, a blank line, and a pattern that can match nothing.
     """
     if line.startswith(b"#"):
         return None
@@ -87,7 +88,7 @@ def _without_trailing_spaces(line: bytes) -> bytes:
 
 
 def _wildcards(pattern: bytes) -> str | None:
-    """The expression of what follows the literal beginning of a pattern; None if it can match nothing."""
+    """Translate the part of a pattern after its literal beginning; None if it can match nothing."""
     parts: list[str] = []
     i = 0
     while i < len(pattern):
@@ -125,7 +126,7 @@ def _wildcards(pattern: bytes) -> str | None:
 
 
 def _bracket(pattern: bytes, start: int) -> tuple[frozenset[int], int] | None:
-    """The bytes that a bracket expression matches, and the position after it; None if it is malformed."""
+    """Return the bytes that a bracket expression matches, and the position after it; None if it is malformed."""
     i = start
     negated = pattern[i : i + 1] in (b"!", b"^")
     i += negated
@@ -172,7 +173,7 @@ def _bracket(pattern: bytes, start: int) -> tuple[frozenset[int], int] | None:
 
 
 def _one_of(members: frozenset[int]) -> str:
-    """A character class, or an expression that matches nothing."""
+    """Return a character class, or an expression that matches nothing."""
     return "[" + "".join(rf"\x{byte:02x}" for byte in sorted(members)) + "]" if members else NO_BYTE
 
 
@@ -185,7 +186,7 @@ IGNORE_FILES = (".gitignore", OUR_IGNORE_FILE)
 """Read in every folder; the later one takes precedence."""
 
 BY_GIT, BY_US = 1, 2
-"""Whose ignore file a pattern is from. What git tracks, only ours can exclude."""
+"""The origin of a pattern: an ignore file of git, or of Driftline. Only the latter excludes files that git tracks."""
 
 GIT = ".git"
 NEVER_ENTERED = frozenset({GIT, ".hg", ".svn", ".driftline"})
@@ -224,9 +225,9 @@ SECRETS = (
     *("credentials", ".credentials"),
     *(f"credentials.{end}" for end in ("json", "yaml", "yml", "toml", "xml", "ini")),
     *(f"secret{s}.{end}" for s in ("", "s") for end in ("json", "yaml", "yml", "toml", "ini", "properties", "txt")),
-    # what shells and consoles were told
+    # histories of shells and consoles
     *(".*_history", ".histfile", "fish_history", "ConsoleHost_history.txt", ".dbshell"),
-    # examples, and the public halves
+    # examples, and public keys
     *("!*.example", "!*.sample", "!*.template", "!*.tmpl", "!*.dist", "!*.pub"),
     *("!example.env", "!sample.env", "!template.env", "!*.example.env", "!**/.ssh/config", "!**/.ssh/known_hosts"),
     "!**/.ssh/authorized_keys",
@@ -243,8 +244,9 @@ _KEY = re.compile(
     r"(?:[\s\"'+,#*/]|\\[nr])*(?:[A-Za-z-]{4,20}: [^\n\\]{0,80}(?:[\s\"'+,#*/]|\\[nr])+){0,8}"
     r"(?:[A-Za-z0-9+/=]{20,}|[A-Za-z0-9+/]{8,}={1,2})"
 )
-"""A private key of PEM, OpenSSH or PGP with its headers, if any, also within the text of a program or of JSON. What
-only speaks of keys has nothing behind the first line that looks like one."""
+"""A private key of PEM, OpenSSH or PGP with its headers, if any, also within the text of a program or of JSON.
+
+Text that only mentions keys has nothing behind the first line that looks like one."""
 _BEGINS_KEY = re.compile(
     r"\s*(?:-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
     r"|PuTTY-User-Key-File-\d)"
@@ -252,7 +254,7 @@ _BEGINS_KEY = re.compile(
 _AGE_KEY = re.compile(r"\bAGE-SECRET-KEY-1[0-9A-Z]{40,}")
 _LONE_TOKEN = re.compile(r"\s*[A-Za-z0-9+/_-]{20,}={0,2}\s*")
 _ALLOWED = ("gitleaks:allow", "pragma: allowlist secret")
-"""What the field's scanners accept as a word of the author that nothing in a file is secret."""
+"""Comments that scanners for secrets accept as the author's statement that nothing in a file is secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +269,7 @@ class Rules:
     skip_secrets: bool = True
 
     def check(self, root: str | None = None) -> None:
-        """Check the patterns, of a source at the local folder ``root`` if that is known. Raises UsageError."""
+        """Check the patterns for a source, at the local folder ``root`` if that is known. Raises UsageError."""
         root = root.rstrip("/") if root else None
         for opposite, patterns in (("exclude", self.include), ("include", self.exclude)):
             for pattern in patterns:
@@ -275,7 +277,7 @@ class Rules:
 
 
 def _check(pattern: str, opposite: str, root: str | None) -> None:
-    """Raises UsageError, with the nearest right spelling, for a pattern that can match nothing."""
+    """Raise UsageError, with the nearest right spelling, for a pattern that can match nothing."""
     nearest = ""
     if not pattern.strip():
         raise _invalid(pattern, "It is empty: leave it out; '*' matches everything.")
@@ -311,16 +313,16 @@ def _is_unmatchable(pattern: str) -> bool:
 
 
 def _spelled(patterns: Iterable[str]) -> list[str]:
-    """What the patterns of a caller stand for: without braces, with accents composed and decomposed."""
+    """Expand the braces of a caller's patterns, and spell accents composed and decomposed."""
     return [form for pattern in patterns for each in alternatives(pattern, escapes=True) for form in spellings(each)]
 
 
 class PatternList:
     """Ordered gitignore patterns: the last match decides.
 
-    Patterns are relative to the folder ``base`` ("" or with a trailing slash). By default a pattern matches a single
-    entry, as in git's walk. With ``descendants`` a match of a folder also matches everything below it. ``mark`` is
-    the verdict on a match.
+    Patterns are relative to the folder ``base`` ("" or with a trailing slash). By default, a pattern matches a single
+    entry, as in git's walk. With ``descendants``, a match of a folder also matches everything below it. ``mark`` is the
+    verdict on a match.
     """
 
     def __init__(
@@ -354,13 +356,13 @@ class PatternList:
             verdict[hit.to_numpy(zero_copy_only=False)] = self.mark if positive else 0
 
     def matches(self, paths: pa.Array, *, folders: bool = False) -> NDArray[np.bool_]:
-        """``(n,) bool``: the paths that the patterns select."""
+        """Return ``(n,) bool``: the paths that the patterns select."""
         verdict = np.zeros(len(paths), dtype=bool)
         self.apply(paths, verdict, folders=folders)
         return verdict
 
     def _runs(self, patterns: Sequence[Pattern], end: Callable[[Pattern], str | None]) -> list[tuple[bool, str]]:
-        """Consecutive patterns of the same sign as one expression each."""
+        """Combine consecutive patterns of the same sign into one expression each."""
         runs: list[tuple[bool, list[str]]] = []
         for pattern in patterns:
             ending = end(pattern)
@@ -382,26 +384,62 @@ class Matcher:
         self._secrets = PatternList(SECRETS if rules.skip_secrets else (), base, flags="si")
 
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:
-        """``(n,) bool``: files that look like credentials by their names."""
+        """Return ``(n,) bool``: files that look like credentials by their names."""
         return self._secrets.matches(files)
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
-        """``(n,) bool``: files that the rules exclude or do not include."""
+        """Return ``(n,) bool``: files that the rules exclude or do not include."""
         excluded = self.exclude.matches(files)
         if self._only_included:
             excluded |= ~self._include.matches(files)
         return excluded
 
 
+class OwnIgnoreFiles:
+    """The ignore files of ours in a tree of which git tracks every file, so that those of git exclude nothing.
+
+    ``files`` are ``(path, content)`` of each.
+    """
+
+    def __init__(self, files: Iterable[tuple[str, bytes]]) -> None:
+        by_depth = sorted(files, key=lambda file: (file[0].count("/"), file[0]))
+        bases = ((path.removesuffix(OUR_IGNORE_FILE), data) for path, data in by_depth)
+        self._lists = [PatternList(read_ignore_file(data), base, mark=BY_US) for base, data in bases]
+
+    def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
+        """``(n,) bool``: files that a pattern excludes, or a folder above them, which is then not entered."""
+        excluded = np.zeros(len(files), dtype=bool)
+        if not self._lists or not len(files):
+            return excluded
+        paths = files.to_pylist()
+        folders = sorted({path[:at] for path in paths for at, letter in enumerate(path) if letter == "/"})
+        closed = np.zeros(len(folders), dtype=bool)
+        for patterns in self._lists:
+            patterns.apply(files, excluded)
+            patterns.apply(pa.array(folders, pa.string()), closed, folders=True)
+        shut = {folders[row] for row in np.flatnonzero(closed)}
+        if shut:
+            above = (any(path[:at] in shut for at, letter in enumerate(path) if letter == "/") for path in paths)
+            excluded |= np.fromiter(above, dtype=bool, count=len(paths))
+        return excluded
+
+    def admitted(self, secret: NDArray[np.bool_], files: pa.Array) -> NDArray[np.bool_]:
+        """``secret`` without the files that a negated pattern names."""
+        still = secret.copy()
+        for patterns in self._lists:
+            patterns.apply(files, still)
+        return secret & still
+
+
 def lets_through(rules: Rules, path: str) -> bool:
-    """Whether the caller's patterns admit a file, regardless of ignore files."""
+    """Return whether the caller's patterns admit a file, regardless of ignore files."""
     return not Matcher(rules).excluded(pa.array([path], pa.string()))[0]
 
 
 def holds_key(path: str, text: str) -> bool:
-    """Whether a file is a private key by its content, or has one in it, and does not say that this is allowed.
+    """Return whether a file is or contains a private key, and does not say that this is allowed.
 
-    A file called ``*.key`` is one also if it holds nothing but a long word: many such files are translations.
+    A file called ``*.key`` also counts if it contains nothing but one long word; otherwise it is often a translation.
     """
     found = (
         _BEGINS_KEY.match(text)
@@ -413,7 +451,7 @@ def holds_key(path: str, text: str) -> bool:
 
 
 def read_ignore_file(data: bytes) -> list[bytes]:
-    """The lines of an ignore file."""
+    """Return the lines of an ignore file."""
     return [line.removesuffix(b"\r") for line in data.removeprefix(codecs.BOM_UTF8).split(b"\n")]
 
 

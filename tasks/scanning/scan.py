@@ -1,7 +1,8 @@
-"""Scan one partition of a source, on any worker: list it and compare it with its slice of the manifest.
+"""Scan a source in partitions, on any worker: list each one and compare it with its slice of the manifest.
 
 A run can be limited to the paths that git reports as changed (DESIGN, "After a commit"). If several sources of a tenant
-select a file, the one with the nearest folder claims it, and then the first by entity, in whatever order they run.
+select a file, ``Claim`` assigns it to the source with the nearest folder, then to the first by entity, in whatever
+order the sources run.
 """
 
 from __future__ import annotations
@@ -25,13 +26,21 @@ from numpy.typing import NDArray
 from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
 from driftline.storage.model import SkipReason, content_hash
-from driftline.storage.sources.source import FileInfo, Source
+from driftline.storage.sources.source import FileInfo, RepositorySource, Source
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.tasks.embedding.context import TaskContext
-from driftline.tasks.git.commits import ChangedPaths, Commit, changes_between, changes_on_disk, head, union
+from driftline.tasks.git.commits import (
+    MAX_CHANGED_PATHS,
+    ChangedPaths,
+    Commit,
+    changes_between,
+    changes_on_disk,
+    head,
+    union,
+)
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, clean_blobs, find_work_tree
 from driftline.tasks.scanning.diff import SKIPPED_SCHEMA, Diff, diff
-from driftline.tasks.scanning.ignore import IGNORE_FILES, Matcher, Rules
+from driftline.tasks.scanning.ignore import IGNORE_FILES, NEVER_ENTERED, OUR_IGNORE_FILE, Matcher, OwnIgnoreFiles, Rules
 from driftline.tasks.scanning.walk import Listing, Subtree, Walk, above_and_self
 from driftline.tasks.text import MAX_TEXT_BYTES
 
@@ -48,7 +57,7 @@ class Claim:
         return self.rules == Rules()
 
     def covers(self, paths: pa.Array) -> NDArray[np.bool_]:
-        """``(n,) bool``: the paths, relative to the source that loses them, which the claim takes."""
+        """Return ``(n,) bool``: the paths, relative to the source that loses them, which the claim takes."""
         below = np.asarray(pc.starts_with(paths, self.prefix).to_numpy(zero_copy_only=False), dtype=bool)
         if not self.is_whole and below.any():
             inside = pc.utf8_slice_codeunits(paths.filter(pa.array(below)), len(self.prefix))
@@ -57,7 +66,7 @@ class Claim:
 
 
 def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
-    """``(n,) bool``: the paths that any of ``claims`` covers."""
+    """Return ``(n,) bool``: the paths that any of ``claims`` covers."""
     taken = np.zeros(len(paths), dtype=bool)
     for claim in claims:
         taken |= claim.covers(paths)
@@ -66,7 +75,7 @@ def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The sources of a workspace by their folders, so that those that may share files are found among many."""
+    """The sources of a workspace by their folders, which makes it fast to find those that may share files."""
 
     records: Mapping[Entity, SourceRecord]
     _sorted: list[tuple[str, Entity]] = field(init=False)
@@ -75,7 +84,7 @@ class Neighbours:
         object.__setattr__(self, "_sorted", sorted((_root(record.uri), e) for e, record in self.records.items()))
 
     def at_or_below(self, uri: str) -> list[Entity]:
-        """The sources whose folder is ``uri``, or lies in it."""
+        """Return the sources whose folder is ``uri``, or is in it."""
         root = _root(uri)
         start = bisect_left(self._sorted, root, key=itemgetter(0))
         return [
@@ -83,7 +92,7 @@ class Neighbours:
         ]
 
     def at_or_above(self, uri: str) -> list[Entity]:
-        """The sources whose folder is ``uri``, or holds it."""
+        """Return the sources whose folder is ``uri``, or contains it."""
         root = _root(uri)
         lengths = [at + 1 for at, character in enumerate(root) if character == "/"]
         found: list[Entity] = []
@@ -94,14 +103,14 @@ class Neighbours:
         return found
 
     def claims_on(self, entity: Entity, record: SourceRecord) -> tuple[Claim, ...]:
-        """What other sources of the tenant have of the files below the folder of ``record``."""
+        """Return the claims of other sources of the tenant on files below the folder of ``record``."""
         others = (other for other in self.at_or_below(record.uri) if other != entity)
         claims = (claim_of(other, self.records[other], entity, record) for other in others)
         return tuple(claim for claim in claims if claim is not None)
 
 
 def claim_of(entity: Entity, record: SourceRecord, on: Entity, loser: SourceRecord) -> Claim | None:
-    """What ``record`` has of the files of another source; None if it has none, or yields to that one."""
+    """Return the claim of ``record`` on files of another source; None if it has none, or yields to that source."""
     inside = below(loser.uri, record.uri)
     if inside is None or entity.tenant != on.tenant or (not inside and str(entity) >= str(on)):
         return None
@@ -109,7 +118,7 @@ def claim_of(entity: Entity, record: SourceRecord, on: Entity, loser: SourceReco
 
 
 def below(folder: str, path: str) -> str | None:
-    """A path or URI relative to ``folder`` ("" for itself), None if it lies elsewhere."""
+    """Return a path or URI relative to ``folder`` ("" for itself), or None if it is elsewhere."""
     if path == folder:
         return ""
     root = _root(folder)
@@ -124,7 +133,8 @@ def _root(uri: str) -> str:
 class WorkTreeAtCommit:
     """A work tree and the commit that is checked out when a run begins.
 
-    ``scanned_with`` is a hash of all settings that decide what a run indexes. A run with another one scans everything.
+    ``scanned_with`` is a hash of all settings that determine what a run indexes. A run with another hash scans
+    everything.
     """
 
     tree: WorkTree
@@ -133,7 +143,7 @@ class WorkTreeAtCommit:
 
     @classmethod
     def look(cls, root: str, rules: object) -> Self | None:
-        """The work tree that contains ``root``, or None; the ``repr`` of ``rules`` identifies them."""
+        """Return the work tree that contains ``root``, or None; the ``repr`` of ``rules`` identifies them."""
         tree = find_work_tree(root)
         commit = head(root) if tree is not None else None
         if tree is None or commit is None:
@@ -142,29 +152,78 @@ class WorkTreeAtCommit:
         settings += b"\0" + _read(tree.excludes)
         return cls(tree, commit, content_hash(settings))
 
+    @property
+    def commit_id(self) -> str:
+        return self.commit.id
+
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
-        """The paths to scan so that an index that was exact at ``last`` is exact for the disk.
+        """Return the paths to scan so that an index that matched ``last`` matches the disk.
 
         ``token`` is that of the current lease, or None for a dry run, which holds no lease and may miss changes.
         """
-        if last is None:
-            return ChangedPaths(None, "no indexed commit is recorded")
-        if token is not None and last.token != token - 1:
-            return ChangedPaths(None, "another run has worked on the source since")
-        if last.scanned_with != self.scanned_with:
-            return ChangedPaths(None, "the source was indexed with other settings")
+        if (why := _why_void(last, self.scanned_with, token)) or last is None:
+            return ChangedPaths(None, why)
         return union(
             changes_between(self.tree, last.id, self.commit.id, ignore_files=IGNORE_FILES),
             changes_on_disk(self.tree, ignore_files=IGNORE_FILES),
         )
 
     def reached(self, token: int) -> IndexedCommit | None:
-        """The commit to record at the end of the run; None unless the disk is still at it."""
+        """Return the commit to record at the end of the run; None unless the disk still matches it."""
         if head(self.tree.root) != self.commit or changes_on_disk(self.tree, ignore_files=IGNORE_FILES).paths != ():
             return None
         return IndexedCommit(
             id=self.commit.id, committed=self.commit.committed, token=token, scanned_with=self.scanned_with
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryAtCommit:
+    """A git repository without a work tree, and the commit that a run indexes; as WorkTreeAtCommit otherwise."""
+
+    source: RepositorySource
+    scanned_with: str
+
+    @classmethod
+    def look(cls, source: RepositorySource, rules: object) -> Self:
+        """The commit of ``source``; the ``repr`` of ``rules`` identifies them."""
+        return cls(source, content_hash(repr((rules, version("driftline"))).encode()))
+
+    @property
+    def commit_id(self) -> str:
+        return self.source.commit
+
+    def is_indexed(self, last: IndexedCommit | None, token: int) -> bool:
+        """Whether the index is exactly at the commit: nobody has held the lease since ``last``, whose token it was."""
+        wanted = (self.commit_id, self.scanned_with, token)
+        return last is not None and (last.id, last.scanned_with, last.token) == wanted
+
+    def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
+        """As ``WorkTreeAtCommit.changes_since``; fetches the commit."""
+        if (why := _why_void(last, self.scanned_with, token)) or last is None:
+            return ChangedPaths(None, why)
+        paths = self.source.tree.changed_since(last.id)
+        if paths is None:
+            return ChangedPaths(None, f"git cannot compare with {last.id[:12]}, the last indexed commit")
+        if any(path.rpartition("/")[2] == OUR_IGNORE_FILE for path in paths):
+            return ChangedPaths(None, f"a {OUR_IGNORE_FILE} has changed")
+        if len(paths) > MAX_CHANGED_PATHS:
+            return ChangedPaths(None, f"{len(paths):,} paths have changed")
+        return ChangedPaths(tuple(sorted(paths)))
+
+    def reached(self, token: int) -> IndexedCommit | None:
+        """The commit to record at the end of the run."""
+        committed = self.source.tree.committed()
+        return IndexedCommit(id=self.commit_id, committed=committed, token=token, scanned_with=self.scanned_with)
+
+
+def _why_void(last: IndexedCommit | None, scanned_with: str, token: int | None) -> str:
+    """Why the index may not be exactly at ``last``; "" if it is. ``token`` is None for a dry run."""
+    if last is None:
+        return "no indexed commit is recorded"
+    if token is not None and last.token != token - 1:
+        return "another run has worked on the source since"
+    return "" if last.scanned_with == scanned_with else "the source was indexed with other settings"
 
 
 def _read(path: str) -> bytes:
@@ -181,7 +240,7 @@ _SUBTREES_PER_PARTITION = 4
 """More subtrees than partitions, so that partitions have similar sizes."""
 _MAX_PLAN_DEPTH = 4
 _MOST_FOLDERS_PER_PARTITION = 16
-"""The limit for buckets: each folder costs at least a request, while a flat listing has pages of 1,000."""
+"""The limit for buckets: each folder costs at least one request, whereas a flat listing has pages of 1,000."""
 
 ReadManifest = Callable[[Sequence[str]], pa.Table]
 """Reads the manifest rows (MANIFEST_SCHEMA) of paths below any of the prefixes, and possibly more."""
@@ -217,11 +276,11 @@ class ScanResult:
 
 
 def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[tuple[Subtree, ...]]:
-    """About ``n`` disjoint parts that cover the source, including folders that do not exist yet.
+    """Split the source into about ``n`` disjoint parts that cover it, including folders that do not exist yet.
 
     A bucket is split only while that costs few requests.
     """
-    if n <= 1:
+    if n <= 1 or isinstance(source, RepositorySource):  # git lists a commit at once
         return [(Subtree(),)]
     subfolders = _subfolders(source, rules or Rules())
     whole, split = [""], list[Subtree]()
@@ -246,7 +305,10 @@ def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[
 
 def scan(spec: ScanSpec, read_manifest: ReadManifest, *, now_ns: int) -> ScanResult:
     """List the subtrees of ``spec`` and compare them with the manifest. Raises StorageError."""
-    listing = _list_local(spec) if spec.source.is_local else _list_remote(spec)
+    if isinstance(spec.source, RepositorySource):
+        listing = _list_commit(spec, spec.source)
+    else:
+        listing = _list_local(spec) if spec.source.is_local else _list_remote(spec)
     manifest = read_manifest([subtree.prefix for subtree in spec.subtrees])
     if spec.subtrees != (Subtree(),):
         manifest = manifest.filter(pa.array(_covered(manifest["path"], spec.subtrees)))
@@ -254,9 +316,11 @@ def scan(spec: ScanSpec, read_manifest: ReadManifest, *, now_ns: int) -> ScanRes
 
 
 def scan_paths(spec: ScanSpec, paths: Sequence[str], read_manifest: ReadManifest, *, now_ns: int) -> ScanResult:
-    """As ``scan``, for single files. A path that is not a file counts as deleted if the manifest has it."""
+    """Like ``scan``, for single files. A path that is not a file counts as deleted if the manifest has it."""
     files = sorted({path for path in paths if path and not path.endswith("/")})
-    if spec.source.is_local:
+    if isinstance(spec.source, RepositorySource):
+        listing = _list_commit(spec, spec.source, files)
+    elif spec.source.is_local:
         listing = _list_local(spec, files)
     else:
         listing = Listing()
@@ -334,6 +398,29 @@ def _list_remote(spec: ScanSpec) -> Listing:
     return listing
 
 
+def _list_commit(spec: ScanSpec, source: RepositorySource, paths: Sequence[str] | None = None) -> Listing:
+    """The files of a commit, or those of ``paths``, as a scan of its clean work tree would list them."""
+    listing = Listing()
+    above = {"", *(name for name in above_and_self(paths or ()) if name.endswith("/"))}
+    rules = [f"{folder}{OUR_IGNORE_FILE}" for folder in above]
+    entries = source.tree.entries(None if paths is None else [*{*paths, *rules}])
+    files = [entry for entry in entries if entry.reason is None and NEVER_ENTERED.isdisjoint(entry.path.split("/"))]
+    steering = [
+        e for e in files if e.path.rpartition("/")[2] == OUR_IGNORE_FILE and e.size_bytes <= spec.max_file_bytes
+    ]
+    contents = source.tree.blobs([entry.blob for entry in steering]) if steering else []
+    ours = OwnIgnoreFiles((entry.path, data or b"") for entry, data in zip(steering, contents, strict=True))
+    if paths is not None:
+        asked = set(paths)
+        files = [entry for entry in files if entry.path in asked]
+        entries = [entry for entry in entries if entry.path in asked]
+    for entry in entries:
+        if entry.reason is not None:
+            listing.skip(entry.reason, entry.path)
+    _add_files(listing, spec, [FileInfo(e.path, e.size_bytes, 0, e.etag) for e in files], ours)
+    return listing
+
+
 def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> None:
     files = []
     for info in infos:
@@ -341,9 +428,14 @@ def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> 
             files.append(info)
         else:
             listing.skip(SkipReason.ODD_KEY, info.path)
+    _add_files(listing, spec, files, OwnIgnoreFiles(()))
+
+
+def _add_files(listing: Listing, spec: ScanSpec, files: list[FileInfo], ours: OwnIgnoreFiles) -> None:
+    """Add the files that the rules of the caller and the ignore files of the source admit, and skip the others."""
     matcher = Matcher(spec.rules)
     paths = pa.array([info.path for info in files], pa.string())
-    secret, excluded = matcher.secret(paths), matcher.excluded(paths)
+    secret, excluded = ours.admitted(matcher.secret(paths), paths), matcher.excluded(paths) | ours.excluded(paths)
     listing.skip(SkipReason.SECRET, *(files[i].path for i in np.flatnonzero(secret)))
     listing.skip(SkipReason.EXCLUDED, *(files[i].path for i in np.flatnonzero(excluded & ~secret)))
     kept = [files[i] for i in np.flatnonzero(~excluded & ~secret)]
@@ -356,7 +448,7 @@ def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> 
 
 
 def _is_plain(key: str) -> bool:
-    """Whether a key is a canonical path inside the source."""
+    """Return whether a key is a canonical path inside the source."""
     parts = key.removesuffix("/").split("/")
     return not any(part in ("", ".", "..") for part in parts) and "?versionId=" not in key and "\0" not in key
 
@@ -368,7 +460,7 @@ def _subfolders(source: Source, rules: Rules) -> Callable[[Sequence[str]], list[
 
 
 def _subfolders_remote(source: Source, prefixes: Sequence[str]) -> list[str]:
-    """The direct subfolders of ``prefixes``; none if a listing has more than one page."""
+    """Return the direct subfolders of ``prefixes``; none if a listing has more than one page."""
     subfolders: list[str] = []
     for prefix in prefixes:
         folders, _, complete = source.first_look(prefix)

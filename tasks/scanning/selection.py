@@ -37,7 +37,7 @@ class Selection:
 
 
 def select(named: str) -> Selection:
-    """The selection of a name; the name of an existing file is not a glob. Raises SourceNotFound, UsageError."""
+    """Return the selection of a name; the name of an existing file is not a glob. Raises SourceNotFound, UsageError."""
     if not named:
         raise UsageError("A file name is empty", fix="Name files, folders or globs; '.' is the current folder.")
     path = os.path.expanduser(named)
@@ -63,12 +63,12 @@ def select(named: str) -> Selection:
 
 
 def is_glob(named: str) -> bool:
-    """Whether a name is a glob: it has wildcards, and no such file exists."""
+    """Return whether a name is a glob: it has wildcards, and no file of that name exists."""
     return _MAGIC.search(named) is not None and not os.path.lexists(os.path.expanduser(named))
 
 
 def literal(name: str) -> str:
-    """The gitignore pattern that matches the file ``name`` at the top of a source, and nothing else there."""
+    """Return the gitignore pattern that matches only the file ``name`` at the top of a source."""
     return "/" + _BLANK.sub(r"[\1]", _SPECIAL.sub(r"\\\1", name))
 
 
@@ -78,11 +78,11 @@ def files_named(
     stdin: bool = False,
     on_skip: Callable[[str, SkipReason], None] = lambda path, reason: None,
 ) -> Iterator[str]:
-    """The path of each file that ``names`` select, without duplicates; files of a folder or glob are sorted.
+    """Yield the path of each file that ``names`` select, without duplicates; files of a folder or glob are sorted.
 
-    With ``stdin``, STDIN selects standard input. Files above MAX_FILE_BYTES and secrets that are not named themselves
-    are skipped and reported to ``on_skip``; what patterns exclude is not. Raises SourceNotFound, also for a glob that
-    matches nothing, AccessDenied, StorageError, UsageError.
+    With ``stdin``, STDIN selects standard input. Files above MAX_FILE_BYTES, and secrets that are not named themselves,
+    are skipped and reported to ``on_skip``; files that patterns exclude are not reported. Raises SourceNotFound, also
+    for a glob that matches nothing, AccessDenied, StorageError, UsageError.
     """
     seen: set[str] = set()
     for name in names:

@@ -23,9 +23,9 @@ from driftline.tasks.scanning.scan import Neighbours, ScanSpec, scan_paths
 def analyze_document_states(
     workspace: Workspace, entity_path: str, paths: Sequence[str]
 ) -> list[tuple[str, DocumentState]]:
-    """``(path, state)`` of documents of a source, in the order of ``paths``, which are relative to the source.
+    """Return ``(path, state)`` of documents of a source, in the order of ``paths``, which are relative to the source.
 
-    Paths that are neither documents nor files to be indexed are left out. Raises BadEntity, UsageError before the first
+    Paths that are neither documents nor files to be indexed are omitted. Raises BadEntity, UsageError before the first
     run, SourceNotFound.
     """
     entity = Entity.parse(entity_path, workspace.config.hierarchy)
@@ -55,7 +55,9 @@ def analyze_document_states(
 
 
 def _fingerprint(config: WorkspaceConfig) -> str:
-    """That of the next run, which embeds again what was prepared for embedding by an earlier version."""
+    """Return the fingerprint of the next run, which embeds lines again if their text was prepared by an earlier
+    version.
+    """
     bound = config.fingerprint or ""
     try:
         files = resolve_model(config.model) if config.model else None
@@ -65,10 +67,10 @@ def _fingerprint(config: WorkspaceConfig) -> str:
 
 
 def states_of_files(workspace: Workspace, files: Sequence[str]) -> list[tuple[str, DocumentState]]:
-    """``(path, state)`` of local files, in the order of ``files``: absolute paths, or relative to the current folder.
+    """Return ``(path, state)`` of local files, in the order of ``files``: absolute, or relative to the current folder.
 
-    The source whose folder is nearest holds a file. A file in no source, or that its source leaves out, is NEW if it is
-    there, else MISSING. Raises UsageError before the first run, SourceNotFound.
+    A file belongs to the source with the nearest folder. A file that no source indexes is NEW if it exists, else
+    MISSING. Raises UsageError before the first run, SourceNotFound.
     """
     local = [
         (os.path.realpath(record.uri), entity) for entity, record in workspace.sources() if "://" not in record.uri

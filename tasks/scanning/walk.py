@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from driftline.storage.errors import StorageError
 from driftline.storage.model import SkipReason
 from driftline.storage.sources.access import SafeFolder, read_regular
+from driftline.storage.sources.isolation import excludes_file
 from driftline.storage.sources.source import INODE_BITS, VANISHED
-from driftline.tasks.git.isolation import excludes_file
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, find_nested, tracked_in
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
 from driftline.tasks.scanning.ignore import (
@@ -42,8 +42,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Subtree:
-    """A part of a source: everything below ``prefix`` ("" or a folder with a trailing slash) except the direct child
-    folders ``without`` (full relative paths with a trailing slash). So each folder that appears later is in some part.
+    """A part of a source: everything below ``prefix`` except the direct child folders ``without``.
+
+    ``prefix`` is "" or a folder with a trailing slash; ``without`` are complete relative paths with a trailing slash.
+    Every folder that appears later is therefore in some part.
     """
 
     prefix: str = ""
@@ -54,7 +56,7 @@ class Subtree:
 class Listing:
     """The listed files (``etags`` may be empty), the skipped ones with their reasons, and the unreadable paths.
 
-    ``unsure`` are ignored files and folders of which git did not say whether it tracks them.
+    ``unsure`` are ignored files and folders for which git did not say whether it tracks them.
     """
 
     paths: list[str] = field(default_factory=list)
@@ -73,13 +75,13 @@ class Listing:
         self.skipped_reasons.extend([reason.value] * len(paths))
 
     def table(self) -> pa.Table:
-        """The listed files, LISTING_SCHEMA, sorted by path."""
+        """Return the listed files, LISTING_SCHEMA, sorted by path."""
         etags = self.etags or [""] * len(self.paths)
         columns = [self.paths, self.sizes, self.mtimes, etags, self.ctimes, self.inodes]
         return pa.table(columns, schema=LISTING_SCHEMA).sort_by("path")
 
     def skipped_table(self) -> pa.Table:
-        """The skipped files, SKIPPED_SCHEMA."""
+        """Return the skipped files, SKIPPED_SCHEMA."""
         return pa.table([self.skipped_paths, self.skipped_reasons], schema=SKIPPED_SCHEMA)
 
 
@@ -100,9 +102,9 @@ class _Repository:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What applies to the entries of a folder: the ignore files above it, and the repository that it belongs to.
+    """The rules for the entries of a folder: the ignore files above it, and the repository that it belongs to.
 
-    Git ignores a folder that is ``closed``, so that only its tracked files count.
+    Git ignores a folder that is ``closed``, so only its tracked files count.
     """
 
     stack: tuple[PatternList, ...] = ()
@@ -114,7 +116,7 @@ class _Place:
 class _Level:
     """The entries of one level. ``scopes`` maps a list of patterns to the slices of files and folders it applies to.
 
-    ``starts`` has the first file and the first folder of each folder above, ``places`` what applies to them.
+    ``starts`` has the first file and the first folder of each parent folder, ``places`` the rules for them.
     """
 
     file_paths: list[str] = field(default_factory=list)
@@ -125,7 +127,7 @@ class _Level:
     inside: dict[str, _Place] = field(default_factory=dict)
 
     def add(self, place: _Place, first_file: int, first_folder: int) -> None:
-        """Note that the entries from these on are of a folder to which ``place`` applies."""
+        """Record that the following entries belong to a folder with the rules of ``place``."""
         last = slice(first_file, len(self.file_paths)), slice(first_folder, len(self.folders))
         for patterns in place.stack:
             known = self.scopes.setdefault(patterns, [])
@@ -144,10 +146,8 @@ class Walk:
     """One walk over a local tree.
 
     ``only`` (files and all their parent folders) restricts it to these paths. The folders ``without`` are not entered.
-    ``tracked`` are the files that git tracks in the source, if they are being listed already.
-
-    In a git work tree the listing is that of ``git ls-files --cached --others --exclude-standard``, and so it is in
-    each repository inside.
+    ``tracked`` are the files that git tracks in the source, if they are being listed already. In a git work tree, and
+    in each repository inside, the listing is that of ``git ls-files --cached --others --exclude-standard``.
     """
 
     def __init__(
@@ -161,7 +161,8 @@ class Walk:
     ) -> None:
         self._root = root.rstrip("/")
         self._tree = SafeFolder(root)
-        # Patterns of folders above the source are relative to them, so paths are matched from the top of the work tree.
+        # Patterns of parent folders of the source are relative to them, so paths are matched from the top of the work
+        # tree.
         self._above = work_tree.prefix if work_tree else ""
         self._matcher = Matcher(rules, self._above)
         self._only = only
@@ -184,7 +185,7 @@ class Walk:
         return self.listing
 
     def subfolders(self, folders: Sequence[str]) -> list[str]:
-        """The direct subfolders of ``folders`` that a walk enters."""
+        """Return the direct subfolders of ``folders`` that a walk enters."""
         with self._tree:
             return self._keep_folders(self._scan(folders, self._without))
 
@@ -210,7 +211,7 @@ class Walk:
         return level
 
     def _entered(self, folder: str, place: _Place, ignore_files: Sequence[str], *, has_git: bool) -> _Place | None:
-        """What applies to the entries of ``folder``; None if they are there twice, in another work tree."""
+        """Return the rules for the entries of ``folder``; None if they also exist in another work tree."""
         nested = find_nested(self._tree, folder) if has_git and folder else None
         if nested is not None:
             outer = place.repository
@@ -227,7 +228,7 @@ class Walk:
         return replace(place, stack=(*place.stack, *filter(None, lists)))
 
     def _place_of(self, folder: str) -> _Place:
-        """What applies to ``folder`` when the walk begins there."""
+        """Return the rules for ``folder`` if the walk begins there."""
         if not folder:
             return self._outer
         above = folder[: folder.rindex("/", 0, -1) + 1] if "/" in folder[:-1] else ""
@@ -325,7 +326,7 @@ class Walk:
                 listing.inodes.append(info.st_ino & INODE_BITS)
 
     def _ignored(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.bool_]:
-        """``(n,) bool``: what ignore files exclude. What git tracks is not excluded by those of git."""
+        """Return ``(n,) bool``: paths that ignore files exclude. Those of git do not exclude files that git tracks."""
         verdict = self._verdict(paths, level, folders=folders)
         names = level.folders if folders else level.file_paths
         starts = level.starts[folders]
@@ -341,7 +342,7 @@ class Walk:
         return verdict > 0
 
     def _verdict(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.uint8]:
-        """BY_GIT or BY_US where such an ignore file excludes a path, whether or not git tracks it, else 0."""
+        """Return BY_GIT or BY_US if such an ignore file excludes a path, whether or not git tracks it, else 0."""
         verdict = np.zeros(len(paths), dtype=np.uint8)
         # From the top down (the sort is stable), so that the deepest ignore file takes precedence.
         for patterns, parts in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
@@ -356,7 +357,7 @@ class Walk:
         return verdict
 
     def _admit(self, secret: NDArray[np.bool_], paths: pa.Array, level: _Level) -> None:
-        """Take from ``secret`` the files that a negated pattern of an ignore file of ours names."""
+        """Remove files from ``secret`` that a negated pattern of one of our ignore files names."""
         admitted = secret.copy()
         for patterns, parts in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
             for files, _ in parts:
@@ -365,7 +366,7 @@ class Walk:
         secret &= admitted
 
     def _good_names(self, paths: Sequence[str]) -> NDArray[np.bool_]:
-        """False for names that are not UTF-8, which are reported as skipped."""
+        """Return False for names that are not UTF-8, which are reported as skipped."""
         good = np.ones(len(paths), dtype=bool)
         try:
             "".join(paths).encode()
@@ -383,7 +384,10 @@ class Walk:
         return pa.array([self._above + path for path in paths] if self._above else paths, pa.string())
 
     def _leads_astray(self, link: str, folder: str) -> bool:
-        """Whether a link leads outside the source or in a circle. The target of any other link is indexed itself."""
+        """Return whether a link leads outside the source or in a circle.
+
+        The target of any other link is indexed itself.
+        """
         try:
             target = os.path.realpath(f"{self._root}/{link}", strict=True)
         except OSError as error:
@@ -397,7 +401,7 @@ class Walk:
             return _Place()
         lists = [self._patterns_outside(path, "") for path in (work_tree.excludes, work_tree.exclude)]
         parts = self._above.rstrip("/").split("/") if self._above else []
-        closed = False  # an ignored folder that holds tracked files; one without is no work tree
+        closed = False  # an ignored folder with tracked files; without any, it is no work tree
         for depth, part in enumerate(parts):
             above = "".join(part + "/" for part in parts[:depth])
             lists += [self._patterns_outside(f"{work_tree.top}/{above}{name}", above) for name in IGNORE_FILES]
@@ -430,7 +434,7 @@ def _patterns(read: Callable[[], bytes | None], path: str, base: str) -> Pattern
 
 
 def above_and_self(paths: Iterable[str]) -> set[str]:
-    """The paths and every folder above them, folders with a trailing slash."""
+    """Return the paths and all their parent folders, folders with a trailing slash."""
     names: set[str] = set()
     for path in paths:
         names.add(path)

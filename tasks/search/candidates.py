@@ -246,7 +246,7 @@ def rank(
     blocks: pa.Table,
     embedder: Embedder,
     *,
-    top_k: int,
+    wanted: int,
     meaning: bool = True,
     only: LineKinds = ALL_LINES,
     weights: Weights = WEIGHTS,
@@ -265,7 +265,7 @@ def rank(
     attainable += (min(attainable, BEYOND_WORDS) if meaning else 0.0) or 1.0
     allowed = _allowed(candidates, only)
     chosen = np.flatnonzero((of_words > 0) & allowed)
-    chosen = chosen[np.argsort(-of_words[chosen], kind="stable")][: JUDGED_LINES * max(top_k, MIN_RESULTS)]
+    chosen = chosen[np.argsort(-of_words[chosen], kind="stable")][: JUDGED_LINES * max(wanted, MIN_RESULTS)]
     named = _named(candidates) * allowed
     chosen = np.union1d(chosen, np.flatnonzero(named > 0))
     if meaning:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from driftline.storage.defaults import DEFAULT_TOP_K
 from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Entity, is_within
 from driftline.storage.lines.filters import LineFilter, normalise
 from driftline.storage.workspace.branches import read_branch
 from driftline.storage.workspace.workspace import Branch, Workspace
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.query import SearchReport, search
+from driftline.tasks.search.query import SearchReport, answer
+from driftline.tasks.search.request import SearchRequest
 
 _COLUMNS = ["path", "size_bytes", "mtime_ns", "hash", "lines", "reason"]
 
@@ -128,8 +128,8 @@ def changed_paths(workspace: Workspace, branch: Branch) -> list[str]:
     return paths
 
 
-def search_new_lines(workspace: Workspace, query: str, *, top_k: int = DEFAULT_TOP_K, **options: Any) -> SearchReport:
-    """As ``search`` on the branches of ``workspace``, without hits whose best line the main index has as well.
+def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
+    """Search as ``answer`` does on the branches of ``workspace``, without hits whose best line the main index has.
 
     A line that has only moved within its document is not new. Raises what ``search`` raises.
     """
@@ -137,12 +137,12 @@ def search_new_lines(workspace: Workspace, query: str, *, top_k: int = DEFAULT_T
     where = LineFilter(
         any_of=tuple(LineFilter(entities=(entity,), paths=tuple(paths)) for entity, paths in changed.items())
     )
-    wanted = top_k
+    wanted = request.top_k
     while True:
-        report = search(workspace, query, where=where, top_k=wanted, **options)
+        report = answer(workspace, replace(request, also=(*request.also, where), top_k=wanted))
         new = [*_new(workspace, report.results)]
-        if len(new) >= top_k or len(report.results) < wanted or wanted >= MAX_FETCHED:
-            return SearchReport(query, tuple(new[:top_k]), report.explanation)
+        if len(new) >= request.top_k or len(report.results) < wanted or wanted >= MAX_FETCHED:
+            return SearchReport(request.query, tuple(new[: request.top_k]), report.explanation)
         wanted = min(4 * wanted, MAX_FETCHED)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import posixpath
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby, islice
-from typing import Any, Literal
+from itertools import groupby
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.patterns import Pattern
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.filters import SearchFilter, is_auxiliary, is_prose, is_test, relative_to_sources
+from driftline.tasks.search.filters import is_auxiliary, is_prose, is_test, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     Hit,
     SourceRecords,
@@ -44,17 +44,17 @@ from driftline.tasks.search.hits import (
     read_documents,
     symbol_of,
 )
-from driftline.tasks.search.query import NOTHING_INDEXED, ExactCounts, SearchReport, search, table_places
+from driftline.tasks.search.query import ExactCounts, SearchReport, answer, nothing_indexed, table_places
+from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import rows_of_line
 
-DEFAULT_LIMIT = 100
-"""Lines that an exact search returns unless it is asked for more."""
 MAX_SECONDS = 30.0
 """An exact search ends after so long, and says that it is not complete."""
 MAX_RANKED = 10_000
 """Matching lines among which words choose."""
-_RANKED_WINDOWS = 200
-_PATHS_IN_FILTER = 1_000
+RANKED_WINDOWS = 200
+"""Windows found by words among which those with a matching line are looked for."""
+MAX_PATHS_IN_FILTER = 1_000
 """So many documents with a match are named in the filter of a ranked search; of more, its results are chosen from."""
 _FIRST_PACKS, _MOST_PACKS = 16, 256
 """Packs read at once: few at first, because the first ones often hold enough."""
@@ -213,46 +213,47 @@ class ExactFinder:
 def search_exactly(
     workspace: Workspace,
     terms: ExactTerms,
-    query: str = "",
+    request: SearchRequest,
     *,
-    words: str = "",
-    where: LineFilter | SearchFilter | None = None,
-    limit: int = DEFAULT_LIMIT,
-    n_lines: int = 0,
-    tests: bool = True,
-    count: bool = False,
-    files: bool = False,
     max_seconds: float = MAX_SECONDS,
     clock: Callable[[], float] = time.monotonic,
-    **ranking: Any,
 ) -> SearchReport:
-    """The first ``limit`` matching lines of the documents that hold all ``terms``, by importance, path and line.
+    """Return the first ``top_k`` matching lines of the documents that hold all ``terms``.
 
-    Every line of every indexed document is searched, whether it holds a word or not. With ``files`` only the first
-    line of each document is a result; with ``count`` none is, and all are counted. ``words`` rank the lines, as a
-    search with the options ``ranking`` does; those that it does not find come last, in order. ``query`` is told back.
+    They are in order of importance, path and line. Every line of every indexed document that the request allows is
+    searched, whether it holds a word or not. With ``files`` only the first line of each document is a result; with
+    ``count`` none is, and all are counted. If the request has a query, its words rank the lines as ``answer`` does;
+    those that it does not find come last, in order. After ``max_seconds`` of ``clock`` the search ends.
 
-    Raises UsageError, NotIndexed, StorageError, CorruptFile, and with ``words`` what ``search`` raises.
+    Raises UsageError, NotIndexed, StorageError, CorruptFile, and with a query what ``answer`` raises.
     """
-    if limit < 0 or n_lines < 0:
-        raise UsageError("The limit and n_lines must not be negative", f"{limit}, {n_lines}")
-    if not terms:
-        raise UsageError("Nothing exact is asked for", query, "Give a text, a pattern, or a name after def: or uses:.")
-    tables = open_tables(workspace, where.where(workspace) if isinstance(where, SearchFilter) else where)
+    if request.kinds or request.symbols:
+        raise UsageError("Exact terms know no kinds and symbols", fix="Use def:Name, or sym:Name for what is inside.")
+    started = clock()
+    tables = open_tables(workspace, line_filter(request, workspace))
     if not tables:
-        return SearchReport(query, (), notes=(NOTHING_INDEXED,), exact=ExactCounts(0, 0))
-    ends = clock() + max_seconds
-    found = ExactSearch(workspace, tables, terms, lambda: clock() > ends, tests)
-    if words.strip() and not count:
-        options = {"where": where, "tests": tests, **ranking}
-        return found.ranked(query, where, limit, n_lines, lambda **given: search(workspace, words, **options | given))
-    lines, counts = found.first(None if count else limit, files=files)
-    hits = () if count else tuple(found.hits(lines, n_lines))
-    return SearchReport(query, hits, exact=counts)
+        return SearchReport("", (), notes=(nothing_indexed(workspace),), exact=ExactCounts(0, 0))
+    found = ExactSearch(workspace, tables, terms, lambda: clock() - started > max_seconds, request.tests)
+    if request.query.strip() and not request.count:
+        return found.ranked(request)
+    lines, counts = found.first(None if request.count else request.top_k, files=request.files)
+    hits = () if request.count else tuple(found.hits(lines, request.n_lines))
+    notes = () if counts.lines else ("No line matches the exact terms.",)
+    notes = (told,) if (told := what_is_missing(counts, len(hits))) else notes
+    return SearchReport("", hits, notes=notes, exact=counts)
+
+
+def what_is_missing(counts: ExactCounts, shown: int) -> str:
+    """What to tell people if not all matching lines are shown, or nothing."""
+    if counts.reason == "time":
+        return "The search took too long, and there may be more lines: narrow it to some files."
+    if counts.reason == "limit":
+        return f"These are the first {shown:,} lines: --top-k shows more, --count counts them."
+    return ""
 
 
 def open_tables(workspace: Workspace, where: LineFilter | None) -> list[LineQuery]:
-    """A query over each table of lines that there is, with the filter of its sources."""
+    """Return a query over each table of lines that there is, with the filter of its sources."""
     narrowed = relative_to_sources(workspace, where) if where else None
     places = [each for tenant in workspace.tenants() for each in table_places(workspace, tenant, narrowed)]
     tables = [LineQuery(workspace.lines(place), filtered) for place, filtered in places]
@@ -361,45 +362,36 @@ class ExactSearch:
                 break
         return kept, ExactCounts(lines, documents, reason or ("time" if self.cut else None))
 
-    def ranked(
-        self,
-        query: str,
-        where: LineFilter | SearchFilter | None,
-        limit: int,
-        n_lines: int,
-        ask: Callable[..., SearchReport],
-    ) -> SearchReport:
-        """Those windows that ``ask`` finds by words which hold a matching line, and then the other matching lines."""
+    def ranked(self, request: SearchRequest) -> SearchReport:
+        """Those windows that answer the query of ``request`` and hold a matching line; then the others."""
         lines, counts = self.first(MAX_RANKED)
         of_document: dict[Document, list[Line]] = {}
         for place, number in lines:
             of_document.setdefault(place.document, []).append((place, number))
         if not lines:
-            return SearchReport(query, (), exact=counts)
-        options: dict[str, Any] = {"top_k": max(limit, _RANKED_WINDOWS), "n_lines": max(n_lines, 1)}
-        if len(of_document) <= _PATHS_IN_FILTER:
-            options["where"] = _within(self.workspace, where, of_document)
-        ranked: list[Line] = []
+            return SearchReport("", (), notes=("No line matches the exact terms.",), exact=counts)
+        wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1), files=False)
+        if len(of_document) <= MAX_PATHS_IN_FILTER:
+            wider = replace(wider, also=(*request.also, _these(self.workspace, of_document)))
         scores: dict[Line, Hit] = {}
-        for hit in ask(**options).results:
+        for hit in answer(self.workspace, wider).results:
             inside = [
                 each
                 for each in of_document.get((hit.source, hit.path), ())
                 if hit.start_line <= each[1] + 1 <= hit.end_line and each not in scores
             ]
-            inside.sort(key=lambda each: abs(each[1] + 1 - hit.line))
-            scores |= dict.fromkeys(inside, hit)
-            ranked += inside
-        ranked += [each for each in lines if each not in scores]
-        shown = [*islice(ranked, limit)]
-        found = [
-            replace(hit, score=scores[line].score, label=scores[line].label, distance=scores[line].distance,
-                    relevance=scores[line].relevance) if line in scores else replace(hit, score=0.0, label="weak")
-            for line, hit in zip(shown, self.hits(shown, n_lines), strict=True)
-        ]  # fmt: skip
-        if counts.complete and len(shown) < len(lines):
+            scores |= dict.fromkeys(sorted(inside, key=lambda each: abs(each[1] + 1 - hit.line)), hit)
+        ranked = [*scores, *(each for each in lines if each not in scores)]
+        if request.files:
+            ranked = [*{place: (place, number) for place, number in reversed(ranked)}.values()][::-1]
+        shown = ranked[: request.top_k]
+        found = tuple(
+            _scored(hit, scores.get(line)) for line, hit in zip(shown, self.hits(shown, request.n_lines), strict=True)
+        )
+        if counts.complete and len(shown) < len(ranked):
             counts = replace(counts, reason="limit")
-        return SearchReport(query, tuple(found), exact=counts)
+        told = what_is_missing(counts, len(shown))
+        return SearchReport("", found, notes=(told,) if told else (), exact=counts)
 
     def hits(self, lines: Sequence[Line], n_lines: int) -> Iterator[Hit]:
         """The results of ``lines``, with ``n_lines`` of context on each side, as they were indexed."""
@@ -470,23 +462,22 @@ def _nearness(homes: set[Document]) -> Callable[[str, str], int]:
     return order
 
 
-def _within(
-    workspace: Workspace, where: LineFilter | SearchFilter | None, documents: Mapping[Document, Any]
-) -> SearchFilter | LineFilter:
-    """``where``, and only these documents."""
+def _scored(hit: Hit, by_words: Hit | None) -> Hit:
+    """A matching line with what the words of a query say of the window around it."""
+    if by_words is None:
+        return replace(hit, score=0.0, label="weak")
+    told = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}
+    return replace(hit, **told)
+
+
+def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:
+    """Only these documents."""
     of_source: dict[str, list[str]] = {}
     for entity, path in documents:
         of_source.setdefault(entity, []).append(path)
     levels = workspace.config.hierarchy
-    only = LineFilter(
-        any_of=tuple(
-            LineFilter(entities=(Entity.parse(entity, levels),), paths=tuple(paths))
-            for entity, paths in of_source.items()
-        )
-    )
-    if isinstance(where, SearchFilter):
-        return replace(where, also=(*where.also, only))
-    return only if where is None else LineFilter(all_of=(where, only))
+    parsed = [(Entity.parse(entity, levels), tuple(paths)) for entity, paths in of_source.items()]
+    return LineFilter(any_of=tuple(LineFilter(entities=(entity,), paths=paths) for entity, paths in parsed))
 
 
 def _contexts(

@@ -1,4 +1,4 @@
-"""Search filters: one model that every interface builds, checked here (paths, kinds, languages, definitions, tests).
+"""The filter of a search as the lines that it allows in a workspace: paths, languages, definitions, tests.
 
 Absolute local paths are translated to paths within the sources that contain them.
 """
@@ -8,19 +8,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 from unicodedata import normalize
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import UsageError
-from driftline.storage.globs import alternatives, check_glob, is_unicode, literal_glob, rests
+from driftline.storage.globs import check_glob, literal_glob, rests
 from driftline.storage.lines.filters import LineFilter, normalise
-from driftline.storage.lines.outline import KINDS, Definition
+from driftline.storage.lines.outline import Definition
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.scanning.scan import below
+from driftline.tasks.search.request import WILDCARD, SearchFilter, extensions_of
 
 Kind = Literal["file", "folder", "either"]
 """Names of documents, of folders with everything below them, or of both."""
@@ -100,34 +99,6 @@ _AUXILIARY = re.compile(
     r"|\.d\.ts|[._-]generated\.\w+|\.snap|\.csv|\.svg)$",
     re.IGNORECASE,
 )
-LANGUAGES: dict[str, tuple[str, ...]] = {
-    "bash": ("sh", "bash", "zsh"),
-    "c": ("c", "h"),
-    "c++": ("cc", "cpp", "cxx", "h", "hh", "hpp", "hxx", "ipp"),
-    "c#": ("cs",),
-    "css": ("css", "scss", "less"),
-    "go": ("go",),
-    "html": ("html", "htm"),
-    "java": ("java",),
-    "javascript": ("js", "jsx", "mjs", "cjs"),
-    "kotlin": ("kt", "kts"),
-    "markdown": ("md", "markdown"),
-    "php": ("php",),
-    "python": ("py", "pyi", "pyw"),
-    "restructuredtext": ("rst",),
-    "ruby": ("rb", "rake", "gemspec"),
-    "rust": ("rs",),
-    "scala": ("scala", "sc", "sbt"),
-    "sql": ("sql",),
-    "swift": ("swift",),
-    "toml": ("toml",),
-    "typescript": ("ts", "tsx", "mts", "cts"),
-    "yaml": ("yaml", "yml"),
-}
-ALIASES = {
-    "shell": "bash", "sh": "bash", "cpp": "c++", "csharp": "c#", "cs": "c#", "js": "javascript", "ts": "typescript",
-    "py": "python", "rb": "ruby", "rs": "rust", "md": "markdown", "rst": "restructuredtext", "golang": "go",
-}  # fmt: skip
 
 
 def is_prose(path: str) -> bool:
@@ -234,15 +205,9 @@ class LineKinds:
     tests: bool = True
 
     @classmethod
-    def of(cls, *, symbols: bool = False, kinds: Sequence[str] | None = None, tests: bool = True) -> Self:
-        """As the fields say. Raises UsageError for an unknown kind."""
-        unknown = [kind for kind in kinds or () if kind not in KINDS]
-        if unknown:
-            near = get_close_matches(unknown[0].lower(), KINDS, 1)
-            advice = f"Did you mean {near[0]!r}? " if near else ""
-            fix = f"{advice}Use one of {', '.join(KINDS)}."
-            raise UsageError("Unknown kind of definition", ", ".join(unknown), fix)
-        return cls(symbols, tuple(kinds or ()), tests)
+    def of(cls, wanted: SearchFilter) -> Self:
+        """Return what a filter demands of single lines."""
+        return cls(wanted.symbols, tuple(wanted.kinds or ()), wanted.tests)
 
     @property
     def needs_definitions(self) -> bool:
@@ -261,109 +226,66 @@ class LineKinds:
 ALL_LINES = LineKinds()
 
 
-def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:
-    """The file extensions of languages, by the names that people use. Raises UsageError for an unknown one."""
-    found: dict[str, None] = {}
-    for language in languages:
-        name = language.lower()
-        extensions = LANGUAGES.get(ALIASES.get(name, name))
-        if extensions is None:
-            near = get_close_matches(name, (*LANGUAGES, *ALIASES), 1)
-            advice = f"Did you mean {near[0]!r}? " if near else ""
-            raise UsageError("Unknown language", language, f"{advice}Use one of {', '.join(LANGUAGES)}, or an ending.")
-        found.update(dict.fromkeys(extensions))
-    return tuple(found)
-
-
-_WILDCARD = re.compile(r"[*?\[]|\{.*,.*\}")
 MAX_TOLD = 20
 """Values of one filter that are told one by one."""
-_LABELS = {"paths": "path", "dirs": "directory", "globs": "glob", "exts": "ending", "languages": "language"}
+_LABELS = {
+    "paths": "path",
+    "dirs": "directory",
+    "globs": "glob",
+    "exts": "ending",
+    "languages": "language",
+    "sources": "entity",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class SearchFilter:
-    """Conditions that a document must all satisfy, each by any of its values.
-
-    None is no condition; an empty one allows nothing. Endings may have braces, as globs do. With ``on_this_machine``,
-    ``paths``, ``dirs`` and globs that begin with ``~`` or ``..`` are those of the process: its files and folders, or
-    their paths in a source. ``also`` are further conditions, and nothing outside of ``within`` is allowed, or told.
-
-    Raises UsageError for a value that can match nothing, with the nearest spelling that can.
-    """
-
-    paths: Sequence[str] | None = None
-    dirs: Sequence[str] | None = None
-    globs: Sequence[str] | None = None
-    exts: Sequence[str] | None = None
-    languages: Sequence[str] | None = None
-    entities: Sequence[str | tuple[str, str]] | None = None
-    also: Sequence[LineFilter] = ()
-    within: Entity | None = None
-    on_this_machine: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("paths", "dirs"):
-            for value in getattr(self, name) or ():
-                _check_name(_LABELS[name], value)
-        if self.globs is not None:
-            object.__setattr__(self, "globs", tuple(self._glob(glob) for glob in self.globs))
-        if self.exts is not None:
-            object.__setattr__(self, "exts", tuple(ext for given in self.exts for ext in _endings(given)))
-        extensions_of(self.languages or ())
-
-    def where(self, workspace: Workspace) -> LineFilter:
-        """The lines of ``workspace`` that every condition allows. Raises BadEntity, UsageError."""
-        levels = workspace.config.hierarchy
-        entities = None if self.entities is None else tuple(_entity(each, levels) for each in self.entities)
-        named: dict[str, Any] = {}
-        also = [LineFilter(entities=(self.within,))] if self.within is not None else []
-        if not self.on_this_machine:
-            named = {"paths": _tuple(self.paths), "dirs": _tuple(self.dirs)}
-        else:
-            also += [where_named(workspace, self.paths, "file")] if self.paths is not None else []
-            also += [where_named(workspace, self.dirs, "folder")] if self.dirs is not None else []
-        also += [LineFilter(exts=extensions_of(self.languages))] if self.languages is not None else []
-        also += self.also
-        globs, exts = _tuple(self.globs), _tuple(self.exts)
-        where = LineFilter(entities=entities, globs=globs, exts=exts, all_of=tuple(also) or None, **named)
-        return relative_to_sources(workspace, where)
-
-    def conditions(self) -> Iterator[tuple[str, str, SearchFilter]]:
-        """What each value alone allows: its name, "" for ``also``, what to tell people if that is nothing, and it."""
-        alone: dict[str, Any] = {"within": self.within, "on_this_machine": self.on_this_machine}
-        for each in fields(self):
-            if each.name in _LABELS or each.name == "entities":
-                for value in (getattr(self, each.name) or ())[:MAX_TOLD]:
-                    yield *self._told(each.name, value), SearchFilter(**alone | {each.name: (value,)})
-        for where in self.also:
-            for name, value, each_of in _values(where):
-                _, told = self._told(name, value) if name else ("", "No indexed document is in what was named.")
-                yield "", told, SearchFilter(also=(each_of,), **alone)
-
-    def _told(self, name: str, value: str | tuple[str, str]) -> tuple[str, str]:
-        text = value if isinstance(value, str) else ":".join(value)
-        condition, advice = f"{_LABELS.get(name, 'entity')} {text!r}", ""
-        if name in ("paths", "dirs") and _WILDCARD.search(text):
-            advice = " Did you mean a glob?"
-        elif name == "globs" and "," in text and "{" not in text:
-            advice = f" Alternatives have braces: {'{' + text + '}'!r}."
-        elif name == "globs" and not _WILDCARD.search(text):
-            advice = f" A directory is the glob {text.rstrip('/') + '/'!r}."
-        return condition, f"No indexed document matches the {condition}.{advice}"
-
-    def _glob(self, glob: str) -> str:
-        if self.on_this_machine and glob.startswith(("~/", "../")):
-            glob = os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(glob)))
-        check_glob(glob)
-        return glob
+def line_filter(wanted: SearchFilter, workspace: Workspace) -> LineFilter | None:
+    """Return the lines of ``workspace`` that every condition allows, None for all. Raises BadEntity, UsageError."""
+    levels = workspace.config.hierarchy
+    entities = None if wanted.sources is None else tuple(parse_entity(each, levels) for each in wanted.sources)
+    named: dict[str, Any] = {}
+    also = [LineFilter(entities=(wanted.within,))] if wanted.within is not None else []
+    if not wanted.on_this_machine:
+        named = {"paths": _tuple(wanted.paths), "dirs": _tuple(wanted.dirs)}
+    else:
+        also += [where_named(workspace, wanted.paths, "file")] if wanted.paths is not None else []
+        also += [where_named(workspace, wanted.dirs, "folder")] if wanted.dirs is not None else []
+    also += [LineFilter(exts=extensions_of(wanted.languages))] if wanted.languages is not None else []
+    also += [relative_to_sources(workspace, each) for each in further_conditions(wanted)]
+    globs, exts = _tuple(wanted.globs), _tuple(wanted.exts)
+    where = LineFilter(entities=entities, globs=globs, exts=exts, all_of=tuple(also) or None, **named)
+    if where == LineFilter(all_of=where.all_of):
+        return also[0] if len(also) == 1 else where if also else None
+    return relative_to_sources(workspace, where)
 
 
-def as_filter(where: LineFilter | SearchFilter | None) -> SearchFilter:
-    """The conditions of a filter, one by one as far as it tells them."""
-    if isinstance(where, SearchFilter):
-        return where
-    return SearchFilter(also=(where,) if where is not None and where != LineFilter() else ())
+def further_conditions(wanted: SearchFilter) -> tuple[LineFilter, ...]:
+    """Return the conditions that are line filters already."""
+    where = () if wanted.where is None or wanted.where == LineFilter() else (wanted.where,)
+    return (*wanted.also, *where)
+
+
+def conditions(wanted: SearchFilter) -> Iterator[tuple[str, str, SearchFilter]]:
+    """What each value alone allows: its name, "" for line filters, what to tell people if that is nothing, and it."""
+    alone: dict[str, Any] = {"within": wanted.within, "on_this_machine": wanted.on_this_machine}
+    for name in _LABELS:
+        for value in (getattr(wanted, name) or ())[:MAX_TOLD]:
+            yield *_told(name, value), SearchFilter(**alone | {name: (value,)})
+    for where in further_conditions(wanted):
+        for name, value, each_of in _values(where):
+            _, told = _told(name, value) if name else ("", "No indexed document is in what was named.")
+            yield "", told, SearchFilter(also=(each_of,), **alone)
+
+
+def _told(name: str, value: str | tuple[str, str]) -> tuple[str, str]:
+    text = value if isinstance(value, str) else ":".join(value)
+    condition, advice = f"{_LABELS.get(name, 'entity')} {text!r}", ""
+    if name in ("paths", "dirs") and WILDCARD.search(text):
+        advice = " Did you mean a glob?"
+    elif name == "globs" and "," in text and "{" not in text:
+        advice = f" Alternatives have braces: {'{' + text + '}'!r}."
+    elif name == "globs" and not WILDCARD.search(text):
+        advice = f" A directory is the glob {text.rstrip('/') + '/'!r}."
+    return condition, f"No indexed document matches the {condition}.{advice}"
 
 
 def _values(where: LineFilter) -> Iterator[tuple[str, str, LineFilter]]:
@@ -382,30 +304,6 @@ def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if values is None else tuple(values)
 
 
-def _entity(entity: str | tuple[str, str], levels: tuple[str, ...]) -> Entity:
+def parse_entity(entity: str | tuple[str, str], levels: tuple[str, ...]) -> Entity:
+    """Return the entity of a filter, a path or a pair of type and id. Raises BadEntity."""
     return Entity.parse(entity if isinstance(entity, str) else ":".join(entity), levels)
-
-
-def _check_name(label: str, name: str) -> None:
-    if not name.strip():
-        raise UsageError(f"A {label} is empty", fix="Leave it out; '.' is a whole source.")
-    if not is_unicode(name) or "\0" in name:
-        raise UsageError(f"A {label} is not UTF-8, as no indexed one is", repr(name), "Check its encoding.")
-
-
-def _endings(given: str) -> Iterator[str]:
-    """The endings that one value stands for. Raises UsageError."""
-    for ext in alternatives(given):
-        name = ext.removeprefix("*").removeprefix(".")
-        if not name.strip():
-            raise UsageError("An ending is empty", repr(given), "Name one, such as 'py'.")
-        if not is_unicode(name):
-            raise UsageError("An ending is not UTF-8, as no indexed one is", repr(given), "Check its encoding.")
-        if ext.startswith("*") or name != name.strip():
-            raise UsageError("An ending is no glob", repr(given), f"Write {name.strip()!r}.")
-        if "." in name or "/" in name or _WILDCARD.search(name):
-            fix = f"Use the glob {(name if '/' in name else f'*.{name}')!r}."
-            raise UsageError("An ending has no dot, slash or wildcard inside", repr(given), fix)
-        if "," in name and not name.endswith(",v"):
-            raise UsageError("An ending has a comma", repr(given), f"Write {'{' + name + '}'!r}, or name each.")
-        yield ext

@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K
 from driftline.storage.entities import Entity
-from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
-from driftline.storage.globs import is_unicode
+from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import Definition, innermost
 from driftline.storage.model import Embedder, SkipReason, content_hash
@@ -32,8 +30,9 @@ from driftline.tasks.scanning.scan import below
 from driftline.tasks.scanning.selection import STDIN, files_named
 from driftline.tasks.search.filters import where_named
 from driftline.tasks.search.hits import Hit, clipped, clipped_context, match_in, merge_windows, symbol_of
-from driftline.tasks.search.query import SearchReport, nearest_note, search
+from driftline.tasks.search.query import UNKNOWN_WORDS, SearchReport, answer, nearest_note
 from driftline.tasks.search.relevance import Calibration
+from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import rows_of_line, split_documents, split_lines
 
 _BATCH_CHARACTERS = 4 * 2**20
@@ -89,43 +88,33 @@ def open_embedder(model: str | None = None) -> Embedder:
 
 
 def grep(
-    query: str,
-    texts: Iterable[NamedText],
-    embedder: Embedder,
-    *,
-    top_k: int = DEFAULT_TOP_K,
-    max_distance: float | None = None,
-    min_relevance: float | None = None,
-    n_lines: int = DEFAULT_N_LINES,
-    ignore_case: bool = False,
+    request: SearchRequest, texts: Iterable[NamedText], embedder: Embedder, *, ignore_case: bool = False
 ) -> SearchReport:
-    """The windows of ``texts`` nearest to ``query``, best first, as ``search`` reports them; their source is "".
+    """Return the windows of ``texts`` nearest to a query, best first, as ``search`` reports them; their source is "".
 
-    Lines without a letter or digit are never found. Holds the texts and 12 bytes a line. Raises UsageError.
+    Of the request, its limits count: ``top_k``, ``n_lines``, ``max_distance`` and ``min_relevance``. Lines without a
+    letter or digit are never found. Holds the texts and 12 bytes a line.
     """
-    if not is_unicode(query):
-        raise UsageError("The query is not UTF-8", repr(query)[:100], "Check the encoding of the terminal.")
-    if top_k < 0 or n_lines < 0:
-        raise UsageError("top_k and n_lines must not be negative", f"{top_k}, {n_lines}")
-    if min_relevance is not None and not 0 <= min_relevance <= 1:
-        raise UsageError("min_relevance must be between 0 and 1", str(min_relevance))
+    query = request.query
     vector = embedder.embed_query(query.lower() if ignore_case else query) if query.strip() else np.zeros(1, np.float32)
-    if top_k == 0 or not vector.any():
+    if request.top_k == 0 or not vector.any():
         for _ in texts:  # what cannot be read is an error whatever is asked
             pass
-        return SearchReport(query, ())
+        notes = () if request.top_k == 0 else ("The query is blank." if not query.strip() else UNKNOWN_WORDS,)
+        return SearchReport(query, (), notes=notes)
     calibration = Calibration.of(embedder)
-    max_distance = calibration.limit(min_relevance, max_distance)
+    max_distance = calibration.limit(request)
     kept: list[NamedText] = []
     lines = _Lines()
     for batch in _batches(texts):
         lines.add(len(kept), batch, vector, embedder, ignore_case, max_distance)
         kept.extend(batch)
-    found = tuple(_hits(query, kept, lines.sorted(kept), top_k, n_lines, calibration))
+    found = tuple(_hits(kept, lines.sorted(kept), request, calibration))
     if found or lines.nearest is None:
-        return SearchReport(query, found, notes=() if found else ("No line holds a word that the model knows.",))
+        why = "No line holds a word that the model knows." if kept else "Nothing was searched: no file holds text."
+        return SearchReport(query, found, notes=() if found else (why,))
     columns = tuple(np.array([value]) for value in lines.nearest)
-    (nearest,) = _hits(query, kept, columns, 1, 0, calibration)
+    (nearest,) = _hits(kept, columns, replace(request, top_k=1, n_lines=0), calibration)
     assert max_distance is not None
     return SearchReport(query, (), notes=(nearest_note(nearest, max_distance),), nearest=nearest)
 
@@ -177,14 +166,13 @@ class _Lines:
 
 
 def _hits(
-    query: str,
     texts: Sequence[NamedText],
     lines: tuple[NDArray[Any], ...],
-    top_k: int,
-    n_lines: int,
+    request: SearchRequest,
     calibration: Calibration,
 ) -> Iterator[Hit]:
     split: dict[int, list[str]] = {}
+    n_lines = request.n_lines
 
     def lines_of(document: int) -> list[str]:
         if document not in split:
@@ -208,12 +196,12 @@ def _hits(
         }
         for distance, document, number, column in nearest
     )
-    windows = merge_windows(rows, 2 * n_lines + 1 if n_lines else 0, top_k)
+    windows = merge_windows(rows, 2 * n_lines + 1 if n_lines else 0, request.top_k)
     for rank, window in enumerate(windows, start=1):
         document = int(window.path)
         start = max(0, window.first - n_lines)
         context = lines_of(document)[start : window.last + n_lines + 1]
-        at = match_in(window.text, query)
+        at = match_in(window.text, request.query)
         yield Hit(
             path=texts[document].path,
             file=None if texts[document].path == STDIN else os.path.abspath(texts[document].path),
@@ -263,38 +251,31 @@ _COLUMNS = ("path", "size_bytes", "mtime_ns", "hash", "fingerprint", "reason", "
 
 def search_files(
     workspace: Workspace,
-    query: str,
+    request: SearchRequest,
     files: Sequence[str],
     open_embedder: Callable[[], Embedder],
     *,
-    top_k: int,
-    max_distance: float | None,
-    n_lines: int,
-    min_relevance: float | None = None,
     on_skip: Callable[[str, SkipReason], None] = lambda path, reason: None,
 ) -> SearchReport:
-    """The windows of ``files`` nearest to ``query``, best first, each with the ``path`` that the file was named by.
+    """Return the windows of ``files`` nearest to a query, best first, each with the ``path`` that named its file.
 
     ``files`` are files, folders, globs, and URIs of what is indexed. ``open_embedder`` gives the embedder of a
     workspace that has none yet. Raises SourceNotFound, AccessDenied, UsageError, and what ``search`` raises.
     """
-    limits: dict[str, Any] = {"top_k": top_k, "max_distance": max_distance, "n_lines": n_lines} | {
-        "min_relevance": min_relevance
-    }
     uris = [name for name in files if "://" in name]
     shown = {os.path.realpath(path): path for path in files_named((f for f in files if f not in uris), on_skip=on_skip)}
     held = _Held(workspace, uris)
     for real in held.find(shown):
         del shown[real]
-    reports = [report for report in [held.search(query, limits)] if report is not None]
+    reports = [report for report in [held.search(request)] if report is not None]
     if shown:
         texts = read_texts(shown.values(), on_skip=on_skip)
-        reports.append(grep(query, texts, _embedder(workspace, open_embedder), **limits))
+        reports.append(grep(request, texts, _embedder(workspace, open_embedder)))
     found = [hit for report in reports for hit in report.results]
-    best = sorted(found, key=lambda hit: hit.distance)[:top_k]
+    best = sorted(found, key=lambda hit: hit.distance)[: request.top_k]
     if not best and reports:
         return min(reports, key=lambda report: report.nearest.distance if report.nearest else math.inf)
-    return SearchReport(query, tuple(replace(hit, rank=rank) for rank, hit in enumerate(best, start=1)))
+    return SearchReport(request.query, tuple(replace(hit, rank=rank) for rank, hit in enumerate(best, start=1)))
 
 
 def _embedder(workspace: Workspace, open_embedder: Callable[[], Embedder]) -> Embedder:
@@ -354,11 +335,12 @@ class _Held:
         except OSError:
             return False  # whoever reads it next says why
 
-    def search(self, query: str, limits: Mapping[str, Any]) -> SearchReport | None:
+    def search(self, request: SearchRequest) -> SearchReport | None:
         """The nearest windows of the documents; None if there are no documents."""
         if not self.filters:
             return None
-        report = search(self.workspace, query, where=LineFilter(any_of=tuple(self.filters)), mode="vector", **limits)
+        within = LineFilter(any_of=tuple(self.filters))
+        report = answer(self.workspace, replace(request, also=(*request.also, within), mode="vector"))
         nearest = self._as_named(report.nearest) if report.nearest else None
         return replace(report, results=tuple(map(self._as_named, report.results)), nearest=nearest)
 

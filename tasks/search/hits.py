@@ -29,7 +29,7 @@ from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.outline import Definition, anchor_at, innermost
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
-from driftline.storage.lines.words import telling_words
+from driftline.storage.lines.words import Asked, telling_words
 from driftline.storage.model import content_hash
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord
@@ -104,8 +104,8 @@ class Window:
         self.first, self.last = min(self.first, other.first), max(self.last, other.last)
 
 
-def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, top_k: int) -> list[Window]:
-    """Hits, best first, as at most ``top_k`` windows, in the order of their first hits.
+def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, limit: int) -> list[Window]:
+    """Hits, best first, as at most ``limit`` windows, in the order of their first hits.
 
     ``rows`` have ``entity``, ``path``, ``hash``, ``line_number``, ``distance`` and ``text``, and a ``fit`` if that is
     not simply the better the nearer. Hits up to ``reach`` lines apart become one window, unless it would be too long:
@@ -134,19 +134,23 @@ def merge_windows(rows: Iterable[Mapping[str, Any]], reach: int, top_k: int) -> 
             continue
         known.append(new)
         windows.append(new)
-        if len(windows) == top_k:
+        if len(windows) == limit:
             break
     return windows
 
 
-def arranged(windows: Sequence[Window], words: Sequence[str], weights: Weights = WEIGHTS) -> list[Window]:
+def arranged(
+    windows: Sequence[Window], words: Sequence[str], asked: Asked = "phrase", weights: Weights = WEIGHTS
+) -> list[Window]:
     """``windows``, best first, by their scores and by their files: what these hold besides, and how they are called.
 
-    ``words`` are the distinct terms of the query. Each window gets the score by which it has its place.
+    ``words`` are the distinct terms of the query, which was ``asked`` so. Each window gets the score by which it has
+    its place.
     """
     windows = _without_copies(windows)
-    if not windows or not words:
+    if not windows or not words or asked == "sentence":
         return list(windows)
+    limit = weights.question_words if asked == "question" else weights.phrase_words
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
     of_file: dict[tuple[str, str], float] = defaultdict(float)
     for window in windows:
@@ -154,7 +158,7 @@ def arranged(windows: Sequence[Window], words: Sequence[str], weights: Weights =
     most = max(of_file.values()) or 1.0
     named, _ = count_words([posixpath.splitext(posixpath.basename(path))[0] for _, path in of_file], words)
     share = dict(zip(of_file, (named > 0).mean(axis=1).tolist(), strict=True))
-    unit = best * min(1.0, weights.telling_words / len(words)) ** 3
+    unit = best * min(1.0, limit / len(words)) ** 3
     seen: dict[tuple[str, str], int] = defaultdict(int)
     for window in windows:
         first = not seen[window.file]
@@ -389,14 +393,14 @@ class SourceRecords:
         return self._read[entity]
 
 
-def distinct_windows(find: Callable[[int], Sequence[Window]], top_k: int, records: SourceRecords) -> list[Window]:
-    """The first ``top_k`` of the windows that ``find`` gives, for a number of them, without files of two sources."""
-    wanted = top_k
+def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
+    """The first ``limit`` of the windows that ``find`` gives, for a number of them, without files of two sources."""
+    wanted = limit
     while True:
         found = find(wanted)
         kept = _distinct(found, records)
-        if len(kept) >= top_k or len(found) < wanted:
-            return kept[:top_k]
+        if len(kept) >= limit or len(found) < wanted:
+            return kept[:limit]
         wanted *= 2
 
 

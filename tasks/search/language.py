@@ -9,7 +9,7 @@ What is none of these is a word, such as ``std::vector``, ``https://a.b/c`` and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -20,9 +20,9 @@ from driftline.storage.globs import check_glob, is_unicode, literal_glob
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import DEFAULT_LIMIT, ExactTerms, search_exactly
-from driftline.tasks.search.filters import SearchFilter, as_filter, extensions_of
-from driftline.tasks.search.query import SearchReport, search
+from driftline.tasks.search.exact import ExactTerms, search_exactly
+from driftline.tasks.search.query import SearchReport, answer
+from driftline.tasks.search.request import SearchRequest, extensions_of
 
 FIELDS = {
     "def": "Definitions of this name.",
@@ -64,57 +64,54 @@ class Question:
     not_repos: tuple[str, ...] = ()
     branch: str | None = None
 
-    def where(self, workspace: Workspace, where: LineFilter | SearchFilter | None = None) -> SearchFilter:
-        """``where``, narrowed to what the query names. Raises UsageError for a repository that is not there."""
-        given = as_filter(where)
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing in it but words."""
+        return self == Question(self.text, self.words)
+
+    def conditions(self, workspace: Workspace, within: Entity | None = None) -> Iterator[LineFilter]:
+        """Yield where in ``workspace`` to look. Raises UsageError for a repository that is not there, or not seen."""
+        if self.files:
+            yield LineFilter(any_of=tuple(map(_files, self.files)))
+        if self.languages:
+            yield LineFilter(exts=extensions_of(self.languages))
+        if self.repos or self.not_repos:
+            entities = [entity for entity, _ in workspace.readable_sources(within)]
+            if self.repos:
+                yield LineFilter(entities=_sources(entities, self.repos))
+            if self.not_repos:
+                yield LineFilter(not_of=_sources(entities, self.not_repos))
         excluded = [_files(name) for name in self.not_files]
         excluded += [LineFilter(exts=extensions_of((name,))) for name in self.not_languages]
-        also: list[LineFilter] = [LineFilter(any_of=tuple(map(_files, self.files)))] if self.files else []
-        also += [LineFilter(exts=extensions_of(self.languages))] if self.languages else []
-        if self.repos or self.not_repos:
-            entities = [entity for entity, _ in workspace.readable_sources(given.within)]
-            also += [LineFilter(entities=_sources(entities, self.repos))] if self.repos else []
-            also += [LineFilter(not_of=_sources(entities, self.not_repos))] if self.not_repos else []
-        also += [LineFilter(none_of=tuple(excluded))] if excluded else []
-        return replace(given, also=(*given.also, *also))
+        if excluded:
+            yield LineFilter(none_of=tuple(excluded))
 
 
-def ask(
-    workspace: Workspace,
-    question: Question,
-    *,
-    where: LineFilter | SearchFilter | None = None,
-    top_k: int | None = None,
-    n_lines: int | None = None,
-    tests: bool = True,
-    count: bool = False,
-    files: bool = False,
-    **ranking: Any,
-) -> SearchReport:
-    """The lines that ``question`` asks for exactly, or where it asks for none, the windows that answer its words.
+def asked_by(request: SearchRequest) -> Question:
+    """Read the query of a request, with the exact terms of its options. Raises UsageError, which names the place."""
+    exact: dict[str, Any] = {"fixed": request.fixed or (), "regex": request.regex or ()}
+    exact |= {"ignore_case": request.ignore_case, "whole_words": request.whole_words}
+    return parse(request.query, **exact)
 
-    ``top_k`` is DEFAULT_LIMIT and ``n_lines`` 0 for exact lines, otherwise as ``search`` has them. ``count`` and
-    ``files`` are those of ``search_exactly``, ``ranking`` the other options of ``search``. The branch that a question
-    names is left to the caller, who opens the workspace. Raises what both raise.
+
+def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
+    """Return the lines that a request asks for exactly, or if it asks for none, the windows that answer its words.
+
+    The branch that a query names is left to the caller, who opens the workspace. Raises what ``search_exactly`` and
+    ``answer`` raise.
     """
-    narrowed = question.where(workspace, where)
-    limits: dict[str, Any] = {
-        name: value for name, value in (("top_k", top_k), ("n_lines", n_lines)) if value is not None
-    }
-    if not question.terms:
-        if count or files:
-            raise UsageError("Only exact matches can be counted", question.text, "Give an exact text or a pattern.")
-        if not question.words and question.text.strip():
-            raise UsageError("The query names only where to search", question.text[:200], "Add what to search for.")
-        return search(workspace, question.words, where=narrowed, tests=tests, **limits, **ranking)
-    exactly: dict[str, Any] = {"words": question.words, "where": narrowed, "tests": tests}
-    exactly |= {
-        "count": count,
-        "files": files,
-        "limit": DEFAULT_LIMIT if top_k is None else top_k,
-        "n_lines": n_lines or 0,
-    }
-    return search_exactly(workspace, question.terms, question.text, **exactly, **ranking)
+    question = asked_by(request)
+    if not question.terms and (request.count or request.files):
+        raise UsageError("Only exact matches can be counted", question.text, "Give an exact text or an expression.")
+    if question.is_plain:
+        return answer(workspace, request)
+    also = (*request.also, *question.conditions(workspace, request.within))
+    narrowed = replace(request, query=question.words, also=also, fixed=None, regex=None)
+    if question.terms:
+        return replace(search_exactly(workspace, question.terms, narrowed), query=question.text)
+    if not question.words:
+        raise UsageError("The query names only where to search", question.text[:200], "Add what to search for.")
+    return replace(answer(workspace, narrowed), query=question.text)
 
 
 def parse(

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_TOP_K, FALLBACK_THRESHOLD, Strategy
+from driftline.storage.defaults import DEFAULT_N_LINES, Strategy
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
-from driftline.storage.globs import is_unicode
 from driftline.storage.lance.errors import without_panic
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.queries import LineQuery
-from driftline.storage.lines.words import as_indexed, names_in, telling_words
+from driftline.storage.lines.words import as_indexed, asked_as, names_in, telling_words
 from driftline.storage.model import Embedder
+from driftline.storage.options import from_keywords
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.deep.files import deep_fingerprint, resolve_deep_model
 from driftline.tasks.deep.transformer import load_transformer
@@ -38,7 +39,7 @@ from driftline.tasks.search.deep import (
     windows_to_rerank,
 )
 from driftline.tasks.search.explanation import Explanation
-from driftline.tasks.search.filters import ALL_LINES, LineKinds, SearchFilter, as_filter, relative_to_sources
+from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
     JUDGED_WINDOWS,
     Hit,
@@ -50,6 +51,7 @@ from driftline.tasks.search.hits import (
     merge_windows,
 )
 from driftline.tasks.search.relevance import Calibration
+from driftline.tasks.search.request import Mode, SearchFilter, SearchRequest, without_empty
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +70,6 @@ MAX_BLOCKS = 6_400
 _TENANTS: LRUCache[str, list[Entity]] = LRUCache(64)
 """The tenants that the last search of each bucket found."""
 
-Mode = Literal["hybrid", "vector", "text"]
-"""By words and meaning, by meaning alone (the cosine of single lines), by words alone."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExactCounts:
@@ -81,7 +80,7 @@ class ExactCounts:
 
     lines: int
     documents: int
-    reason: Literal["limit", "time"] | None = None
+    reason: Literal[limit, time] | None = None
 
     @property
     def complete(self) -> bool:
@@ -120,67 +119,44 @@ class SearchReport:
 
 
 def search_workspace(
-    workspace_uri: str,
-    query: str,
-    *,
-    paths: Sequence[str] = (),
-    dirs: Sequence[str] = (),
-    exts: Sequence[str] = (),
-    storage_options: Mapping[str, Any] | None = None,
-    **options: Any,
+    workspace_uri: str, query: str, *, storage_options: Mapping[str, Any] | None = None, **options: Any
 ) -> SearchReport:
     """As ``search``, in the workspace at a URI; an empty filter means no filter. Needs read access only.
 
     Raises WorkspaceNotFound, and what ``search`` raises.
     """
-    workspace = Workspace.open(workspace_uri, storage_options)
-    where = LineFilter(paths=tuple(paths) or None, dirs=tuple(dirs) or None, exts=tuple(exts) or None)
-    return search(workspace, query, where=where, **options)
+    return answer(Workspace.open(workspace_uri, storage_options), SearchRequest.of(query, without_empty(options)))
 
 
 @without_panic()
-def search(
-    workspace: Workspace,
-    query: str,
-    *,
-    top_k: int = DEFAULT_TOP_K,
-    max_distance: float | None = None,
-    min_relevance: float | None = None,
-    n_lines: int = DEFAULT_N_LINES,
-    where: LineFilter | SearchFilter | None = None,
-    mode: Mode = "hybrid",
-    strategy: Strategy = "auto",
-    fallback_threshold: float = FALLBACK_THRESHOLD,
-    explain: bool = False,
-    symbols: bool = False,
-    kinds: Sequence[str] | None = None,
-    tests: bool = True,
-    rerank: bool | int = False,
-    deep: bool | None = None,
-) -> SearchReport:
-    """The ``top_k`` windows that answer ``query`` best.
+def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
+    """Return the ``top_k`` windows that answer a request best.
 
     ``max_distance`` drops lines that are farther, ``min_relevance`` those that are less relevant (relevance.py), and
     ``symbols``, ``kinds`` and ``tests`` those that LineKinds does not allow. A transformer reorders the best ``rerank``
     windows (True: DEFAULT_RERANKED). ``deep`` joins the definitions that a transformer finds (deep.py); None does so in
-    a hybrid search of a workspace that has them, if the extra is installed.
+    a hybrid search of a workspace that has them, if the extra is installed. ``branch`` and ``workspace_name`` are for
+    interfaces, which open the workspace on the one and turn the other into a condition.
     Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
-    narrowing, where = as_filter(where), where.where(workspace) if isinstance(where, SearchFilter) else where
-    _check(query, top_k, n_lines, mode, min_relevance)
-    n_reranked, joining = windows_to_rerank(rerank), _deep(workspace, deep, mode)
+    for name in ("branch", "workspace_name"):
+        if getattr(request, name) is not None:
+            raise UsageError(f"{name} is not resolved", str(getattr(request, name)), "Search through driftline.search.")
+    query, top_k, n_lines, mode = request.query, request.top_k, request.n_lines, request.mode
+    where = line_filter(request, workspace)
+    n_reranked, joining = windows_to_rerank(request.rerank), _deep(workspace, request.deep, mode)
     encoder = load_transformer() if n_reranked else None
-    only = LineKinds.of(symbols=symbols, kinds=kinds, tests=tests)
-    explanation, model = Explanation(mode, strategy), _model_of(workspace)
-    nothing = SearchReport(query, (), explanation if explain else None)
+    only = LineKinds.of(request)
+    explanation, model = Explanation(mode, request.strategy), _model_of(workspace)
+    nothing = SearchReport(query, (), explanation if request.explain else None)
     if top_k == 0 or not query.strip() or model is None:
-        return replace(nothing, notes=_trivially(top_k, query))
+        return replace(nothing, notes=_trivially(workspace, request))
     with explanation.timed("open"):
-        queries, embedder = _open(workspace, model, mode, where, (strategy, fallback_threshold))
+        queries, embedder = _open(workspace, model, mode, where, (request.strategy, request.fallback_threshold))
     vector = embedder.embed_query(query)
     if not queries or (mode == "vector" and not vector.any()):
-        return replace(nothing, notes=(UNKNOWN_WORDS if queries else NOTHING_INDEXED,))
-    limit = (calibration := Calibration.of(embedder)).limit(min_relevance, max_distance)
+        return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
+    limit = (calibration := Calibration.of(embedder)).limit(request)
     finder = _Finder(query, vector, embedder, queries, limit, explanation, only)
     records, wanted = SourceRecords(workspace), max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
     deep_search = joining and DeepSearch.of(workspace, joining, where, only, limit)
@@ -195,54 +171,68 @@ def search(
             windows = [*reranked(windows[:n_reranked], query, queries, encoder, weight_in(mode)), *windows[n_reranked:]]
     with explanation.timed("context"):
         found = tuple(hits(workspace, queries, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
-    if explain:
+    if request.explain:
         _count(explanation, queries)
-    empty = () if found else (workspace, finder, mode, narrowing, records)
-    return _explained(nothing, *empty) if empty else replace(nothing, results=found)
+    return replace(nothing, results=found) if found else _explained(nothing, workspace, finder, request, records)
+
+
+@from_keywords(SearchRequest)
+def search(workspace: Workspace, request: SearchRequest) -> SearchReport:
+    """Return what ``answer`` returns for the request that these arguments make."""
+    return answer(workspace, request)
 
 
 def _explained(
-    report: SearchReport,
-    workspace: Workspace,
-    finder: _Finder,
-    mode: Mode,
-    narrowing: SearchFilter,
-    records: SourceRecords,
+    report: SearchReport, workspace: Workspace, finder: _Finder, request: SearchRequest, records: SourceRecords
 ) -> SearchReport:
     """``report``, which has no results, with the reason and the nearest line that the filters allow."""
     calibration, queries = Calibration.of(finder.embedder), finder.tables
     windows = replace(finder, max_distance=None).nearest_allowed() if finder.embedded.any() else []
     near = [*hits(workspace, queries, windows, report.query, 0, records, calibration, False)]
-    unmatched, notes = _why_nothing(workspace, queries, narrowing)
-    notes = notes or (_why_left_out(near, mode, finder.max_distance, finder.only),)
+    unmatched, notes = _why_nothing(workspace, queries, request)
+    notes = notes or (_why_left_out(near, request.mode, finder.max_distance, finder.only),)
     return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
 
 
 UNKNOWN_WORDS = "The model knows no word of the query."
-NOTHING_INDEXED = "Nothing is indexed here. Run: driftline index SOURCE"
 
 
-def _trivially(top_k: int, query: str) -> tuple[str, ...]:
-    if top_k == 0:
-        return ()
-    return ("The query is blank.",) if not query.strip() else (NOTHING_INDEXED,)
+def nothing_indexed(workspace: Workspace) -> str:
+    """What to tell of a workspace without lines: whether it has sources, and why their files are left out."""
+    reasons: Counter[str] = Counter()
+    records = []
+    for entity, record in workspace.readable_sources():
+        records.append(record)
+        reasons.update(filter(None, workspace.manifest(entity).read(columns=["reason"])["reason"].to_pylist()))
+    if not records:
+        return f"Nothing is indexed in {workspace.objects.uri}. Run: driftline index SOURCE"
+    listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+    left_out = f"all files of its sources are left out ({listed})" if reasons else "its sources have no files"
+    if any(record.include or record.exclude for record in records):
+        left_out += " that match their filters (--include, --exclude)"
+    return f"The index in {workspace.objects.uri} holds no lines: {left_out}."
+
+
+def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
+    if request.top_k == 0:
+        return ("No results were asked for (top_k is 0).",)
+    return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)
 
 
 def _why_nothing(
-    workspace: Workspace, queries: Sequence[LineQuery], narrowing: SearchFilter
+    workspace: Workspace, queries: Sequence[LineQuery], wanted: SearchFilter
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The globs that allow no document, and what to tell of all filters that do; nothing if some is allowed."""
     if any(query.matches for query in queries):
         return (), ()
     if not any(query.lines for query in queries):
-        return (), (NOTHING_INDEXED,)
-    conditions = [*narrowing.conditions()]
-    empty = [each for each in conditions if not _matches(workspace, each[2].where(workspace))]
+        return (), (nothing_indexed(workspace),)
+    empty = [each for each in conditions(wanted) if not _matches(workspace, line_filter(each[2], workspace))]
     notes = tuple(why for _, why, _ in empty) or ("No indexed document matches all filters together.",)
     return tuple(name for name, _, _ in empty if name.startswith("glob ")), notes
 
 
-def _matches(workspace: Workspace, where: LineFilter) -> bool:
+def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
     places = (place for tenant in workspace.tenants() for place in table_places(workspace, tenant, where))
     tables = ((workspace.lines(entity), narrowed) for entity, narrowed in places)
     return any(LineQuery(table, narrowed).matches for table, narrowed in tables if table.exists())
@@ -357,19 +347,6 @@ def table_places(
         yield entity, where if only_it else LineFilter(entities=(entity,), all_of=(where,) if where else None)
 
 
-def _check(query: str, top_k: int, n_lines: int, mode: str, min_relevance: float | None) -> None:
-    if not is_unicode(query):
-        raise UsageError("The query is not UTF-8", repr(query)[:100], "Check the encoding of the terminal.")
-    if top_k < 0:
-        raise UsageError("top_k must not be negative", str(top_k))
-    if n_lines < 0:
-        raise UsageError("n_lines must not be negative", str(n_lines))
-    if min_relevance is not None and not 0 <= min_relevance <= 1:
-        raise UsageError("min_relevance must be between 0 and 1", str(min_relevance))
-    if mode not in get_args(Mode):
-        raise UsageError("Unknown mode", str(mode), f"Use one of {', '.join(get_args(Mode))}.")
-
-
 def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
     """Fill in what the filter let through, and how much of it was compared."""
     explanation.lines = sum(query.lines for query in queries)
@@ -391,36 +368,37 @@ class _Finder:
     explanation: Explanation
     only: LineKinds = ALL_LINES
 
-    def find(self, top_k: int, n_lines: int, mode: Mode) -> list[Window]:
+    def find(self, wanted: int, n_lines: int, mode: Mode) -> list[Window]:
         """The best windows, best first."""
         if mode == "vector":
-            return self.vector(top_k, n_lines)
-        return self.hybrid(top_k, n_lines, meaning=mode == "hybrid")
+            return self.vector(wanted, n_lines)
+        return self.hybrid(wanted, n_lines, meaning=mode == "hybrid")
 
-    def vector(self, top_k: int, n_lines: int) -> list[Window]:
+    def vector(self, wanted: int, n_lines: int) -> list[Window]:
         """Windows around the nearest lines."""
         reach = 2 * n_lines + 1 if n_lines else 0
-        fetch = top_k * FETCH_FACTOR
+        fetch = wanted * FETCH_FACTOR
         while True:
             with self.explanation.timed("vector"):
                 found = self._nearest(fetch)
-            windows = merge_windows(self._allowed(found.sort_by("distance").to_pylist()), reach, top_k)
-            if len(windows) == top_k or len(found) < fetch:
+            windows = merge_windows(self._allowed(found.sort_by("distance").to_pylist()), reach, wanted)
+            if len(windows) == wanted or len(found) < fetch:
                 return windows
             fetch *= 2
 
-    def hybrid(self, top_k: int, n_lines: int, *, meaning: bool) -> list[Window]:
+    def hybrid(self, wanted: int, n_lines: int, *, meaning: bool) -> list[Window]:
         """Windows around the lines that rank best among the blocks with the best words and the nearest lines."""
         reach = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # what is ranked by its neighbours ranks beside them
         n_blocks, n_nearest = CANDIDATE_BLOCKS, CANDIDATE_LINES if meaning else 0
         while True:
             blocks, nearest, lines = self._candidates(n_blocks, n_nearest)
             with self.explanation.timed("rank"):
-                options: dict[str, Any] = {"top_k": top_k, "meaning": meaning, "only": self.only}
+                options: dict[str, Any] = {"wanted": wanted, "meaning": meaning, "only": self.only}
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 farthest = np.inf if self.max_distance is None else self.max_distance
                 near = (row for row in rows if row["distance"] <= farthest)
-                windows = arranged(merge_windows(near, reach, max(top_k, JUDGED_WINDOWS)), lines.words)[:top_k]
+                merged = merge_windows(near, reach, max(wanted, JUDGED_WINDOWS))
+                windows = arranged(merged, lines.words, asked_as(self.query))[:wanted]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
@@ -428,7 +406,7 @@ class _Finder:
             # All lines within a distance are known when the nearest are.
             by_distance = meaning and self.max_distance is not None
             all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
-            if len(windows) == top_k or (all_near and all_blocks):
+            if len(windows) == wanted or (all_near and all_blocks):
                 return windows
             n_blocks, n_nearest = 4 * n_blocks, 4 * n_nearest
 
@@ -473,9 +451,9 @@ class _Finder:
             return rows
         return [row for row in rows if self.only.allow(row.get("definition"), row["line_number"], row["path"])]
 
-    def _nearest(self, top_k: int) -> pa.Table:
-        found = [table.nearest(self.embedded, top_k, self.max_distance) for table in self.tables]
-        return pa.concat_tables(found).sort_by("distance").slice(0, top_k)
+    def _nearest(self, limit: int) -> pa.Table:
+        found = [table.nearest(self.embedded, limit, self.max_distance) for table in self.tables]
+        return pa.concat_tables(found).sort_by("distance").slice(0, limit)
 
 
 def _others(blocks: pa.Table, known: pa.Table) -> pa.Table:

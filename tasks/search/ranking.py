@@ -48,8 +48,9 @@ class Weights:
 
     Windows gain shares of the best one's score: the best window of the file with most of them ``file``, those of other
     files less; those of a file whose name has all words of the query ``stem``, or their share; each of them ``again``
-    for each better window of its file. These are for queries of up to ``telling_words``, and fade for longer ones,
-    which describe one place rather than a subject.
+    for each better window of its file. These are for queries about a subject: phrases of up to ``phrase_words`` telling
+    words and questions of up to ``question_words``. They fade for longer ones, and are not for sentences, which
+    describe one place.
 
     A few lines of code say what they do; of prose it takes a paragraph, and even then words say more.
     """
@@ -68,7 +69,8 @@ class Weights:
     file: float = 0.25
     stem: float = 0.25
     again: float = -0.15
-    telling_words: int = 5
+    phrase_words: int = 5
+    question_words: int = 8
     code: tuple[Reach, ...] = (Reach(8.0, 3, 0.7),)
     prose: tuple[Reach, ...] = (Reach(2.0, 3, 0.7), Reach(4.0, 16, 0.95))
 

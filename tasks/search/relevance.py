@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.model import Embedder
+from driftline.tasks.search.request import SearchRequest
 
 SAMPLE_LINES = tuple(
     """\
@@ -193,16 +194,17 @@ class Calibration:
         nearer = int(np.searchsorted(self.distances, np.float32(distance - 1e-6), side="left"))
         return round(1 - nearer / len(self.distances), DIGITS)
 
-    def max_distance(self, min_relevance: float) -> float:
-        """The largest distance whose relevance is at least ``min_relevance``; infinite for 0."""
-        farther = math.ceil(min_relevance * len(self.distances))
+    def max_distance(self, relevance: float) -> float:
+        """The largest distance that has at least this relevance; infinite for 0."""
+        farther = math.ceil(relevance * len(self.distances))
         return float(self.distances[-farther]) if farther else math.inf
 
-    def limit(self, min_relevance: float | None, max_distance: float | None) -> float | None:
-        """Both limits as one distance; None for no limit."""
-        if min_relevance is None:
-            return max_distance
-        allowed = min(self.max_distance(min_relevance), math.inf if max_distance is None else max_distance)
+    def limit(self, request: SearchRequest) -> float | None:
+        """Both limits of a request as one distance; None for no limit."""
+        if request.min_relevance is None:
+            return request.max_distance
+        farthest = math.inf if request.max_distance is None else request.max_distance
+        allowed = min(self.max_distance(request.min_relevance), farthest)
         return allowed if allowed < math.inf else None
 
 

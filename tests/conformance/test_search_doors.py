@@ -56,7 +56,7 @@ def test_path_beside_workspace_is_never_ignored(registry: Registry, tmp_path: Pa
     assert error_type(create({})) == "validation_error"
 
 
-@criterion("search", "1", "a plain name is one place for actions, the command line and Python")
+@criterion("search", "1", "a name is one place for actions, the command line and Python")
 def test_a_plain_name_is_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driftline: Driftline, tiny_model: Path
 ) -> None:
@@ -65,14 +65,14 @@ def test_a_plain_name_is_one_place(
     registry = actions()
     create = registry["search.workspace_create"]
     assert ok(create({}, path="notes"))["workspace"] == ok(create({}, workspace="notes"))["workspace"]
-    indexed = driftline("index", "tree", "--workspace", "notes", "--model", tiny_model, "--json")
+    indexed = driftline("index", "tree", "--workspace", "@notes", "--model", tiny_model, "--json")
     assert indexed.code == 0, indexed.err
     assert ok(registry["search.workspace_stats"]({}, workspace="notes"))["total_documents"] == 1
     assert ok(registry["search.workspace_index"]({}, workspace="notes", paths=["more"]))["indexed"] == 1
-    assert driftline("status", "--workspace", "notes", "--json").json["total_documents"] == 2
-    assert dl.open("notes").stats().total_documents == 2
-    assert {hit.text for hit in dl.search("notes", "parser").results} == {"parser", "group"}
-    monkeypatch.setenv("DRIFTLINE_WORKSPACE", "notes")
+    assert driftline("status", "--workspace", "@notes", "--json").json["total_documents"] == 2
+    assert dl.open("@notes").stats().total_documents == 2
+    assert {hit.text for hit in dl.search("@notes", "parser").results} == {"parser", "group"}
+    monkeypatch.setenv("DRIFTLINE_WORKSPACE", "@notes")
     assert driftline("status", "--json").json["total_documents"] == 2
 
 
@@ -88,7 +88,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return project
 
 
-@criterion("search", "1", "a workspace in the current folder goes on being found by its name")
+@criterion("search", "1", "actions find a workspace in the current folder by its name")
 def test_a_workspace_in_the_current_folder_is_found_until_the_home_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driftline: Driftline, registry: Registry, ws: str
 ) -> None:
@@ -100,10 +100,12 @@ def test_a_workspace_in_the_current_folder_is_found_until_the_home_has_one(
     assert driftline("status", "--workspace", "notes", "--json").json["workspace"] == str(tmp_path / "here/notes")
     assert dl.open("notes").objects.uri == str(tmp_path / "here/notes")
     shutil.copytree(ws, tmp_path / "home/notes")
-    assert dl.open("notes").objects.uri == str(tmp_path / "home/notes")
+    assert ok(registry["search.workspace_stats"]({}, workspace="notes"))["total_documents"] != 1
+    assert dl.open("notes").objects.uri == str(tmp_path / "here/notes")  # a word is a folder everywhere else
+    assert dl.open("@notes").objects.uri == str(tmp_path / "home/notes")
 
 
-@criterion("search", "1", "memory in a workspace with a plain name is one place, too")
+@criterion("search", "1", "memory in a workspace with a name is one place, too")
 def test_memory_in_a_plain_name_is_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driftline: Driftline
 ) -> None:
@@ -111,8 +113,8 @@ def test_memory_in_a_plain_name_is_one_place(
     monkeypatch.setenv("DRIFTLINE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LTM_CONFIG", str(tmp_path / "memory.yaml"))
     monkeypatch.chdir(tmp_path)
-    assert driftline("memory", "put", "plan", "1", "--workspace", "notes").code == 0
-    monkeypatch.setenv("LTM_STORAGE_URI", "notes")
+    assert driftline("memory", "put", "plan", "1", "--workspace", "@notes").code == 0
+    monkeypatch.setenv("LTM_STORAGE_URI", "@notes")
     assert driftline("memory", "get", "plan", "--json").json["value"] == 1
     assert ok(actions()["ltm.retrieve"]({}, key="plan"))["value"] == 1
     with dl.create_ltm_backend() as backend:

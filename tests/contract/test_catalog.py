@@ -1,21 +1,17 @@
-"""The memory catalog over SQLite and PostgreSQL: migrations, versions, and concurrent opening."""
+"""The memory catalog over SQLite and PostgreSQL: creation, format, and concurrent opening."""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 
 from driftline.storage.errors import CatalogMismatch
-from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.tables import VERSION_TABLE, metadata
-from tests.support.first_catalog import create_first_catalog
+from driftline.storage.memory.catalog.database import Catalog, parse_url
+from driftline.storage.memory.catalog.tables import metadata
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -26,12 +22,10 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("postgres_server").database())
 
 
-def test_the_migrations_make_the_tables_that_the_code_knows(catalog_url: str) -> None:
-    def differences(connection: sa.Connection) -> Any:
-        return compare_metadata(MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}), metadata)
-
+def test_a_new_catalog_has_the_tables_and_no_others(catalog_url: str) -> None:
     catalog = Catalog(catalog_url)
-    assert catalog.read(differences) == []
+    names = catalog.read(lambda connection: set(sa.inspect(connection).get_table_names()))
+    assert names - {"sqlite_sequence"} == set(metadata.tables)
     catalog.close()
 
 
@@ -58,7 +52,7 @@ def test_many_may_open_a_new_catalog_at_once_and_one_workspace_gets_it(empty_url
 
 def test_a_catalog_of_a_newer_version_is_refused(catalog_url: str) -> None:
     catalog = Catalog(catalog_url)
-    catalog.write(lambda connection: connection.execute(sa.text("UPDATE ltm_version SET version_num = '9999'")))
+    catalog.write(lambda connection: connection.execute(sa.text("UPDATE ltm_version SET format_version = 9999")))
     with pytest.raises(CatalogMismatch, match="newer"):
         catalog.prepare("workspace")
     catalog.close()
@@ -71,39 +65,32 @@ def test_reading_a_catalog_creates_nothing(empty_url: str) -> None:
     catalog.close()
 
 
-def test_a_catalog_from_before_the_prefix_is_taken_over(empty_url: str) -> None:
-    def write_old(connection: sa.Connection) -> None:
-        create_first_catalog(connection)
-        connection.execute(sa.text("INSERT INTO about VALUES ('workspace')"))
-        connection.execute(sa.text("INSERT INTO tenants (id, path, rev) VALUES (1, 'org:acme', 4)"))
-
-    def found(connection: sa.Connection) -> Any:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        return compare_metadata(context, metadata), sa.inspect(connection).get_table_names()
-
+def test_a_catalog_of_an_unreleased_format_is_refused_with_the_command_that_rebuilds_it(empty_url: str) -> None:
     catalog = Catalog(empty_url)
-    catalog.write(write_old)
-    assert catalog.belongs_to() == "workspace"
-    catalog.prepare("workspace")
-    differences, names = catalog.read(found)
-    assert differences == []
-    assert all(name.startswith("ltm_") for name in names)
-    assert catalog.read(lambda connection: connection.execute(sa.text("SELECT rev FROM ltm_tenants")).scalar()) == 4
+    catalog.write(lambda connection: connection.execute(sa.text("CREATE TABLE ltm_version (version_num VARCHAR(32))")))
+    for call in (catalog.identity, lambda: catalog.prepare("workspace")):
+        with pytest.raises(CatalogMismatch, match="unreleased") as refused:
+            call()
+        assert "driftline memory restore" in refused.value.fix
+    assert catalog.read(lambda connection: sa.inspect(connection).get_table_names()) == ["ltm_version"]
     catalog.close()
 
 
 def test_tables_of_an_application_are_no_catalog(empty_url: str) -> None:
     """Neither its Alembic history nor the names of its tables make them one."""
+    tables = ["alembic_version", "entries", "ltm_entries", "outbox"]
 
     def write_other(connection: sa.Connection) -> None:
-        create_first_catalog(connection)
-        connection.execute(sa.text("ALTER TABLE entries DROP COLUMN content_hash"))
+        for name in tables:
+            connection.execute(sa.text(f"CREATE TABLE {name} (note VARCHAR(32))"))
 
     catalog = Catalog(empty_url)
     catalog.write(write_other)
-    before = catalog.read(lambda connection: sa.inspect(connection).get_table_names())
     assert catalog.belongs_to() is None
     catalog.prepare("workspace")
-    after = catalog.read(lambda connection: sa.inspect(connection).get_table_names())
-    assert {name for name in after if not name.startswith("ltm_")} == set(before)
+    assert catalog.belongs_to() == "workspace"
     catalog.close()
+    application = sa.create_engine(parse_url(empty_url))
+    schema = "public" if application.dialect.name == "postgresql" else None
+    assert set(sa.inspect(application).get_table_names(schema)) == set(tables)
+    application.dispose()

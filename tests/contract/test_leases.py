@@ -213,7 +213,7 @@ def test_a_holder_that_proc_hides_keeps_its_lease_until_it_is_killed(
             patch.setattr(os, "kill", hidden)
             with pytest.raises(LeaseHeld, match="run-child"):
                 acquire(disk, PATH, "run-2")
-            rewrite(disk, sign="")  # as earlier versions wrote it
+            rewrite(disk, sign="")  # the holder could not lock a file of its own
             with pytest.raises(LeaseHeld, match="run-child"):
                 acquire(disk, PATH, "run-2")
 
@@ -338,7 +338,7 @@ def test_life_signs_of_processes_long_dead_are_removed(tmp_path: Path, monkeypat
     for number, age in enumerate((10, liveness.FORGOTTEN_AFTER_SECONDS + 60)):
         (folder / f"{number:016x}").touch()
         os.utime(folder / f"{number:016x}", (time.time() - age,) * 2)
-    mine = liveness.own_name().partition("-")[2]
+    mine = liveness.own_file_name().partition("-")[2]
     assert sorted(path.name for path in folder.iterdir()) == sorted([f"{0:016x}", mine])
     assert liveness.read(f"{os.getuid()}-{mine}") is Liveness.ALIVE
 

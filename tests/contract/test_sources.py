@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import socket
 import uuid
 import zipfile
@@ -22,6 +23,7 @@ from driftline.storage.errors import (
     SourceNotFound,
     StorageError,
     UnknownScheme,
+    install_command,
 )
 from driftline.storage.model import DocumentState
 from driftline.storage.sources.source import Source, open_source
@@ -311,7 +313,7 @@ def test_a_missing_extra_is_named(uri: str, extra: str, monkeypatch: pytest.Monk
         raise ImportError(f"Please install the library for {name}")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
-    with pytest.raises(MissingExtra, match=rf"pip install 'driftline\[{extra}\]'"):
+    with pytest.raises(MissingExtra, match=re.escape(install_command(extra))):
         open_source(uri)
 
 

@@ -28,6 +28,8 @@ def blocks() -> list[Any]:
     for page in PAGES:
         name, text = page.relative_to(ROOT).as_posix(), page.read_text()
         for match in FENCE.finditer(text):
+            if match["code"].startswith("make install"):
+                continue  # test_the_readme_pasted_whole_into_a_shell_installs_and_searches
             line = text[: match.start()].count("\n") + 1
             group = pytest.mark.xdist_group(name)
             found.append(pytest.param(name, match["language"], match["code"], id=f"{name}:{line}", marks=group))
@@ -132,16 +134,65 @@ def test_the_commands_of_a_page_work(
         run(["bash", "-euo", "pipefail", "-c", code], folder, environment)
 
 
+def test_the_readme_pasted_whole_into_a_shell_installs_and_searches(origin: Path, tmp_path: Path) -> None:
+    """In a new clone, where no more than Python and make is installed."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(origin), str(clone)], check=True, capture_output=True)
+    text = (ROOT / "README.md").read_text()
+    pasted = "".join(match["code"] for match in FENCE.finditer(text[: text.index("## How it works")]))
+    assert pasted.startswith("make install")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("make", "bash", "sh", "uname", "touch", "grep", "python3"):
+        found = Path(sys.base_prefix, "bin", "python3") if name == "python3" else shutil.which(name)
+        assert found, name
+        (tools / name).symlink_to(found)
+    hidden = ("DRIFTLINE_", "VIRTUAL_ENV", "PYTHON")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    shell = subprocess.run(
+        ["bash"],
+        cwd=clone,
+        env={**variables, "PATH": str(tools), "SHELL": str(tools / "bash")},
+        input=f"set -e\n{pasted}",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shell.returncode == 0, shell.stdout[-3000:] + shell.stderr[-3000:]
+    assert "make: installing" in shell.stdout
+    assert re.search(r"^errors\.py:\d+ .*class LeaseLost$", shell.stdout, re.MULTILINE)
+    left = subprocess.run(["git", "status", "--short"], cwd=clone, check=True, capture_output=True, text=True).stdout
+    assert left == ""
+
+
 def test_the_session_in_the_readme_is_what_the_commands_print() -> None:
     """Apart from numbers: ``python docs/record_session.py`` writes it anew."""
+    recorder = the_recorder()
+    written = recorder.BLOCK.search((ROOT / "README.md").read_text())
+    assert written is not None
+    assert without_numbers(written[0]) == without_numbers(recorder.transcript(recorder.README_COMMANDS))
+
+
+def test_the_commands_of_the_session_are_those_to_paste() -> None:
+    block = next(block for block in BLOCKS if block.values[0] == "README.md")
+    assert tuple(str(block.values[2]).splitlines()) == the_recorder().README_COMMANDS
+
+
+def test_the_recorded_session_is_what_the_commands_print() -> None:
+    """Apart from numbers: ``python docs/record_session.py`` draws it anew."""
+    recorder = the_recorder()
+    shown = recorder.lines_of(recorder.SESSION.read_text())
+    assert without_numbers(shown) == without_numbers(recorder.lines_of(recorder.drawn()))
+
+
+def the_recorder() -> Any:
+    """``docs/record_session.py``."""
     spec = importlib.util.spec_from_file_location("record_session", ROOT / "docs" / "record_session.py")
     assert spec is not None
     assert spec.loader is not None
     recorder = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recorder)
-    written = recorder.BLOCK.search((ROOT / "README.md").read_text())
-    assert written is not None
-    assert without_numbers(written[0]) == without_numbers(recorder.transcript(recorder.README_COMMANDS))
+    return recorder
 
 
 def without_numbers(text: str) -> str:

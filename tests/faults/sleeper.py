@@ -32,10 +32,10 @@ class Sleeper:
     def __init__(self, run: Callable[[], object], moment: Literal["before", "after"], at: int) -> None:
         self.error: Exception | None = None
         self._run, self._moment, self._left = run, moment, at
-        self._settled, self._woken = threading.Event(), threading.Event()
+        self._until_stable, self._woken = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._sleepwalk, daemon=True)
         self._thread.start()
-        assert self._settled.wait(PATIENCE_SECONDS), "the run neither slept nor ended"
+        assert self._until_stable.wait(PATIENCE_SECONDS), "the run neither slept nor ended"
 
     @property
     def is_asleep(self) -> bool:
@@ -57,10 +57,10 @@ class Sleeper:
         finally:
             del self._of_threads[threading.get_ident()]
             self._woken.set()
-            self._settled.set()
+            self._until_stable.set()
 
     def _sleep(self) -> None:
-        self._settled.set()
+        self._until_stable.set()
         assert self._woken.wait(PATIENCE_SECONDS * 10)
 
 

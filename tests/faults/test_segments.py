@@ -13,12 +13,10 @@ import pytest
 
 from driftline.flows.output.progress import NullProgress
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
-from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.runs.source_run import SegmentBuilds
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StorageError
-from driftline.storage.lance import vector_index
 from driftline.storage.lance.table import commit_compaction, plan_compaction, rewrite
 from driftline.storage.lines import indexes
 from driftline.storage.lines.indexes import COLUMNS, build_segment, coverage, maintain, plan_new_segments, publish
@@ -215,24 +213,4 @@ def test_a_segment_whose_files_a_cleanup_has_deleted_is_not_published(tmp_path: 
     table = lines(uri)
     assert publish(table, built) == set()
     maintain(table, built=built)
-    assert_sound(uri, tree)
-
-
-def test_an_index_of_an_earlier_version_is_used_and_replaced_by_a_compaction(
-    tmp_path: Path, tree: Path, model: Path
-) -> None:
-    uri = str(tmp_path / "workspace")
-    write(tree, range(70))
-    index(tree, uri, model, indexes="text")
-    options: dict[str, Any] = {"num_partitions": 4, "num_bits": 1, "sample_rate": 64, "metric": "l2"}
-    lines(uri).open().create_index("vector", "IVF_RQ", name=vector_index.VECTOR, **options)
-    write(tree, range(70, 76))
-    index(tree, uri, model)
-    parts = lines(uri).open().stats.index_stats(vector_index.VECTOR)["indices"]
-    assert sorted({part["num_partitions"] for part in parts}) == [1, 4], "new rows get segments beside the old index"
-    assert_sound(uri, tree)
-    compact_workspace(CompactRequest(uri, retention_seconds=0, workers=1))
-    parts = lines(uri).open().stats.index_stats(vector_index.VECTOR)["indices"]
-    assert {part["num_partitions"] for part in parts} == {1}
-    assert_covered(uri)
     assert_sound(uri, tree)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.tasks.git import isolation
-from driftline.tasks.git.isolation import find_repository, run
+from driftline.storage.sources import isolation
+from driftline.storage.sources.isolation import find_repository, run
 
 Driftline = Callable[..., Any]
 

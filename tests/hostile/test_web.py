@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import pytest
 
 from driftline.flows.web.pages import static, version_of
-from driftline.flows.web.requests import MAX_TOP_K, Reader
+from driftline.flows.web.requests import Reader
 from driftline.flows.web.serving import WebServer, web_server
 from driftline.storage.errors import UsageError
 from driftline.storage.workspace.workspace import Workspace
@@ -132,7 +132,7 @@ def test_a_branch_is_searched_and_read_by_its_name(
 def test_wrong_requests_are_problems_with_a_kind(server: WebServer) -> None:
     excerpt = {"source": "org:default/project:default/source:tree", "path": "../secret", "line": 1}
     for target in (
-        *("search", "search?q=", f"search?q=x&top_k={MAX_TOP_K + 1}", "search?q=x&n_lines=21", "search?q=x&mode=best"),
+        *("search", "search?q=", "search?q=x&top_k=51", "search?q=x&n_lines=21", "search?q=x&mode=best"),
         *(f"search?q={'x' * 2001}", "search?q=x&" + "&".join(["ext=py"] * 101), f"search?q=x&path={'p' * 4097}"),
         *(f"excerpt?{urlencode(excerpt | {'line': 0})}", "excerpt?source=x", "search?q=x&lang=klingon"),
         *("search?q=x&kind=verb", "search?q=x&max_distance=3", "search?q=x&cursor="),

@@ -36,10 +36,11 @@ from driftline.flows.http_server import TimeoutProtocol, listen
 from driftline.flows.web import guard
 from driftline.flows.web.authentication import cookie
 from driftline.flows.web.guard import MAX_BODY_BYTES
-from driftline.flows.web.requests import MAX_NAMES, MAX_QUERY_CHARACTERS, Reader
+from driftline.flows.web.requests import MAX_QUERY_CHARACTERS, Reader
 from driftline.flows.web.serving import MAX_HEAD_BYTES, Exposure, WebServer, web_server
 from driftline.flows.web.tools import Tools
 from driftline.storage.errors import UsageError
+from driftline.storage.options import MAX_SERVED_NAMES
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask, serving
@@ -228,7 +229,7 @@ def test_a_large_head_or_body_is_refused(place: str) -> None:
 def test_parameters_have_limits_that_errors_name(place: str) -> None:
     for target, limit in (
         (f"q={'x' * (MAX_QUERY_CHARACTERS + 1)}", "2000"),
-        ("q=x&" + "&".join(["ext=py"] * (MAX_NAMES + 1)), "100"),
+        ("q=x&" + "&".join(["ext=py"] * (MAX_SERVED_NAMES + 1)), "100"),
         ("q=x&top_k=51", "50"),
         ("q=x&n_lines=21", "20"),
     ):

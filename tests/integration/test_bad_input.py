@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from driftline.storage.errors import install_command
 from driftline.storage.sources.access import SafeFolder
 from tests.support.oracle import WORDS, save_tiny_model
 
@@ -153,7 +154,7 @@ def test_a_missing_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     workspace = tmp_path / "workspace"
-    says = "pip install 'driftline[gcs]'"
+    says = install_command("gcs")
     assert_refused(driftline, "missing_extra", tmp_path, "index", "gs://bucket/x", "--workspace", workspace, says=says)
 
 

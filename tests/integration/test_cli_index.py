@@ -518,5 +518,5 @@ def test_a_process_that_decodes_names_otherwise_indexes_nothing(tmp_path: Path) 
     run = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
     )
-    assert "UsageError: This process decodes the names of files as ascii" in run.stderr
+    assert "UsageError: This process decodes the file names as ascii" in run.stderr
     assert list(tmp_path.iterdir()) == []

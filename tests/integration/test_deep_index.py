@@ -169,7 +169,9 @@ def test_without_the_extra_lines_are_indexed_and_searched_all_the_same(
     index(tree, workspace, deep=True)
 
     def missing() -> None:
-        raise MissingExtra("Deep meaning needs optional dependencies", "onnx", "Run: pip install 'driftline[deep]'")
+        raise MissingExtra(
+            "Definition embeddings need optional dependencies", "onnx", "Run: pip install 'driftline[deep]'"
+        )
 
     monkeypatch.setattr(files, "require_extra", missing)
     (tree / "new.py").write_text("def added():\n    pass\n")

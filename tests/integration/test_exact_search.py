@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import ExactSearch, ExactTerms, open_tables, search_exactly
+from driftline.tasks.search.query import SearchReport
+from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import decode, split_lines
 
 FILES: dict[str, bytes] = {
@@ -104,12 +107,16 @@ def test_whole_words_touch_no_other_word(workspace: Workspace, tree: Path, text:
     assert found(workspace, Pattern.of(text, words=True)) == oracle(tree, spelled, words=True)
 
 
-def places(report: driftline.SearchReport) -> list[tuple[str, int]]:
+def find(workspace: Workspace | str, query: str = "", **options: Any) -> SearchReport:
+    return driftline.search(workspace, query, **{"top_k": 100, "n_lines": 0, **options})
+
+
+def places(report: SearchReport) -> list[tuple[str, int]]:
     return [(hit.path, hit.line) for hit in report.results]
 
 
 def test_source_code_comes_before_tests_and_what_is_vendored(workspace: Workspace) -> None:
-    report = driftline.find(workspace, fixed=["csrf_token"])
+    report = find(workspace, fixed=["csrf_token"])
     in_order = [
         ("src/app.py", 1),
         ("src/cr.txt", 2),
@@ -120,46 +127,48 @@ def test_source_code_comes_before_tests_and_what_is_vendored(workspace: Workspac
     assert places(report) == in_order
     assert report.exact is not None
     assert report.exact.to_dict() == {"lines": 5, "documents": 4, "complete": True, "reason": None}
-    assert places(driftline.find(workspace, '"csrf_token" -file:vendor', tests=False)) == in_order[:2]
+    assert places(find(workspace, '"csrf_token" -file:vendor', tests=False)) == in_order[:2]
 
 
 def test_what_was_left_out_is_said(workspace: Workspace) -> None:
-    report = driftline.find(workspace, fixed=["csrf_token"], top_k=2)
+    report = find(workspace, fixed=["csrf_token"], top_k=2)
     assert report.exact is not None
     assert (len(report.results), report.exact.reason) == (2, "limit")
     times = iter(range(0, 10_000, 100))
-    late = search_exactly(workspace, ExactTerms((Pattern.of("line"),)), max_seconds=50, clock=lambda: next(times))
+    request = SearchRequest("", top_k=1)
+    terms = ExactTerms((Pattern.of("line"),))
+    late = search_exactly(workspace, terms, request, max_seconds=50, clock=lambda: next(times))
     assert late.exact is not None
     assert late.exact.reason == "time"
 
 
 def test_lines_are_counted_and_files_are_listed(workspace: Workspace, tree: Path) -> None:
-    counted = driftline.find(workspace, regex=["."], count=True)
+    counted = find(workspace, regex=["."], count=True)
     assert counted.results == ()
     assert counted.exact is not None
     assert counted.exact.lines == len(oracle(tree, re.compile(".")))
-    listed = driftline.find(workspace, fixed=["csrf_token"], files=True)
+    listed = find(workspace, fixed=["csrf_token"], files=True)
     assert [hit.path for hit in listed.results] == ["src/app.py", "src/cr.txt", "tests/test_app.py", "vendor/lib.py"]
 
 
 def test_all_matches_of_a_line_are_told_with_their_columns(workspace: Workspace) -> None:
-    (first, *_) = driftline.find(workspace, "/foo/ file:marks", n_lines=1).results
+    (first, *_) = find(workspace, "/foo/ file:marks", n_lines=1).results
     assert (first.matches, first.context) == (((5, 8), (9, 12)), ("a\ufdd0b foo foo", "\ufdd2 foo"))
-    (words, *_) = driftline.find(workspace, fixed=["foo"], whole_words=True).results
+    (words, *_) = find(workspace, fixed=["foo"], whole_words=True).results
     assert words.matches == first.matches
-    (wide,) = driftline.find(workspace, "/本./ case:yes").results
+    (wide,) = find(workspace, "/本./ case:yes").results
     assert wide.matches == ((2, 4),)
 
 
 def test_definitions_and_uses_are_told_apart(workspace: Workspace) -> None:
-    assert places(driftline.find(workspace, "def:csrf_token")) == [("src/app.py", 1)]
-    uses = places(driftline.find(workspace, "uses:csrf_token"))
+    assert places(find(workspace, "def:csrf_token")) == [("src/app.py", 1)]
+    uses = places(find(workspace, "uses:csrf_token"))
     assert uses == [("src/cr.txt", 2), ("tests/test_app.py", 2), ("vendor/lib.py", 1)]
-    assert places(driftline.find(workspace, '"csrf_" sym:csrf_token')) == [("src/app.py", 1), ("src/app.py", 2)]
+    assert places(find(workspace, '"csrf_" sym:csrf_token')) == [("src/app.py", 1), ("src/app.py", 2)]
 
 
 def test_words_rank_what_exact_terms_find(workspace: Workspace) -> None:
-    found = places(driftline.find(workspace, '"csrf_token" assert'))
+    found = places(find(workspace, '"csrf_token" assert'))
     assert found[0][0] == "tests/test_app.py"
     assert len(found) == 5
 
@@ -178,7 +187,7 @@ def test_words_rank_what_exact_terms_find(workspace: Workspace) -> None:
 )
 def test_what_cannot_be_read_is_named_with_its_place(workspace: Workspace, query: str, place: str) -> None:
     with pytest.raises(UsageError, match=re.escape(place)):
-        driftline.find(workspace, query)
+        find(workspace, query)
 
 
 HOSTILE = (
@@ -193,7 +202,7 @@ HOSTILE = (
 def test_hostile_patterns_are_answered_or_refused(workspace: Workspace, text: str) -> None:
     refused = False
     try:
-        report = driftline.find(workspace, regex=[text], top_k=1)
+        report = find(workspace, regex=[text], top_k=1)
     except UsageError:
         refused = True
     assert refused or report.exact is not None
@@ -202,10 +211,10 @@ def test_hostile_patterns_are_answered_or_refused(workspace: Workspace, text: st
 
 def test_filters_and_boundaries_hold(workspace: Workspace) -> None:
     only = LineFilter(dirs=("tests",))
-    assert {path for path, _ in places(driftline.find(workspace, fixed=["csrf"], where=only))} == {"tests/test_app.py"}
+    assert {path for path, _ in places(find(workspace, fixed=["csrf"], where=only))} == {"tests/test_app.py"}
     elsewhere = LineFilter(entities=(Entity.parse("source:other"),))
     for query in ('"csrf_token"', "def:csrf_token", "uses:csrf_token"):
-        assert driftline.find(workspace, query, where=elsewhere).results == ()
+        assert find(workspace, query, where=elsewhere).results == ()
 
 
 def test_edits_deletions_and_compaction_leave_what_is_there(tmp_path: Path) -> None:
@@ -219,11 +228,11 @@ def test_edits_deletions_and_compaction_leave_what_is_there(tmp_path: Path) -> N
     (root / "c.txt").write_text("===\n}\n")
     driftline.index(str(root), workspace=at, max_delete_fraction=1.0)
     for _ in range(2):
-        assert places(driftline.find(at, regex=["^[^a-z]+$"])) == [
+        assert places(find(at, regex=["^[^a-z]+$"])) == [
             ("a.txt", 2),
             ("a.txt", 3),
             ("c.txt", 1),
             ("c.txt", 2),
         ]
-        assert driftline.find(at, fixed=["one"]).results == ()
+        assert find(at, fixed=["one"]).results == ()
         compact_workspace(CompactRequest(at))

@@ -19,6 +19,7 @@ from driftline.storage.errors import DriftlineError, SourceNotFound
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.scanning.selection import files_named
 from driftline.tasks.search.grep import NamedText, grep, open_embedder
+from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import split_documents
 
 Driftline = Callable[..., Any]
@@ -98,30 +99,31 @@ def test_hits_are_the_nearest_lines_by_brute_force(embedder: WordTableEmbedder) 
     texts.append(NamedText("empty", ""))
     lines = split_documents([text.text for text in texts])
     distances = 1 - embedder.embed(lines.text) @ embedder.embed_query("option strings")
-    found = grep("option strings", texts, embedder, top_k=12, n_lines=0).results
+    found = grep(SearchRequest("option strings", top_k=12, n_lines=0), texts, embedder).results
     assert len(found) == 12
     np.testing.assert_allclose([hit.distance for hit in found], np.sort(distances)[:12], atol=1e-5)
     by_name = {text.path: text.text.split("\n") for text in texts}
     for rank, hit in enumerate(found, 1):
         assert (hit.rank, hit.text, hit.context) == (rank, by_name[hit.path][hit.line - 1], (hit.text,))
     limit = found[4].distance
-    assert {hit.distance <= limit for hit in grep("option strings", texts, embedder, max_distance=limit).results} == {
-        True
-    }
-    everything = grep("option strings", texts, embedder, top_k=10**6, n_lines=0).results
+    assert {
+        hit.distance <= limit
+        for hit in grep(SearchRequest("option strings", max_distance=limit), texts, embedder).results
+    } == {True}
+    everything = grep(SearchRequest("option strings", top_k=10**6, n_lines=0), texts, embedder).results
     assert len(everything) == len(lines)
 
 
 def test_neighbouring_hits_become_one_window(embedder: WordTableEmbedder) -> None:
     text = "\n".join(["parser", "x", "parser", *["---"] * 30, "parser"])
-    found = grep("parser", [NamedText("t", text)], embedder, top_k=2, n_lines=1).results
+    found = grep(SearchRequest("parser", top_k=2, n_lines=1), [NamedText("t", text)], embedder).results
     assert [(hit.line, hit.start_line, hit.end_line) for hit in found] == [(1, 1, 4), (34, 33, 34)]
     assert found[0].context == ("parser", "x", "parser", "---")
 
 
 def test_two_texts_of_one_name_are_kept_apart(embedder: WordTableEmbedder) -> None:
     texts = [NamedText("t", "parser\n"), NamedText("t", "one\nparser\n")]
-    found = grep("parser", texts, embedder, top_k=2, n_lines=1).results
+    found = grep(SearchRequest("parser", top_k=2, n_lines=1), texts, embedder).results
     assert [(hit.line, hit.context) for hit in found] == [(1, ("parser",)), (2, ("one", "parser"))]
 
 

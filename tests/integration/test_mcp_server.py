@@ -25,6 +25,7 @@ from driftline.flows.mcp_server import answers as mcp_memory
 from driftline.flows.mcp_server.answers import MAX_ANSWER_BYTES, MAX_LINE_CHARACTERS
 from driftline.flows.mcp_server.server import make_server
 from driftline.flows.mcp_server.tools import MAX_TOP_K
+from driftline.storage.errors import install_command
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from tests.support.waiting import PATIENCE_SECONDS
@@ -344,7 +345,7 @@ def test_usage_errors_end_the_server_before_it_starts(
     monkeypatch.delitem(sys.modules, "driftline.flows.mcp_server.server")
     outcome = driftline("mcp", "--workspace", place / "ws")
     assert outcome.code == 2
-    assert "driftline[mcp]" in outcome.err
+    assert install_command("mcp") in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -220,18 +221,18 @@ def test_words_are_searched_alone_or_with_meaning_or_not_at_all(store: MemorySto
             store.search_memory("cat", 3, None, ACME, **options)
 
 
-def test_a_table_without_words_is_searched_by_meaning_until_it_is_rebuilt(
+def test_a_table_of_another_format_is_refused_with_the_command_that_rebuilds_it(
     store: MemoryStore, embedder: Counting
 ) -> None:
     store.flush()
     table = VectorTable(store.workspace.objects, store.hierarchy.entity(ACME), embedder.fingerprint)
     table.open().drop_columns(["words"])
-    assert found(store, "kitten couch", 1) == ["field"]
-    assert found(store, "kitten", 10, mode="text") == []
-    store.store("late", "a late kitten", S1)
-    assert "late" in found(store, "late kitten", 10)
+    with pytest.raises(UsageError, match="no column words") as refused:
+        found(store, "kitten couch", 1)
+    assert "driftline memory rebuild" in refused.value.fix
+    shutil.rmtree(table.uri)
     store.rebuild(ACME)
-    assert set(found(store, "kitten", 10, mode="text")) == {"field", "late"}
+    assert "field" in found(store, "kitten", 10, mode="text")
 
 
 def test_a_search_takes_over_what_an_ended_process_left(

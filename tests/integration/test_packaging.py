@@ -31,8 +31,6 @@ PACKAGE_DATA = (
     "py.typed",
     "deployments/prefect.yaml",
     "flows/output/report.html.j2",
-    "storage/memory/catalog/migrations/versions/v0001_first_catalog.py",
-    "storage/memory/catalog/migrations/versions/v0002_prefix.py",
 )
 
 # What each install must be able to do; it runs in the fresh environment, in an empty folder.
@@ -41,8 +39,7 @@ import importlib, importlib.metadata, importlib.resources, importlib.util, json,
 
 modules = [module.name for module in pkgutil.walk_packages(driftline.__path__, "driftline.")]
 for name in modules:
-    if not name.endswith(".env"):  # Alembic runs it
-        importlib.import_module(name)
+    importlib.import_module(name)
 files = importlib.resources.files("driftline")
 print(json.dumps({{
     "place": driftline.__file__,

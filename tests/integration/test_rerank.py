@@ -14,14 +14,15 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.mcp_server.tools import LineTools
-from driftline.storage.errors import MissingExtra, UsageError
+from driftline.storage.errors import MissingExtra, UsageError, install_command
 from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.deep.files import as_words
 from driftline.tasks.deep.transformer import load_transformer
 from driftline.tasks.search.deep import reranked, texts_of
 from driftline.tasks.search.hits import Window
-from driftline.tasks.search.query import Mode, search
+from driftline.tasks.search.query import search
+from driftline.tasks.search.request import Mode
 
 Driftline = Callable[..., Any]
 
@@ -148,7 +149,7 @@ def test_a_missing_extra_ends_the_command_with_its_name(
     monkeypatch.setattr(importlib.util, "find_spec", without_onnxruntime)
     failed = driftline("search", QUESTION, "--workspace", indexed, "--rerank")
     assert failed.code == 2
-    assert "pip install 'driftline[deep]'" in failed.err
+    assert install_command("deep") in failed.err
     with pytest.raises(MissingExtra):
         dl.search(indexed, QUESTION, rerank=True)
     assert driftline("search", QUESTION, "--workspace", indexed).code == 0

@@ -15,7 +15,8 @@ from driftline.storage.entities import Entity
 from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.indexes import TEXT, coverage
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.query import Mode, SearchReport, search
+from driftline.tasks.search.query import SearchReport, search
+from driftline.tasks.search.request import Mode
 
 Driftline = Callable[..., Any]
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -15,7 +15,8 @@ from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, innermost
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
-from driftline.tasks.search.query import Mode, search
+from driftline.tasks.search.query import search
+from driftline.tasks.search.request import Mode
 
 Driftline = Callable[..., Any]
 
@@ -121,36 +122,18 @@ def test_a_search_names_the_definition(shop: Path, driftline: Driftline) -> None
     assert "method SessionStore.load_basket" in shown
 
 
-def without_outlines(workspace: Path) -> Workspace:
-    """A workspace as Driftline left it before it knew definitions."""
-    opened = Workspace.open(str(workspace))
-    table = opened.lines(opened.tenants()[0])
-    dataset: Any = lance.dataset(table.uri)
+def test_a_table_of_another_format_is_refused_with_the_command_that_rebuilds_it(
+    shop: Path, driftline: Driftline
+) -> None:
+    opened = Workspace.open(str(shop))
+    dataset: Any = lance.dataset(opened.lines(opened.tenants()[0]).uri)
     dataset.drop_columns([OUTLINE_COLUMN])
-    return opened
-
-
-def test_a_workspace_without_definitions_is_searched_all_the_same(shop: Path) -> None:
-    opened = without_outlines(shop)
-    assert [hit.symbol for hit in search(opened, "table find customer").results][:1] == [None]
-    assert search(opened, "basket", kinds=["method"]).results == ()
-    assert search(opened, "basket", kinds=["method"], mode="vector").results == ()
-
-
-def test_a_run_adds_definitions_to_an_old_workspace(shop: Path, driftline: Driftline) -> None:
-    opened = without_outlines(shop)
-    explained = ("search", "basket", "--workspace", shop, "--explain")
-    assert "5 blocks without definitions: index --full" in driftline(*explained).out
-    write(shop.parent / "tree", {"shop/new.py": "def new_basket(customer):\n    return customer\n"})
-    assert driftline("index", shop.parent / "tree", "--workspace", shop).code == 0
-    found = {hit.symbol for hit in search(opened, "new basket, close basket", top_k=50, symbols=True).results}
-    assert "new_basket" in found
-    assert "close_basket" not in found
-    assert driftline("verify", "--workspace", shop).code == 0
-    assert driftline("index", shop.parent / "tree", "--workspace", shop, "--full").code == 0
-    found = {hit.symbol for hit in search(opened, "new basket, close basket", top_k=50, symbols=True).results}
-    assert {"new_basket", "close_basket"} <= found
-    assert "without definitions" not in driftline(*explained).out
+    for command in (["search", "basket"], ["index", str(shop.parent / "tree"), "--full"]):
+        refused = driftline(*command, "--workspace", shop, "--json")
+        assert refused.code == 2, command
+        assert "no column outline" in refused.json["message"]
+        assert "driftline index SOURCE --workspace NEW" in refused.json["fix"]
+    assert OUTLINE_COLUMN not in lance.dataset(dataset.uri).schema.names
 
 
 def test_the_index_knows_the_definitions_of_files_that_are_gone(tmp_path: Path, driftline: Driftline) -> None:

@@ -104,8 +104,8 @@ class TreeMachine(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
-def test_the_closure_table_is_the_tree(migrated_file: Path) -> None:
+def test_the_closure_table_is_the_tree(catalog_file: Path) -> None:
     run_state_machine_as_test(
-        lambda: TreeMachine(migrated_file),  # type: ignore[arg-type]  # a class or what makes one
+        lambda: TreeMachine(catalog_file),  # type: ignore[arg-type]  # a class or what makes one
         settings=settings(max_examples=15, stateful_step_count=20, deadline=None),
     )

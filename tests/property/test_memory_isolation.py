@@ -187,9 +187,9 @@ class IsolationMachine(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
-def test_no_call_of_a_tenant_sees_another(migrated_file: Path, tiny_model: Path) -> None:
+def test_no_call_of_a_tenant_sees_another(catalog_file: Path, tiny_model: Path) -> None:
     embedder = WordTableEmbedder.open(str(tiny_model))
     run_state_machine_as_test(
-        lambda: IsolationMachine(migrated_file, lambda: embedder),  # type: ignore[arg-type]  # a class or what makes one
+        lambda: IsolationMachine(catalog_file, lambda: embedder),  # type: ignore[arg-type]  # a class or what makes one
         settings=settings(max_examples=6, stateful_step_count=15, deadline=None),
     )

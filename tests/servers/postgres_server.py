@@ -101,31 +101,31 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def migrated_database(postgres_server: PostgresServer) -> str:
+def catalog_database(postgres_server: PostgresServer) -> str:
     """The name of a template database with the tables of a catalog."""
     url = postgres_server.database()
-    _migrate(url)
+    _create_catalog(url)
     return url.rpartition("/")[2]
 
 
 @pytest.fixture
-def postgres_catalog(postgres_server: PostgresServer, migrated_database: str) -> str:
+def postgres_catalog(postgres_server: PostgresServer, catalog_database: str) -> str:
     """The URL of a fresh catalog in PostgreSQL."""
-    return postgres_server.database(migrated_database)
+    return postgres_server.database(catalog_database)
 
 
 @pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def catalog_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A template SQLite file with the tables of a catalog."""
     path = tmp_path_factory.mktemp("catalog") / "catalog.sqlite"
-    _migrate(f"sqlite:///{path}")
+    _create_catalog(f"sqlite:///{path}")
     return path
 
 
 @pytest.fixture
-def sqlite_catalog(migrated_file: Path, tmp_path: Path) -> str:
+def sqlite_catalog(catalog_file: Path, tmp_path: Path) -> str:
     """The URL of a fresh catalog in SQLite."""
-    return f"sqlite:///{shutil.copy(migrated_file, tmp_path / 'catalog.sqlite')}"
+    return f"sqlite:///{shutil.copy(catalog_file, tmp_path / 'catalog.sqlite')}"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -134,11 +134,11 @@ def catalog_url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(f"{request.param}_catalog"))
 
 
-def _migrate(url: str) -> None:
+def _create_catalog(url: str) -> None:
     from driftline.storage.memory.catalog.database import Catalog
 
     catalog = Catalog(url)
-    catalog.migrate()
+    catalog.create()
     catalog.close()
 
 

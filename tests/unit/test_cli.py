@@ -84,9 +84,29 @@ def test_json_after_a_double_dash_is_not_an_option(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
 
 
-def test_no_command_shows_the_help_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
-    assert "Usage: driftline" in capsys.readouterr().err
+def test_no_command_says_what_to_do_where_nothing_is_indexed(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    out = capsys.readouterr().out
+    assert str(nowhere) in out
+    assert "driftline index ." in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serch", "x"], "No such command 'serch'. Did you mean 'search'? Try 'driftline --help'."),
+        (
+            ["index", ".", "--includ", "x"],
+            "No such option: --includ. Did you mean --include? Try 'driftline index --help'.",
+        ),
+        (["status", "two", "words"], '"two words"'),
+    ],
+)
+def test_wrong_use_names_the_nearest_right_one(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

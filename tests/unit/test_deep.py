@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from driftline.storage.errors import MissingExtra, ModelNotFound
+from driftline.storage.errors import MissingExtra, ModelNotFound, install_command
 from driftline.tasks.deep import transformer as module
 from driftline.tasks.deep.files import DEEP_MODEL_VARIABLE, MAX_TOKENS, resolve_deep_model
 from driftline.tasks.deep.transformer import Transformer, load_transformer, quantized
@@ -244,7 +245,7 @@ def test_a_missing_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch)
         return None if name == "onnxruntime" else real(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_onnxruntime)
-    with pytest.raises(MissingExtra, match=r"onnxruntime. Run: pip install 'driftline\[deep\]'") as caught:
+    with pytest.raises(MissingExtra, match=re.escape(f"onnxruntime. Run: {install_command('deep')}")) as caught:
         resolve_deep_model(str(folder))
     assert caught.value.exit_code == 2
 

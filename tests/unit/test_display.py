@@ -110,8 +110,8 @@ def test_quiet_progress_reports_a_figure_rarely() -> None:
         progress.advance(documents=10, lines=100)
     progress.message("careful")
     assert stream.getvalue().splitlines() == [
-        "driftline: embed: 60 of 1,000 documents, 600 lines",
-        "driftline: embed: 110 of 1,000 documents, 1,100 lines",
+        "driftline: embed: 60 of 1,000 documents, 600 lines, 5 s",
+        "driftline: embed: 110 of 1,000 documents, 1,100 lines, 10 s",
         "driftline: careful",
     ]
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from driftline.storage import errors
+
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements.lock", "requirements-extras.lock", "requirements-dev.lock")
 
@@ -72,3 +74,57 @@ def test_each_lock_holds_the_versions_of_the_next_larger_one_and_hashes_for_all(
         versions = {re.sub(r"\[.*?\]| ;.*", "", entry) for entry in entries}
         assert smaller <= versions
         smaller = versions
+
+
+@pytest.mark.parametrize(
+    ("origin", "command", "upgrade"),
+    [
+        ({}, "pip install 'driftline[s3]'", "pip install --upgrade driftline"),
+        ({"url": "file:///a/b", "dir_info": {}}, "pip install '/a/b[s3]'", "git -C /a/b pull && pip install /a/b"),
+        (
+            {"url": "file:///a/b", "dir_info": {"editable": True}},
+            "pip install -e '/a/b[s3]'",
+            "git -C /a/b pull && pip install -e /a/b",
+        ),
+        (
+            {"url": "file:///a/driftline.whl", "archive_info": {}},
+            "pip install 'driftline[s3] @ file:///a/driftline.whl'",
+            "pip install --upgrade 'driftline @ file:///a/driftline.whl'",
+        ),
+        (
+            {"url": "https://host/driftline", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}},
+            "pip install 'driftline[s3] @ git+https://host/driftline'",
+            "pip install --upgrade 'driftline @ git+https://host/driftline'",
+        ),
+    ],
+)
+def test_a_fix_installs_in_the_way_in_which_driftline_was_installed(
+    origin: dict[str, Any], command: str, upgrade: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "_origin", lambda: origin)
+    monkeypatch.setattr(errors, "_installer", lambda: "pip install")
+    assert errors.install_command("s3") == command
+    assert errors.upgrade_command() == upgrade
+
+
+def test_a_clone_with_an_environment_of_its_own_is_installed_by_its_makefile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Makefile").touch()
+    monkeypatch.setattr(errors, "_origin", lambda: {"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
+    assert "pip install" in errors.install_command("mcp")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert errors.install_command("mcp") == f"make -C {tmp_path} install"
+
+
+@pytest.mark.parametrize(
+    ("mark", "installer"),
+    [("uv-receipt.toml", "uv tool install --force"), ("pipx_metadata.json", "pipx install --force")],
+)
+def test_a_fix_uses_the_tool_that_made_the_environment(
+    mark: str, installer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / mark).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(errors, "_origin", dict)
+    assert errors.install_command("s3") == f"{installer} 'driftline[s3]'"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from driftline.storage.lines.words import terms
+from driftline.storage.lines.words import Asked, asked_as, terms
 from driftline.tasks.search import ranking
 from driftline.tasks.search.hits import Window, arranged
 from driftline.tasks.search.ranking import (
@@ -202,12 +202,32 @@ def test_the_score_of_a_window_is_the_one_that_orders_the_list() -> None:
     assert scores == sorted(scores, reverse=True)
 
 
-def test_long_queries_describe_one_place_and_let_files_decide_less() -> None:
-    def first(words: int) -> str:
+def test_long_queries_and_sentences_describe_one_place_and_let_files_decide_less() -> None:
+    def first(words: int, asked: Asked) -> str:
         windows = [window("a.py", 1, 10), *(window("b.py", at * 40, 9.4) for at in range(4)), window("c.py", 1, 0)]
-        return arranged(windows, [f"w{at}" for at in range(words)])[0].path
+        return arranged(windows, [f"w{at}" for at in range(words)], asked)[0].path
 
-    assert [first(words) for words in (3, 5, 12)] == ["b.py", "b.py", "a.py"]
+    assert [first(words, "phrase") for words in (3, 5, 8)] == ["b.py", "b.py", "a.py"]
+    assert [first(words, "question") for words in (3, 8, 14)] == ["b.py", "b.py", "a.py"]
+    assert first(3, "sentence") == "a.py"
+
+
+@pytest.mark.parametrize(
+    ("query", "asked"),
+    [
+        ("Session.get", "phrase"),
+        ("request retry and backoff", "phrase"),
+        ("where is the token refreshed", "question"),
+        ("does a lease expire?", "question"),
+        ("Wie wird eine Anfrage wiederholt", "question"),
+        ("how", "phrase"),
+        ("Return the header of a request", "sentence"),
+        ("liest die Zeile einer Tabelle", "sentence"),
+        ("", "phrase"),
+    ],
+)
+def test_a_query_is_a_phrase_a_question_or_a_sentence(query: str, asked: Asked) -> None:
+    assert asked_as(query) == asked
 
 
 def test_without_windows_or_words_nothing_is_arranged() -> None:

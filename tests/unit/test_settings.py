@@ -89,12 +89,13 @@ def test_a_remote_source_or_none_needs_a_named_workspace(project: Path, sources:
         workspace_for_indexing(None, sources, environment=Environment({}, project))
 
 
-def test_a_path_becomes_absolute_a_plain_name_is_in_the_home_and_a_uri_stays_as_it_is(project: Path) -> None:
+def test_a_path_becomes_absolute_a_name_is_in_the_home_and_a_uri_stays_as_it_is(project: Path) -> None:
     assert workspace_for_reading("./ws", Environment({}, project)) == str(project / "ws")
     assert workspace_for_reading("a/ws", Environment({}, project)) == str(project / "a" / "ws")
-    assert workspace_for_reading("ws", Environment({"DRIFTLINE_HOME": "/home/of"}, project)) == "/home/of/ws"
+    assert workspace_for_reading("ws", Environment({"DRIFTLINE_HOME": "/home/of"}, project)) == str(project / "ws")
+    assert workspace_for_reading("@ws", Environment({"DRIFTLINE_HOME": "/home/of"}, project)) == "/home/of/ws"
     data = Environment({"XDG_DATA_HOME": "/data"}, project)
-    assert workspace_for_reading("ws", data) == "/data/driftline/workspaces/ws"
+    assert workspace_for_reading("@ws", data) == "/data/driftline/workspaces/ws"
     assert workspace_for_reading("file:///x/a%20b", Environment({}, project)) == "file:///x/a%20b"
 
 

@@ -1,4 +1,4 @@
-"""The memory catalog: one SQL database, SQLite or PostgreSQL, with migrations, transactions and retries.
+"""Open the memory catalog, one SQLite or PostgreSQL database: schema, transactions and retries.
 
 If another program's tables already use the catalog's names, the catalog moves to its own schema (PostgreSQL) or its own
 adjacent file (SQLite).
@@ -31,44 +31,45 @@ from driftline.storage.errors import (
     MissingExtra,
     StoreClosed,
     UsageError,
+    install_command,
+    upgrade_command,
 )
 from driftline.storage.layout import CATALOG
 from driftline.storage.memory.catalog import tables
-from driftline.storage.memory.catalog.migrations.unprefixed import is_unprefixed
 from driftline.storage.model import new_ulid
 
 SCHEMA = "driftline"
 _TO_SCHEMA = f"SELECT set_config('search_path', '{SCHEMA},' || current_setting('search_path'), false)"
 
 
-def are_in(connection: Connection) -> bool:
-    """Whether tables with names of the catalog are there, but not the table of its version."""
+def has_foreign_tables(connection: Connection) -> bool:
+    """Return whether there are tables with names of the catalog, but no version table."""
     names = set(sa.inspect(connection).get_table_names())
-    return tables.VERSION_TABLE not in names and not names.isdisjoint(tables.metadata.tables)
+    return tables.version.name not in names and not names.isdisjoint(tables.metadata.tables)
 
 
-def file_beside(url: URL) -> URL:
-    """The file of a catalog that keeps apart from the SQLite file at ``url``: ``app.driftline.db`` for ``app.db``."""
+def separate_file(url: URL) -> URL:
+    """Return the file of a catalog that avoids the SQLite file at ``url``: ``app.driftline.db`` for ``app.db``."""
     path = Path(url.database or "")
     return url.set(database=str(path.with_name(f"{path.stem}.driftline{path.suffix}")))
 
 
-def file_of(url: URL) -> URL:
-    """The SQLite file that holds the catalog of ``url``: the one beside it, once that is there."""
-    beside = file_beside(url)
-    return beside if Path(beside.database or "").exists() else url
+def catalog_file(url: URL) -> URL:
+    """Return the SQLite file that holds the catalog of ``url``: the adjacent one if it exists."""
+    separate = separate_file(url)
+    return separate if Path(separate.database or "").exists() else url
 
 
 def find_schema(connection: Any, _: object) -> None:
-    """Have a new connection to PostgreSQL see the catalog's schema first, if there is a catalog in it."""
+    """Put the catalog's schema first on the search path of a new PostgreSQL connection, if a catalog is in it."""
     cursor = connection.cursor()
-    if cursor.execute(f"SELECT to_regclass('{SCHEMA}.{tables.VERSION_TABLE}')").fetchone()[0] is not None:
+    if cursor.execute(f"SELECT to_regclass('{SCHEMA}.{tables.version.name}')").fetchone()[0] is not None:
         cursor.execute(_TO_SCHEMA)
     connection.commit()
 
 
 def create_schema(connection: Connection) -> None:
-    """Create the catalog's schema, and have this transaction create its tables there."""
+    """Create the catalog's schema, and make this transaction create its tables there."""
     connection.execute(sa.text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     connection.execute(sa.text(_TO_SCHEMA.replace("false", "true")))
 
@@ -76,7 +77,7 @@ def create_schema(connection: Connection) -> None:
 RETRY_DELAYS_SECONDS = (0.1, 0.4, 1.6)
 """Delays before each retry of a transaction that lost its connection or was the victim of a deadlock."""
 BUSY_TIMEOUT_SECONDS = 30
-"""How long a writer waits for another writer in SQLite."""
+"""Time that a writer waits for another writer in SQLite."""
 CONNECT_TIMEOUT_SECONDS = 10
 _WAL_RETRY_SECONDS = 0.02
 DEFAULT_POOL_SIZE = 10
@@ -89,13 +90,12 @@ ANALYZE_SHARE = 0.2
 """A bulk insert that adds more than this share of the rows in PostgreSQL's statistics runs ANALYZE at once: autovacuum
 looks at tables once a minute, and until then the planner may choose full scans."""
 
-_MIGRATIONS = Path(__file__).with_name("migrations")
-_HEAD = "0003"
 _LOST_STATES = ("08", "57P")
 """SQLSTATE prefixes of PostgreSQL: connection exceptions, and a server that is shutting down or starting."""
 _REPEATABLE_STATES = ("40",)
 """Deadlocks and serialization failures: the transaction was rolled back."""
-_MIGRATION_LOCK = 7_240_931_655
+_CREATION_LOCK = 7_240_931_655
+"""The advisory lock of PostgreSQL that serializes processes that create or claim a catalog."""
 
 _Result = TypeVar("_Result")
 
@@ -122,7 +122,7 @@ class Catalog:
         self._is_closed = False
         parsed = parse_url(url)
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
-        self._connect(file_of(parsed) if self.is_sqlite else parsed)
+        self._connect(catalog_file(parsed) if self.is_sqlite else parsed)
 
     def _connect(self, url: URL) -> None:
         self.url = url
@@ -138,20 +138,20 @@ class Catalog:
         """Run ``work`` in a transaction, commit it durably and return its result."""
         if self.is_read_only:
             raise AccessDenied("The catalog cannot be written to", self.where, "Make its folder writable.")
-        # In SQLite, a transaction that begins as a reader and then writes cannot wait for another writer.
+        # In SQLite, a transaction that begins as a reader and writes later cannot wait for another writer.
         return self._run("BEGIN IMMEDIATE", work)
 
     def prepare(self, workspace_id: str) -> CatalogIdentity:
-        """Create or upgrade the tables, and claim the catalog for ``workspace_id``.
+        """Create the tables if there are none, and claim the catalog for ``workspace_id``.
 
-        Raises CatalogMismatch if it belongs to another workspace or to a newer version of Driftline.
+        Raises CatalogMismatch if it belongs to another workspace or has another format.
         """
-        self.migrate()
+        self.create()
         found = self.read(_identity) or self.write(lambda connection: _claim(connection, workspace_id))
         return self._expect(found, workspace_id)
 
     def make_private(self) -> None:
-        """Create the file of a SQLite catalog that does not exist yet such that only its owner can read it."""
+        """Create the file of a new SQLite catalog so that only its owner can read it."""
         if self.is_sqlite:
             with suppress(FileExistsError):
                 os.close(os.open(self.url.database or "", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -170,34 +170,28 @@ class Catalog:
         return found
 
     def identity(self) -> CatalogIdentity | None:
-        """The ids of this catalog and of the workspace that owns it; None if there is no catalog yet.
+        """Return the ids of this catalog and of the workspace that owns it; None if there is no catalog yet.
 
-        Upgrades a catalog of an earlier version, but creates none. Raises CatalogMismatch.
+        Creates nothing. Raises CatalogMismatch if the catalog has another format.
         """
         if self.is_sqlite and not Path(self.url.database or "").exists():
             return None
-        version = self.read(self._version)
-        if version is None and not self.read(is_unprefixed):
-            return None
-        if version != _HEAD:
-            self.write(self._upgrade)
-        return self.read(_identity)
+        return self.read(_identity) if self.read(self._exists) else None
 
     def belongs_to(self) -> str | None:
-        """The id of the workspace that owns this catalog, or None. As ``identity``."""
+        """Return the id of the workspace that owns this catalog, or None. Raises CatalogMismatch."""
         found = self.identity()
         return found.workspace_id if found else None
 
-    def migrate(self) -> None:
-        """Create the tables or upgrade them to the current version. Raises CatalogMismatch."""
-        version = self.read(self._version)
-        if version is None and self.is_sqlite and self.read(are_in):
+    def create(self) -> None:
+        """Create the tables unless they exist. Raises CatalogMismatch if they have another format."""
+        if self.read(self._exists):
+            return
+        if self.is_sqlite and self.read(has_foreign_tables):
             self._engine.dispose()
-            self._connect(file_beside(self.url))
-        if version != _HEAD:
-            self.write(self._upgrade)
-        if version is None:
-            self._engine.dispose()  # new connections see a schema that is new
+            self._connect(separate_file(self.url))
+        self.write(self._create)
+        self._engine.dispose()  # only new connections see a new schema
 
     def close(self) -> None:
         """Close all connections; later calls raise StoreClosed."""
@@ -205,7 +199,7 @@ class Catalog:
         self._engine.dispose()
 
     def check_open(self) -> None:
-        """Raises StoreClosed after ``close``."""
+        """Raise StoreClosed after ``close``."""
         if self._is_closed:
             raise StoreClosed("The memory store is closed", self.where, "Open a new one.")
 
@@ -234,42 +228,46 @@ class Catalog:
                 raise CatalogError(f"The catalog failed ({_reason(error)})", self.where, "Try again.") from error
         raise AssertionError("unreachable")
 
-    def _version(self, connection: Connection) -> str | None:
-        if not sa.inspect(connection).has_table(tables.VERSION_TABLE):
-            return None
-        version: str | None = connection.execute(sa.text(f"SELECT version_num FROM {tables.VERSION_TABLE}")).scalar()
-        if version is not None and version > _HEAD:
+    def _exists(self, connection: Connection) -> bool:
+        """Return whether the catalog has its tables. Raises CatalogMismatch if they have another format."""
+        inspector, version = sa.inspect(connection), tables.version
+        if not inspector.has_table(version.name):
+            return False
+        if version.c.format_version.name not in {column["name"] for column in inspector.get_columns(version.name)}:
             raise CatalogMismatch(
-                f"A newer version of Driftline wrote the catalog (version {version}, this one supports {_HEAD})",
+                "The catalog has the format of an unreleased version",
                 self.where,
-                "Upgrade: pip install -U driftline",
+                f"Delete its tables ({tables.about.name} and so on), then run: driftline memory restore",
             )
-        return version
+        found = connection.execute(sa.select(version.c.format_version)).scalar_one()
+        if found != tables.FORMAT_VERSION:
+            raise CatalogMismatch(
+                "A newer version of Driftline wrote the catalog "
+                f"(format {found}; this one supports {tables.FORMAT_VERSION})",
+                self.where,
+                f"Upgrade: {upgrade_command()}",
+            )
+        return True
 
-    def _upgrade(self, connection: Connection) -> None:
-        from alembic import command
-        from alembic.config import Config
-
+    def _create(self, connection: Connection) -> None:
         if not self.is_sqlite:  # SQLite has one writer at a time anyway
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-        version = self._version(connection)
-        if version == _HEAD:
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
+        if self._exists(connection):
             return
-        if version is None and not self.is_sqlite and are_in(connection):
+        if not self.is_sqlite and has_foreign_tables(connection):
             create_schema(connection)
-        config = Config()
-        config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-        config.attributes["connection"] = connection
-        command.upgrade(config, _HEAD)
+        # Tables of the same names in a schema behind ours on the search path must not keep ours from being created.
+        tables.metadata.create_all(connection, checkfirst=False)
+        connection.execute(tables.version.insert().values(format_version=tables.FORMAT_VERSION))
 
 
 def embedded_url(root: str) -> str:
-    """The URL of the catalog file inside a local workspace."""
+    """Return the URL of the catalog file inside a local workspace."""
     return f"sqlite:///{root}/{CATALOG}"
 
 
 def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT with the ``on_conflict`` methods that both dialects share."""
+    """Return an INSERT with the ``on_conflict`` methods that both dialects share."""
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
@@ -306,7 +304,7 @@ def _insert_fast(connection: Connection, table: str, names: Sequence[str], rows:
             cursor.execute("SELECT reltuples FROM pg_class WHERE oid = to_regclass(%s)", (table,))
             if added > ANALYZE_SHARE * max(0, cursor.fetchone()[0]):
                 cursor.execute(f"ANALYZE {table}")
-    except dialect.loaded_dbapi.Error as error:  # raised as SQLAlchemy would
+    except dialect.loaded_dbapi.Error as error:  # as SQLAlchemy raises it
         lost = dialect.is_disconnect(error, driver, cursor)
         raise DBAPIError(into, None, error, connection_invalidated=lost) from error
     finally:
@@ -314,7 +312,7 @@ def _insert_fast(connection: Connection, table: str, names: Sequence[str], rows:
 
 
 def _bind(connection: Connection, column: sa.Column[Any], values: Sequence[Any]) -> Sequence[Any]:
-    """``values`` as bound parameters of ``column``; JSON text and bytes need no conversion."""
+    """Return ``values`` as bound parameters of ``column``; JSON text and bytes need no conversion."""
     process = column.type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
     if process is None or isinstance(column.type, (sa.JSON, sa.LargeBinary)):
         return values
@@ -322,13 +320,13 @@ def _bind(connection: Connection, column: sa.Column[Any], values: Sequence[Any])
 
 
 def parse_url(text: str) -> URL:
-    """The URL of a catalog: ``sqlite:///path``, or ``postgresql://`` in any of its usual spellings.
+    """Return the URL of a catalog: ``sqlite:///path``, or ``postgresql://`` in any of its usual spellings.
 
     Raises UsageError, whose text never contains the password.
     """
     try:
         url = make_url(text)
-    except (ArgumentError, ValueError):  # ValueError: a port that is no number
+    except (ArgumentError, ValueError):  # ValueError: the port is not a number
         raise UsageError("The catalog URL is not valid", "", "Write sqlite:///path or postgresql://…") from None
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"):
         return url.set(drivername="postgresql+psycopg")
@@ -362,7 +360,7 @@ def _engine(url: URL, pool_size: int) -> sa.Engine:
         )
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            "PostgreSQL needs an optional dependency", "psycopg", "Run: pip install 'driftline[postgres]'"
+            "PostgreSQL needs an optional dependency", "psycopg", f"Run: {install_command('postgres')}"
         ) from error
     sa.event.listen(engine, "connect", find_schema)
     return engine
@@ -373,9 +371,9 @@ def _is_read_only(file: Path) -> bool:
 
 
 def _read_only(url: URL) -> URL:
-    """``url`` for reading where SQLite cannot make its files for writers.
+    """Return ``url`` for reading a file next to which SQLite cannot create its files for writers.
 
-    With a log of writers beside it, the file may change; without one, nobody has it open for writing.
+    If a write-ahead log exists, the file may change. Otherwise, nobody has it open for writing.
     """
     path = os.path.abspath(url.database or "")
     query = {"mode": "ro", "uri": "true"} | ({} if os.path.exists(f"{path}-wal") else {"immutable": "1"})
@@ -387,7 +385,7 @@ def _prepare_reader(connection: sqlite3.Connection, _: object) -> None:
 
 
 def _json(value: Any) -> str:
-    """``value`` as JSON. A string is JSON text already, because JSON columns hold only objects."""
+    """Return ``value`` as JSON. A string is JSON text already, because JSON columns hold only objects."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -400,7 +398,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
 
 
 def _enter_wal_mode(connection: sqlite3.Connection) -> None:
-    # Where several connections enter it at once, SQLite fails for all but one without waiting for the busy timeout.
+    # If several connections enter WAL mode at once, SQLite fails for all but one without waiting for the busy timeout.
     deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
@@ -420,7 +418,7 @@ def _identity(connection: Connection) -> CatalogIdentity | None:
 
 def _claim(connection: Connection, workspace_id: str) -> CatalogIdentity:
     if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
     found = _identity(connection)
     if found is not None:
         return found

@@ -1,7 +1,7 @@
-"""Entities in the catalog: a closure table, so that any subtree is one indexed query.
+"""Store entities in the catalog, with a closure table that makes any subtree one indexed query.
 
-The functions run in an open transaction. Those that write need the tenant's lock (``lock_tenant``), which excludes all
-other registrations, moves and deletions of entities and all writes of entries in that tenant.
+The functions run in an open transaction. Functions that write need the tenant's lock (``lock_tenant``), which excludes
+all other registrations, moves and deletions of entities and all writes of entries in that tenant.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Tenant:
 
 
 def chunks(items: Iterable[_Item], size: int = MAX_PARAMETERS) -> Iterator[list[_Item]]:
-    """``items`` in lists of at most ``size``."""
+    """Yield ``items`` in lists of at most ``size``."""
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
@@ -67,7 +67,7 @@ _LOCK = (
 
 
 def raise_rev(connection: Connection, tenant: Entity, rev: int) -> None:
-    """Let the tenant continue at ``rev`` or above; registers it if it is new."""
+    """Make the tenant continue at ``rev`` or above, and register it if it is new."""
     lock_tenant(connection, tenant, create=True)
     of_tenant = tenants.c.path == tenant.directory
     connection.execute(sa.update(tenants).where(of_tenant, tenants.c.rev < rev).values(rev=rev))
@@ -77,7 +77,7 @@ def raise_rev(connection: Connection, tenant: Entity, rev: int) -> None:
 
 
 def find(connection: Connection, entity: Entity) -> EntityRecord | None:
-    """The record of ``entity``, or None."""
+    """Return the record of ``entity``, or None."""
     row = connection.execute(
         sa.select(entities.c.path, entities.c.created).where(entities.c.path == entity.directory)
     ).one_or_none()
@@ -85,7 +85,7 @@ def find(connection: Connection, entity: Entity) -> EntityRecord | None:
 
 
 def named(connection: Connection, type: str, name: str, tenant: Entity | None = None) -> list[Entity]:
-    """The entities of this type and name, in ``tenant`` or in all tenants, sorted by directory."""
+    """Return the entities of this type and name, in ``tenant`` or in all tenants, sorted by directory."""
     query = sa.select(entities.c.path).where(entities.c.type == type, entities.c.name == name).order_by(entities.c.path)
     if tenant is not None:
         of_tenant = sa.select(tenants.c.id).where(tenants.c.path == tenant.directory)
@@ -94,7 +94,7 @@ def named(connection: Connection, type: str, name: str, tenant: Entity | None = 
 
 
 def all_tenants(connection: Connection) -> list[Entity]:
-    """All tenants, including those without entities, sorted by name."""
+    """Return all tenants, including those without entities, sorted by name."""
     return [
         Entity.of_directory(path)
         for path in connection.execute(sa.select(tenants.c.path).order_by(tenants.c.path)).scalars()
@@ -102,13 +102,13 @@ def all_tenants(connection: Connection) -> list[Entity]:
 
 
 def rev_of(connection: Connection, tenant: Entity) -> int | None:
-    """The number of transactions that have changed the tenant, or None if the tenant does not exist."""
+    """Return the number of transactions that have changed the tenant, or None if the tenant does not exist."""
     rev = connection.execute(sa.select(tenants.c.rev).where(tenants.c.path == tenant.directory)).scalar()
     return None if rev is None else int(rev)
 
 
 def ids_of(connection: Connection, paths: Iterable[str]) -> dict[str, int]:
-    """The ids of the registered entities among ``paths``, by directory."""
+    """Return the ids of the registered entities among ``paths``, by directory."""
     ids: dict[str, int] = {}
     for some in chunks(dict.fromkeys(paths)):
         ids.update((path, number) for path, number in connection.execute(_IDS, {"paths": some}))
@@ -119,7 +119,7 @@ _IDS = sa.select(entities.c.path, entities.c.id).where(entities.c.path.in_(sa.bi
 
 
 def ancestors(connection: Connection, entity: Entity) -> list[EntityRecord]:
-    """The ancestors of ``entity``, nearest first, without the entity itself."""
+    """Return the ancestors of ``entity``, nearest first, without the entity itself."""
     below = entities.alias()
     query = (
         sa.select(entities.c.path, entities.c.created, closure.c.depth)
@@ -134,7 +134,7 @@ def ancestors(connection: Connection, entity: Entity) -> list[EntityRecord]:
 def descendants(
     connection: Connection, entity: Entity, *, type: str | None = None, max_depth: int | None = None
 ) -> list[EntityRecord]:
-    """The entities below ``entity``, without itself, ordered by directory."""
+    """Return the entities below ``entity``, without itself, ordered by directory."""
     query = _below(entity, type)
     if max_depth is not None:
         query = query.where(closure.c.depth <= max_depth)
@@ -144,13 +144,13 @@ def descendants(
 def page(
     connection: Connection, *, entity: Entity | None = None, type: str | None = None, after: str = "", limit: int
 ) -> list[EntityRecord]:
-    """Up to ``limit`` entities after the directory ``after``, in its order: those below ``entity``, or all."""
+    """Return up to ``limit`` entities after the directory ``after``, in its order: those below ``entity``, or all."""
     query = _below(entity, type).where(entities.c.path > after).limit(limit)
     return [_record(row, row.depth) for row in connection.execute(query)]
 
 
 def _below(entity: Entity | None, type: str | None) -> sa.Select[tuple[str, datetime, int]]:
-    """The entities below ``entity``, or all, with their distance to it, or to the tenant."""
+    """Select the entities below ``entity``, or all, with their distance to it, or to the tenant."""
     top = entities.alias()
     query = (
         sa.select(entities.c.path, entities.c.created, closure.c.depth)
@@ -169,7 +169,7 @@ def _below(entity: Entity | None, type: str | None) -> sa.Select[tuple[str, date
 
 
 def ensure(connection: Connection, tenant: Tenant, paths: Iterable[str], now: datetime) -> dict[str, int]:
-    """Register the entities of the directories ``paths`` and their ancestors; returns the ids of all, by directory."""
+    """Register the entities of the directories ``paths`` and their ancestors, and return all ids by directory."""
     lineages = {path: directories(path) for path in paths}
     every = list(dict.fromkeys(chain.from_iterable(lineages.values())))
     ids = ids_of(connection, every)
@@ -225,7 +225,7 @@ def move(connection: Connection, entity: Entity, target: Entity) -> None:
 
 
 def delete(connection: Connection, entity: Entity) -> int:
-    """Delete ``entity`` and its descendants, whose entries are already deleted; returns the number of entities."""
+    """Delete ``entity`` and its descendants, whose entries are already deleted, and return the number of entities."""
     ids = ids_of(connection, [entity.directory])
     if not ids:
         return 0
@@ -241,7 +241,7 @@ def delete(connection: Connection, entity: Entity) -> int:
 
 
 def has_content(connection: Connection, entity: Entity) -> bool:
-    """Whether ``entity`` owns entries or has descendants."""
+    """Return whether ``entity`` owns entries or has descendants."""
     ids = ids_of(connection, [entity.directory])
     own = ids.get(entity.directory, -1)
     below = sa.exists().where(closure.c.ancestor_id == own, closure.c.depth > 0)

@@ -1,6 +1,6 @@
-"""Queries over the entries in the catalog, each limited to a scope.
+"""Query the entries in the catalog, each query limited to a scope.
 
-The functions run in an open transaction. Query objects are cached: building one takes longer than running it.
+The functions run in an open transaction. Query objects are cached, because building one takes longer than running it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ from driftline.storage.memory.catalog.tables import (
 
 MAX_WHOLE = 2**63
 MAX_ROWS = 2**62
-"""Stands for "no limit" where SQL needs a number."""
+"""Means "no limit" in SQL that needs a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryRow:
-    """An entry in the catalog. Its value is ``inline`` or in the blob at ``blob_path``; ``path`` is its owner's."""
+    """An entry in the catalog. Its value is ``inline`` or in the blob at ``blob_path``.
+
+    ``path`` belongs to its owner.
+    """
 
     key: str
     path: str
@@ -56,7 +59,7 @@ class EntryRow:
 class Scope:
     """The entries of one tenant that a call may see: those at or below ``within``.
 
-    ``allowed`` limits them further to entries at or below one of these entities. None adds no limit; an empty tuple
+    ``allowed`` limits them further, to entries at or below one of these entities. None adds no limit; an empty tuple
     allows nothing.
     """
 
@@ -64,7 +67,7 @@ class Scope:
     allowed: tuple[Entity, ...] | None = None
 
     def of(self, path: str) -> Scope:
-        """The scope itself, which covers the owner ``path`` of any entry that was read with it."""
+        """Return this scope, which covers the owner ``path`` of any entry that was read through it."""
         return self
 
 
@@ -75,7 +78,7 @@ class Everywhere:
     allowed: tuple[Entity, ...] | None = None
 
     def of(self, path: str) -> Scope:
-        """The scope of the tenant that the entity of the directory ``path`` belongs to."""
+        """Return the scope of the tenant that the entity of the directory ``path`` belongs to."""
         return Scope(Entity.of_directory(path).tenant, self.allowed)
 
 
@@ -96,7 +99,7 @@ COLUMNS = (
 
 
 def get(connection: Connection, keys: Iterable[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
-    """The entries of ``keys`` that are in ``scope`` and have not expired."""
+    """Return the entries of ``keys`` that are in ``scope`` and have not expired."""
     query = _get_query(connection.dialect.name, depth_of(scope), scope.allowed is not None)
     parameters = {**parameters_of(scope, now), "keys": as_list(connection, keys)}
     return [EntryRow(*row) for row in connection.execute(query, parameters)]
@@ -113,10 +116,11 @@ def page(
     offset: int = 0,
     limit: int | None = None,
 ) -> list[EntryRow]:
-    """The entries of the entities with the ids ``tops``, by default with their descendants, ordered by owner and key.
+    """Return a page of the entries of the entities with the ids ``tops``, by default with their descendants.
 
-    The closure yields the owners in order, and an index yields each owner's keys in order. Nothing is sorted, so the
-    cost of a page depends only on its size. ``after`` is ``(owner id, key)`` of the last entry of the previous page.
+    The entries are ordered by owner and key. The closure yields the owners in order, and an index yields the keys of
+    each owner in order. Nothing is sorted, so the cost of a page depends only on its size. ``after`` is the ``(owner
+    id, key)`` of the last entry of the previous page.
     """
     query = _page_query(len(tops) == 1, scope.allowed is not None, include_descendants, after is not None)
     parameters = {**parameters_of(scope, now), "tops": tops[0] if len(tops) == 1 else list(tops), "offset": offset}
@@ -129,7 +133,7 @@ def page(
 def count(
     connection: Connection, tops: Sequence[int], scope: Scope, now: datetime, *, include_descendants: bool = True
 ) -> int:
-    """The total number of entries of all pages: the sums of the owners minus the expired entries."""
+    """Count the entries of all pages: the sums of the owners minus the expired entries."""
     owned_query, expired_query = _count_queries(scope.allowed is not None, include_descendants)
     parameters = {**parameters_of(scope, now), "tops": list(tops)}
     owned = int(connection.execute(owned_query, parameters).scalar_one())
@@ -137,7 +141,7 @@ def count(
 
 
 def tops_of(connection: Connection, type: str, name: str, within: Entity) -> list[int]:
-    """The catalog ids of the entities of this type and name at or below ``within``."""
+    """Return the catalog ids of the entities of this type and name at or below ``within``."""
     parameters = {"type": type, "name": name, "within": within.directory, "tenant": within.tenant.directory}
     return list(connection.execute(_TOPS, parameters).scalars())
 
@@ -150,9 +154,9 @@ def search(
     now: datetime,
     limit: int,
 ) -> list[EntryRow]:
-    """The entries whose key contains all ``words``, ignoring case, and whose metadata matches ``fields``; latest first.
+    """Return the entries whose key contains all ``words``, ignoring case, and whose metadata matches ``fields``.
 
-    A field matches a value that it equals, or a list that contains it.
+    The latest entries come first. A field matches a value that it equals, or a list that contains it.
     """
     query = (
         visible(depth_of(scope), scope.allowed is not None)
@@ -169,7 +173,9 @@ def search(
 def expired_keys(
     connection: Connection, now: datetime, limit: int, within: Entity | None = None
 ) -> list[tuple[str, str]]:
-    """``(path of the tenant, key)`` of up to ``limit`` expired entries, in all tenants or at and below ``within``."""
+    """Return ``(path of the tenant, key)`` of up to ``limit`` expired entries, in all tenants or at and below
+    ``within``.
+    """
     query = (
         sa.select(tenants.c.path, entries.c.key)
         .join(tenants, tenants.c.id == entries.c.tenant_id)
@@ -183,13 +189,15 @@ def expired_keys(
 
 
 def has_no_entries(connection: Connection) -> bool:
-    """Whether no tenant has an entry, nor a change that is still to be flushed."""
+    """Return whether no tenant has an entry or a change that is not flushed yet."""
     pending = connection.execute(sa.select(sa.exists().select_from(outbox))).scalar()
     return not pending and not connection.execute(sa.select(sa.exists().select_from(entries))).scalar()
 
 
 def blob_references(connection: Connection) -> tuple[frozenset[str], dict[str, datetime]]:
-    """The paths of all blobs that entries of any tenant refer to, and the retired blobs with the time of retirement."""
+    """Return the paths of all blobs that entries of any tenant refer to, and the retired blobs with the time of
+    retirement.
+    """
     live = connection.execute(sa.select(entries.c.blob_path).where(entries.c.blob_path.is_not(None))).scalars()
     retired = connection.execute(sa.select(retired_blobs.c.path, retired_blobs.c.retired))
     return frozenset(path for path in live if path is not None), dict(retired.tuples().all())
@@ -214,7 +222,7 @@ _TOPS = (
 
 
 def depth_of(scope: Scope | Everywhere) -> int:
-    """The number of levels that the scope fixes: 0 for all tenants, 1 for one, more below it."""
+    """Return the number of levels that the scope fixes: 0 for all tenants, 1 for one, more below it."""
     return len(scope.within.parts) if isinstance(scope, Scope) else 0
 
 
@@ -232,7 +240,7 @@ def _get_query(dialect: str, depth: int, is_limited: bool) -> sa.Select[Any]:
     query = visible(depth, is_limited).where(is_listed(dialect, entries.c.key, "keys"))
     if depth:
         return query
-    return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))  # so that the index by tenant and key serves
+    return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))  # to use the index by tenant and key
 
 
 @cache
@@ -243,7 +251,7 @@ def _page_query(is_single: bool, is_limited: bool, with_descendants: bool, is_fo
         .select_from(closure)
         .join(entries, entries.c.entity_id == closure.c.descendant_id)
         .join(entities, entities.c.id == entries.c.entity_id)
-        # Only for a single top does the database know that the owners are in order.
+        # The database knows that the owners are in order only if there is a single top.
         .where(top == sa.bindparam("tops") if is_single else top.in_(sa.bindparam("tops", expanding=True)))
         .where(_is_alive(), *_allowed(closure.c.descendant_id, is_limited))
         .order_by(closure.c.descendant_id, entries.c.key)
@@ -262,7 +270,7 @@ def _page_query(is_single: bool, is_limited: bool, with_descendants: bool, is_fo
 
 @cache
 def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[Any], sa.Select[Any]]:
-    """Queries for the number of entries of the owners, and for the number of expired ones among them."""
+    """Return queries for the number of entries of the owners, and for the number of expired entries among them."""
     places = [
         closure.c.ancestor_id.in_(sa.bindparam("tops", expanding=True)),
         *_allowed(closure.c.descendant_id, is_limited),
@@ -275,7 +283,8 @@ def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[
         .join(owners, owners.c.entity_id == closure.c.descendant_id)
         .where(*places)
     )
-    # An expression keeps the planner from the index of owners: few entries have expired, and their index finds them.
+    # An expression keeps the planner from using the index of owners: few entries have expired, and their index finds
+    # them.
     owner = entries.c.entity_id + 0
     expired_by_owner = (
         sa.select(owner.label("owner"), sa.func.count().label("entries"))
@@ -294,7 +303,7 @@ def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[
 
 @cache
 def visible(depth: int, is_limited: bool) -> sa.Select[Any]:
-    """The entries in a scope of this ``depth``, which ``is_limited`` if it has ``allowed``."""
+    """Select the entries in a scope of this ``depth``, which ``is_limited`` if it has ``allowed``."""
     query = sa.select(*COLUMNS).select_from(entries).join(entities, entities.c.id == entries.c.entity_id)
     if depth:
         query = query.join(tenants, tenants.c.id == entries.c.tenant_id).where(tenants.c.path == sa.bindparam("tenant"))
@@ -306,7 +315,7 @@ def _is_alive() -> sa.ColumnElement[bool]:
 
 
 def conditions(is_deep: bool, is_limited: bool) -> list[sa.ColumnElement[bool]]:
-    """The conditions of a scope, with the parameters ``within`` and, if it is limited, ``allowed``."""
+    """Return the conditions of a scope, with the parameters ``within`` and, if it is limited, ``allowed``."""
     parts = _allowed(entries.c.entity_id, is_limited)
     if is_deep:
         parts.append(_at_or_below("within", entries.c.entity_id))
@@ -318,7 +327,10 @@ def _allowed(owner: sa.ColumnElement[int], is_limited: bool) -> list[sa.ColumnEl
 
 
 def _at_or_below(tops: str, owner: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """``owner`` is at or below one of the entities of the parameter ``tops``; always false for an empty list."""
+    """Return the condition that ``owner`` is at or below an entity of the parameter ``tops``.
+
+    False for an empty list.
+    """
     above, top = closure.alias(), entities.alias()
     joined = above.join(top, top.c.id == above.c.ancestor_id)
     named = top.c.path.in_(sa.bindparam(tops, expanding=True))
@@ -326,14 +338,16 @@ def _at_or_below(tops: str, owner: sa.ColumnElement[int]) -> sa.ColumnElement[bo
 
 
 def is_listed(dialect: str, column: sa.ColumnElement[str], name: str) -> sa.ColumnElement[bool]:
-    """``column`` is in the parameter ``name`` from ``as_list``: a single parameter for any number of values."""
+    """Return the condition that ``column`` is in the parameter ``name`` from ``as_list``, which has any number of
+    values.
+    """
     if dialect == "postgresql":
         return column == sa.any_(sa.bindparam(name, type_=ARRAY(sa.Text)))
     return column.in_(sa.select(sa.func.json_each(sa.bindparam(name)).table_valued("value").c.value))
 
 
 def as_list(connection: Connection, values: Iterable[str]) -> list[str] | str:
-    """Distinct ``values`` as one parameter."""
+    """Return distinct ``values`` as one parameter."""
     distinct = list(dict.fromkeys(values))
     return distinct if connection.dialect.name == "postgresql" else json.dumps(distinct)
 
@@ -343,7 +357,7 @@ def _lower(word: str) -> str:
 
 
 def _as_number(value: object) -> object:
-    """``value`` as SQLite has it, whose whole numbers have 64 bits: larger ones are floating."""
+    """Return ``value`` as SQLite stores it: whole numbers of more than 64 bits become floats."""
     if not isinstance(value, int) or -MAX_WHOLE <= value < MAX_WHOLE:
         return value
     try:

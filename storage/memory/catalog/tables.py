@@ -1,6 +1,6 @@
-"""The tables of the memory catalog, as SQLAlchemy describes them; ``migrations/`` creates them.
+"""Define the tables of the memory catalog for SQLAlchemy.
 
-All names begin with ``ltm_``, because the database may be that of an application with tables of its own.
+All names begin with ``ltm_``, because an application may keep its own tables in the same database.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 
 MAX_KEY_CHARACTERS = 1_024
-VERSION_TABLE = "ltm_version"
-"""Alembic's version of the catalog; ``alembic_version`` is the application's."""
+FORMAT_VERSION = 1
+"""The version of the schema below. A catalog of another version is refused."""
 
 
 class UtcTime(sa.types.TypeDecorator[datetime]):
@@ -36,12 +36,12 @@ class UtcTime(sa.types.TypeDecorator[datetime]):
 
 
 def text(length: int) -> sa.types.TypeEngine[str]:
-    """Text that both databases compare by code point, as the Parquet indexes do."""
+    """Return the type of text that both databases compare by code point, as the Parquet indexes do."""
     return sa.String(length).with_variant(sa.String(length, collation="C"), "postgresql")
 
 
 def json_object() -> sa.types.TypeEngine[Any]:
-    """A searchable JSON object."""
+    """Return the type of a searchable JSON object."""
     return sa.JSON().with_variant(JSONB(), "postgresql")
 
 
@@ -51,11 +51,14 @@ path = text(1_024)
 
 metadata = sa.MetaData()
 
+version = sa.Table("ltm_version", metadata, sa.Column("format_version", sa.Integer, primary_key=True))
+"""One row: the ``FORMAT_VERSION`` that the catalog was created with."""
+
 about = sa.Table(
     "ltm_about",
     metadata,
     sa.Column("workspace_id", sa.String(64), primary_key=True),
-    sa.Column("catalog_id", sa.String(32)),
+    sa.Column("catalog_id", sa.String(32), nullable=False),
 )
 """One row: the workspace that this catalog belongs to, and its own id, which the workspace records."""
 
@@ -140,14 +143,14 @@ outbox = sa.Table(
     sa.Column("path", path),
     sa.Column("left_path", path),
     sa.Column("is_indexed", sa.Boolean, nullable=False, server_default=sa.false()),
-    sa.Column("written", UtcTime),
+    sa.Column("written", UtcTime, nullable=False),
     sa.Index("ltm_outbox_by_tenant", "tenant_id", "id"),
     sqlite_autoincrement=True,
 )
 """Changes that have not reached indexes and vectors yet: at ``rev`` the entry was written to ``path`` (null: deleted)
 and left ``left_path``. A change with ``is_indexed`` needs only its vector, which a process without a model cannot
-compute. ``written`` is the time of the change, null for those from before the column. Ids are never reused: the table
-of vectors records the last one that it contains."""
+compute. ``written`` is the time of the change. Ids are never reused: the table of vectors records the last one that it
+contains."""
 
 retired_blobs = sa.Table(
     "ltm_retired_blobs",
@@ -155,4 +158,4 @@ retired_blobs = sa.Table(
     sa.Column("path", path, primary_key=True),
     sa.Column("retired", UtcTime, nullable=False),
 )
-"""Blobs that no entry refers to any longer, and since when; cleanup deletes them."""
+"""Blobs that no entry refers to any longer, with the time since when; cleanup deletes them."""

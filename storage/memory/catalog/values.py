@@ -1,4 +1,4 @@
-"""Memory values: validation of keys, metadata and values, their encoding as JSON, and the blobs of large values."""
+"""Validate keys, metadata and values of memory, encode values as JSON, and keep large values in blobs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_key(key: Any) -> str:
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> str:
-    """``metadata`` as a JSON object. Raises BadEntry."""
+    """Return ``metadata`` as a JSON object. Raises BadEntry."""
     if not metadata:
         return "{}"
     if not all(isinstance(name, str) for name in metadata):
@@ -54,7 +54,10 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> str:
 
 
 def check_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A metadata filter without its fields that are None; values are scalars or lists of scalars. Raises BadEntry."""
+    """Return a metadata filter without fields that are None; values are scalars or lists of scalars.
+
+    Raises BadEntry.
+    """
     conditions = {name: value for name, value in (fields or {}).items() if value is not None}
     for name, value in conditions.items():
         values = value if isinstance(value, (list, tuple)) else [value]
@@ -77,7 +80,7 @@ def check_expiry(expires_at: datetime | None) -> datetime | None:
 
 
 def encode(value: Any, what: str = "value") -> bytes:
-    """``value`` as JSON in UTF-8. Raises BadEntry."""
+    """Return ``value`` as JSON in UTF-8. Raises BadEntry."""
     try:
         data = orjson.dumps(value, option=_STRICT)
         if b"null" not in data:
@@ -92,7 +95,7 @@ def encode(value: Any, what: str = "value") -> bytes:
 
 
 def _as_json(value: object) -> Any:
-    """Enum members and UUIDs as orjson encodes them."""
+    """Encode enum members and UUIDs as orjson does."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, UUID):
@@ -105,12 +108,12 @@ _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | o
 
 
 def decode(data: bytes) -> Any:
-    """The value that ``encode`` wrote."""
+    """Decode a value that ``encode`` wrote."""
     return json.loads(data)
 
 
 class Blobs:
-    """Large values as files in the directory of their owner. Blobs are immutable, hence cached. Thread-safe.
+    """Large values as files in the directory of their owner. Blobs are immutable, and therefore cached. Thread-safe.
 
     The cache holds at most ``CACHED_BYTES``, and each blob for ``cache_seconds``; 0 disables it.
     """
@@ -132,7 +135,7 @@ class Blobs:
         return path
 
     def read(self, path: str, expected_hash: str) -> bytes:
-        """The bytes at ``path``, verified by their hash. Raises ObjectNotFound, StorageError, CorruptFile."""
+        """Return the bytes at ``path``, verified by their hash. Raises ObjectNotFound, StorageError, CorruptFile."""
         with self._lock:
             cached = self._cache.get(path)
         if cached is not None:
@@ -140,7 +143,7 @@ class Blobs:
         data = self._objects.get(path)
         if content_hash(data) != expected_hash:
             raise CorruptFile("A memory blob is damaged", f"{self._objects.uri}/{path}", "Store the entry again.")
-        if len(data) <= CACHED_BYTES // 4:  # one large blob must not displace all others
+        if len(data) <= CACHED_BYTES // 4:  # one large blob must not evict all others
             with self._lock:
                 self._cache[path] = data
         return data

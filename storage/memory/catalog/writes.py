@@ -1,9 +1,9 @@
 """Write memory entries, the totals of their owners, retired blobs and the outbox to the catalog.
 
 The functions run in an open transaction under the tenant's lock (``entities.lock_tenant``). Bulk loads pass entries as
-columns: one object per entry would take a third of the time. A key is unique in its tenant. If an entry outside a
-store's boundary already has the key, the store writes under ``private(key)``, so that a refusal never reveals the keys
-of others. ``shown(key)`` undoes this; a failed lookup takes the newest private form in its scope.
+columns, because creating an object per entry would take a third of the time. A key is unique in its tenant. If an entry
+outside the boundary of a store already has the key, the store writes under ``private(key)``, so that a refusal never
+reveals the keys of others. ``shown(key)`` undoes this; a failed lookup takes the newest private form in its scope.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class Drafts:
             self.large[key] = data
 
     def latest(self) -> Drafts:
-        """The last entry of each key."""
+        """Return the last entry of each key."""
         positions = {key: position for position, key in enumerate(self.key)}
         if len(positions) == len(self):
             return self
         return self.some([positions[key] == position for position, key in enumerate(self.key)])
 
     def some(self, chosen: Sequence[bool]) -> Drafts:
-        """The entries whose position is true in ``chosen``."""
+        """Return the entries whose position is true in ``chosen``."""
         columns = {name: list(compress(getattr(self, name), chosen)) for name in DRAFT_COLUMNS}
         return Drafts(**columns, large=self.large)
 
@@ -107,26 +107,27 @@ DRAFT_COLUMNS = tuple(each.name for each in fields(Drafts) if each.name != "larg
 
 
 MARK = "\x1f"
-"""Stands between a key and what makes it private; keys of users have no control characters."""
+"""Separates a key from the suffix that makes it private; keys of users have no control characters."""
 BEHIND_PRIVATE = f"{MARK}~"
-"""A key with this is behind all private forms of it."""
+"""Sorts a key behind all private forms of it."""
 _BEHIND = " "
-"""The character after MARK: what lies between both begins with the key and MARK."""
+"""The character after MARK: strings up to it begin with the key and MARK."""
 MAX_BOUND_CHARACTERS = MAX_KEY_CHARACTERS - len(MARK) - len(new_ulid())
 
 
 def private(key: str) -> str:
-    """A private form of ``key``, unlike any other."""
+    """Return a unique private form of ``key``."""
     return f"{key}{MARK}{new_ulid()}"
 
 
 def shown(key: str) -> str:
-    """``key`` without what makes it private."""
+    """Return ``key`` without its private suffix."""
     return key.partition(MARK)[0]
 
 
 def get(connection: Connection, keys: Sequence[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
-    """The entries of ``keys`` that are in ``scope`` and have not expired, by their own key or a private form of it.
+    """Return the entries of ``keys`` that are in ``scope`` and have not expired, by their own key or a private form of
+    it.
 
     A scope of all tenants may have several entries of one key, one for each tenant.
     """
@@ -139,12 +140,12 @@ def get(connection: Connection, keys: Sequence[str], scope: Scope | Everywhere, 
 
 
 def find(connection: Connection, keys: Collection[str], scope: Scope, now: datetime) -> dict[str, EntryRow]:
-    """The newest entry in ``scope`` of each of ``keys`` that has one under a private form, by key."""
+    """Return, by key, the newest entry in ``scope`` of each of ``keys`` that has one under a private form."""
     return {shown(row.key): row for row in _private(connection, keys, scope, now)}
 
 
 def _private(connection: Connection, keys: Collection[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
-    """The entries in ``scope`` under private forms of ``keys``, the newest of each tenant last."""
+    """Return the entries in ``scope`` under private forms of ``keys``, the newest of each tenant last."""
     query = _query(connection.dialect.name, queries.depth_of(scope), scope.allowed is not None)
     parameters = {**queries.parameters_of(scope, now), "keys": queries.as_list(connection, keys)}
     return sorted((EntryRow(*row) for row in connection.execute(query, parameters)), key=lambda row: row.rev)
@@ -155,9 +156,9 @@ def _tenant(row: EntryRow) -> str:
 
 
 def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], within: Entity, now: datetime) -> Drafts:
-    """``new`` with private forms of the keys that entries outside of ``within`` have; ``known`` are all of these keys.
+    """Return ``new`` with private forms of the keys that entries outside of ``within`` have.
 
-    What is stored in ``within`` under a private form already is replaced there.
+    ``known`` are all entries of these keys. An entry that already has a private form in ``within`` is replaced there.
     """
     inside = {row.key for row in known if f"{row.path}/".startswith(f"{within.directory}/")}
     taken = {row.key for row in known} - inside
@@ -170,14 +171,14 @@ def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], with
 def _query(dialect: str, depth: int, is_limited: bool) -> sa.Select[Any]:
     if dialect == "postgresql":
         given = sa.func.unnest(sa.bindparam("keys", type_=ARRAY(sa.Text)))
-        asked = given.table_valued("value").render_derived()
+        requested = given.table_valued("value").render_derived()
     else:
-        asked = sa.func.json_each(sa.bindparam("keys")).table_valued("value")
-    begins = sa.and_(entries.c.key > asked.c.value.concat(MARK), entries.c.key < asked.c.value.concat(_BEHIND))
-    query = queries.visible(depth, is_limited).join(asked, begins)
+        requested = sa.func.json_each(sa.bindparam("keys")).table_valued("value")
+    begins = sa.and_(entries.c.key > requested.c.value.concat(MARK), entries.c.key < requested.c.value.concat(_BEHIND))
+    query = queries.visible(depth, is_limited).join(requested, begins)
     if depth:
         return query
-    return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))  # so that the index by tenant and key serves
+    return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))  # to use the index by tenant and key
 
 
 def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, within: Entity | None = None) -> None:
@@ -221,7 +222,7 @@ _REPLACE = (
 
 
 def remove(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: Scope, now: datetime) -> int:
-    """Delete the entries of ``keys`` that are in ``scope``, expired or not; returns the number of deleted entries."""
+    """Delete the entries of ``keys`` that are in ``scope``, expired or not and return the number of deleted entries."""
     rows = _locked(connection, tenant, keys, scope)
     for some in chunks(row.key for row in rows):
         connection.execute(entries.delete().where(entries.c.tenant_id == tenant.id, entries.c.key.in_(some)))
@@ -232,7 +233,7 @@ def remove(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: S
 
 
 def keys_below(connection: Connection, entity: Entity) -> list[str]:
-    """The keys of all entries at or below ``entity``, expired or not."""
+    """Return the keys of all entries at or below ``entity``, expired or not."""
     tops = list(ids_of(connection, [entity.directory]).values())
     query = (
         sa.select(entries.c.key)
@@ -243,7 +244,7 @@ def keys_below(connection: Connection, entity: Entity) -> list[str]:
 
 
 def relocate(connection: Connection, tenant: Tenant, source: Entity, target: Entity, now: datetime) -> int:
-    """Add the move of all entries from ``source`` to ``target`` to the outbox; returns the number of entries."""
+    """Add the move of all entries from ``source`` to ``target`` to the outbox, and return the number of entries."""
     tops = list(ids_of(connection, [target.directory]).values())
     below = sa.select(closure.c.descendant_id).where(closure.c.ancestor_id.in_(tops))
     moved = connection.execute(entries.update().where(entries.c.entity_id.in_(below)).values(rev=tenant.rev))
@@ -258,7 +259,7 @@ def relocate(connection: Connection, tenant: Tenant, source: Entity, target: Ent
 
 
 def _locked(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: Scope | None = None) -> list[EntryRow]:
-    """The entries of ``keys``, expired or not; the caller holds the tenant's lock."""
+    """Return the entries of ``keys``, expired or not; the caller holds the tenant's lock."""
     is_deep = scope is not None and len(scope.within.parts) > 1
     query = _locked_query(connection.dialect.name, is_deep, scope is not None and scope.allowed is not None)
     parameters: dict[str, Any] = {"tenant_id": tenant.id, "keys": as_list(connection, keys)}
@@ -311,7 +312,7 @@ _ADD_TO_OWNERS = sa.text(  # SQLAlchemy does not cache the compiled form of its 
 def _retire(connection: Connection, blobs: Iterable[str | None], now: datetime) -> None:
     rows = [{"path": path, "retired": now} for path in dict.fromkeys(blobs) if path is not None]
     if rows:
-        # A store that is retried after a lost acknowledgement may use a retired blob again, which has a row already.
+        # A store that retries after a lost acknowledgement may use a retired blob again, which already has a row.
         insert = upsert(connection, retired_blobs)
         again = insert.on_conflict_do_update(index_elements=["path"], set_={"retired": insert.excluded.retired})
         connection.execute(again, rows)

@@ -3,7 +3,7 @@
 A repository's configuration can name commands: filters, hooks, monitors, and helpers for diffs, credentials and
 transports. Commands that read objects or files therefore use a temporary git directory, which borrows objects, index
 and ignore rules but not the settings. Only commands that execute nothing read the repository itself, for paths, commit
-names and settings. Only ``ask_remote`` uses the network, to ask a remote for its branches.
+names and settings. ``ask_remote`` uses the network, to ask a remote for its branches; else only mirrors do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,20 +24,21 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 120
 _ASLEEP_SECONDS = 3.0
-"""A pipe in place of a file that git reads would stop it for good. If it sleeps that long, callers go on without it."""
+"""A pipe in place of a file that git reads would block it forever.
+
+If git sleeps this long, callers continue without it."""
 _STEERING = (".gitignore", ".gitattributes")
 _STEERED = frozenset({"check-ignore", "diff-files", "status"})
 """The commands that read the files ``_STEERING`` of a work tree."""
 _KEPT_VARIABLES = frozenset({"GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_SYSTEM"})
-"""Where the user's own configuration is. Hooks of git set others, which point to another repository."""
+"""The location of the user's own configuration. Git hooks set other variables, which point to another repository."""
 _SETTINGS = (
     "autocrlf|eol|filemode|ignorecase|longpaths|precomposeunicode|protecthfs|protectntfs|safecrlf"
     "|sparsecheckout|sparsecheckoutcone|symlinks"
 )
-"""Settings below ``core`` that decide how files compare with objects. None of them is a command or a path.
+"""Settings below ``core`` that determine how files compare with objects. None of them is a command or a path.
 
-Those that make git look at less than ctime and inode are not among them: a file could change unseen.
-"""
+Settings that make git compare less than ctime and inode are excluded, because a file could change unseen."""
 _SETTING = re.compile(rf"core\.({_SETTINGS})\n([a-z]+)", re.IGNORECASE)
 _EXCLUDES = "core.excludesfile\n"
 _TRUSTED_SCOPES = ("system", "global")
@@ -46,11 +48,11 @@ _ASKED = (
     *("--git-path", "shallow", "--git-path", "info/sparse-checkout", "--git-common-dir"),
 )
 _READ_BY_GIT = ("HEAD", "commondir", "config", "config.worktree", "gitdir", "index", "packed-refs")
-_REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
-"""Variables of the user by which git reaches a remote."""
+REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
+"""Variables of the user with which git connects to a remote."""
 _UNBORN = "ref: refs/heads/unborn"
 _SSH_PLACE = re.compile(r"[^/]+:")
-"""``host:path``, as git tells it from the path of a folder."""
+"""``host:path``, as git distinguishes it from the path of a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Running:
 
 
 def find_repository(folder: str) -> Repository | None:
-    """The repository whose work tree contains ``folder``; None without git, or if git refuses to read it."""
+    """Return the repository whose work tree contains ``folder``; None without git, or if git refuses to read it."""
     git_entry = _git_above(folder)
     if git_entry is None or not _is_readable(git_entry):
         return None
@@ -95,8 +97,8 @@ def find_repository(folder: str) -> Repository | None:
     top, prefix, git_dir, object_format, *paths = lines[:-1]
     if not _is_same(os.path.join(top, prefix), folder):
         return None  # the repository's configuration moves its work tree elsewhere
-    asked = rf"^core\.({_SETTINGS}|excludesfile)$"
-    settings = ask(folder, "config", "-z", "--show-scope", "--get-regexp", asked) or b""
+    setting_names = rf"^core\.({_SETTINGS}|excludesfile)$"
+    settings = ask(folder, "config", "-z", "--show-scope", "--get-regexp", setting_names) or b""
     scoped = settings.decode("utf-8", "surrogateescape").split("\0")
     found = list(zip(scoped[::2], scoped[1::2], strict=False))
     pairs = tuple((match[1], match[2]) for _, value in found if (match := _SETTING.fullmatch(value)))
@@ -108,9 +110,9 @@ def find_repository(folder: str) -> Repository | None:
 
 
 def nested_repository(folder: str, git_dir: str) -> Repository | None:
-    """The repository at the top of ``folder``, for ``ls-files`` only, which needs no settings; executes nothing.
+    """Return the repository at the top of ``folder``, for ``ls-files`` only, which needs no settings; executes nothing.
 
-    None if git might wait for its files.
+    Returns None if git might block on its files.
     """
     if not _is_readable(git_dir):
         return None
@@ -132,13 +134,16 @@ def nested_repository(folder: str, git_dir: str) -> Repository | None:
 
 
 def common_dir_of(git_dir: str) -> str:
-    """The git directory that a linked work tree shares with others; ``git_dir`` itself of any other."""
+    """Return the git directory that a linked work tree shares with others; for any other, ``git_dir`` itself."""
     above, _, _ = git_dir.rstrip("/").rpartition("/")
     return os.path.realpath(os.path.dirname(above) if os.path.basename(above) == "worktrees" else git_dir)
 
 
 def _excludes_file(top: str, settings: list[tuple[str, str]]) -> str:
-    """What ``core.excludesFile`` names, or its default; a repository may name a file of its work tree only."""
+    """Return the file that ``core.excludesFile`` names, or its default.
+
+    A repository may name a file of its work tree only.
+    """
     scope, value = "global", None
     for each, setting in settings:
         if setting.lower().startswith(_EXCLUDES):
@@ -154,7 +159,7 @@ def _excludes_file(top: str, settings: list[tuple[str, str]]) -> str:
 
 
 def excludes_file(folder: str) -> str:
-    """The ignore file of the user for all repositories, as seen from a folder that is in none; it may not exist."""
+    """Return the user's global ignore file, as seen from a folder outside of any repository; it may not exist."""
     settings = ask(folder, "config", "-z", "--show-scope", "--get-regexp", r"^core\.excludesfile$") or b""
     scoped = settings.decode("utf-8", "surrogateescape").split("\0")
     return _excludes_file(folder, list(zip(scoped[::2], scoped[1::2], strict=False)))
@@ -176,33 +181,36 @@ def ask(folder: str, *arguments: str) -> bytes | None:
 def ask_remote(folder: str, *arguments: str) -> bytes | None:
     """Ask the remote ``origin`` of the repository around ``folder``; None if there is none, or it does not answer.
 
-    The repository names only where the remote is, and HTTP headers for it, which hold the token of a CI build. How to
-    reach it, and with which credentials, is what the user's own configuration says; nothing asks for a password.
+    The repository provides only the address of the remote, and HTTP headers for it, which hold the token of a CI build.
+    The user's own configuration decides how to connect and with which credentials; nothing prompts for a password.
     """
     where = ask(folder, "config", "--get", "remote.origin.url")
     url = where.decode("utf-8", "surrogateescape").strip() if where else ""
     if not url:
         return None
     if "://" not in url and not _SSH_PLACE.match(url):
-        url = os.path.join(folder, url)  # of a folder; git would take it relative to where it runs
+        url = os.path.join(folder, url)  # for a folder; git would resolve it relative to its working directory
     headers = (ask(folder, "config", "-z", "--get-regexp", r"^http\..*extraheader$") or b"").split(b"\0")[:-1]
     pairs = [entry.decode("utf-8", "surrogateescape").partition("\n") for entry in headers]
     variables = {"GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh", "GIT_CONFIG_COUNT": str(len(pairs))}
     for number, (key, _, value) in enumerate(pairs):
         variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    variables |= {name: os.environ[name] for name in _REACHING if name in os.environ}
+    variables |= {name: os.environ[name] for name in REACHING if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
         variables["GIT_CEILING_DIRECTORIES"] = os.path.dirname(elsewhere)
         return _output(_start(elsewhere, (*arguments, "--", url), variables))
 
 
 def run(repository: Repository, folder: str, *arguments: str, head: str = "") -> bytes | None:
-    """Run git in ``folder`` with commit ``head`` checked out; returns its output, None if it fails or times out."""
+    """Run git in ``folder`` with commit ``head`` checked out, and return its output; None if it fails or times out."""
     return finish(start(repository, folder, *arguments, head=head))
 
 
 def start(repository: Repository, folder: str, *arguments: str, head: str = "") -> Running | None:
-    """As ``run``, without waiting: pass the result to ``finish``. None if git cannot run, or might wait for a file."""
+    """Start a command as ``run`` does, without waiting; pass the result to ``finish``.
+
+    Returns None if git cannot run, or might block on a file.
+    """
     if _STEERED.intersection(arguments) and not _steering_is_readable(repository, folder):
         return None
     excludes = repository.excludes if os.path.isfile(repository.excludes) else os.devnull
@@ -230,7 +238,7 @@ def start(repository: Repository, folder: str, *arguments: str, head: str = "") 
 
 
 def finish(running: Running | None) -> bytes | None:
-    """Wait for a command of ``start``; returns its output, None if it failed or took too long."""
+    """Wait for a command of ``start``, and return its output; None if it failed or took too long."""
     if running is None:
         return None
     try:
@@ -266,6 +274,26 @@ def _fill(git_dir: str, repository: Repository, head: str) -> None:
 
 
 def _start(folder: str, arguments: tuple[str, ...], variables: dict[str, str]) -> subprocess.Popen[bytes] | None:
+    try:
+        return spawn(folder, arguments, variables)
+    except OSError as error:
+        log.debug("cannot run git: %s", error)
+        return None
+
+
+def spawn(
+    folder: str,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+    detached: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start git without its prompts, replacement objects, lazy fetches and network, unless ``variables`` say otherwise.
+
+    A ``detached`` command has no terminal, so that nothing that it starts can ask there. Raises OSError.
+    """
     environment = {k: value for k, value in os.environ.items() if not k.startswith("GIT_") or k in _KEPT_VARIABLES}
     environment |= {
         "GIT_OPTIONAL_LOCKS": "0",
@@ -276,18 +304,15 @@ def _start(folder: str, arguments: tuple[str, ...], variables: dict[str, str]) -
         "LC_ALL": "C",
     }
     command = ["git", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", *arguments]
-    try:
-        return subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment | variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError as error:
-        log.debug("cannot run git: %s", error)
-        return None
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment | dict(variables),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        start_new_session=detached,
+    )
 
 
 def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
@@ -307,7 +332,7 @@ def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
             if now - since > _ASLEEP_SECONDS or now - started > _TIMEOUT_SECONDS:
                 process.kill()
                 process.communicate()
-                log.warning("git waited for a file and was ended: %s", process.args)
+                log.warning("git blocked on a file and was stopped: %s", process.args)
                 return None
     if process.returncode != 0:
         log.debug("%s failed with %d", process.args, process.returncode)
@@ -316,7 +341,10 @@ def _output(process: subprocess.Popen[bytes] | None) -> bytes | None:
 
 
 def _effort_of_sleeper(pid: int) -> int | None:
-    """How often the threads of a process have gone to sleep; None if one of them is awake, or nothing tells."""
+    """Return how often the threads of a process have gone to sleep.
+
+    None if one of them is awake or the count is unknown.
+    """
     effort = 0
     try:
         for status in Path(f"/proc/{pid}/task").glob("*/status"):
@@ -330,7 +358,9 @@ def _effort_of_sleeper(pid: int) -> int | None:
 
 
 def _steering_is_readable(repository: Repository, folder: str) -> bool:
-    """Whether none of the files that steer git, from the top of the work tree to ``folder``, is a pipe or the like."""
+    """Return whether none of the files that steer git, from the top of the work tree to ``folder``, is a pipe or the
+    like.
+    """
     parts = os.path.relpath(os.path.realpath(folder), os.path.realpath(repository.top)).split(os.sep)
     if parts[0] == os.pardir:
         return False
@@ -340,7 +370,7 @@ def _steering_is_readable(repository: Repository, folder: str) -> bool:
 
 
 def _git_above(root: str) -> str | None:
-    """The path of the nearest entry named ``.git``."""
+    """Return the path of the nearest entry named ``.git``."""
     folder = root
     while True:
         entry = os.path.join(folder, ".git")
@@ -353,7 +383,7 @@ def _git_above(root: str) -> str | None:
 
 
 def _is_readable(git_entry: str) -> bool:
-    """Whether git can read its files without waiting: none of them is a pipe, a socket or a device."""
+    """Return whether git can read its files without blocking: none of them is a pipe, a socket or a device."""
     if not os.path.isdir(git_entry):
         return os.path.isfile(git_entry)
     paths = (os.path.join(git_entry, name) for name in _READ_BY_GIT)

@@ -1,1 +1,0 @@
-"""One module for each version of the catalog, never changed once it is released."""

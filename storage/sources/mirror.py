@@ -1,0 +1,567 @@
+"""Mirrors: the objects of a git repository that is named by a URL, in a cache folder of this machine.
+
+A mirror holds the newest commits that were asked for, without history and without a work tree. Its configuration is
+Driftline's own, so nothing that the repository names is executed, checked out or followed: no hook, filter, submodule,
+redirect or other protocol. A repository on this disk is not copied: its mirror borrows the objects where they are.
+
+Processes share mirrors. One of them fetches at a time, and removes what a killed fetch has left. A mirror in use is
+neither packed anew nor deleted to make room.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, redacted
+from driftline.storage.sources.isolation import REACHING, ask, spawn
+
+log = logging.getLogger(__name__)
+
+CACHE_VARIABLE = "DRIFTLINE_GIT_CACHE"
+LIMIT_VARIABLE = "DRIFTLINE_GIT_CACHE_BYTES"
+DEFAULT_CACHE_BYTES = 20 * 10**9
+"""So much do all mirrors take before those that were used least recently are deleted."""
+KEPT_COMMITS = 2
+"""So many commits of a mirror keep their objects: the last one shows what has changed since."""
+TIDIED_AFTER = 24
+"""A mirror of more packs is packed anew."""
+HOLD_ATTEMPTS = 3
+ASK_SECONDS = 60.0
+FETCH_SECONDS = 3600.0
+_POLL_SECONDS = 0.5
+_ERROR_BYTES = 8192
+
+COMMIT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_SCHEMES = frozenset({"file", "http", "https", "ssh"})
+_SCP = re.compile(r"(?P<user>[A-Za-z0-9._-]+)@(?P<host>[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):(?P<path>[^\\:].*)")
+_CREDENTIAL = re.compile(r"(?:(?P<user>[A-Za-z0-9._~-]+):)?\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
+_PORT = re.compile(r"[^:]*:\d+|\[[^]]*\](?::\d+)?|[^:]*")
+_REF = re.compile(r"(?!/|.*(?://|\.\.|@\{|\.lock$|/$|\.$))[^\x00-\x20\x7f~^:?*\[\\]+")
+_ANY_USER = "x-access-token"
+"""Hosts accept any user, or this one, with a token as password."""
+_BY_REFERENCE = "Write git+https://${NAME}@host/path, where NAME is a variable that holds the token."
+_DENIED = re.compile(
+    r"authentication failed|could not read (?:username|password)|permission denied|error: 40[13]|publickey"
+)
+_MISSING = re.compile(r"not found|does not exist|not appear to be a git repository|error: 404")
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A git repository as its URL names it.
+
+    ``location`` is what git calls it: a path, a URL or ``user@host:path``, without credentials; ``ref`` is a branch, a
+    tag, a commit or the full name of a ref, and "" the default branch. ``variable`` is the environment variable that
+    holds the token of ``user``.
+    """
+
+    location: str
+    protocol: str
+    ref: str = ""
+    user: str = ""
+    variable: str = ""
+
+    @property
+    def uri(self) -> str:
+        """The canonical URI, without credentials."""
+        prefix = {"file": "git+file://", "ssh": "git+ssh://"}.get(self.protocol, "git+")
+        return prefix + self.location.removeprefix("ssh://") + (f"@{self.ref}" if self.ref else "")
+
+    @property
+    def is_local(self) -> bool:
+        return self.protocol == "file"
+
+    @property
+    def name(self) -> str:
+        """The last part of the path, without ``.git``."""
+        path = self.location.rstrip("/").removesuffix("/.git")
+        return re.split(r"[/:]", path)[-1].removesuffix(".git") or "repository"
+
+
+def parse_remote(text: str) -> Remote | None:
+    """The repository that a URI names; None for one of another kind.
+
+    Raises UsageError for credentials that are not given by reference, and for a URL that git would read otherwise.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        match = _SCP.fullmatch(text)
+        return _remote("ssh", text) if match and not os.path.exists(text) else None
+    if scheme.startswith("git+"):
+        protocol = scheme.removeprefix("git+")
+        if protocol not in _SCHEMES:
+            raise UsageError(
+                f"Git repositories are not read by {protocol!r}", text, "Use git+https, git+ssh, git+file."
+            )
+        return _remote(protocol, rest)
+    path, _ = _split_ref(rest)
+    is_one = scheme in ("http", "https", "ssh") and path.rstrip("/").endswith(".git")
+    return _remote(scheme, rest) if is_one else None
+
+
+def bare_repository(folder: str) -> Remote | None:
+    """The repository whose git directory ``folder`` is: a bare or mirror clone; None for any other folder."""
+    is_one = os.path.isfile(os.path.join(folder, "HEAD")) and all(
+        os.path.isdir(os.path.join(folder, name)) for name in ("objects", "refs")
+    )
+    return Remote(folder, "file") if is_one else None
+
+
+def _split_ref(rest: str) -> tuple[str, str]:
+    """``host/path@ref`` as ``(host/path, ref)``; an @ of the host belongs to the user."""
+    slash = max(rest.find("/"), rest.find(":") if "@" in rest.partition(":")[0] else -1)
+    head, tail = rest[: slash + 1], rest[slash + 1 :]
+    path, at, ref = tail.rpartition("@")
+    return (head + path, ref) if at else (rest, "")
+
+
+def _remote(protocol: str, rest: str) -> Remote:
+    if not rest.isprintable() or " " in rest or "?" in rest or "#" in rest:
+        shown = rest.partition("?")[0].partition("#")[0]
+        raise UsageError(
+            "The URL of a repository has a query string, a fragment or a blank",
+            repr(f"git+{protocol}://{shown}"),
+            "Name a branch, tag or commit after an @ at the end.",
+        )
+    if protocol == "file":
+        is_whole = os.path.isdir(rest)
+        path, ref = (rest, "") if is_whole else _split_ref(rest)
+        place = os.path.realpath(os.path.expanduser(path))
+        inside = os.path.join(place, ".git")
+        return Remote(inside if os.path.isdir(inside) else place, "file", _checked_ref(ref, rest))
+    path, ref = _split_ref(rest)
+    netloc, slash, tail = path.partition("/")
+    credentials, _, host = netloc.rpartition("@")
+    shown = f"git+{protocol}://{host}{slash}{tail}"
+    if not host or host.startswith("-") or credentials.startswith("-"):
+        raise UsageError("The URL of a repository names no host", shown, "Write git+https://host/path.git.")
+    user, variable = "", ""
+    if protocol == "ssh":
+        if ":" in credentials or "$" in credentials:
+            raise UsageError("Ssh takes no password in a URL", shown, "Use a key of the ssh agent.")
+        location = f"{credentials}@{path.rpartition('@')[2]}" if credentials else path
+        if _PORT.fullmatch(host):
+            location = f"ssh://{location}"
+    else:
+        match = _CREDENTIAL.fullmatch(credentials)
+        if credentials and match is None:
+            raise UsageError("The URL of a repository may hold a secret", shown, _BY_REFERENCE)
+        user, variable = (match["user"] or _ANY_USER, match["name"]) if match else ("", "")
+        location = f"{protocol}://{host}{slash}{tail.rstrip('/')}"
+    return Remote(location, protocol, _checked_ref(ref, shown), user, variable)
+
+
+def _checked_ref(ref: str, where: str) -> str:
+    if ref and (ref.startswith("-") or not _REF.fullmatch(ref)):
+        raise UsageError(
+            f"{ref!r} is no name of a branch, a tag or a commit", where, "Correct what stands after the @."
+        )
+    return ref
+
+
+# -- asking -------------------------------------------------------------------------------------
+
+
+def resolve(remote: Remote) -> str:
+    """The id of the commit that ``remote`` names now, with one request.
+
+    Raises SourceNotFound if there is none, AccessDenied, StorageError, UsageError without the variable of a token.
+    """
+    if remote.is_local:
+        return _resolve_local(remote)
+    if COMMIT_ID.fullmatch(remote.ref):
+        return remote.ref
+    wanted = _names(remote.ref)
+    with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
+        variables = _reaching(remote) | {"GIT_CEILING_DIRECTORIES": os.path.dirname(elsewhere)}
+        answer = _run(
+            remote, elsewhere, ("ls-remote", "--quiet", "--", remote.location, *wanted), variables, ASK_SECONDS
+        )
+    lines = (line.split("\t", 1) for line in answer.decode("utf-8", "replace").splitlines())
+    found = {name: commit for commit, name in (line for line in lines if len(line) == 2)}
+    commit = next((found[name] for name in wanted if name in found), "")
+    if not COMMIT_ID.fullmatch(commit):
+        raise _no_commit(remote)
+    return commit
+
+
+def _names(ref: str) -> list[str]:
+    """The refs that a name may stand for, the first one that exists counts; a tag stands for its commit."""
+    if not ref or ref.startswith("refs/"):
+        return [f"{ref}^{{}}", ref] if ref else ["HEAD"]
+    return [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
+
+
+def _resolve_local(remote: Remote) -> str:
+    git_dir = _git_dir(remote)
+    names = [remote.ref] if COMMIT_ID.fullmatch(remote.ref) else [n for n in _names(remote.ref) if not n.endswith("{}")]
+    for name in names:
+        answer = _ask(git_dir, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        if answer is not None and COMMIT_ID.fullmatch(answer):
+            return answer
+    raise _no_commit(remote)
+
+
+def _no_commit(remote: Remote) -> SourceNotFound:
+    if remote.ref:
+        return SourceNotFound(f"The repository has no branch, tag or commit {remote.ref!r}", remote.uri, "Correct it.")
+    return SourceNotFound("The repository has no commit on its default branch", remote.uri, "Name a branch after an @.")
+
+
+def _git_dir(remote: Remote) -> str:
+    """The git directory of a repository on this disk, whose files git can read without waiting."""
+    git_dir = remote.location
+    if bare_repository(git_dir) is None:
+        raise SourceNotFound("The folder is no git repository", remote.location, "Check the spelling.")
+    for name in ("HEAD", "config", "packed-refs", "shallow"):
+        path = os.path.join(git_dir, name)
+        if os.path.lexists(path) and not os.path.isfile(path):
+            raise SourceNotFound("A file of the repository is not a regular one", path, "Git would wait for it.")
+    return git_dir
+
+
+def _ask(git_dir: str, *arguments: str) -> str | None:
+    answer = ask(git_dir, "--git-dir", git_dir, *arguments)
+    return answer.decode("utf-8", "replace").strip() if answer is not None else None
+
+
+# -- reaching the host --------------------------------------------------------------------------
+
+
+def _reaching(remote: Remote) -> dict[str, str]:
+    """The environment of a command that uses the network: the user's own ways, and our settings above them."""
+    variables = {name: os.environ[name] for name in REACHING if name in os.environ}
+    variables["GIT_ALLOW_PROTOCOL"] = remote.protocol
+    settings = {
+        "core.hooksPath": os.devnull,
+        "credential.interactive": "false",
+        "fetch.recurseSubmodules": "false",
+        "fetch.unpackLimit": "1",
+        "fetch.writeCommitGraph": "false",
+        "gc.auto": "0",
+        "http.followRedirects": "false",  # a token in a header would follow
+        "http.lowSpeedLimit": "1",
+        "http.lowSpeedTime": "60",
+        "maintenance.auto": "false",
+        "protocol.version": "2",
+        "transfer.bundleURI": "false",
+    }
+    if remote.variable:
+        token = os.environ.get(remote.variable)
+        if not token:
+            raise UsageError(f"The repository needs the variable {remote.variable}", remote.uri, "Set it.")
+        basic = base64.b64encode(f"{remote.user}:{token}".encode()).decode()
+        scheme, _, rest = remote.location.partition("://")
+        settings[f"http.{scheme}://{rest.partition('/')[0]}/.extraHeader"] = f"Authorization: Basic {basic}"
+    if remote.protocol == "ssh" and not (
+        {"GIT_SSH", "GIT_SSH_COMMAND"} & variables.keys() or ask("/", "config", "--get", "core.sshCommand")
+    ):
+        settings["core.sshCommand"] = "ssh -oBatchMode=yes -oConnectTimeout=30 -oServerAliveInterval=20"
+    for number, (key, value) in enumerate(settings.items()):
+        variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return variables | {"GIT_CONFIG_COUNT": str(len(settings))}
+
+
+def _run(
+    remote: Remote,
+    folder: str,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    seconds: float,
+    *,
+    pack_bytes: int | None = None,
+) -> bytes:
+    """The output of a command that asks ``remote``. Ends it after ``seconds``, or once its pack is too large."""
+    deadline = time.monotonic() + seconds
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = spawn(folder, arguments, variables, stderr=errors.fileno(), detached=True)
+        except OSError as error:
+            raise StorageError("Git cannot be run", remote.uri, f"Install git ({error.strerror}).") from error
+        why = ""
+        while True:
+            try:
+                output, _ = process.communicate(timeout=_POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    why = f"The host did not answer within {seconds:g} s"
+                elif pack_bytes is not None and _incoming_bytes(folder) > pack_bytes:
+                    why = _too_large(pack_bytes)
+                if why:  # with the helpers that it has started
+                    os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode != 0:
+            raise _failure(remote, why, _tail(errors))
+    return output
+
+
+def _too_large(limit: int) -> str:
+    return f"The repository has more than {limit / 1e9:g} GB, the limit of {LIMIT_VARIABLE}"
+
+
+def _incoming_bytes(git_dir: str) -> int:
+    with contextlib.suppress(OSError), os.scandir(os.path.join(git_dir, "objects", "pack")) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.name.startswith("tmp_"))
+    return 0
+
+
+def _tail(errors: IO[bytes]) -> str:
+    size = errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, size - _ERROR_BYTES))
+    return errors.read().decode("utf-8", "replace")
+
+
+def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFound | StorageError:
+    """What git said, as an error; it never says what it was given in its environment."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = next((line for line in reversed(lines) if line.startswith(("fatal:", "error:", "remote:"))), "")
+    reason = redacted(last or (lines[-1] if lines else "git failed"))[:300]
+    told = said.lower()
+    if why:
+        return StorageError(why, remote.uri, "Run it again.")
+    if _DENIED.search(told):
+        return AccessDenied("The host denies access to the repository", remote.uri, f"{_BY_REFERENCE} ({reason})")
+    if _MISSING.search(told):
+        return SourceNotFound("The host has no such repository", remote.uri, f"Check the spelling ({reason}).")
+    if "redirect" in told or "error: 30" in told:
+        return StorageError("The host redirects to another URL", remote.uri, f"Name that one ({reason}).")
+    return StorageError("Git cannot reach the repository", remote.uri, reason)
+
+
+# -- the cache ----------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """The folder of all mirrors: $DRIFTLINE_GIT_CACHE, else ``driftline/git`` in the user's cache folder."""
+    if named := os.environ.get(CACHE_VARIABLE):
+        return Path(named).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "driftline" / "git"
+
+
+def cache_bytes() -> int:
+    """The limit of all mirrors. Raises UsageError."""
+    text = os.environ.get(LIMIT_VARIABLE) or str(DEFAULT_CACHE_BYTES)
+    if not text.isdecimal():
+        raise UsageError(f"{LIMIT_VARIABLE} must be a number of bytes", text, "Correct it.")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """The mirror of a remote in ``folder``, which may not exist yet; ``git_dir`` is a bare repository in it."""
+
+    remote: Remote
+    folder: Path
+
+    @classmethod
+    def of(cls, remote: Remote) -> Mirror:
+        """The mirror of ``remote`` on this machine; contacts nothing."""
+        digest = hashlib.sha256(f"{remote.protocol} {remote.location}".encode("utf-8", "surrogateescape")).hexdigest()
+        return cls(remote, cache_folder() / digest[:24])
+
+    @property
+    def git_dir(self) -> str:
+        return str(self.folder / "repository")
+
+    def has(self, commit: str) -> bool:
+        """Whether the mirror holds the whole tree of ``commit``."""
+        if not COMMIT_ID.fullmatch(commit) or not os.path.isdir(self.git_dir):
+            return False
+        if self.remote.is_local:
+            return _ask(self.git_dir, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}") == commit
+        return self._ref(commit).exists()
+
+    def newest(self) -> str | None:
+        """The commit that was fetched last, without asking the remote; of a repository on this disk, that of now."""
+        if self.remote.is_local:
+            return resolve(self.remote)
+        with contextlib.suppress(OSError):
+            refs = [(entry.stat().st_mtime_ns, entry.name) for entry in os.scandir(self._refs)]
+            return max(refs)[1] if refs else None
+        return None
+
+    def ensure(self, commit: str) -> None:
+        """Fetch ``commit`` unless the mirror has it. Raises AccessDenied, SourceNotFound, StorageError, UsageError."""
+        if self.remote.is_local:
+            self._borrow()
+            return
+        if not self.has(commit):
+            with self._locked("fetch"):
+                if not self.has(commit):
+                    self._fetch(commit)
+            _make_room(self.folder)
+        os.utime(self.folder)  # the time of the last use
+
+    @contextlib.contextmanager
+    def holding(self, commit: str) -> Iterator[None]:
+        """Keep the mirror, with the tree of ``commit`` in it, from being tidied or deleted. Raises as ``ensure``."""
+        for _ in range(HOLD_ATTEMPTS):
+            self.ensure(commit)
+            with self._locked("use", shared=True):
+                if self.has(commit):  # another process may have made room in between
+                    yield
+                    return
+        raise StorageError("Other repositories take the room of this one", self.remote.uri, f"Raise {LIMIT_VARIABLE}.")
+
+    @property
+    def _refs(self) -> str:
+        return os.path.join(self.git_dir, "refs", "driftline")
+
+    def _ref(self, commit: str) -> Path:
+        return Path(self._refs, commit)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[bool]:
+        """Hold a lock of the mirror, also against threads of this process; yields False if it does not wait for it."""
+        path = self.folder / name
+        how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+        while True:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                lock = path.open("a")
+            except FileNotFoundError:
+                continue  # deleted since
+            with lock:
+                try:
+                    fcntl.flock(lock, how)
+                except BlockingIOError:
+                    yield False
+                    return
+                if _is_same_file(lock.fileno(), path):
+                    yield True
+                    return
+
+    def _borrow(self) -> None:
+        """Let the mirror find the objects of a repository on this disk where they are."""
+        git_dir = _git_dir(self.remote)
+        objects = os.path.realpath(
+            _ask(git_dir, "rev-parse", "--git-path", "objects") or os.path.join(git_dir, "objects")
+        )
+        if "\n" in objects or objects.startswith('"'):
+            raise SourceNotFound("Git cannot borrow from a folder of this name", repr(objects), "Rename the folder.")
+        shallow = os.path.join(git_dir, "shallow")
+        with self._locked("fetch"):
+            self._create(_ask(git_dir, "rev-parse", "--show-object-format") or "sha1")
+            _write(Path(self.git_dir, "objects", "info", "alternates"), f"{objects}\n")
+            text = Path(shallow).read_text("ascii") if os.path.isfile(shallow) else ""
+            _write(Path(self.git_dir, "shallow"), text)
+
+    def _create(self, object_format: str) -> None:
+        """Make an empty repository that names no command; does nothing if there is one."""
+        if os.path.exists(os.path.join(self.git_dir, "HEAD")):
+            return
+        for part in ("objects/info", "objects/pack", "refs/driftline"):
+            os.makedirs(os.path.join(self.git_dir, part), exist_ok=True)
+        is_sha1 = object_format == "sha1"
+        config = f"[core]\n\trepositoryformatversion = {0 if is_sha1 else 1}\n\tbare = true\n"
+        config += "" if is_sha1 else f"[extensions]\n\tobjectformat = {object_format}\n"
+        _write(Path(self.git_dir, "config"), config)
+        _write(Path(self.folder, "remote"), f"{self.remote.uri}\n")
+        _write(Path(self.git_dir, "HEAD"), "ref: refs/heads/unborn\n")  # last: now it is a repository
+
+    def _fetch(self, commit: str) -> None:
+        self._create("sha1" if len(commit) == 40 else "sha256")
+        self._remove_leftovers()
+        variables = _reaching(self.remote) | {"GIT_DIR": self.git_dir}
+        options = (
+            "--quiet",
+            "--no-tags",
+            "--no-recurse-submodules",
+            "--no-write-fetch-head",
+            "--no-show-forced-updates",
+        )
+        spec = f"+{commit}:refs/driftline/{commit}"
+        limit = cache_bytes()
+        try:
+            shallow = ("fetch", *options, "--depth=1", "--", self.remote.location, spec)
+            _run(self.remote, self.git_dir, shallow, variables, FETCH_SECONDS, pack_bytes=limit)
+        except StorageError as error:
+            if "shallow" not in str(error):
+                raise
+            whole = ("fetch", *options, "--", self.remote.location, spec)  # over dumb HTTP
+            _run(self.remote, self.git_dir, whole, variables, FETCH_SECONDS, pack_bytes=limit)
+        if _size_bytes(self.folder) > limit:
+            shutil.rmtree(self.git_dir, ignore_errors=True)
+            raise StorageError(_too_large(limit), self.remote.uri, "Raise it.")
+        refs = sorted(os.scandir(self._refs), key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
+        for old in refs[KEPT_COMMITS:]:
+            os.unlink(old.path)
+        self._tidy()
+        _write(self.folder / "size", str(_size_bytes(self.folder)))
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a killed fetch has left: only one fetches at a time."""
+        for folder, _, names in os.walk(self.git_dir):
+            for name in names:
+                if name.endswith(".lock") or name.startswith("tmp_"):
+                    with contextlib.suppress(OSError):
+                        os.unlink(os.path.join(folder, name))
+
+    def _tidy(self) -> None:
+        """Drop the objects of forgotten commits once there are many packs, unless somebody else reads the mirror."""
+        packs = [name for name in os.listdir(os.path.join(self.git_dir, "objects", "pack")) if name.endswith(".pack")]
+        if len(packs) <= TIDIED_AFTER:
+            return
+        with self._locked("use", wait=False) as idle:
+            if idle:
+                command = ("-c", "gc.packRefs=false", "gc", "--quiet", "--prune=now")
+                _run(self.remote, self.git_dir, command, {"GIT_DIR": self.git_dir}, FETCH_SECONDS)
+
+    def delete(self) -> bool:
+        """Delete the mirror unless it is in use; returns whether it is gone."""
+        with self._locked("use", wait=False) as idle:
+            if idle:
+                doomed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.deleted")
+                os.rename(self.folder, doomed)  # at once: somebody may make the mirror anew meanwhile
+                shutil.rmtree(doomed, ignore_errors=True)
+        return idle
+
+
+def _make_room(keep: Path) -> None:
+    """Delete the mirrors that were used least recently, but ``keep``, until all of them fit into the cache."""
+    sizes = {}
+    for folder in cache_folder().iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            sizes[folder] = int((folder / "size").read_text())
+    excess = sum(sizes.values()) - cache_bytes()
+    for folder in sorted(sizes.keys() - {keep}, key=_last_used) if excess > 0 else ():
+        if excess > 0 and Mirror(Remote("", "file"), folder).delete():
+            log.info("the mirror %s was deleted to make room", folder)
+            excess -= sizes[folder]
+
+
+def _last_used(folder: Path) -> float:
+    return folder.stat().st_mtime if folder.exists() else 0.0
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.new")
+    partial.write_text(text)
+    os.replace(partial, path)

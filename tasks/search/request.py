@@ -1,0 +1,339 @@
+"""The request of a search: one model that every interface builds, checked here (DESIGN, "Search").
+
+Each option is one line: its name, type and default, what it does, and where its names or limits differ between
+interfaces. The command line, the HTTP API and page, the MCP tool, the action, ``[search]`` of ``driftline.toml`` and
+the Python functions take their parameters from the table ``OPTIONS``.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from math import inf
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from driftline.storage.defaults import (
+    DEFAULT_ENTRIES,
+    DEFAULT_N_LINES,
+    DEFAULT_TOP_K,
+    FALLBACK_THRESHOLD,
+    MAX_RERANKED,
+    Strategy,
+)
+from driftline.storage.errors import UsageError
+from driftline.storage.globs import alternatives, check_glob, is_unicode
+from driftline.storage.lines.outline import KINDS
+from driftline.storage.options import INTERFACES, Option, option, options_of
+
+if TYPE_CHECKING:
+    from driftline.storage.entities import Entity
+    from driftline.storage.lines.filters import LineFilter
+
+Mode = Literal["hybrid", "vector", "text"]
+"""By words and meaning, by meaning alone (the cosine of single lines), by words alone."""
+
+_ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
+_SOURCE = rf"^(org:{_ID}/)?(project:{_ID}/)?source:{_ID}$"
+_BRANCH = r"^[!-~]{1,100}$"
+_EXT = r"^\.?[A-Za-z0-9_+-]{1,20}$"
+_PATH = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
+_HERE = INTERFACES - {"http"}
+"""Options of searches that cost more than a server gives everybody who asks."""
+_TOLD = frozenset({"action", "command"})
+
+LANGUAGES: dict[str, tuple[str, ...]] = {
+    "bash": ("sh", "bash", "zsh"),
+    "c": ("c", "h"),
+    "c++": ("cc", "cpp", "cxx", "h", "hh", "hpp", "hxx", "ipp"),
+    "c#": ("cs",),
+    "css": ("css", "scss", "less"),
+    "go": ("go",),
+    "html": ("html", "htm"),
+    "java": ("java",),
+    "javascript": ("js", "jsx", "mjs", "cjs"),
+    "kotlin": ("kt", "kts"),
+    "markdown": ("md", "markdown"),
+    "php": ("php",),
+    "python": ("py", "pyi", "pyw"),
+    "restructuredtext": ("rst",),
+    "ruby": ("rb", "rake", "gemspec"),
+    "rust": ("rs",),
+    "scala": ("scala", "sc", "sbt"),
+    "sql": ("sql",),
+    "swift": ("swift",),
+    "toml": ("toml",),
+    "typescript": ("ts", "tsx", "mts", "cts"),
+    "yaml": ("yaml", "yml"),
+}
+ALIASES = {
+    "shell": "bash", "sh": "bash", "cpp": "c++", "csharp": "c#", "cs": "c#", "js": "javascript", "ts": "typescript",
+    "py": "python", "rb": "ruby", "rs": "rust", "md": "markdown", "rst": "restructuredtext", "golang": "go",
+}  # fmt: skip
+
+WILDCARD = re.compile(r"[*?\[]|\{.*,.*\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFilter:
+    """Conditions that a line must all satisfy, each by any of its values.
+
+    None is no condition; an empty list allows nothing. Endings may have braces, as globs do. ``where`` and ``also`` are
+    further conditions, and nothing outside of ``within`` is allowed, or told. With ``on_this_machine``, ``paths``,
+    ``dirs`` and globs that begin with ``~`` or ``..`` are those of the process: its files and folders, or their paths
+    in a source.
+
+    Raises UsageError for a value that can match nothing, with the nearest spelling that can.
+    """
+
+    paths: Sequence[str] | None = option(
+        None, "Only in these files.", flag="--path", parameter="path", metavar="PATH", pattern=_PATH
+    )
+    dirs: Sequence[str] | None = option(
+        None, "Only below these directories.", flag="--dir", parameter="dir", metavar="DIR", pattern=_PATH
+    )
+    globs: Sequence[str] | None = option(
+        None,
+        "Only in files that match these globs, such as src/**/*.py.",
+        flag="--glob",
+        parameter="glob",
+        metavar="GLOB",
+        pattern=_PATH,
+    )
+    exts: Sequence[str] | None = option(
+        None, "Only in files with these endings.", flag="--ext", parameter="ext", metavar="EXT", pattern=_EXT
+    )
+    languages: Sequence[str] | None = option(
+        None,
+        "Only in files of these languages, such as python.",
+        flag="--lang",
+        parameter="lang",
+        metavar="LANGUAGE",
+        choices=(*LANGUAGES, *ALIASES),
+    )
+    kinds: Sequence[str] | None = option(
+        None,
+        "Only inside definitions of these kinds: function, class, section, ...",
+        flag="--kind",
+        parameter="kind",
+        metavar="KIND",
+        choices=KINDS,
+    )
+    symbols: bool = option(False, "Only lines that begin a definition.")
+    tests: bool = option(True, "Include test files.", flag="--tests/--no-tests")
+    sources: Sequence[str | tuple[str, str]] | None = option(
+        None,
+        "Only these sources, or the sources below org:acme/project:alpha.",
+        flag="--entity",
+        parameter="source",
+        argument="entity",
+        metavar="PATH",
+        pattern=_SOURCE,
+        is_entity=True,
+    )
+    workspace_name: str | None = option(
+        None,
+        "Only in this named workspace of driftline.toml.",
+        flag="--in",
+        metavar="NAME",
+        only_in=_TOLD | {"mcp"},
+    )
+    branch: str | None = option(
+        None,
+        "Search this branch of the sources that have it; auto: the branch checked out.",
+        metavar="NAME",
+        pattern=_BRANCH,
+        max_characters=200,
+        is_setting=True,
+    )
+    where: "LineFilter | None" = None
+    also: "Sequence[LineFilter]" = ()
+    within: "Entity | None" = None
+    on_this_machine: bool = False
+
+    def __post_init__(self) -> None:
+        for name, row in _OF_FILTER.items():
+            value = getattr(self, name)
+            row.check(value)
+            if row.is_list and value is not None:
+                object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        for label, names in (("path", self.paths), ("directory", self.dirs)):
+            for each in names or ():
+                _check_name(label, each)
+        if self.globs is not None:
+            object.__setattr__(self, "globs", tuple(map(self._glob, self.globs)))
+        if self.exts is not None:
+            object.__setattr__(self, "exts", tuple(ext for given in self.exts for ext in _endings(given)))
+        extensions_of(self.languages or ())
+        _check_kinds(self.kinds or ())
+
+    def _glob(self, glob: str) -> str:
+        if self.on_this_machine and glob.startswith(("~/", "../")):
+            glob = os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(glob)))
+        check_glob(glob)
+        return glob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest(SearchFilter):
+    """A query, what to search for it, and how.
+
+    To add an option, add a line here, or in ``SearchFilter`` if it leaves lines out: every interface then has it, by
+    its own names for it, unless ``only_in`` says otherwise.
+
+    Raises UsageError for a value that is out of bounds, or that names nothing.
+
+    >>> request = SearchRequest("who renews the lease", top_k=3, exts=["py"])
+    >>> request.top_k, request.exts, request.mode
+    (3, ('py',), 'hybrid')
+    >>> SearchRequest("lease", top_k=-1)
+    Traceback (most recent call last):
+    driftline.storage.errors.UsageError: top_k must not be negative: -1
+    """
+
+    query: str = field(kw_only=False)
+    top_k: int = option(DEFAULT_TOP_K, "Maximum number of results.", bounds=(0, inf), served=(1, 50), is_setting=True)
+    max_distance: float | None = option(None, "Drop results with a cosine distance above this (0 to 2).", bounds=(0, 2))
+    min_relevance: float | None = option(None, "Drop results with a relevance below this (0 to 1).", bounds=(0, 1))
+    n_lines: int = option(
+        DEFAULT_N_LINES,
+        "Lines of context on each side.",
+        bounds=(0, inf),
+        served=(0, 20),
+        aliases=("-n", "-C"),
+        is_setting=True,
+    )
+    mode: Mode = option("hybrid", "Rank by words and meaning, by meaning alone, or by words alone.", is_setting=True)
+    strategy: Strategy = option(
+        "auto",
+        "When to apply filters: use auto; the others exist for benchmarks.",
+        only_in=_HERE,
+        is_setting=True,
+        aliases=("workspaceFiltering",),
+    )
+    fallback_threshold: float = option(
+        FALLBACK_THRESHOLD,
+        "With the strategy hybrid: filter after the search if at least this fraction matches.",
+        bounds=(0, 1),
+        only_in=_HERE,
+        is_setting=True,
+        aliases=("fallbackThreshold",),
+    )
+    rerank: bool | int = option(
+        False,
+        "Rerank the best results with a transformer (extra: deep).",
+        flag="--rerank/--no-rerank",
+        bounds=(0, MAX_RERANKED),
+        only_in=_HERE,
+        is_setting=True,
+    )
+    deep: bool | None = option(
+        None,
+        "Also search the definition embeddings written by 'index --deep'; default: where there are any.",
+        flag="--deep/--no-deep",
+        only_in=frozenset({"command"}),
+        is_setting=True,
+    )
+    fixed: Sequence[str] | None = option(
+        None, "Only lines with these texts, exactly; the words of the query rank them.", aliases=("-F",), metavar="TEXT"
+    )
+    regex: Sequence[str] | None = option(
+        None, "Only lines that match these regular expressions (RE2).", aliases=("-E",), metavar="REGEX"
+    )
+    whole_words: bool = option(False, "Exact terms match whole words only.", aliases=("-w",))
+    ignore_case: bool | None = option(
+        None,
+        "Whether exact terms ignore case; default: those without a capital do.",
+        flag="--ignore-case/--case-sensitive",
+    )
+    count: bool = option(False, "Count the lines that match exact terms, and show none.")
+    files: bool = option(False, "Show only the first matching line of each file.")
+    explain: bool = option(False, "Show the steps of the search and their times.", only_in=_TOLD)
+
+    def __post_init__(self) -> None:
+        if not is_unicode(self.query):
+            raise UsageError("The query is not UTF-8", repr(self.query)[:100], "Check the encoding of the terminal.")
+        SearchFilter.__post_init__(self)
+        for name, row in OPTIONS.items():
+            if name not in _OF_FILTER:
+                row.check(getattr(self, name))
+
+    @classmethod
+    def of(cls, query: str, given: Mapping[str, Any], **more: Any) -> Self:
+        """Return the request of the options that an interface was given, by name; None means that one was not."""
+        return cls(query, **{name: value for name, value in given.items() if value is not None}, **more)
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, by name."""
+        values = {name: (getattr(self, name), row.default) for name, row in OPTIONS.items()}
+        return {name: value for name, (value, default) in values.items() if value != default}
+
+
+_OF_FILTER = options_of(SearchFilter)
+OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(SearchRequest))
+"""The table: the options of a search by name, in the order in which interfaces show them."""
+
+
+def options_in(interface: str, *names: str) -> dict[str, Option]:
+    """Return the options that ``interface`` offers, or those of them that ``names`` are."""
+    return {name: row for name, row in OPTIONS.items() if interface in row.only_in and (not names or name in names)}
+
+
+MEMORY_OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {name: OPTIONS[name] for name in ("max_distance", "mode", "explain")}
+    | {"top_k": replace(OPTIONS["top_k"], default=DEFAULT_ENTRIES)}
+)
+"""Those of them that a search of memory has."""
+
+
+def without_empty(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``given`` without empty lists, for interfaces where a list that is not given is empty."""
+    return {name: value for name, value in given.items() if value not in ([], ())}
+
+
+def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:
+    """Return the file extensions of languages, by the names that people use. Raises UsageError for an unknown one."""
+    found: dict[str, None] = {}
+    for language in languages:
+        name = language.lower()
+        extensions = LANGUAGES.get(ALIASES.get(name, name))
+        if extensions is None:
+            near = get_close_matches(name, (*LANGUAGES, *ALIASES), 1)
+            advice = f"Did you mean {near[0]!r}? " if near else ""
+            raise UsageError("Unknown language", language, f"{advice}Use one of {', '.join(LANGUAGES)}, or an ending.")
+        found.update(dict.fromkeys(extensions))
+    return tuple(found)
+
+
+def _check_kinds(kinds: Sequence[str]) -> None:
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        near = get_close_matches(unknown[0].lower(), KINDS, 1)
+        advice = f"Did you mean {near[0]!r}? " if near else ""
+        raise UsageError("Unknown kind of definition", ", ".join(unknown), f"{advice}Use one of {', '.join(KINDS)}.")
+
+
+def _check_name(label: str, name: str) -> None:
+    if not name.strip():
+        raise UsageError(f"A {label} is empty", fix="Leave it out; '.' is a whole source.")
+    if not is_unicode(name) or "\0" in name:
+        raise UsageError(f"A {label} is not UTF-8, as no indexed one is", repr(name), "Check its encoding.")
+
+
+def _endings(given: str) -> Iterator[str]:
+    """The endings that one value stands for. Raises UsageError."""
+    for ext in alternatives(given):
+        name = ext.removeprefix("*").removeprefix(".")
+        if not name.strip():
+            raise UsageError("An ending is empty", repr(given), "Name one, such as 'py'.")
+        if not is_unicode(name):
+            raise UsageError("An ending is not UTF-8, as no indexed one is", repr(given), "Check its encoding.")
+        if ext.startswith("*") or name != name.strip():
+            raise UsageError("An ending is no glob", repr(given), f"Write {name.strip()!r}.")
+        if "." in name or "/" in name or WILDCARD.search(name):
+            fix = f"Use the glob {(name if '/' in name else f'*.{name}')!r}."
+            raise UsageError("An ending has no dot, slash or wildcard inside", repr(given), fix)
+        if "," in name and not name.endswith(",v"):
+            raise UsageError("An ending has a comma", repr(given), f"Write {'{' + name + '}'!r}, or name each.")
+        yield ext

@@ -1,0 +1,426 @@
+"""Git repositories as sources by their URLs: what is indexed, what a run costs, and how the mirror is kept."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.storage.entities import Entity
+from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
+from driftline.storage.sources import mirror, repository
+from driftline.storage.sources.mirror import Mirror, parse_remote, resolve
+from driftline.storage.sources.source import known_source, open_source
+from driftline.storage.workspace.workspace import Workspace, acquire_source
+from tests.servers.git_server import Checkout, GitServer, git
+
+Driftline = Callable[..., Any]
+
+
+@pytest.fixture
+def project(git_server: GitServer, tmp_path: Path) -> Checkout:
+    """A work tree of the repository ``team/app.git`` of the server, with two files on ``main``."""
+    (git_server.root / "team").mkdir()
+    tree = Checkout.of(git_server.create("team/app.git"), tmp_path / "app")
+    tree.write("src/a.py", "def alpha():\n    return 1\n")
+    tree.write("docs/b.md", "beta\n")
+    tree.push()
+    return tree
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model: Path, driftline: Driftline) -> Driftline:
+    """Index a source into a workspace; returns its part of the report."""
+
+    def index(uri: object, *options: object) -> Any:
+        outcome = driftline("index", uri, "--workspace", tmp_path / "index", "--model", tiny_model, *options, "--json")
+        assert outcome.code == 0, outcome.err
+        return outcome.json["sources"][0]
+
+    return index
+
+
+def counts(report: Any) -> tuple[int, int, int, int]:
+    return report["new"], report["changed"], report["deleted"], report["unchanged"]
+
+
+def requests(server: GitServer) -> list[str]:
+    asked = [each.path.partition("?")[0].rpartition("/")[2] for each in server.asked]
+    server.asked.clear()
+    return asked
+
+
+def test_a_repository_is_indexed_by_its_url(git_server: GitServer, project: Checkout, run: Driftline) -> None:
+    first = run(git_server.url("team/app.git"))
+    assert counts(first) == (2, 0, 0, 0)
+    assert first["uri"] == git_server.url("team/app.git")
+    assert first["entity"].endswith("source:app")
+    project.write("src/a.py", "def gamma():\n    return 2\n")
+    (project.folder / "docs/b.md").rename(project.folder / "docs/c.md")
+    commit = project.push()
+    second = run(git_server.url("team/app.git"))
+    assert counts(second) == (1, 1, 1, 0)
+    assert second["commit"] == commit
+    assert second["base"] == first["commit"]
+    assert second["bytes_read"] == len("def gamma():\n    return 2\n" + "beta\n")
+
+
+def test_an_unchanged_repository_costs_one_look_at_its_refs(
+    git_server: GitServer, project: Checkout, run: Driftline, tmp_path: Path
+) -> None:
+    run(git_server.url("team/app.git"))
+    git_server.asked.clear()
+    entity = tmp_path / "index"
+    before = {path: path.stat().st_mtime_ns for path in entity.rglob("*") if "_runs" not in path.parts}
+    assert counts(run(git_server.url("team/app.git"))) == (0, 0, 0, 2)
+    assert requests(git_server) == ["refs", "git-upload-pack"]  # the protocol, and the refs
+    after = {path: path.stat().st_mtime_ns for path in entity.rglob("*") if "_runs" not in path.parts}
+    assert {path.name for path in after if after[path] != before.get(path)} <= {"_runs", "org:default"}
+
+
+def test_other_settings_list_an_unchanged_commit_again(
+    git_server: GitServer, project: Checkout, run: Driftline
+) -> None:
+    run(git_server.url("team/app.git"))
+    assert counts(run(git_server.url("team/app.git"), "--exclude", "*.md")) == (0, 0, 1, 1)
+
+
+def test_a_run_that_another_one_has_interrupted_compares_everything(
+    git_server: GitServer, project: Checkout, run: Driftline, tmp_path: Path
+) -> None:
+    entity = run(git_server.url("team/app.git"))["entity"]
+    with acquire_source(Workspace.open(str(tmp_path / "index")), Entity.parse(entity), "another run"):
+        pass
+    again = run(git_server.url("team/app.git"))
+    assert (counts(again), again["bytes_read"]) == ((0, 0, 0, 2), 0)
+
+
+@pytest.mark.parametrize("form", ["git+file://{}", "{}"])
+def test_a_bare_clone_is_read_as_a_repository(
+    git_server: GitServer, project: Checkout, run: Driftline, form: str
+) -> None:
+    report = run(form.format(project.remote))
+    assert counts(report) == (2, 0, 0, 0)
+    assert report["uri"] == f"git+file://{project.remote}"
+    project.write("src/a.py", "changed\n")
+    project.push()
+    assert counts(run(form.format(project.remote))) == (0, 1, 0, 1)
+
+
+def test_the_git_folder_of_a_work_tree_is_read_as_a_repository(project: Checkout, run: Driftline) -> None:
+    project.write("untracked.py", "not in the commit\n")
+    assert counts(run(project.folder / ".git")) == (2, 0, 0, 0)
+    assert counts(run(f"git+file://{project.folder}")) == (0, 0, 0, 2)
+
+
+@pytest.mark.parametrize("ref", ["next", "v1", "refs/pull/7/head"])
+def test_a_branch_a_tag_and_a_ref_are_named_after_an_at(
+    git_server: GitServer, project: Checkout, run: Driftline, ref: str
+) -> None:
+    project.write("only_there.py", "x = 1\n")
+    project.push("next")
+    git(project.folder, "tag", "-a", "v1", "-m", "one")
+    git(project.folder, "push", "--quiet", "origin", "v1", "HEAD:refs/pull/7/head")
+    for uri in (git_server.url("team/app.git"), f"git+file://{project.remote}"):
+        found = open_source(f"{uri}@{ref}")
+        assert "only_there.py" in {info.path for info in found.list()}
+        assert "only_there.py" not in {info.path for info in open_source(uri).list()}
+        commit = git(project.folder, "rev-parse", "HEAD")
+        assert {info.path for info in open_source(f"{uri}@{commit}").list()} == {info.path for info in found.list()}
+
+
+def test_a_missing_branch_or_repository_is_an_error_that_writes_nothing(
+    git_server: GitServer, project: Checkout, driftline: Driftline, tmp_path: Path
+) -> None:
+    for uri in ("team/app.git@none", "team/none.git", "team/empty.git"):
+        git_server.create("team/empty.git") if uri == "team/empty.git" else None
+        outcome = driftline("index", git_server.url(uri), "--workspace", tmp_path / "index")
+        assert (outcome.code, "repository" in outcome.err) == (2, True), outcome.err
+    assert not (tmp_path / "index").exists()
+
+
+def test_links_submodules_and_pointers_are_skipped_with_a_reason(
+    git_server: GitServer, project: Checkout, run: Driftline
+) -> None:
+    (project.folder / "link").symlink_to("docs")
+    project.write("film.md", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    project.write("tool.sh", "#!/bin/sh\n")
+    (project.folder / "tool.sh").chmod(0o755)
+    inner = project.push()
+    git(project.folder, "update-index", "--add", "--cacheinfo", f"160000,{inner},vendor/lib")
+    git(project.folder, "commit", "--quiet", "-m", "a submodule")
+    git(project.folder, "push", "--quiet", "origin", "HEAD:main")
+    report = run(git_server.url("team/app.git"))
+    reasons = {skipped["path"]: skipped["reason"] for skipped in report["skipped"]}
+    assert reasons == {"link": "symbolic link", "film.md": "pointer of Git LFS", "vendor/lib": "submodule"}
+    assert report["new"] == 3
+
+
+def test_ignore_files_of_ours_count_and_those_of_git_do_not(
+    git_server: GitServer, project: Checkout, run: Driftline
+) -> None:
+    project.write(".gitignore", "*.md\n")
+    project.write("docs/.driftlineignore", "/private\n*.log\n")
+    project.write("docs/private/x.md", "hidden\n")
+    project.write("docs/y.log", "hidden\n")
+    project.push()
+    url = git_server.url("team/app.git")
+    assert counts(run(url)) == (4, 0, 0, 0)
+    project.write("docs/private/z.md", "hidden as well\n")
+    project.write("docs/c.md", "shown\n")
+    project.push()
+    assert counts(run(url)) == (1, 0, 0, 4), "changed paths follow the rules of the folders above them"
+    project.write("docs/.driftlineignore", "/private\n")
+    project.push()
+    assert counts(run(url)) == (1, 1, 0, 4), "a changed ignore file compares everything"
+
+
+def test_a_force_push_and_a_lost_mirror_lose_nothing(
+    git_server: GitServer, project: Checkout, run: Driftline, tmp_path: Path
+) -> None:
+    url = git_server.url("team/app.git")
+    run(url)
+    git(project.folder, "checkout", "--quiet", "--orphan", "other")
+    git(project.folder, "rm", "-rfq", ".")
+    project.write("src/a.py", "def alpha():\n    return 1\n")
+    project.write("new.py", "new = 1\n")
+    project.push()
+    assert counts(run(url)) == (1, 0, 1, 1)
+    shutil.rmtree(os.environ["DRIFTLINE_GIT_CACHE"])
+    project.write("new.py", "new = 2\n")
+    project.push()
+    last = run(url)
+    assert (counts(last), last["bytes_read"]) == ((0, 1, 0, 1), len("new = 2\n"))
+
+
+def test_a_mirror_fetches_only_what_is_new_and_keeps_two_commits(
+    git_server: GitServer, project: Checkout, run: Driftline
+) -> None:
+    project.write("large.txt", "".join(f"{number} words of a large file\n" for number in range(40_000)))
+    project.push()
+    url = git_server.url("team/app.git")
+    remote = parse_remote(url)
+    assert remote is not None
+    place = Mirror.of(remote)
+    sizes = []
+    for number in range(4):
+        project.write("src/a.py", f"number = {number}\n")
+        place.ensure(project.push())
+        sizes.append(mirror._size_bytes(place.folder))
+    assert sizes[-1] - sizes[0] < 0.1 * sizes[0]
+    assert len(os.listdir(place._refs)) == mirror.KEPT_COMMITS
+
+
+def test_many_fetches_are_packed_into_one(
+    git_server: GitServer, project: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "TIDIED_AFTER", 2)
+    remote = parse_remote(git_server.url("team/app.git"))
+    assert remote is not None
+    place = Mirror.of(remote)
+    for number in range(4):
+        project.write("src/a.py", f"number = {number}\n")
+        commit = project.push()
+        place.ensure(commit)
+    packs = [name for name in os.listdir(Path(place.git_dir, "objects/pack")) if name.endswith(".pack")]
+    assert len(packs) <= 2
+    assert place.has(commit)
+    assert open_source(git_server.url("team/app.git")).read("src/a.py") == b"number = 3\n"
+
+
+def test_what_a_killed_fetch_has_left_does_not_stop_the_next_one(
+    git_server: GitServer, project: Checkout, run: Driftline
+) -> None:
+    url = git_server.url("team/app.git")
+    run(url)
+    remote = parse_remote(url)
+    assert remote is not None
+    place = Mirror.of(remote)
+    commit = project.push()
+    for left in ("shallow.lock", f"refs/driftline/{commit}.lock", "objects/pack/tmp_pack_x"):
+        Path(place.git_dir, left).write_text("left")
+    assert run(url)["commit"] == commit
+    assert not Path(place.git_dir, "objects/pack/tmp_pack_x").exists()
+
+
+def test_the_cache_is_bounded_and_spares_what_is_in_use(
+    git_server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+    monkeypatch.setenv("DRIFTLINE_GIT_CACHE", str(tmp_path / "mirrors"))
+    for name in ("one", "two", "three"):
+        tree = Checkout.of(git_server.create(f"{name}.git"), tmp_path / name)
+        (tree.folder / "noise").write_bytes(os.urandom(200_000))
+        commit = tree.push()
+        remote = parse_remote(git_server.url(f"{name}.git"))
+        assert remote is not None
+        places.append((Mirror.of(remote), commit))
+    monkeypatch.setenv("DRIFTLINE_GIT_CACHE_BYTES", "500000")
+    (first, of_first), (second, of_second), (third, of_third) = places
+    with first.holding(of_first):
+        second.ensure(of_second)
+        third.ensure(of_third)
+        assert [place.has(commit) for place, commit in places] == [True, False, True]
+    monkeypatch.setenv("DRIFTLINE_GIT_CACHE_BYTES", "much")
+    with pytest.raises(UsageError, match="DRIFTLINE_GIT_CACHE_BYTES"):
+        second.ensure(of_second)
+
+
+def test_a_token_is_given_by_reference_and_shows_nowhere(
+    git_server: GitServer,
+    project: Checkout,
+    tmp_path: Path,
+    tiny_model: Path,
+    driftline: Driftline,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    commands: list[list[str]] = []
+    real = subprocess.Popen
+
+    class Recorded(real):  # type: ignore[valid-type, misc]
+        def __init__(self, command: Any, *rest: Any, **options: Any) -> None:
+            commands.append(list(command))
+            super().__init__(command, *rest, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    git_server.authorization = "Basic " + base64.b64encode(b"robot:s3cret-token").decode()
+    address = git_server.url("team/app.git").replace("://", "://robot:${GIT_TOKEN}@")
+    options = ("--workspace", tmp_path / "index", "--model", tiny_model)
+    monkeypatch.delenv("GIT_TOKEN", raising=False)
+    assert "GIT_TOKEN" in driftline("index", address, *options).err
+    monkeypatch.setenv("GIT_TOKEN", "wrong")
+    outcome = driftline("index", address, *options)
+    assert (outcome.code, "denies access" in outcome.err) == (2, True)
+    monkeypatch.setenv("GIT_TOKEN", "s3cret-token")
+    caplog.set_level("DEBUG")
+    outcome = driftline("index", address, *options, "--json")
+    assert outcome.json["sources"][0]["new"] == 2
+    shown = outcome.out + outcome.err + caplog.text + repr(commands)
+    written = b"".join(path.read_bytes() for path in (tmp_path / "index").rglob("*") if path.is_file())
+    kept = b"".join(path.read_bytes() for path in Path(os.environ["DRIFTLINE_GIT_CACHE"]).rglob("*") if path.is_file())
+    for secret in ("s3cret-token", base64.b64encode(b"robot:s3cret-token").decode()):
+        assert secret not in shown
+        assert secret.encode() not in written + kept
+
+
+def test_a_token_in_a_url_is_refused(driftline: Driftline, tmp_path: Path) -> None:
+    for url in (
+        "git+https://s3cret@localhost/x.git",
+        "git+ssh://git:s3cret@localhost/x.git",
+        "https://u:s3cret@h/x.git",
+    ):
+        outcome = driftline("index", url, "--workspace", tmp_path / "index")
+        assert (outcome.code, "s3cret" in outcome.err) == (2, False)
+
+
+def test_tokens_of_a_file_count_once_it_is_trusted(
+    git_server: GitServer,
+    project: Checkout,
+    tmp_path: Path,
+    tiny_model: Path,
+    driftline: Driftline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("GIT_TOKEN", "s3cret-token")
+    monkeypatch.delenv("DRIFTLINE_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    git_server.authorization = "Basic " + base64.b64encode(b"robot:s3cret-token").decode()
+    uri = git_server.url("team/app.git").replace("://", "://robot:${GIT_TOKEN}@")
+    head = f'workspace = "index"\nmodel = "{tiny_model}"\n[[sources]]\nuri = "{uri}"\n'
+    (tmp_path / "driftline.toml").write_text(
+        head + '[[sources]]\nuri = "git@host:team/lib.git"\nentity = "source:of"\n'
+    )
+    assert "denies access" in driftline("index", "--all", "--json").out
+    assert not any("s3cret" in each.authorization or "Basic" in each.authorization for each in git_server.asked)
+    assert driftline("trust").code == 0
+    indexed = driftline("index", "--all", "--json").json
+    assert [(source["entity"], source["new"]) for source in indexed["sources"]] == [
+        ("org:default/project:default/source:app", 2)
+    ]
+    assert [failure["uri"] for failure in indexed["failed"]] == ["git@host:team/lib.git"]
+
+
+def test_a_redirect_is_not_followed_so_that_no_token_is(
+    git_server: GitServer, project: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_TOKEN", "s3cret-token")
+    git_server.redirects["/moved.git"] = f"http://localhost:{git_server.server_address[1]}/team/app.git?"
+    remote = parse_remote(git_server.url("moved.git").replace("://", "://${GIT_TOKEN}@"))
+    assert remote is not None
+    with pytest.raises(StorageError, match="redirects"):
+        resolve(remote)
+    assert {each.path.partition("?")[0] for each in git_server.asked} == {"/moved.git/info/refs"}
+
+
+def test_a_dumb_server_serves_whole_histories(git_server: GitServer, project: Checkout) -> None:
+    git(project.remote, "update-server-info")
+    git_server.dumb = ("/team",)
+    assert {info.path for info in open_source(git_server.url("team/app.git")).list()} == {"src/a.py", "docs/b.md"}
+
+
+def test_a_server_that_fails_is_an_error_of_its_own(project: Checkout, git_server: GitServer) -> None:
+    closed = parse_remote("git+http://127.0.0.1:9/x.git")
+    assert closed is not None
+    with pytest.raises(StorageError, match="cannot reach"):
+        resolve(closed)
+    git_server.authorization = "Basic none"
+    with pytest.raises(AccessDenied):
+        open_source(git_server.url("team/app.git"))
+    with pytest.raises(SourceNotFound):
+        open_source(f"git+file://{project.folder}/none")
+
+
+def test_hits_are_read_from_the_mirror_without_a_request(
+    git_server: GitServer, project: Checkout, run: Driftline
+) -> None:
+    run(git_server.url("team/app.git"))
+    git_server.asked.clear()
+    found = known_source(git_server.url("team/app.git"))
+    assert found.read("docs/b.md") == b"beta\n"
+    assert git_server.asked == []
+    other = known_source("git+http://127.0.0.1:9/never.git")
+    with pytest.raises(StorageError, match="no mirror"):
+        other.read("a")
+
+
+def test_a_reader_that_was_closed_or_killed_is_replaced(
+    project: Checkout, git_server: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "OPEN_READERS", 1)
+    sources = [open_source(git_server.url("team/app.git")), open_source(f"git+file://{project.remote}")]
+    for _ in range(2):
+        for source in sources:
+            assert source.read("docs/b.md") == b"beta\n"
+    (reader,) = repository._readers.values()
+    reader._process.kill()
+    reader._process.wait()
+    with pytest.raises(StorageError):
+        sources[1].read("docs/b.md")
+    assert sources[1].read("docs/b.md") == b"beta\n"
+
+
+def test_a_worker_reads_by_the_ids_that_it_is_sent_from_a_mirror_of_its_own(
+    git_server: GitServer, project: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(git_server.url("team/app.git"))
+    infos = list(source.list())
+    project.write("src/a.py", "later\n")
+    project.push()
+    sent = pickle.dumps(source)
+    monkeypatch.setenv("DRIFTLINE_GIT_CACHE", str(tmp_path / "of-the-worker"))
+    received = pickle.loads(sent)
+    contents = received.read_many([info.path for info in infos], [info.etag for info in infos])
+    assert dict(zip([info.path for info in infos], contents, strict=True)) == {
+        "docs/b.md": b"beta\n",
+        "src/a.py": b"def alpha():\n    return 1\n",
+    }
+    assert received == source

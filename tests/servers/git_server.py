@@ -1,0 +1,154 @@
+"""A smart-HTTP git server on loopback: ``git http-backend`` behind an HTTP server of this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+from tests.servers.serving import serving
+
+IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+
+
+def git(folder: Path, *arguments: str, text: bytes | None = None) -> str:
+    """Run git in ``folder`` as a user who has an identity; returns what it prints."""
+    command = ["git", *IDENTITY, "-c", "protocol.file.allow=always", *arguments]
+    return subprocess.run(command, cwd=folder, input=text, check=True, capture_output=True).stdout.decode().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: its path with the query, and its ``Authorization``."""
+
+    path: str
+    authorization: str
+
+
+class GitServer(ThreadingHTTPServer):
+    """Serves the repositories below ``root``, to those who send ``authorization`` if that is set.
+
+    ``redirects`` are prefixes of paths, with the URL to which each leads. Paths that begin as in ``dumb`` are files.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.root = root
+        self.authorization = ""
+        self.redirects: dict[str, str] = {}
+        self.dumb: tuple[str, ...] = ()
+        self.asked: list[Asked] = []
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    def url(self, name: str) -> str:
+        """The URL of a repository, as a source."""
+        return f"git+http://{self.host}/{name}"
+
+    def create(self, name: str) -> Path:
+        """Make an empty bare repository, whose default branch is ``main``."""
+        folder = self.root / name
+        git(self.root, "init", "--quiet", "--bare", "--initial-branch=main", str(folder))
+        return folder
+
+
+@dataclass
+class Checkout:
+    """A work tree whose ``push`` publishes its commits."""
+
+    folder: Path
+    remote: Path
+    count: int = field(default=0)
+
+    @classmethod
+    def of(cls, remote: Path, folder: Path) -> Checkout:
+        git(remote.parent, "init", "--quiet", "--initial-branch=main", str(folder))
+        git(folder, "remote", "add", "origin", str(remote))
+        return cls(folder, remote)
+
+    def write(self, path: str, text: str) -> None:
+        place = self.folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+    def push(self, branch: str = "main") -> str:
+        """Commit everything and publish it, by force; returns the commit."""
+        self.count += 1
+        git(self.folder, "add", "--all", "--force")
+        git(self.folder, "commit", "--quiet", "--allow-empty", "-m", f"change {self.count}")
+        git(self.folder, "push", "--quiet", "--force", "origin", f"HEAD:refs/heads/{branch}")
+        return git(self.folder, "rev-parse", "HEAD")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: GitServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *arguments: object) -> None: ...
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.asked.append(Asked(self.path, self.headers.get("Authorization", "")))
+        target = next((to for start, to in self.server.redirects.items() if self.path.startswith(start)), None)
+        if target is not None:
+            self._send(302, {"Location": target + self.path}, b"")
+        elif self.server.authorization and self.headers.get("Authorization") != self.server.authorization:
+            self._send(401, {"WWW-Authenticate": 'Basic realm="git"'}, b"")
+        elif self.path.startswith(self.server.dumb or ("\0",)):
+            path = self.server.root / unquote(self.path.partition("?")[0]).lstrip("/")
+            self._send(200 if path.is_file() else 404, {}, path.read_bytes() if path.is_file() else b"")
+        else:
+            self._run_backend(body)
+
+    def _run_backend(self, body: bytes) -> None:
+        path, _, query = self.path.partition("?")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {
+            "GIT_PROJECT_ROOT": str(self.server.root),
+            "GIT_HTTP_EXPORT_ALL": "1",
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": "safe.directory",
+            "GIT_CONFIG_VALUE_0": "*",
+            "PATH_INFO": unquote(path),
+            "QUERY_STRING": query,
+            "REQUEST_METHOD": self.command,
+            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+            "CONTENT_LENGTH": str(len(body)),
+            "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
+            "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
+        }
+        answer = subprocess.run(
+            ["git", "http-backend"], check=False, input=body, env=environment, capture_output=True
+        ).stdout
+        head, _, content = answer.partition(b"\r\n\r\n")
+        headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n") if ": " in line)
+        status = int(headers.pop("Status", "200").split()[0])
+        self._send(status, headers, content)
+
+    def _send(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(content))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@contextmanager
+def running_git_server(root: Path) -> Iterator[GitServer]:
+    """A server of the repositories below ``root``."""
+    with serving(GitServer(root)) as server:
+        yield server

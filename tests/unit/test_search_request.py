@@ -1,0 +1,98 @@
+"""The one model of a search: its table, its checks, and that no interface declares its options again."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.storage.errors import UsageError
+from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, options_in
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_FUNCTIONS = {"top_k": 8, "min_relevance": 4}
+"""How many functions may have a parameter of this name."""
+HEAVY = {"lance", "numpy", "pyarrow", "pydantic"}
+
+
+def functions_with(parameter: str) -> list[str]:
+    found = []
+    for folder in ("flows", "tasks", "storage", "driftline"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                    declared = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                    if parameter in [each.arg for each in declared]:
+                        found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return found
+
+
+@pytest.mark.parametrize("parameter", MAX_FUNCTIONS)
+def test_few_functions_declare_an_option(parameter: str) -> None:
+    found = functions_with(parameter)
+    assert 0 < len(found) <= MAX_FUNCTIONS[parameter], found
+
+
+def test_the_model_is_light_to_import() -> None:
+    code = "import sys, driftline.tasks.search.request; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not HEAVY & set(loaded.stdout.split())
+
+
+def test_every_field_but_the_query_and_the_conditions_of_interfaces_is_in_the_table() -> None:
+    internal = {"query", "where", "also", "within", "on_this_machine"}
+    assert {each.name for each in fields(SearchRequest)} - internal == set(OPTIONS)
+    assert all(row.help.endswith(".") for row in OPTIONS.values())
+
+
+def test_a_request_is_a_value() -> None:
+    request = SearchRequest("lease", exts="py", dirs=["src", "lib"])
+    assert (request.exts, request.dirs) == (("py",), ("src", "lib"))
+    assert pickle.loads(pickle.dumps(request)) == request
+    assert request.given() == {"exts": ("py",), "dirs": ("src", "lib")}
+    assert SearchRequest.of("lease", {"top_k": None, "mode": "text"}) == SearchRequest("lease", mode="text")
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"top_k": -1}, "top_k must not be negative"),
+        ({"n_lines": -1}, "n_lines must not be negative"),
+        ({"max_distance": 2.1}, "max_distance must be between 0 and 2"),
+        ({"min_relevance": float("nan")}, "min_relevance must be between 0 and 1"),
+        ({"fallback_threshold": 2}, "fallback_threshold must be between 0 and 1"),
+        ({"rerank": 201}, "rerank must be between 0 and 200"),
+        ({"mode": "hybird"}, "Unknown mode"),
+        ({"strategy": "sometimes"}, "Unknown strategy"),
+        ({"kinds": ["fuction"]}, "Did you mean 'function'"),
+        ({"languages": ["pyton"]}, "Did you mean 'python'"),
+        ({"paths": [" "]}, "A path is empty"),
+        ({"exts": ["*.py"]}, "An ending is no glob"),
+        ({"globs": ["*.{a, b}"]}, "glob|brace|blank"),
+    ],
+)
+def test_what_can_match_nothing_is_refused(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        SearchRequest("lease", **options)
+
+
+def test_a_query_that_is_not_unicode_is_refused() -> None:
+    with pytest.raises(UsageError, match="not UTF-8"):
+        SearchRequest("\udcff")
+
+
+def test_a_filter_checks_as_its_request_does() -> None:
+    with pytest.raises(UsageError, match="Unknown language"):
+        SearchFilter(languages=["klingon"])
+
+
+def test_every_interface_has_the_filters() -> None:
+    filters = {"paths", "dirs", "globs", "exts", "languages", "kinds", "symbols", "tests", "sources", "branch"}
+    for interface in ("action", "command", "http", "mcp"):
+        assert filters <= set(options_in(interface))
