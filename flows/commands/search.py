@@ -99,7 +99,7 @@ def search(
     """
     query, given = " ".join(words or ()), without_empty(given)
     if not words and not given.get("fixed") and not given.get("regex"):
-        raise UsageError("The query is missing", fix="Give words, or exact text with -F or -E.")
+        raise UsageError("The argument QUERY is missing", fix="Give words, or exact text with -F or -E.")
     if rerank_windows is not None and given["rerank"] is not False:
         given["rerank"] = rerank_windows
     if (remote := named_server(server, workspace)) is not None:

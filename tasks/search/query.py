@@ -80,7 +80,7 @@ class ExactCounts:
 
     lines: int
     documents: int
-    reason: Literal[limit, time] | None = None
+    reason: Literal["limit", "time"] | None = None
 
     @property
     def complete(self) -> bool:

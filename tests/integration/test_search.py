@@ -109,6 +109,7 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "symbol_end": None,
         "label": None,
         "matches": [],
+        "anchor": None,
         "copies": [],
     }
     assert len(found["results"]) == 1
