@@ -79,7 +79,7 @@ conformance: $(DEVELOPMENT) servers ## the tests of the specification, and the t
 lowest: $(DEVELOPMENT) ## index, search and unit tests with the lowest versions that pyproject.toml allows
 	$(BIN)/python .ci/run_uv.py venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	$(BIN)/python .ci/run_uv.py pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
-		--editable '.[deep,mcp,postgres,s3]'
+		--editable '.[deep,documents,mcp,postgres,s3]'
 	$(BIN)/python .ci/run_uv.py pip install --quiet --python $(LOWEST)/bin/python $(LOWEST_TOOLS)
 	PATH="$(abspath $(LOWEST)/bin):$$PATH" $(LOWEST)/bin/python $(PYTEST) tests/unit tests/integration/test_cli_index.py \
 		--ignore tests/unit/test_modules.py $(ARGS)
@@ -152,7 +152,7 @@ lock: $(DEVELOPMENT) ## refresh the lock files to the newest versions that pypro
 	$(BIN)/python .ci/run_uv.py $(COMPILE) --annotation-style line --upgrade --all-extras --group dev \
 		-o requirements-dev.lock
 	$(BIN)/python .ci/run_uv.py $(COMPILE) $(SUBSET) \
-		$(patsubst %,--extra %,s3 gcs azure postgres mcp deep otel) --upgrade -o requirements-extras.lock
+		$(patsubst %,--extra %,s3 gcs azure postgres mcp deep documents otel) --upgrade -o requirements-extras.lock
 	$(BIN)/python .ci/run_uv.py $(COMPILE) $(SUBSET) --upgrade -o requirements.lock
 	@! grep -n '://' requirements*.lock
 

@@ -1,6 +1,6 @@
 """Record the terminal sessions of README.md and of the home page: run the commands for real, and show what they print.
 
-    python docs/record_session.py       # writes the session of README.md, and docs/images/session.svg
+    python docs/record_session.py       # writes into README.md, guides/sql.md and images/session.svg
 
 The sessions run in temporary copies of ``storage/``, shown as ``~/driftline/storage``.
 """
@@ -25,6 +25,10 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 SESSION = ROOT / "docs" / "images" / "session.svg"
 README = ROOT / "README.md"
+SQL = ROOT / "docs" / "guides" / "sql.md"
+SQL_SOURCES = {"tasks": ("search", "deep"), "docs": ("docs", "guides")}
+"""What the questions of the guide on SQL are asked about: folders, and the teams to which they
+belong; each has a folder that only its second run indexes."""
 README_COMMANDS = (
     "driftline index storage",
     "cd storage",
@@ -45,6 +49,7 @@ SHOWN_FOLDER = "~/driftline"
 BLOCK = re.compile(r"(?<=\[start:session\] -->\n```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 """The session in README.md."""
 
+_QUESTION = re.compile(r'(?<=^```console\n)(\$ driftline sql "[^"]*")\n.*?(?=^```$)', re.DOTALL | re.MULTILINE)
 _REMOTE_FONT = re.compile(r"@font-face \{\{.*?\}\}\n?", re.DOTALL)
 _TEXT = re.compile(r'<text class="[^"]*" x="[^"]*" y="(?P<y>[^"]*)"[^>]*>(?P<text>[^<]*)</text>')
 _RESULT = re.compile(r"^(?P<place>\S+:\d+)  (?P<score>-?\d+\.\d\d.*)$")
@@ -52,6 +57,7 @@ _RESULT = re.compile(r"^(?P<place>\S+:\d+)  (?P<score>-?\d+\.\d\d.*)$")
 
 def main() -> int:
     README.write_text(BLOCK.sub(lambda _: transcript(README_COMMANDS), README.read_text(), count=1))
+    SQL.write_text(answered(SQL.read_text()))
     SESSION.write_text(drawn())
     print(f"{README.name}, {SESSION.relative_to(ROOT)}: {len(README_COMMANDS)} and {len(COMMANDS)} commands")
     return 0
@@ -75,6 +81,25 @@ def lines_of(svg: str) -> str:
     return "\n".join("".join(parts).rstrip() for _, parts in sorted(lines.items()))
 
 
+def answered(page: str) -> str:
+    """Return the text of the guide on SQL with the answer of each question, run anew."""
+    with tempfile.TemporaryDirectory() as temporary:
+        top = Path(temporary).resolve()
+        for source, (team, later) in SQL_SOURCES.items():
+            copy_package(source, top)
+            (top / source / later).rename(top / later)
+            index = f"driftline index {source} --workspace .driftline --entity org:acme/project:{team}/source:{source}"
+            run(index, top)
+            (top / later).rename(top / source / later)
+            run(index, top)
+
+        def answer(question: re.Match[str]) -> str:
+            lines = run(question[1].removeprefix("$ "), top).splitlines()
+            return "\n".join([question[1], *(line.rstrip() for line in lines), ""])
+
+        return _QUESTION.sub(answer, page)
+
+
 def transcript(commands: Sequence[str]) -> str:
     """Return ``commands`` behind prompts, each with its output, and a blank line between outputs."""
     parts = [f"$ {command}\n{output}" + ("\n" if output else "") for command, output in session(commands)]
@@ -85,9 +110,7 @@ def session(commands: Sequence[str]) -> list[tuple[str, str]]:
     """Run ``commands`` above a copy of ``storage/``; return each with its output. ``cd FOLDER`` applies to the rest."""
     with tempfile.TemporaryDirectory() as temporary:
         top = folder = Path(temporary).resolve()
-        shutil.copytree(
-            ROOT / "storage", top / "storage", ignore=shutil.ignore_patterns("__pycache__", ".driftline", "*.pyc")
-        )
+        copy_package("storage", top)
         done = []
         for command in commands:
             if command.startswith("cd "):
@@ -96,6 +119,11 @@ def session(commands: Sequence[str]) -> list[tuple[str, str]]:
             else:
                 done.append((command, run(command, folder).replace(str(top), SHOWN_FOLDER)))
         return done
+
+
+def copy_package(name: str, folder: Path) -> None:
+    """Copy a package into ``folder``, without what git ignores."""
+    shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".driftline", "*.pyc"))
 
 
 def run(command: str, folder: Path) -> str:

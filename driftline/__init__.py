@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         index,
         open,
         search,
+        sql,
     )
     from driftline.storage.entities import Entity, Hierarchy
     from driftline.storage.errors import (
@@ -105,6 +106,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "index",
         "open",
         "search",
+        "sql",
     ),
     "storage.entities": (
         "Entity",
@@ -234,6 +236,7 @@ __all__ = [
     "index",
     "open",
     "search",
+    "sql",
 ]
 
 

@@ -21,6 +21,7 @@ from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
     DEFAULT_MAX_DELTAS,
+    DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_FILE_BYTES,
 )
 
@@ -44,6 +45,7 @@ def index(
     dry_run: bool = False,
     max_delete_fraction: Annotated[float, Field(ge=0, le=1)] = DEFAULT_MAX_DELETE_FRACTION,
     max_file_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_FILE_BYTES,
+    max_document_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DOCUMENT_BYTES,
     rebind: bool = False,
     reembed: bool = False,
     wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
@@ -67,6 +69,7 @@ def index(
         dry_run: Report what would change and write nothing.
         max_delete_fraction: Refuse to delete a larger fraction of a source; 1 confirms a large deletion.
         max_file_bytes: Skip larger files.
+        max_document_bytes: Skip larger documents, logs, CSV and JSON lines.
         rebind: Allow the entity to move to another URI.
         reembed: Allow the workspace to switch to another model.
         wait_seconds: Seconds to wait for another run that holds the lease of a source.
@@ -82,17 +85,17 @@ def index(
     request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()), full=full, dry_run=dry_run)
     request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
     request = replace(request, rebind=rebind, reembed=reembed, storage_options=options_of(storage_options))
-    request = replace(request, max_delete_fraction=max_delete_fraction, max_file_bytes=max_file_bytes)
+    request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes)
+    request = replace(request, max_delete_fraction=max_delete_fraction)
     with flow_progress() as progress:
         result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
-        if not dry_run:
-            _request_compaction(result, workspace, max_deltas)
-        show_index(result, request)
+        _follow_up(result, request, workspace, max_deltas)
         progress.finish(f"{sum(source['lines_embedded'] for source in result['sources']):,} lines embedded")
     return result
 
 
-def _request_compaction(result: dict[str, Any], workspace: str, max_deltas: int) -> None:
+def _follow_up(result: dict[str, Any], request: IndexRequest, workspace: str, max_deltas: int) -> None:
     for source in result["sources"]:
-        if source["deltas"] > max_deltas:
+        if source["deltas"] > max_deltas and not request.dry_run:
             ask_for_source(workspace, source["entity"], source["deltas"])
+    show_index(result, request)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
+    DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_FILE_BYTES,
     DEFAULT_N_LINES,
     DEFAULT_TOP_K,
@@ -16,6 +17,8 @@ from driftline.storage.options import from_keywords
 from driftline.tasks.search.request import SearchRequest
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from driftline.flows.client import Client
     from driftline.flows.output.reports import IndexReport
     from driftline.flows.runs.plan import SourceRequest
@@ -66,6 +69,7 @@ def index(
     dry_run: bool = False,
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION,
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES,
     rebind: bool = False,
     reembed: bool = False,
     wait_seconds: float = 0.0,
@@ -125,6 +129,35 @@ def search(workspace: Workspace | str, request: SearchRequest) -> SearchReport:
 
     opened = open(workspace) if isinstance(workspace, str) else workspace
     return ask(*resolved(opened, request))
+
+
+def sql(
+    workspace: Workspace | str,
+    query: str,
+    parameters: Sequence[Any] = (),
+    *,
+    within: str | None = None,
+    branch: str | None = None,
+    timeout_seconds: float = 60.0,
+) -> pa.Table:
+    """Return the rows of one SELECT over the views of a workspace, as an Arrow table.
+
+    ``SHOW TABLES`` lists the views. ``parameters`` are the values of the ``?`` in ``query``. ``within`` shows only what
+    is at or below an entity, such as ``org:acme``. The query only reads, sees nothing but the workspace, and is
+    interrupted after ``timeout_seconds``; it needs DuckDB, which is installed with Driftline.
+
+    Raises UsageError, WorkspaceNotFound, OutOfMemory, CorruptFile, AccessDenied, StorageError.
+    """
+    from driftline.flows.config.locate import on_named_branch
+    from driftline.flows.output.run_series import searches_table
+    from driftline.storage.entities import Entity
+    from driftline.storage.sql import query as run
+
+    opened = open(workspace) if isinstance(workspace, str) else workspace
+    boundary = Entity.parse(within, opened.config.hierarchy) if within is not None else None
+    there, journal = on_named_branch(opened, branch, boundary), searches_table(opened)
+    with run(there, query, parameters, within=boundary, searches=journal, max_seconds=timeout_seconds) as result:
+        return result.table()
 
 
 def connect(url: str, token: str | None = None) -> Client:

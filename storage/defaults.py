@@ -8,6 +8,8 @@ from typing import Literal
 
 DEFAULT_MAX_FILE_BYTES = 4 * 1024 * 1024
 """Files above this size are skipped."""
+DEFAULT_MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
+"""The same for documents, logs, CSV and JSON lines."""
 DEFAULT_MAX_DELETE_FRACTION = 0.5
 """A run refuses to delete a larger fraction of a source's documents."""
 DEFAULT_MAX_DELTAS = 100

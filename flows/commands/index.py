@@ -26,7 +26,12 @@ from driftline.flows.commands.app import (
 )
 from driftline.flows.config.locate import named_branch, workspace_for_indexing, workspace_for_reading
 from driftline.flows.output.plain import print_json, say, warn
-from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
+from driftline.storage.defaults import (
+    DEFAULT_EXECUTOR,
+    DEFAULT_MAX_DELETE_FRACTION,
+    DEFAULT_MAX_DOCUMENT_BYTES,
+    DEFAULT_MAX_FILE_BYTES,
+)
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +49,7 @@ ExcludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="L
 FullOption = Annotated[bool, typer.Option("--full", help="Read and embed everything again.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change, write nothing.")]
 MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.")]
+MaxDocumentBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger documents, logs, CSV and JSON lines.")]
 RebindOption = Annotated[bool, typer.Option("--rebind", help="Allow the entity to change its URI.")]
 ReembedOption = Annotated[bool, typer.Option("--reembed", help="Allow the workspace to change its model.")]
 IndexesOption = Annotated[Literal["all", "text", "none"], typer.Option(help="Which search indexes to update.")]
@@ -80,6 +86,7 @@ def index(
     dry_run: DryRunOption = False,
     max_delete_fraction: MaxDeleteFractionOption = DEFAULT_MAX_DELETE_FRACTION,
     max_file_bytes: MaxFileBytesOption = DEFAULT_MAX_FILE_BYTES,
+    max_document_bytes: MaxDocumentBytesOption = DEFAULT_MAX_DOCUMENT_BYTES,
     rebind: RebindOption = False,
     reembed: ReembedOption = False,
     wait: WaitOption = 0.0,
@@ -103,6 +110,7 @@ def index(
 
     how: dict[str, Any] = {"executor": executor, "workers": workers, "full": full, "dry_run": dry_run}
     how |= {"max_delete_fraction": max_delete_fraction, "max_file_bytes": max_file_bytes, "rebind": rebind}
+    how |= {"max_document_bytes": max_document_bytes}
     how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit}
     how |= {"deep": deep_model if deep is not False and deep_model else deep}
     request = IndexRequest(

@@ -71,6 +71,7 @@ COMMANDS = {
     "status": "search",
     "sources": "search",
     "grep": "grep",
+    "sql": "sql",
     "pull": "pull",
     "compact": "compact",
     "cleanup": "compact",

@@ -11,18 +11,23 @@ from driftline.storage.model import DocumentState
 from driftline.storage.objects.request_counts import Counts, by_kind
 from driftline.tasks.maintenance.compact import Figures
 
+MAX_TOO_LARGE = 10
+"""So many of the files that are too large are named with their sizes."""
+
 
 @dataclass(slots=True)
 class SourceReport:
     """One source's part of a run.
 
     ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs;
-    ``shortened`` those of this run whose lines are too long, as ``(path, characters left out)``. ``revision`` is the
-    ``rev`` of the run's last commit; the manifest as of it is the state that the run left. ``commit`` is the commit
-    that git had checked out. If ``base`` is set, the run scanned only the differences between the two; if a full scan
-    replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other branches, or from the
-    main index. ``branch_cut`` says why this run cut its ``branch``, or did not. ``phases`` are wall-clock seconds of
-    the coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``, summed over workers.
+    ``shortened`` those of this run whose lines are too long, as ``(path, characters left out)``; ``too_large`` has
+    sizes by path; ``needing_extra`` counts documents whose extractor is not installed. ``revision`` is the ``rev``
+    of the run's last commit; the manifest as of it is the state that the run left. ``commit`` is the commit that
+    git had checked out. If ``base`` is set, the run scanned only the differences between the two; if a full scan
+    replaced such a run, ``full_scan_reason`` says why. ``lines_reused`` were copied from other branches, or from
+    the main index. ``branch_cut`` says why this run cut its ``branch``, or did not. ``phases`` are wall-clock
+    seconds of the coordinator; ``worker_phases`` are the seconds of tasks during the phase ``batches``, summed over
+    workers.
     """
 
     entity: str
@@ -30,6 +35,8 @@ class SourceReport:
     states: dict[DocumentState, int] = field(default_factory=lambda: dict.fromkeys(DocumentState, 0))
     skipped: list[tuple[str, str]] = field(default_factory=list)
     shortened: list[tuple[str, int]] = field(default_factory=list)
+    too_large: dict[str, int] = field(default_factory=dict)
+    needing_extra: int = 0
     lines_embedded: int = 0
     lines_reused: int = 0
     documents_total: int = 0
@@ -45,6 +52,9 @@ class SourceReport:
     branch: str | None = None
     branch_cut: str = ""
 
+    def _largest(self) -> list[tuple[str, int]]:
+        return sorted(self.too_large.items(), key=lambda file: (-file[1], file[0]))[:MAX_TOO_LARGE]
+
     def to_dict(self) -> dict[str, Any]:
         """Like ``index --json`` prints it."""
         return {
@@ -53,6 +63,8 @@ class SourceReport:
             **{str(state): count for state, count in self.states.items()},
             "skipped": [{"path": path, "reason": str(reason)} for path, reason in sorted(self.skipped)],
             "shortened": [{"path": path, "characters": count} for path, count in sorted(self.shortened)],
+            "too_large": [{"path": path, "bytes": size} for path, size in self._largest()],
+            "needing_extra": self.needing_extra,
             "lines_embedded": self.lines_embedded,
             "lines_reused": self.lines_reused,
             "documents_total": self.documents_total,

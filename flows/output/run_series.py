@@ -17,7 +17,7 @@ from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -26,6 +26,9 @@ from driftline.storage.objects.request_counts import price
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.explanation import Explanation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read")
 
@@ -219,18 +222,36 @@ def record_search(workspace: Workspace, explanation: Explanation | None, seconds
             path.with_suffix(".new").replace(path)
 
 
+def searches_table(workspace: Workspace, environ: Mapping[str, str] | None = None) -> pa.Table:
+    """Return the searches of this user, as SQL shows them."""
+    import pyarrow as pa  # with the next, what a search need not load
+
+    from driftline.storage.sql import SEARCHES
+
+    found = _entries(workspace, environ)
+    moments = [entry.started.astimezone(UTC).replace(tzinfo=None) for entry in found]
+    columns = [moments, [entry.seconds for entry in found], [entry.hit_rate for entry in found]]
+    return pa.table(columns, schema=SEARCHES)
+
+
 def searches_by_hour(workspace: Workspace, environ: Mapping[str, str] | None = None) -> list[RunRecord]:
     """Return the searches of this user, newest first: one record for each hour, with their median time."""
     by_hour: dict[datetime, list[_Entry]] = defaultdict(list)
+    for entry in _entries(workspace, environ):
+        by_hour[entry.started.replace(minute=0, second=0, microsecond=0)].append(entry)
+    return [_record(by_hour[hour]) for hour in sorted(by_hour, reverse=True)]
+
+
+def _entries(workspace: Workspace, environ: Mapping[str, str] | None) -> list[_Entry]:
+    found: list[_Entry] = []
     try:
         lines = _path(workspace, os.environ if environ is None else environ).read_bytes().splitlines()
     except OSError:
         return []
     for line in lines:
         with contextlib.suppress(ValidationError):  # a truncated line
-            entry = _Entry.model_validate_json(line)
-            by_hour[entry.started.replace(minute=0, second=0, microsecond=0)].append(entry)
-    return [_record(by_hour[hour]) for hour in sorted(by_hour, reverse=True)]
+            found.append(_Entry.model_validate_json(line))
+    return found
 
 
 def _record(entries: list[_Entry]) -> RunRecord:

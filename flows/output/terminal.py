@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from driftline.flows.output.plain import emit, printable
+from driftline.storage.errors import install_command
 from driftline.storage.objects.request_counts import price
 
 Result = Mapping[str, Any]
@@ -40,6 +41,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
         if reasons:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
             lines.append(Text(f"  not indexed: {listed}", style="yellow"))
+        lines += _about_documents(source)
         files = source.get("shortened", ())
         if files:
             characters = sum(file["characters"] for file in files)
@@ -53,6 +55,23 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
     verb = "would change" if dry_run else "partly in step" if failed else "in step"
     lines.append(Text(f"{printable(result['workspace'])} {verb} after {result['seconds']:.1f} s", style="dim"))
     _print(lines)
+
+
+def _about_documents(source: Result) -> Iterator[Text]:
+    """What is not indexed, or not as well as it could be, and what would change that."""
+    large = source.get("too_large", ())
+    if large:
+        from driftline.tasks.scanning.scan import has_own_limit
+
+        named = ", ".join(f"{printable(file['path'])} ({file['bytes'] / 2**20:,.1f} MiB)" for file in large)
+        own_limit = all(has_own_limit(file["path"]) for file in large)
+        option = "--max-document-bytes" if own_limit else "--max-file-bytes"
+        yield Text(f"  too large: {named}; {option} {large[0]['bytes']} takes them", style="yellow")
+    if source.get("needing_extra"):
+        from driftline.tasks.extraction.extractor import EXTRA
+
+        lacking = f"{source['needing_extra']:,} files need the extra '{EXTRA}'"
+        yield Text(f"  documents: {lacking}. Run: {install_command(EXTRA)}", style="yellow")
 
 
 def requests_text(requests: Mapping[str, int], prices: Mapping[str, float]) -> str:
@@ -96,6 +115,16 @@ def print_status(result: Result) -> None:
 def print_sources(result: Result) -> None:
     """Print the sources of a workspace."""
     _print(_sources(result["sources"]) or [Text(f"No sources in {printable(str(result['workspace']))}")])
+
+
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> None:
+    """Print rows of text as a table; the columns that hold ``numbers`` stand to the right."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column, is_number in zip(columns, numbers, strict=True):
+        table.add_column(Text(printable(column)), justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    _print([table])
 
 
 def print_branches(result: Result) -> None:

@@ -343,7 +343,13 @@ def _differences(plan: IndexPlan, part: SourcePlan, workspace: Workspace, known:
                 if changed.paths is not None:
                     return len(changed.paths)
     request, claims = plan.request, part.claims
-    spec = ScanSpec(part.source, plan.model.fingerprint, rules=part.rules, max_file_bytes=request.max_file_bytes)
+    spec = ScanSpec(
+        part.source,
+        plan.model.fingerprint,
+        rules=part.rules,
+        max_file_bytes=request.max_file_bytes,
+        max_document_bytes=request.max_document_bytes,
+    )
     scan = scan_partition(
         PartitionSpec(replace(spec, claims=claims), part.entity, time.time_ns()), TaskContext(workspace, plan.model)
     )

@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driftline.flows.config.toml_file import ConfiguredSource
-from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELETE_FRACTION, DEFAULT_MAX_FILE_BYTES
+from driftline.storage.defaults import (
+    DEFAULT_EXECUTOR,
+    DEFAULT_MAX_DELETE_FRACTION,
+    DEFAULT_MAX_DOCUMENT_BYTES,
+    DEFAULT_MAX_FILE_BYTES,
+)
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
 from driftline.storage.layout import lease_path
@@ -74,6 +79,7 @@ class IndexRequest:
     dry_run: bool = False
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     rebind: bool = False
     reembed: bool = False
     wait_seconds: float = 0.0

@@ -35,7 +35,7 @@ from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit
 from driftline.storage.workspace.workspace import acquire_source
 from driftline.tasks.embedding.context import Stopwatch
-from driftline.tasks.extraction.extractor import current_marks
+from driftline.tasks.extraction.extractor import MISSING_MARK, current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, SegmentTask, build, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only
@@ -205,7 +205,8 @@ class SourceRun:
         source, request = self._source, self._plan.request
         if request.full or self._plan.replaces is not None:
             return None
-        settings = (source.record.include, source.record.exclude, request.max_file_bytes, self._plan.model.fingerprint)
+        limits = request.max_file_bytes, request.max_document_bytes
+        settings = (source.record.include, source.record.exclude, *limits, self._plan.model.fingerprint)
         rules = (*settings, sorted(current_marks()), *source.claims)
         if isinstance(source.source, RepositorySource):
             return RepositoryAtCommit.look(source.source, rules)
@@ -273,6 +274,7 @@ class SourceRun:
         for scan in scans:
             self._count_seconds({"scan": scan.seconds})
             self.report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
+            self.report.too_large.update(scan.too_large)
             self.report.skipped += zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
         return scans
 
@@ -284,6 +286,7 @@ class SourceRun:
             subtrees,
             self._source.rules,
             request.max_file_bytes,
+            request.max_document_bytes,
             request.full,
             self._source.claims,
         )
@@ -441,7 +444,10 @@ class SourceRun:
         self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(vanished["reason"]), min_count=0).as_py()
 
     def _count_totals(self) -> None:
-        self.report.documents_total, self.report.lines_total = self._totals()
+        documents = self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason", "extractor"])
+        self.report.documents_total, self.report.lines_total = totals(documents)
+        lacking = pc.match_substring_regex(pc.fill_null(documents["extractor"], ""), MISSING_MARK)
+        self.report.needing_extra = int(pc.sum(lacking).as_py() or 0)
         if self._only is not None and isinstance(self._source.source, RepositorySource):  # nobody looked at the others
             seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
             others = self.report.documents_total - sum(self.report.states[state] for state in seen)

@@ -35,12 +35,17 @@ _SHIFT = np.uint32(32 - 17)
 
 
 def packs(
-    texts: Sequence[str], document: NDArray[np.int32], line: NDArray[np.int32], column: NDArray[np.int32]
+    texts: Sequence[str],
+    document: NDArray[np.int32],
+    line: NDArray[np.int32],
+    column: NDArray[np.int32],
+    first_line: int = 0,
 ) -> dict[str, pa.Array]:
     """The columns of packs, ``(n,)`` each, null except in rows with a pack: PACK, PACK_LINE and GRAMS.
 
-    ``texts`` are those of the documents into which ``document`` points; the rows are in order, and each document that
-    has a line has a row. The packs of a document follow one another from its first line to its last.
+    ``texts`` are those of the documents into which ``document`` points, from ``first_line`` on; the rows are in order,
+    and each document that has a line has a row. The packs of a document follow one another from its first line to
+    its last.
     """
     rows: list[int] = []
     first_lines: list[int] = []
@@ -50,10 +55,10 @@ def packs(
         if start == stop:
             continue
         data = text.encode()
-        cuts = _cuts(data, line[start:stop], column[start:stop])
+        cuts = _cuts(data, line[start:stop] - np.int32(first_line), column[start:stop])
         for (row, begin, number), (_, end, _) in itertools.pairwise([*cuts, (0, len(data), 0)]):
             rows.append(start + row)
-            first_lines.append(number)
+            first_lines.append(first_line + number)
             found.append(data[begin:end])
     places = np.full(len(document), -1)
     places[rows] = np.arange(len(rows))

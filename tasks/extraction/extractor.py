@@ -7,16 +7,17 @@ a new version reads again only what it concerns. A compressed file is what it ho
 from __future__ import annotations
 
 import bz2
+import codecs
 import lzma
 import posixpath
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -25,14 +26,18 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import Anchor, Definition
 from driftline.storage.model import SkipReason
+from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes
 
 EXTRA = "documents"
 """The extra of the package that some extractors need."""
+MISSING_MARK = r"(?:^|\+)\w+/0"
+"""What marks files whose extractor is not installed."""
 MAX_EXTRACTED_CHARACTERS = 64 * 2**20
 """No document has so much text; what unpacks to more is left out."""
 MAX_UNPACKED_BYTES = 64 * 2**20
 _SNIFFED_BYTES = 1_024
+_JUDGED_BYTES = 8_192
 _LZMA_MEMORY_BYTES = 256 * 2**20
 MAX_ANCHOR_CHARACTERS = 160
 _BLANKS = re.compile(r"\s+")
@@ -59,16 +64,39 @@ class Extracted:
     anchors: tuple[Anchor, ...] = ()
     parts: tuple[Part, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can say of it."""
+        anchors = [(each.name, each.first, each.last) for each in self.anchors]
+        return {"text": self.text, "anchors": anchors, "parts": [(p.suffix, p.first, p.last) for p in self.parts]}
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> Self:
+        """What a process that may have been taken over says, as it should be. Raises Refused."""
+        try:
+            text = _encodable(str(said["text"]))
+            lines = text.count("\n")
+            anchors = tuple(Anchor(*_place(*each, lines=lines)) for each in said["anchors"])
+            return cls(text, anchors, tuple(Part(*_place(*each, lines=lines)) for each in said["parts"]))
+        except (KeyError, TypeError, ValueError):
+            raise Refused(SkipReason.DAMAGED) from None
+
+
+def _place(name: object, first: object, last: object, *, lines: int) -> tuple[str, int, int]:
+    if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last <= lines):
+        raise ValueError("no lines of the text")
+    return _BLANKS.sub(" ", _encodable(str(name)))[:MAX_ANCHOR_CHARACTERS], first, last
+
+
+def _encodable(text: str) -> str:
+    """``text`` without halves of surrogate pairs, which JSON may hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
+
 
 EMPTY = Extracted("")
-
-
-class Refused(Exception):
-    """An extractor cannot read a file, for a ``reason``."""
-
-    def __init__(self, reason: SkipReason) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -102,13 +130,9 @@ class Draft:
 
     def done(self) -> Extracted:
         """The text. Raises Refused if it has no letter or digit."""
-        text = "".join([f"{line}\n" for line in self.lines])
+        text = _encodable("".join([f"{line}\n" for line in self.lines]))
         if not _WORD.search(text):
             raise Refused(SkipReason.NO_TEXT)
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # JSON may hold halves of surrogate pairs
-            text = text.encode("utf-8", "replace").decode()
         ends = len(self.lines) - 1
         anchors = tuple(Anchor(name, first, last) for name, first, last in _until_next(self._anchors, ends))
         parts = tuple(Part(suffix, first, last) for suffix, first, last in _until_next(self._parts, ends) if suffix)
@@ -154,8 +178,11 @@ class Extractor:
         return f"{self.name}/{self.version if self.is_there else 0}"
 
     def extract(self, data: bytes) -> Extracted:
-        """The text of ``data``, in this process. Raises Refused."""
-        run: Callable[[bytes], Extracted] = getattr(import_module(f"{__package__}.{self.module}"), self.function)
+        """The text of ``data``. Raises Refused."""
+        module = f"{__package__}.{self.module}"
+        if self.isolated:
+            return Extracted.from_dict(extract_apart(f"{module}:{self.function}", data))
+        run: Callable[[bytes], Extracted] = getattr(import_module(module), self.function)
         return run(data)
 
 
@@ -173,7 +200,91 @@ def _is_notebook(data: bytes, suffix: str) -> bool:
     return suffix == "ipynb" or b'"nbformat"' in data[:_SNIFFED_BYTES] + data[-_SNIFFED_BYTES:]
 
 
+_TAG = re.compile(
+    rb"<(?:!doctype\s+html|html|head|body|title|p|div|h[1-6]|table|ul|article|section|main)[\s>]", re.IGNORECASE
+)
+_TEMPLATE = re.compile(rb"(?:=[\"']?|>)\s*\{\{|\{%|<%|<\?(?:php|=)")
+"""What programs fill in: such a page is source code."""
+_HTML_SUFFIXES = ("html", "htm", "xhtml", "xht")
+
+
+def _is_html(data: bytes, suffix: str) -> bool:
+    if suffix and suffix not in _HTML_SUFFIXES:
+        return False
+    judged = data[:_JUDGED_BYTES]
+    if judged.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        judged = judged.decode("utf-16", "ignore").encode()
+    start = judged[:_SNIFFED_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not suffix and not start[:15].lower().startswith((b"<!doctype html", b"<html")):
+        return False
+    return start.startswith(b"<") and bool(_TAG.search(judged)) and not _TEMPLATE.search(judged)
+
+
+def _is_pdf(data: bytes, suffix: str) -> bool:
+    return data.startswith(b"%PDF-") or (suffix == "pdf" and b"%PDF-" in data[:_SNIFFED_BYTES])
+
+
+def _holds(part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
+    """What says whether bytes are an archive with a ``part``, or an encrypted document under one of ``suffixes``."""
+
+    def takes(data: bytes, suffix: str) -> bool:
+        if data.startswith(_OLE):
+            return suffix in suffixes and _ENCRYPTED_PACKAGE in data
+        return data.startswith(_ZIP) and (part in data[-_DIRECTORY_BYTES:] or (suffix in suffixes and part in data))
+
+    return takes
+
+
+def _says(kind: bytes) -> Callable[[bytes, str], bool]:
+    """What says whether bytes are an archive that begins with its media type, which ``kind`` begins."""
+    return lambda data, suffix: data.startswith(_ZIP) and b"mimetypeapplication/" + kind in data[:128]
+
+
+_ZIP, _OLE = b"PK\x03\x04", b"\xd0\xcf\x11\xe0"
+_DIRECTORY_BYTES = 128 * 1024
+_ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
+_MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\r?\n(?:[ \t][^\n]*\r?\n)*){2,}")
+_OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
+_MAILBOX = re.compile(rb"\AFrom [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n[A-Za-z][A-Za-z0-9-]{0,60}:")
+_SRT = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\d+[ \t]*\r?\n\d{1,3}:\d\d:\d\d[.,]\d{3}[ \t]*-->")
+_VTT = re.compile(rb"\A(?:\xef\xbb\xbf)?WEBVTT[ \t\r\n]")
+
+
+def _is_mail(data: bytes, suffix: str) -> bool:
+    if suffix not in ("eml", "mht", "mhtml", ""):
+        return False
+    head = data[:_JUDGED_BYTES]
+    found = _MAIL.match(head)
+    return found is not None and len(set(map(bytes.lower, _OF_MAIL.findall(found[0])))) >= (2 if suffix else 3)
+
+
 EXTRACTORS: tuple[Extractor, ...] = (
+    Extractor("docx", 1, ("docx", "docm"), _holds(b"word/document.xml", "docx", "docm"), "office", "docx"),
+    Extractor("pptx", 1, ("pptx", "pptm"), _holds(b"ppt/presentation.xml", "pptx", "pptm"), "office", "pptx"),
+    Extractor("xlsx", 1, ("xlsx", "xlsm"), _holds(b"xl/workbook.xml", "xlsx", "xlsm"), "office", "xlsx"),
+    Extractor("opendocument", 1, ("odt", "ods", "odp"), _says(b"vnd.oasis.opendocument."), "office", "opendocument"),
+    Extractor("epub", 1, ("epub",), _says(b"epub+zip"), "office", "epub", needs="lxml"),
+    Extractor("rtf", 1, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
+    Extractor("mail", 1, ("eml",), _is_mail, "text_formats", "mail"),
+    Extractor(
+        "mailbox",
+        1,
+        ("mbox",),
+        lambda data, suffix: suffix in ("mbox", "") and _MAILBOX.match(data[:_SNIFFED_BYTES]) is not None,
+        "text_formats",
+        "mailbox",
+    ),
+    Extractor(
+        "subtitles",
+        1,
+        ("srt", "vtt"),
+        lambda data, _: bool(_VTT.match(data[:16]) or _SRT.match(data[:256])),
+        "text_formats",
+        "subtitles",
+        isolated=False,
+    ),
+    Extractor("pdf", 1, ("pdf",), _is_pdf, "pages", "pdf", needs="pypdfium2"),
+    Extractor("html", 1, _HTML_SUFFIXES, _is_html, "pages", "html", needs="lxml", is_text=True),
     Extractor("notebook", 1, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )
 """In the order in which they are asked."""
@@ -336,7 +447,7 @@ def _suffix(path: str) -> str:
 
 READERS: tuple[Extractor | Compression, ...] = (*COMPRESSIONS, *EXTRACTORS)
 BY_SUFFIX = {suffix: each for each in READERS for suffix in each.suffixes}
-_NAMED_PATTERN = rf"\.(?i:{'|'.join(map(re.escape, BY_SUFFIX))})$"
+NAMED_LIKE_DOCUMENT = rf"\.(?i:{'|'.join(map(re.escape, BY_SUFFIX))})$"
 
 
 def is_named_like_document(path: str) -> bool:
@@ -352,7 +463,7 @@ def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray) -> NDArray[np.bool_
     distinct = pc.unique(marks).to_pylist()
     old = pa.array([mark for mark in distinct if mark and not _is_current(mark)], pa.string())
     unmarked = pc.equal(pc.fill_null(marks, ""), "")
-    unread = pc.and_(unmarked, pc.match_substring_regex(paths, _NAMED_PATTERN))
+    unread = pc.and_(unmarked, pc.match_substring_regex(paths, NAMED_LIKE_DOCUMENT))
     return np.asarray(pc.or_(unread, pc.is_in(marks, value_set=old)).to_numpy(), dtype=bool)
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
+import email.policy
 import json
-from typing import Any
+import re
+from collections.abc import Iterator
+from email.message import EmailMessage
+from email.parser import BytesParser
+from importlib.util import find_spec
+from typing import Any, cast
 
 from driftline.storage.model import SkipReason
-from driftline.tasks.extraction.extractor import Draft, Extracted, Refused
+from driftline.tasks.extraction.extractor import Draft, Extracted
+from driftline.tasks.extraction.process import Refused
+from driftline.tasks.text import decode
 
 _SUFFIXES = {"python": "py", "julia": "jl", "javascript": "js", "typescript": "ts", "rust": "rs", "c++": "cpp"}
 _PLAIN_SUFFIXES = frozenset(("bash", "c", "cpp", "go", "java", "kotlin", "php", "r", "ruby", "scala", "sql", "swift"))
@@ -52,3 +61,183 @@ def _language(read: dict[str, Any]) -> str:
     except AttributeError:
         return ""
     return _SUFFIXES.get(name, name if name in _PLAIN_SUFFIXES else "")
+
+
+# -- mail ----------------------------------------------------------------------------------------
+
+_HEADERS = ("From", "To", "Cc", "Date", "Subject")
+_BEGINS_MESSAGE = re.compile(rb"(?:\A|(?<=\n\n)|(?<=\r\n\r\n))From [^\r\n]*\r?\n")
+_QUOTED_FROM = re.compile(r"^>(>*From )", re.MULTILINE)
+
+
+def mail(data: bytes) -> Extracted:
+    """One message: the headers that people search, its text, and the names of its attachments."""
+    draft = Draft()
+    _add_message(draft, data)
+    return draft.done()
+
+
+def mailbox(data: bytes) -> Extracted:
+    """The messages of an mbox; the anchor is the number of a message."""
+    draft = Draft()
+    for number, message in enumerate(_messages(data), start=1):
+        if draft.lines:
+            draft.add("")
+        draft.at(f"message {number}")
+        _add_message(draft, message)
+    return draft.done()
+
+
+def _messages(data: bytes) -> Iterator[bytes]:
+    starts = [match.span() for match in _BEGINS_MESSAGE.finditer(data)]
+    for at, (_, first) in enumerate(starts):
+        yield data[first : starts[at + 1][0] if at + 1 < len(starts) else len(data)]
+
+
+def _add_message(draft: Draft, data: bytes) -> None:
+    message = BytesParser(policy=email.policy.default).parsebytes(data)
+    for name in _HEADERS:
+        value = _header(message, name)
+        if value:
+            draft.add(f"{name}: {value}")
+    draft.add("")
+    body = message.get_body(("plain", "html"))
+    if body is not None:
+        _add_body(draft, cast(EmailMessage, body))
+    for part in message.walk():
+        attached = part.get_filename()
+        if attached and part is not body:
+            draft.add(f"attachment: {' '.join(str(attached).split())}")
+
+
+def _header(message: EmailMessage, name: str) -> str:
+    try:
+        return " ".join(str(message[name] or "").split())
+    except (ValueError, IndexError, AttributeError, TypeError):  # the library gives up on some damaged headers
+        return ""
+
+
+def _add_body(draft: Draft, body: EmailMessage) -> None:
+    content = cast(bytes, body.get_payload(decode=True) or b"")
+    try:
+        text = content.decode(body.get_content_charset("utf-8"), "replace")
+    except LookupError:
+        text = content.decode("utf-8", "replace")
+    if body.get_content_subtype() != "html":
+        draft.add(_QUOTED_FROM.sub(r"\1", text.rstrip()))
+    elif find_spec("lxml") is not None:
+        from driftline.tasks.extraction.pages import add_html
+
+        add_html(draft, text.encode("utf-8", "replace"))
+
+
+# -- subtitles -----------------------------------------------------------------------------------
+
+_TIMES = re.compile(r"(\d{1,3}:)?(\d\d:\d\d)[.,]\d{3}[ \t]*-->")
+_TAGS = re.compile(r"<[^<>\n]{1,100}>|\{\\[^{}\n]{1,100}\}")
+
+
+def subtitles(data: bytes) -> Extracted:
+    """What is said in srt or vtt, without times and styles; the anchor is the time at which it is said."""
+    text, reason = decode(data)
+    if reason is not None:
+        raise Refused(reason)
+    draft = Draft()
+    for block in re.split(r"\n[ \t]*\n", text):
+        lines = block.strip("\n").split("\n")
+        timed = next((at for at, line in enumerate(lines[:3]) if _TIMES.match(line.strip())), None)
+        if timed is None:
+            continue
+        match = _TIMES.match(lines[timed].strip())
+        assert match is not None
+        draft.at(f"{match[1] or '00:'}{match[2]}")
+        for line in lines[timed + 1 :]:
+            if said := _TAGS.sub("", line).strip():
+                draft.add(said)
+    return draft.done()
+
+
+# -- RTF -----------------------------------------------------------------------------------------
+
+_RTF_TOKEN = re.compile(
+    rb"\\([a-zA-Z]{1,32})(-?\d{1,10})? ?|\\'([0-9a-fA-F]{2})|\\([^a-zA-Z])|([{}])|[\r\n]+|([^\\{}\r\n]+)"
+)
+_NO_TEXT = frozenset(
+    (b"fonttbl", b"colortbl", b"stylesheet", b"info", b"pict", b"object", b"datastore", b"themedata", b"filetbl",
+     b"listtable", b"listoverridetable", b"rsidtbl", b"generator", b"header", b"footer", b"headerl", b"headerr",
+     b"footerl", b"footerr", b"fldinst", b"xmlnstbl", b"latentstyles")
+)  # fmt: skip
+"""Groups that say how a document looks, or what repeats on each page."""
+_RTF_SIGNS = {
+    b"par": "\n", b"line": "\n", b"sect": "\n", b"page": "\n", b"row": "\n", b"tab": "\t", b"cell": "\t",
+    b"emdash": "—", b"endash": "–", b"lquote": "‘", b"rquote": "’", b"ldblquote": "“",
+    b"rdblquote": "”", b"bullet": "•",
+}  # fmt: skip
+_RTF_ESCAPED = {b"~": "\xa0", b"_": "-", b"\n": "\n", b"\r": "\n", b"\\": "\\", b"{": "{", b"}": "}"}
+_MAX_GROUPS = 1_000
+
+
+def rtf(data: bytes) -> Extracted:
+    """The paragraphs of an RTF document."""
+    draft = Draft()
+    for line in _rtf_text(data).split("\n"):
+        if line.strip():
+            draft.add(line.strip())
+    return draft.done()
+
+
+def _rtf_text(data: bytes) -> str:
+    out: list[str] = []
+    pending = bytearray()
+    encoding, fallback, skip_fallback, ignored = "cp1252", 1, 0, False
+    groups: list[tuple[bool, int]] = []
+
+    def flush() -> None:
+        if pending:
+            out.append(pending.decode(encoding, "replace"))
+            pending.clear()
+
+    for match in _RTF_TOKEN.finditer(data):
+        word, number, code, escaped, brace, plain = match.groups()
+        if brace == b"{":
+            if len(groups) == _MAX_GROUPS:
+                raise Refused(SkipReason.BOMB)
+            groups.append((ignored, fallback))
+        elif brace == b"}":
+            ignored, fallback = groups.pop() if groups else (ignored, fallback)
+            skip_fallback = 0
+        elif word in _NO_TEXT or escaped == b"*":
+            ignored = True
+        elif word == b"ansicpg" and number:
+            encoding = _codepage(number)
+        elif word == b"uc" and number:
+            fallback = max(0, min(int(number), 10))
+        elif ignored:
+            continue
+        elif word == b"u" and number:
+            flush()
+            out.append(chr(int(number) % 65_536))
+            skip_fallback = fallback
+        elif code:
+            if skip_fallback:
+                skip_fallback -= 1
+            else:
+                pending += bytes.fromhex(code.decode())
+        elif word in _RTF_SIGNS or escaped in _RTF_ESCAPED:
+            flush()
+            out.append(_RTF_SIGNS.get(word) or _RTF_ESCAPED.get(escaped, ""))
+        elif plain:
+            kept = plain[skip_fallback:]
+            skip_fallback = max(0, skip_fallback - len(plain))
+            pending += kept
+    flush()
+    return "".join(out).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _codepage(number: bytes) -> str:
+    name = f"cp{number.decode()}"
+    try:
+        codecs.lookup(name)
+    except LookupError:
+        return "cp1252"
+    return name

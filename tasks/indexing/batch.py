@@ -6,16 +6,20 @@ import hashlib
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from driftline.storage.deltas import manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
+from driftline.storage.lines.outline import Definition
+from driftline.storage.lines.table import LINES_PER_BLOCK
 from driftline.storage.model import DocumentState, ManifestRow, SkipReason, content_hash
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.worker import definitions_in_worker
@@ -24,7 +28,7 @@ from driftline.tasks.extraction.extractor import Reading, definitions_by_part, i
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
 from driftline.tasks.scanning.ignore import holds_key
-from driftline.tasks.text import MAX_TEXT_BYTES, is_lfs_pointer, split_documents
+from driftline.tasks.text import MAX_TEXT_BYTES, SplitLines, is_lfs_pointer, split_documents
 
 READ_ATTEMPTS = 3
 _STATUS = ("size_bytes", "mtime_ns", "ctime_ns", "inode")
@@ -154,32 +158,24 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
     for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist())):
         drafts.add(change, read, watch)
     copied = _copied(spec, context, drafts, watch) if drafts.reusable else []
-    with watch.phase("split"):
-        texts = [reading.extracted.text for reading in drafts.readings]
-        lines = split_documents(texts, every_document=True) if texts else None
-    embedded = drafts.embedded
     fragments: list[str] = []
     if copied:
         with watch.phase("write"):
             fragments += context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(
                 pa.concat_tables(copied)
             )
-    if lines is not None and not spec.dry_run:
-        parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in drafts.readings])
-        outlined = definitions_in_worker(parts, allowed=context.has_cores_to_spare)
-        with watch.phase("embed"):
-            vectors = context.embedder.embed(lines.text, np.float16)
-        counts = np.bincount(lines.doc_index.to_numpy(), minlength=len(embedded))
+    counts = np.zeros(len(drafts.readings), np.int64)
+    left_out: Counter[int] = Counter()
+    for piece in pieces([reading.extracted.text for reading in drafts.readings]):
+        with watch.phase("split"):
+            lines = piece.split()
+        counts += np.bincount(lines.doc_index.to_numpy(), minlength=len(counts))
+        left_out.update(lines.left_out)
+        if not spec.dry_run and len(lines):
+            fragments += _written(spec, context, drafts, piece, lines, watch)
+    embedded = drafts.embedded
+    if not spec.dry_run:
         embedded = [replace(meta, lines=int(count)) for meta, count in zip(embedded, counts, strict=True)]
-        if len(lines):
-            with watch.phase("outline"):
-                found = joined(outlined())
-            with watch.phase("write"):
-                places = lines.doc_index, lines.line_number
-                anchors = [reading.extracted.anchors for reading in drafts.readings]
-                written = *places, lines.text, vectors, found, lines.column_number, anchors
-                table = line_rows(spec.entity, embedded, *written, texts=texts)
-                fragments += context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(table)
     return BatchResult(
         rows=manifest.to_table([*drafts.kept, *drafts.copied, *embedded]),
         replaced=tuple(drafts.replaced),
@@ -187,13 +183,100 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
         new_hashes=tuple(drafts.new_hashes),
         states=drafts.states,
         skipped=tuple(drafts.skipped),
-        shortened=tuple((embedded[at].path, count) for at, count in lines.left_out.items()) if lines else (),
+        shortened=tuple((embedded[at].path, count) for at, count in left_out.items()),
         documents=len(spec.changes),
-        lines=len(lines) if lines is not None else 0,
+        lines=int(counts.sum()),
         lines_reused=sum(map(len, copied)),
         bytes_read=drafts.bytes_read,
         seconds=watch.seconds,
     )
+
+
+MAX_PIECE_CHARACTERS = 8 * 2**20
+"""Text that is embedded at once: some 200,000 lines, whose vectors take 200 MB while they are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole texts of a batch, or a part of one that is larger than MAX_PIECE_CHARACTERS.
+
+    ``texts`` are those of ``documents``, ``(n,) int32`` into the batch; the first line of each is ``first_line``. A
+    part begins where a block does.
+    """
+
+    documents: NDArray[np.int32]
+    texts: Sequence[str]
+    first_line: int = 0
+    is_whole: bool = True
+
+    def split(self) -> SplitLines:
+        """Split the piece as ``split_documents`` splits the whole batch."""
+        lines = split_documents(self.texts, every_document=True)
+        number = pa.array(lines.line_number.to_numpy() + np.int32(self.first_line))
+        left_out = {int(self.documents[at]): count for at, count in lines.left_out.items()}
+        documents = pa.array(self.documents[lines.doc_index.to_numpy()])
+        return SplitLines(lines.text, documents, number, lines.column_number, left_out)
+
+
+def pieces(texts: Sequence[str], most: int | None = None) -> Iterator[Piece]:
+    """Cut the texts of a batch into pieces of about ``most`` characters (default: MAX_PIECE_CHARACTERS), in order.
+
+    >>> [[*piece.texts] for piece in pieces(["one", "two", "three"], 6)]
+    [['one', 'two'], ['three']]
+    """
+    most = MAX_PIECE_CHARACTERS if most is None else most
+    held: list[int] = []
+    size = 0
+    for at, text in enumerate(texts):
+        if held and size + len(text) > most:
+            yield Piece(np.array(held, np.int32), [texts[each] for each in held])
+            held, size = [], 0
+        if len(text) > most:
+            for first, part in _parts(text, most):
+                yield Piece(np.array([at], np.int32), [part], first, is_whole=False)
+        else:
+            held.append(at)
+            size += len(text)
+    if held:
+        yield Piece(np.array(held, np.int32), [texts[each] for each in held])
+
+
+def _parts(text: str, most: int) -> Iterator[tuple[int, str]]:
+    """The parts of a text, each of whole blocks, with the number of its first line."""
+    start = first = 0
+    while start < len(text):
+        end, lines = start, 0
+        while end < len(text) and (end - start < most or lines % LINES_PER_BLOCK):
+            found = text.find("\n", end)
+            end = len(text) if found < 0 else found + 1
+            lines += 1
+        yield first, text[start:end]
+        start, first = end, first + lines
+
+
+def _written(
+    spec: BatchSpec, context: TaskContext, drafts: _Drafts, piece: Piece, lines: SplitLines, watch: Stopwatch
+) -> list[str]:
+    """Embed the lines of a piece and write them as fragments. Nobody looks for definitions in a part of a text."""
+    chosen = [drafts.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
+    parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in chosen])
+    outlined = definitions_in_worker(parts, allowed=context.has_cores_to_spare)
+    with watch.phase("embed"):
+        vectors = context.embedder.embed(lines.text, np.float16)
+    with watch.phase("outline"):
+        definitions: list[list[Definition]] = [[] for _ in drafts.readings]
+        for at, found in zip(piece.documents.tolist(), joined(outlined()), strict=False):
+            definitions[at] = found
+    with watch.phase("write"):
+        anchors = [reading.extracted.anchors for reading in drafts.readings]
+        texts = [""] * len(drafts.readings)
+        for at, text in zip(piece.documents.tolist(), piece.texts, strict=True):
+            texts[at] = text
+        places = lines.doc_index, lines.line_number, lines.text
+        given: dict[str, Any] = {"column_number": lines.column_number, "anchors": anchors, "texts": texts}
+        given["first_line"] = piece.first_line
+        table = line_rows(spec.entity, drafts.embedded, *places, vectors, definitions, **given)
+        return context.workspace.lines(spec.entity, drafts.fingerprint).write_fragments(table)
 
 
 def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopwatch) -> list[pa.Table]:

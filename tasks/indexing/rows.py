@@ -42,13 +42,14 @@ def line_rows(
     column_number: pa.Int32Array | None = None,
     anchors: Sequence[Sequence[Anchor]] | None = None,
     texts: Sequence[str] | None = None,
+    first_line: int = 0,
 ) -> pa.Table:
     """Build a table of ``storage.lines.table.schema``; arrays have equal length, ``vectors`` is ``(n, dim) float16``.
 
     ``doc_index`` points into ``documents``, ``anchors``, and ``definitions``, which are None if they were not
-    determined. Documents, and the rows of each, are in order. ``column_number`` is 0 by default. ``texts`` are those of
-    the documents, by default nothing but these lines. A zero vector, which has no direction, becomes null, so that no
-    search returns it.
+    determined. Documents, and the rows of each, are in order. ``column_number`` is 0 by default. ``texts`` are
+    those of the documents from ``first_line`` on, by default nothing but these lines. A zero vector, which has no
+    direction, becomes null, so that no search returns it.
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
@@ -74,7 +75,7 @@ def line_rows(
         "hash": of_document([document.hash for document in documents], pa.string()),
         "block": blocks(paths, numbers, text, definitions),
         "outline": outlines(numbers, definitions, anchors),
-        **packs(texts, numbers.document, numbers.line, numbers.column),
+        **packs(texts, numbers.document, numbers.line, numbers.column, first_line),
     }
     return pa.table(columns, schema=schema(dim))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,12 +24,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES
 from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.entities import Entity
 from driftline.storage.model import SkipReason, content_hash
 from driftline.storage.sources.source import FileInfo, RepositorySource, Source
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.tasks.embedding.context import TaskContext
+from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT
 from driftline.tasks.git.commits import (
     MAX_CHANGED_PATHS,
     ChangedPaths,
@@ -236,6 +239,8 @@ def _read(path: str) -> bytes:
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
+_LARGE_NAMES = r"\.(?i:csv|jsonl|log|log\.\d+|ndjson|tsv)$"
+"""Records line by line, which are as useful in large files."""
 _SUBTREES_PER_PARTITION = 4
 """More subtrees than partitions, so that partitions have similar sizes."""
 _MAX_PLAN_DEPTH = 4
@@ -255,6 +260,7 @@ class ScanSpec:
     subtrees: tuple[Subtree, ...] = (Subtree(),)
     rules: Rules = field(default_factory=Rules)
     max_file_bytes: int = MAX_FILE_BYTES
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     full: bool = False
     claims: tuple[Claim, ...] = ()
 
@@ -265,7 +271,8 @@ class ScanResult:
 
     ``skipped`` (SKIPPED_SCHEMA) has every file that is not indexed; an ignored folder has one row, with a trailing
     slash. ``listed`` counts the compared files. ``complete`` is False if folders could not be read: they are in
-    ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time that the worker took.
+    ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time that the worker took;
+    ``too_large`` has the sizes of files that are.
     """
 
     diff: Diff
@@ -273,6 +280,7 @@ class ScanResult:
     listed: int
     complete: bool
     seconds: float = 0.0
+    too_large: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[tuple[Subtree, ...]]:
@@ -334,16 +342,32 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
     table = listing.table()
     if spec.claims:
         table = table.filter(pa.array(~claimed(table["path"].combine_chunks(), spec.claims)))
-    large = pc.greater(table["size_bytes"], min(spec.max_file_bytes, MAX_TEXT_BYTES))
-    listing.skip(SkipReason.TOO_LARGE, *table.filter(large)["path"].to_pylist())
-    table = table.filter(pc.invert(large))
+    large = _too_large(spec, table)
+    listing.skip(SkipReason.TOO_LARGE, *large["path"].to_pylist())
+    table = table.filter(pc.invert(pc.is_in(table["path"], large["path"].combine_chunks()))) if len(large) else table
     kept = [*listing.unread, *listing.unsure]
     if kept and len(manifest):
         unread = tuple(Subtree(path) for path in kept)
         manifest = manifest.filter(pa.array(~_covered(manifest["path"], unread)))
     result = diff(table, manifest, spec.fingerprint, now_ns=now_ns, full=spec.full)
     skipped = pa.concat_tables([listing.skipped_table(), result.skipped]).cast(SKIPPED_SCHEMA)
-    return ScanResult(result, skipped.sort_by("path"), len(table), not listing.unread)
+    sizes = dict(zip(large["path"].to_pylist(), large["size_bytes"].to_pylist(), strict=True))
+    return ScanResult(result, skipped.sort_by("path"), len(table), not listing.unread, too_large=sizes)
+
+
+def has_own_limit(path: str) -> bool:
+    """Whether ``max_document_bytes`` is the limit of a file, by its name."""
+    return any(re.search(pattern, path) for pattern in (NAMED_LIKE_DOCUMENT, _LARGE_NAMES))
+
+
+def _too_large(spec: ScanSpec, table: pa.Table) -> pa.Table:
+    """The files of ``table`` that exceed the limit for files of their names."""
+    files = table.filter(pc.greater(table["size_bytes"], min(spec.max_file_bytes, MAX_TEXT_BYTES)))
+    if not len(files):
+        return files
+    own = [has_own_limit(path) for path in files["path"].to_pylist()]
+    own_limit = min(max(spec.max_file_bytes, spec.max_document_bytes), MAX_TEXT_BYTES)
+    return files.filter(pc.invert(pc.and_(pa.array(own, pa.bool_()), pc.less_equal(files["size_bytes"], own_limit))))
 
 
 def _covered(paths: pa.ChunkedArray, subtrees: Sequence[Subtree]) -> NDArray[np.bool_]:

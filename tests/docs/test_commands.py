@@ -185,6 +185,18 @@ def test_the_recorded_session_is_what_the_commands_print() -> None:
     assert without_numbers(shown) == without_numbers(recorder.lines_of(recorder.drawn()))
 
 
+def test_each_question_in_sql_has_its_answer() -> None:
+    """The columns, and whether there are rows: what they say changes with every file of the packages."""
+    recorder = the_recorder()
+    page = recorder.SQL.read_text()
+    shown, now = (re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S) for text in (page, recorder.answered(page)))
+    assert len(shown) == 10
+    for before, after in zip(shown, now, strict=True):
+        _, _, answer = before.rpartition('"\n')
+        assert len(answer.splitlines()) > 1, before
+        assert answer.split("\n")[0].split() == after.rpartition('"\n')[2].split("\n")[0].split(), before
+
+
 def the_recorder() -> Any:
     """``docs/record_session.py``."""
     spec = importlib.util.spec_from_file_location("record_session", ROOT / "docs" / "record_session.py")

@@ -16,8 +16,10 @@ import pytest
 import driftline as dl
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction import extractor
+from driftline.tasks.indexing import batch
 from driftline.tasks.search.hits import read_excerpt
 from driftline.tasks.search.query import search
+from tests.support.documents import DOCUMENTS
 
 Driftline = Callable[..., Any]
 _CELLS = [
@@ -119,7 +121,9 @@ def test_a_workspace_from_before_the_extractor_reads_such_files(
         report = dl.index(str(tree), workspace=str(tmp_path / "ws"), model=str(tiny_model))
         assert report.sources[0].skipped == [("tern.1.gz", "binary")]
     assert again(tree, tmp_path / "ws").skipped == []
-    assert [hit.anchor for hit in search(Workspace.open(str(tmp_path / "ws")), "egret", top_k=1).results] == ["cell 3"]
+    assert [hit.anchor for hit in search(Workspace.open(str(tmp_path / "ws")), "egret", mode="text").results] == [
+        "cell 3"
+    ]
 
 
 def test_a_changed_document_says_nothing_of_its_old_lines(tree: Path, workspace: Path) -> None:
@@ -135,3 +139,90 @@ def test_files_that_are_searched_without_an_index_have_anchors_too(tree: Path, d
     outcome = driftline("grep", "egret fishes", tree, "--top-k", "1", "--json")
     (hit,) = outcome.json["results"]
     assert (Path(hit["path"]).name, hit["line"], hit["anchor"]) == ("nb.ipynb", 8, "cell 3")
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    root = tmp_path / "large"
+    root.mkdir()
+    write(root / "run.log", b"".join(b"the run number %d went well\n" % number for number in range(3_000)))
+    write(root / "notes.txt", b"an ordinary line\n" * 3_000)
+    write(root / "a.txt", b"an ordinary line\n" * 2_000)
+    return root
+
+
+def test_logs_and_documents_have_a_limit_of_their_own(large: Path, tmp_path: Path, driftline: Driftline) -> None:
+    at = ("--workspace", tmp_path / "ws", "--max-file-bytes", 1_000)
+    (source,) = driftline("index", large, *at, "--json").json["sources"]
+    named = [{"path": "notes.txt", "bytes": 51_000}, {"path": "a.txt", "bytes": 34_000}]
+    assert (source["too_large"], source["documents_total"]) == (named, 1)
+    printed = driftline("index", large, *at)
+    assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 takes them" in printed.out
+    (source,) = driftline("index", large, *at, "--max-document-bytes", 1_000, "--json").json["sources"]
+    assert {each["path"] for each in source["too_large"]} == {"run.log", "notes.txt", "a.txt"}
+
+
+def test_a_large_file_is_embedded_in_pieces(
+    large: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, driftline: Driftline
+) -> None:
+    monkeypatch.setattr(batch, "MAX_PIECE_CHARACTERS", 5_000)
+    (source,) = dl.index(str(large), workspace=str(tmp_path / "ws"), model=str(tiny_model)).sources
+    assert (source.lines_embedded, source.lines_total) == (8_000, 8_000)
+    (hit,) = search(Workspace.open(str(tmp_path / "ws")), "run number 2345", mode="text", top_k=1, n_lines=1).results
+    assert (hit.path, hit.line, hit.freshness) == ("run.log", 2_346, "fresh")
+    verified = driftline("verify", "--workspace", tmp_path / "ws", "--json").json
+    assert (verified["lines"], verified["findings"]) == (8_000, [])
+
+
+def test_the_report_counts_what_the_extra_would_read(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, driftline: Driftline
+) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("a.html", "a.pdf", "a.docx"):
+        write(tree / name, DOCUMENTS[name])
+    at = (tree, "--workspace", tmp_path / "ws", "--model", tiny_model)
+    with monkeypatch.context() as without:
+        without.setattr(extractor, "_is_installed", lambda module: False)
+        (source,) = driftline("index", *at, "--json").json["sources"]
+        assert (source["needing_extra"], source["documents_total"]) == (2, 2)
+        assert source["skipped"] == [{"path": "a.pdf", "reason": "needs driftline[documents]"}]
+        assert "documents: 2 files need the extra 'documents'. Run: " in driftline("index", *at).out
+    (source,) = driftline("index", *at, "--json").json["sources"]
+    assert (source["needing_extra"], source["documents_total"], source["skipped"]) == (0, 3, [])
+    assert source["bytes_read"] == len(DOCUMENTS["a.html"]) + len(DOCUMENTS["a.pdf"])
+
+
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [
+        ("curlew", ("a.html", "#top")),
+        ("crane dances", ("a.pdf", "p. 2")),
+        ("gannet", ("a.docx", None)),
+        ("razorbill", ("a.pptx", "slide 2")),
+        ("petrel", ("a.xlsx", "Birds!B3")),
+        ("skua", ("a.odt", None)),
+        ("buzzard", ("a.epub", "two.xhtml")),
+        ("grebe", ("a.eml", None)),
+        ("crake", ("a.mbox", "message 2")),
+        ("snipe", ("a.rtf", None)),
+        ("bittern", ("a.srt", "00:00:01")),
+        ("dipper", ("a.vtt", "00:00:01")),
+    ],
+)
+def test_a_word_of_each_format_is_found_with_its_anchor(
+    all_formats: Path, query: str, place: tuple[str, str | None]
+) -> None:
+    hits = search(Workspace.open(str(all_formats)), query, mode="text", top_k=1).results
+    assert [(hit.path, hit.anchor, hit.freshness) for hit in hits] == [(*place, "fresh")]
+
+
+@pytest.fixture(scope="module")
+def all_formats(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    root = tmp_path_factory.mktemp("formats")
+    (root / "tree").mkdir()
+    for name, data in DOCUMENTS.items():
+        write(root / "tree" / name, data)
+    report = dl.index(str(root / "tree"), workspace=str(root / "ws"), model=str(tiny_model))
+    assert report.sources[0].skipped == []
+    return root / "ws"

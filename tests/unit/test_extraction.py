@@ -20,11 +20,11 @@ from driftline.tasks.extraction.extractor import (
     Draft,
     Part,
     Reading,
-    Refused,
     definitions_by_part,
     outdated,
     read_document,
 )
+from driftline.tasks.extraction.process import Refused
 
 RUSSIAN = "Съешь ещё этих мягких французских булок, да выпей чаю\n" * 3
 

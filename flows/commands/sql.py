@@ -1,0 +1,146 @@
+"""``driftline sql``: ask the workspace a question in SQL."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from driftline.flows.commands.app import DONE, BranchOption, JsonOption, WithinOption, WorkspaceOption, app
+from driftline.flows.config.locate import on_named_branch, workspace_for_reading
+from driftline.flows.output.plain import emit, printable, warn
+from driftline.storage.errors import UsageError
+
+if TYPE_CHECKING:
+    from driftline.storage.sql import Result
+
+Format = Literal["table", "csv", "json", "parquet"]
+MAX_TABLE_ROWS = 1_000
+"""More rows are no table that anybody reads."""
+_PIECES = 10_000
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="One SELECT. 'SHOW TABLES' lists the views.")],
+    workspace: WorkspaceOption = None,
+    within: WithinOption = None,
+    branch: BranchOption = None,
+    form: Annotated[Format, typer.Option("--format", help="How to print the rows.")] = "table",
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Interrupt the query after this time.")
+    ] = 60.0,
+    as_json: JsonOption = False,
+) -> int:
+    """Ask a question in SQL: about documents, lines, definitions, sources, runs, branches, memory.
+
+    The query only reads, and sees nothing but the workspace.
+    """
+    target = workspace_for_reading(workspace)
+    from driftline.flows.config.toml_file import options_for
+    from driftline.flows.output.run_series import searches_table
+    from driftline.storage.entities import Entity
+    from driftline.storage.sql import query as run
+    from driftline.storage.workspace.workspace import Workspace
+
+    opened = Workspace.open(target, options_for(target))
+    boundary = Entity.parse(within, opened.config.hierarchy) if within is not None else None
+    there = on_named_branch(opened, branch, boundary)
+    if form == "parquet" and sys.stdout.isatty():
+        raise UsageError("Parquet is no text for a terminal", fix="Redirect it to a file: > result.parquet")
+    journal = searches_table(opened)
+    with run(there, query, within=boundary, searches=journal, max_seconds=timeout) as result:
+        rows = _PRINTERS["json" if as_json else form](result)
+    if not rows:
+        warn("The query has no rows.")
+    return DONE
+
+
+def _print_table(result: Result) -> int:
+    from driftline.flows.output.terminal import print_rows
+
+    found = list(islice(_rows(result), MAX_TABLE_ROWS + 1))
+    print_rows(
+        result.schema.names, [[_text(value) for value in row] for row in found[:MAX_TABLE_ROWS]], _numbers(result)
+    )
+    if len(found) > MAX_TABLE_ROWS:
+        warn(f"Only the first {MAX_TABLE_ROWS:,} rows are shown: --format csv, json or parquet has all of them.")
+    return len(found)
+
+
+def _print_csv(result: Result) -> int:
+    count, to_terminal = 0, sys.stdout.isatty()
+    rows: Iterator[Sequence[object]] = chain([result.schema.names], _rows(result))
+    while piece := list(islice(rows, _PIECES)):
+        count += len(piece)
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([_text(value) for value in row] for row in piece)
+        emit("\n".join(map(printable, text.getvalue().split("\n"))) if to_terminal else text.getvalue())
+    return count - 1
+
+
+def _print_json(result: Result) -> int:
+    names, rows, count = result.schema.names, _rows(result), 0
+    emit(f'{{"columns": {json.dumps(names)}, "rows": [')
+    while piece := list(islice(rows, _PIECES)):
+        objects = (json.dumps(dict(zip(names, row, strict=True)), default=_as_json) for row in piece)
+        emit((", " if count else "") + ", ".join(objects))
+        count += len(piece)
+    emit("]}\n")
+    return count
+
+
+def _print_parquet(result: Result) -> int:
+    import pyarrow.parquet as pq
+
+    count = 0
+    with pq.ParquetWriter(sys.stdout.buffer, result.schema, compression="zstd") as writer:
+        for batch in result:
+            writer.write_batch(batch)
+            count += batch.num_rows
+    return count
+
+
+_PRINTERS = {"table": _print_table, "csv": _print_csv, "json": _print_json, "parquet": _print_parquet}
+
+
+def _rows(result: Result) -> Iterator[tuple[object, ...]]:
+    for batch in result:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _numbers(result: Result) -> list[bool]:
+    """Which columns hold numbers, and stand to the right."""
+    import pyarrow as pa
+
+    return [
+        pa.types.is_integer(each) or pa.types.is_floating(each) or pa.types.is_decimal(each)
+        for each in result.schema.types
+    ]
+
+
+def _text(value: object) -> str:
+    """A value for a cell: nothing for null, a list or an object as JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, default=_as_json) if isinstance(value, list | dict) else str(value)
+
+
+def _as_json(value: Any) -> object:
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,537 @@
+"""SQL over one workspace: what it holds as read-only views of DuckDB (DESIGN, "SQL").
+
+DuckDB runs in this process and sees nothing but the views: no file, no network, no extension, no setting. It asks each
+view for the columns and rows that a query needs, and the view reads only those through the workspace's own store, so
+that a workspace in a bucket needs no client of DuckDB's. Memory and time of a query are bounded.
+
+    documents     the manifest: one row a document
+    skipped       files that are not indexed, and why
+    lines         the indexed lines, numbered from 1
+    definitions   functions, classes and sections
+    sources       what is indexed
+    branches      the branches of the sources
+    runs          the run history: one row a run
+    run_sources   what each index run did to each of its sources
+    memory        the entries of the memory store, without their values
+    searches      the journal of this user's searches that used a filter
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+
+from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
+from driftline.storage.entities import Entity
+from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
+from driftline.storage.layout import BASE, is_delta
+from driftline.storage.lines.outline import OUTLINE_COLUMN, decode
+from driftline.storage.lines.table import MARKER_LINE, LineTable
+from driftline.storage.memory.index import FIELDS as MEMORY_FIELDS
+from driftline.storage.memory.index import MemoryIndex
+from driftline.storage.workspace.branches import branch_records
+from driftline.storage.workspace.records import RunHistory, RunRecord
+from driftline.storage.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+MAX_SECONDS = 60.0
+MAX_BYTES = 2**30
+BATCH_ROWS = 65_536
+
+_TIME = pa.timestamp("us")
+"""UTC without a zone: what DuckDB computes with, whatever the zone of the machine."""
+Columns = Sequence[str]
+Read = Callable[[Columns, Any], Iterator[pa.RecordBatch]]
+"""Yields batches of the columns asked for, of the rows that an expression of Arrow, or None, allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view: the schema of what is scanned, how it is read, and as what people see it.
+
+    ``shown`` are the columns as SQL, ``where`` is a condition; ``distinct`` leaves out what comes several times.
+    """
+
+    schema: pa.Schema
+    read: Read
+    shown: str = "*"
+    where: str = "true"
+    distinct: bool = False
+
+
+@contextmanager
+def query(
+    workspace: Workspace,
+    text: str,
+    parameters: Sequence[Any] = (),
+    *,
+    within: Entity | None = None,
+    searches: pa.Table | None = None,
+    max_seconds: float = MAX_SECONDS,
+    max_bytes: int = MAX_BYTES,
+) -> Iterator[Result]:
+    """Run one SELECT over the views of ``workspace``; its result is read while the context is open.
+
+    Args:
+        workspace: The workspace, on a branch or not.
+        text: One statement that reads.
+        parameters: The values of the ``?`` in ``text``.
+        within: Show only what is at or below this entity.
+        searches: The journal of searches, with the columns of SEARCHES.
+        max_seconds: Interrupt the query after this time, reading of its result included.
+        max_bytes: The memory that DuckDB may use.
+
+    Raises:
+        UsageError: The statement is wrong, is not a single SELECT, or takes too long.
+        OutOfMemory: It needs more memory than ``max_bytes``.
+        CorruptFile, StorageError: The workspace cannot be read.
+    """
+    limits = _Limits(max_seconds, max_bytes)
+    connection = _connect(max_bytes)
+    timer = threading.Timer(max_seconds, connection.interrupt)
+    timer.daemon = True
+    try:
+        with limits.explained():
+            for name, view in views(workspace, within, searches).items():
+                shown = connection.from_arrow(_Scanned(view, limits.failures)).filter(view.where).project(view.shown)
+                (shown.distinct() if view.distinct else shown).create_view(name)
+            connection.execute("SET lock_configuration = true")
+            _check(connection, text)
+            timer.start()
+            reader = connection.sql(text, params=list(parameters)).to_arrow_reader(BATCH_ROWS)
+        yield Result(reader, limits)
+    finally:
+        timer.cancel()
+        connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """The bounds of a query, and the failures of reading the workspace, which DuckDB tells of as of its own."""
+
+    max_seconds: float
+    max_bytes: int
+    failures: list[DriftlineError] = field(default_factory=list)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise what DuckDB has refused as an error of Driftline."""
+        import duckdb
+
+        try:
+            yield
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            raise (self.failures[0] if self.failures else self._of(str(error))) from error
+
+    def _of(self, text: str) -> DriftlineError:
+        if "INTERRUPT" in text.upper():
+            fix = "Narrow it, or give it more time."
+            return UsageError(f"The query took longer than {self.max_seconds:g} s", fix=fix)
+        if "Out of Memory" in text:
+            fix = "Select fewer columns, aggregate, or add a LIMIT."
+            return OutOfMemory(f"The query needs more memory than {self.max_bytes / 1e9:.1f} GB", fix=fix)
+        what = text.partition("\n\nLINE")[0].rstrip(".! \n")
+        return UsageError("The query cannot be run", what, "DESCRIBE a view lists its columns.")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The rows of a query, once, in batches."""
+
+    _reader: pa.RecordBatchReader
+    _limits: _Limits
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns; where several have one name, all but the first have a number, too."""
+        given = self._reader.schema
+        names: list[str] = []
+        for name in given.names:
+            numbered = (f"{name}_{number}" for number in range(2, len(given) + 2))
+            names.append(next(each for each in (name, *numbered) if each not in names))
+        return pa.schema([given.field(at).with_name(name) for at, name in enumerate(names)])
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield the batches as DuckDB makes them. Raises what ``query`` raises."""
+        names = self.schema.names
+        while True:
+            with self._limits.explained():
+                try:
+                    batch = self._reader.read_next_batch()
+                except StopIteration:
+                    return
+            yield batch.rename_columns(names)
+
+    def table(self) -> pa.Table:
+        """Return all rows. Raises what ``query`` raises."""
+        return pa.Table.from_batches(list(self), self.schema)
+
+
+def _connect(max_bytes: int) -> DuckDBPyConnection:
+    """A database in memory that can reach nothing, and spills nothing to a disk."""
+    import duckdb
+
+    return duckdb.connect(
+        ":memory:",
+        config={
+            "enable_external_access": "false",
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "allow_community_extensions": "false",
+            "allow_persistent_secrets": "false",
+            "python_enable_replacements": "false",
+            "temp_directory": "",
+            "memory_limit": f"{max_bytes // 2**20}MiB",
+        },
+    )
+
+
+def _check(connection: DuckDBPyConnection, text: str) -> None:
+    """Raises UsageError unless ``text`` is one statement that only reads."""
+    import duckdb
+
+    found = connection.extract_statements(text)
+    if len(found) != 1 or found[0].type != duckdb.StatementType.SELECT:
+        what = "Only a SELECT can be run" if found else "The query is empty"
+        fix = "Write one statement that begins with SELECT, WITH, FROM, DESCRIBE or SHOW TABLES."
+        raise UsageError(what if len(found) < 2 else "Only one statement can be run", fix=fix)
+
+
+class _Batches:
+    """What DuckDB reads a scan from: anything with ``to_reader``."""
+
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        self.projected_schema = schema
+        self._batches = batches
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(self.projected_schema, self._batches)
+
+
+class _Scanned(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
+    """A view as the dataset that DuckDB takes it for: it asks for columns and rows, once for each use in a query."""
+
+    def __init__(self, view: View, failures: list[DriftlineError]) -> None:
+        self._view = view
+        self._failures = failures
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._view.schema
+
+    def scanner(self, columns: Columns | None = None, filter: Any = None, **_: Any) -> _Batches:
+        names = self.schema.names if columns is None else list(columns)
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return _Batches(schema, self._read(names, filter, schema))
+
+    def _read(self, names: Columns, where: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in self._view.read(names, where):
+                yield batch.select(names).cast(schema)
+        except DriftlineError as error:  # DuckDB would tell of it as of an error of its own
+            self._failures.append(error)
+            raise
+
+
+# -- the views ---------------------------------------------------------------------------------
+
+
+SEARCHES = pa.schema([("started", _TIME), ("seconds", pa.float64()), ("hit_rate", pa.float64())])
+_LINES = pa.schema(
+    [
+        ("entity", pa.string()),
+        ("path", pa.string()),
+        ("ext", pa.string()),
+        ("line_number", pa.int32()),
+        ("column_number", pa.int32()),
+        ("text", pa.string()),
+        ("hash", pa.string()),
+    ]
+)
+_DEFINITIONS = pa.schema(
+    [
+        ("entity", pa.string()),
+        ("path", pa.string()),
+        ("kind", pa.string()),
+        ("name", pa.string()),
+        ("line", pa.int32()),
+        ("first_line", pa.int32()),
+        ("last_line", pa.int32()),
+    ]
+)
+_RUNS = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("kind", pa.string()),
+        ("started", _TIME),
+        ("seconds", pa.float64()),
+        ("outcome", pa.string()),
+        ("sources", pa.int64()),
+        ("requests", pa.int64()),
+    ]
+)
+_COUNTED = ("new", "changed", "touched", "unchanged", "deleted", "lines_embedded", "bytes_read", "documents_total")
+_RUN_SOURCES = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("started", _TIME),
+        ("entity", pa.string()),
+        *((name, pa.int64()) for name in (*_COUNTED, "lines_total")),
+        ("skipped", pa.int64()),
+        ("seconds", pa.float64()),
+        ("commit", pa.string()),
+        ("branch", pa.string()),
+    ]
+)
+_BRANCHES = pa.schema(
+    [
+        ("name", pa.string()),
+        ("entity", pa.string()),
+        ("base", pa.string()),
+        ("build", pa.int64()),
+        ("created", _TIME),
+        ("updated", _TIME),
+    ]
+)
+_SOURCE_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
+    ("uri", pa.string()),
+    ("origin", pa.string()),
+    ("subpath", pa.string()),
+    ("include", pa.list_(pa.string())),
+    ("exclude", pa.list_(pa.string())),
+    ("commit", pa.string()),
+    ("committed", _TIME),
+)
+_MANIFEST = pa.schema([("entity", pa.string()), *((name, MANIFEST.field(name).type) for name in MANIFEST.names)])
+_MODIFIED = "CASE WHEN mtime_ns > 0 THEN make_timestamp_ns(mtime_ns)::TIMESTAMP END AS modified"
+_EXTENSION = "lower(regexp_extract(path, '[^/]\\.([^./]+)$', 1)) AS ext"
+_MEMORY = pa.schema(
+    [pa.field(each.name, _TIME if pa.types.is_timestamp(each.type) else each.type) for each in MEMORY_FIELDS]
+)
+
+
+def views(workspace: Workspace, within: Entity | None = None, searches: pa.Table | None = None) -> dict[str, View]:
+    """Return the views of ``workspace``, or of what is at or below ``within``, by name. Reads nothing yet."""
+    there = _Contents(workspace, within)
+    levels = pa.schema([("entity", pa.string()), *((level, pa.string()) for level in workspace.config.hierarchy)])
+    sources = pa.schema([*levels, *_SOURCE_FIELDS])
+    journal = SEARCHES.empty_table() if searches is None or within is not None else searches
+    return {
+        "documents": View(
+            _MANIFEST,
+            there.manifests,
+            f"entity, path, {_EXTENSION}, size_bytes, lines, {_MODIFIED}, hash, etag",
+            "reason IS NULL",
+        ),
+        "skipped": View(
+            _MANIFEST, there.manifests, f"entity, path, size_bytes, {_MODIFIED}, reason", "reason IS NOT NULL"
+        ),
+        "lines": View(
+            _LINES,
+            there.lines,
+            'entity, path, ext, line_number + 1 AS line, column_number + 1 AS "column", text, hash',
+        ),
+        "definitions": View(_DEFINITIONS, there.definitions, distinct=True),
+        "sources": View(sources, _small(sources, there.sources)),
+        "branches": View(_BRANCHES, _small(_BRANCHES, there.branches)),
+        "runs": View(_RUNS, _small(_RUNS, there.runs)),
+        "run_sources": View(_RUN_SOURCES, _small(_RUN_SOURCES, there.run_sources)),
+        "memory": View(_MEMORY, there.memory, where="expires IS NULL OR expires > now()::TIMESTAMP"),
+        "searches": View(SEARCHES, lambda names, where: _filtered(journal, names, where)),
+    }
+
+
+def _small(schema: pa.Schema, rows: Callable[[], Iterator[Mapping[str, Any]]]) -> Read:
+    """The reader of a view of few rows, all of which are read."""
+
+    def read(names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
+        return _filtered(pa.Table.from_pylist(list(rows()), schema=schema), names, where)
+
+    return read
+
+
+def _filtered(table: pa.Table, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
+    yield from pads.dataset(table).scanner(columns=list(names), filter=where, batch_size=BATCH_ROWS).to_batches()
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return moment.astimezone(UTC).replace(tzinfo=None) if moment else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What a workspace holds at or below an entity, as the views read it."""
+
+    workspace: Workspace
+    within: Entity | None
+    _histories: dict[str, list[RunRecord]] = field(default_factory=dict)
+
+    def _tenants(self) -> list[Entity]:
+        tenants = self.workspace.tenants()
+        return tenants if self.within is None else [each for each in tenants if each == self.within.tenant]
+
+    def _entities(self, tenant: Entity) -> list[Entity]:
+        found = self.workspace.entities(tenant)
+        return [each for each in found if self.within is None or _is_below(each, self.within)]
+
+    def manifests(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
+        """The rows of all manifests; of the columns of the files only those that the query or the filter needs."""
+        needed = set(names) | _names_in(where, _MANIFEST)
+        columns = [name for name in MANIFEST.names if name in needed] or ["path"]
+        for tenant in self._tenants():
+            for entity in self._entities(tenant):
+                rows = self.workspace.manifest(entity).read(columns=columns)
+                named = pa.DictionaryArray.from_arrays(pa.array([0] * len(rows), pa.int32()), [str(entity)])
+                yield from _filtered(rows.append_column("entity", named.cast(pa.string())), names, where)
+
+    def lines(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
+        """The rows of the tables of lines, without commit markers."""
+        for table, entities in self._tables():
+            of_lines = pc.field("line_number") > MARKER_LINE
+            if entities is not None:
+                of_lines &= pc.field("entity").isin([str(each) for each in entities])
+            yield from _scanned(table, names, of_lines if where is None else of_lines & where)
+
+    def definitions(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
+        """The definitions in each block of lines; one that spans blocks comes with each of them."""
+        for table, entities in self._tables():
+            of_blocks = pc.field(OUTLINE_COLUMN) != ""
+            if entities is not None:
+                of_blocks &= pc.field("entity").isin([str(each) for each in entities])
+            for blocks in _scanned(table, ["entity", "path", OUTLINE_COLUMN], of_blocks):
+                rows = [
+                    (row["entity"], row["path"], each.kind, each.name, each.line + 1, each.first + 1, each.last + 1)
+                    for row in blocks.to_pylist()
+                    for each in decode(row[OUTLINE_COLUMN])
+                ]
+                found = pa.Table.from_arrays(
+                    [
+                        pa.array(column, each.type)
+                        for column, each in zip(zip(*rows, strict=True), _DEFINITIONS, strict=True)
+                    ]
+                    if rows
+                    else [pa.array([], each.type) for each in _DEFINITIONS],
+                    schema=_DEFINITIONS,
+                )
+                yield from _filtered(found, names, where)
+
+    def _tables(self) -> Iterator[tuple[LineTable, list[Entity] | None]]:
+        """The tables of lines, each with the sources whose lines count; None for all of them."""
+        if self.workspace.config.fingerprint is None:
+            return
+        for tenant in self._tenants():
+            branched = [each.entity for each in self.workspace.branches if each.entity.tenant == tenant]
+            entities = self._entities(tenant)
+            main = [each for each in entities if each not in branched]
+            everything = self.within is None and not branched
+            places = [(tenant, None if everything else main), *((e, [e]) for e in branched if e in entities)]
+            for place, counted in places:
+                table = self.workspace.lines(place)
+                if counted != [] and table.exists():
+                    yield table, counted
+
+    def sources(self) -> Iterator[dict[str, Any]]:
+        for tenant in self._tenants():
+            for entity in self._entities(tenant):
+                record = self.workspace.readable_source(entity)
+                if record is None:
+                    continue
+                commit = record.commit
+                yield {
+                    "entity": str(entity),
+                    **dict(entity.parts),
+                    **record.model_dump(include={"uri", "origin", "subpath", "include", "exclude"}),
+                    "commit": commit.id if commit else None,
+                    "committed": _utc(commit.committed) if commit else None,
+                }
+
+    def branches(self) -> Iterator[dict[str, Any]]:
+        for tenant in self._tenants():
+            for entity in self._entities(tenant):
+                for record in branch_records(self.workspace, entity):
+                    moments = {"created": _utc(record.created), "updated": _utc(record.updated)}
+                    yield record.model_dump(include={"name", "entity", "base", "build"}) | moments
+
+    def _history(self, tenant: Entity) -> list[RunRecord]:
+        if str(tenant) not in self._histories:
+            self._histories[str(tenant)] = list(RunHistory(self.workspace.objects, tenant).newest_first())
+        return self._histories[str(tenant)]
+
+    def runs(self) -> Iterator[dict[str, Any]]:
+        """The runs, a run over several tenants once; within a boundary those of its sources, without their requests."""
+        seen: set[str] = set()
+        for tenant in self._tenants():
+            for run in self._history(tenant):
+                sources = self._sources_of(run)
+                if run.run_id in seen or (self.within is not None and not sources):
+                    continue
+                seen.add(run.run_id)
+                requests = sum(run.report.get("requests", {}).values()) if self.within is None else None
+                counts = {"sources": len(sources), "requests": requests}
+                yield run.model_dump(include={"run_id", "kind", "seconds", "outcome"}) | counts | _started(run)
+
+    def run_sources(self) -> Iterator[dict[str, Any]]:
+        seen: set[str] = set()
+        for tenant in self._tenants():
+            for run in self._history(tenant):
+                if run.run_id in seen:
+                    continue
+                seen.add(run.run_id)
+                for source in self._sources_of(run):
+                    counts = {name: source.get(name) for name in (*_COUNTED, "lines_total", "commit", "branch")}
+                    counts |= {"skipped": len(source.get("skipped", ()))}
+                    seconds = sum(source.get("phases", {}).values())
+                    named = {"run_id": run.run_id, "entity": source["entity"], "seconds": seconds}
+                    yield named | counts | _started(run)
+
+    def _sources_of(self, run: RunRecord) -> list[Mapping[str, Any]]:
+        found = run.report.get("sources", ()) if run.kind == "index" else ()
+        if self.within is None:
+            return list(found)
+        inside = (str(self.within), f"{self.within}/")
+        return [each for each in found if each["entity"] == inside[0] or each["entity"].startswith(inside[1])]
+
+    def memory(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
+        """The entries at or below each tenant, or the boundary; ``entity`` is their owner."""
+        for owner in self._tenants() if self.within is None else [self.within]:
+            names_there = (
+                info.path.rpartition("/")[2] for info in self.workspace.objects.list(owner.directory, recursive=False)
+            )
+            if self.within is not None and owner.type == self.workspace.config.hierarchy[-1]:
+                continue  # the index there is the manifest of the source
+            if not any(name == BASE or is_delta(name) for name in names_there):
+                continue
+            rows = MemoryIndex(self.workspace.objects, owner.directory).read(columns=_MEMORY.names)
+            owners = [str(Entity.of_directory(directory)) for directory in rows["entity"].to_pylist()]
+            rows = rows.set_column(1, "entity", pa.array(owners, pa.string())).cast(_MEMORY)
+            yield from _filtered(rows, names, where)
+
+
+def _started(run: RunRecord) -> dict[str, Any]:
+    return {"started": _utc(datetime.fromisoformat(run.started))}
+
+
+def _is_below(entity: Entity, within: Entity) -> bool:
+    return entity.parts[: len(within.parts)] == within.parts
+
+
+def _names_in(where: Any, schema: pa.Schema) -> set[str]:
+    """The columns that an expression may read: those whose names stand in it."""
+    text = "" if where is None else str(where)
+    return {name for name in schema.names if name in text}
+
+
+def _scanned(table: LineTable, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
+    """The rows of a table of lines that ``where`` allows, filtered where they are read."""
+    dataset = table.open()
+    yield from dataset.scanner(columns=list(names), filter=where, batch_size=BATCH_ROWS).to_batches()

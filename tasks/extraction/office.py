@@ -1,0 +1,478 @@
+"""Office documents, which are archives of XML: docx, pptx, xlsx, those of OpenDocument, and EPUB.
+
+Parts are read as streams and within a budget; XML that declares a document type, which these formats forbid, is refused
+before it can define an entity.
+"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+from xml.parsers import expat
+
+from driftline.storage.model import SkipReason
+from driftline.tasks.extraction.extractor import Draft, Extracted
+from driftline.tasks.extraction.process import Refused
+
+MAX_PARTS_BYTES = 512 * 2**20
+"""What all parts that are read unpack to."""
+MAX_DEPTH = 200
+_CHUNK_BYTES = 64 * 1024
+_ENCRYPTED_FLAG = 1
+_OLE = b"\xd0\xcf\x11\xe0"
+"""How files of earlier Office begin, and encrypted ones of today's."""
+
+Attributes = dict[str, str]
+
+
+@dataclass(slots=True)
+class _Archive:
+    """The parts of a document, by name. ``budget`` counts the bytes that may still be unpacked."""
+
+    zipped: zipfile.ZipFile
+    budget: int = MAX_PARTS_BYTES
+    names: frozenset[str] = frozenset()
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The content of a part. Raises Refused."""
+        try:
+            info = self.zipped.getinfo(name)
+        except KeyError:
+            raise Refused(SkipReason.DAMAGED) from None
+        if info.flag_bits & _ENCRYPTED_FLAG:
+            raise Refused(SkipReason.ENCRYPTED)
+        with self.zipped.open(info) as part:
+            while chunk := part.read(_CHUNK_BYTES):
+                self.budget -= len(chunk)
+                if self.budget < 0:
+                    raise Refused(SkipReason.BOMB)
+                yield chunk
+
+    def parse(self, name: str, handler: _Handler) -> None:
+        """Let ``handler`` read a part of XML. Raises Refused."""
+        parser = expat.ParserCreate(namespace_separator=" ")
+        parser.buffer_text = True
+        parser.StartDoctypeDeclHandler = _refuse
+        parser.StartElementHandler = handler.started
+        parser.EndElementHandler = handler.ended
+        parser.CharacterDataHandler = handler.data
+        for chunk in self.chunks(name):
+            parser.Parse(chunk, False)
+        parser.Parse(b"", True)
+
+    def relations(self, name: str) -> dict[str, str]:
+        """What a part of OOXML refers to within the document, by id."""
+        folder, base = posixpath.split(name)
+        of_part = f"{folder}/_rels/{base}.rels"
+        found = _Relations()
+        if of_part in self.names:
+            self.parse(of_part, found)
+        return {
+            key: posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
+            for key, target in found.targets.items()
+        }
+
+
+def _refuse(*_: object) -> None:
+    raise Refused(SkipReason.DAMAGED)
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[_Archive]:
+    if data.startswith(_OLE):
+        raise Refused(SkipReason.ENCRYPTED)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as zipped:
+            yield _Archive(zipped, names=frozenset(zipped.namelist()))
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError, expat.ExpatError):
+        raise Refused(SkipReason.DAMAGED) from None
+    except RuntimeError:  # zipfile on a part that is encrypted
+        raise Refused(SkipReason.ENCRYPTED) from None
+
+
+class _Handler:
+    """Reads elements by their local names."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def started(self, tag: str, attributes: Attributes) -> None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise Refused(SkipReason.BOMB)
+        self.start(tag.rpartition(" ")[2], {name.rpartition(" ")[2]: value for name, value in attributes.items()})
+
+    def ended(self, tag: str) -> None:
+        self._depth -= 1
+        self.end(tag.rpartition(" ")[2])
+
+    def start(self, tag: str, attributes: Attributes) -> None: ...
+
+    def end(self, tag: str) -> None: ...
+
+    def data(self, text: str) -> None: ...
+
+
+class _Relations(_Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: dict[str, str] = {}
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        if tag == "Relationship" and attributes.get("TargetMode") != "External":
+            self.targets[attributes.get("Id", "")] = unquote(attributes.get("Target", ""))
+
+
+class _Paragraphs(_Handler):
+    """Adds a line for each paragraph of docx or pptx, and for each row of a table."""
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__()
+        self._draft = draft
+        self._text: list[str] = []
+        self._cells: list[str] = []
+        self._in_cells = 0
+        self._reads = False
+        self._prefix = ""
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        match tag:
+            case "t":
+                self._reads = True
+            case "tab" | "ptab":
+                self._text.append("\t")
+            case "br" | "cr":
+                self._text.append(" ")
+            case "pStyle":
+                self._prefix = _heading(attributes.get("val", ""))
+            case "tc":
+                self._in_cells += 1
+                self._cells.append("")
+
+    def end(self, tag: str) -> None:
+        match tag:
+            case "t":
+                self._reads = False
+            case "p":
+                self._end_paragraph()
+            case "tc":
+                self._in_cells -= 1
+            case "tr":
+                if not self._in_cells and any(self._cells):
+                    self._draft.add("\t".join(self._cells))
+                if not self._in_cells:
+                    self._cells.clear()
+
+    def data(self, text: str) -> None:
+        if self._reads:
+            self._text.append(text)
+
+    def _end_paragraph(self) -> None:
+        text, prefix = "".join(self._text).strip(), self._prefix
+        self._text.clear()
+        self._prefix = ""
+        if not text:
+            return
+        if self._in_cells:
+            self._cells[-1] = f"{self._cells[-1]} {text}".strip()
+        else:
+            self._draft.add(prefix + text)
+
+
+_HEADING = re.compile(r"(?:heading|berschrift|titre|titolo)\s?([1-6])$", re.IGNORECASE)
+
+
+def _heading(style: str) -> str:
+    match = _HEADING.search(style)
+    return "#" * int(match[1]) + " " if match else "# " if style == "Title" else ""
+
+
+def docx(data: bytes) -> Extracted:
+    """The paragraphs of a Word document, headings marked as in Markdown, tables by row, and its notes and comments."""
+    draft = Draft()
+    draft.begin("md")
+    with _opened(data) as archive:
+        archive.parse("word/document.xml", _Paragraphs(draft))
+        for name in ("footnotes", "endnotes", "comments"):
+            part = f"word/{name}.xml"
+            if part in archive.names:
+                draft.at(name)
+                archive.parse(part, _Paragraphs(draft))
+    return draft.done()
+
+
+class _Ids(_Handler):
+    """The ids of the slides of a presentation, or the names and ids of the sheets of a workbook, in order."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__()
+        self._tag = tag
+        self.found: list[tuple[str, str]] = []
+
+    def started(self, tag: str, attributes: Attributes) -> None:
+        if tag.endswith(f" {self._tag}"):  # both id and r:id are called id
+            relation = next((value for name, value in attributes.items() if name.endswith("relationships id")), "")
+            self.found.append((attributes.get("name", ""), relation))
+
+
+def pptx(data: bytes) -> Extracted:
+    """The paragraphs of each slide in the order of the show, tables by row, and its notes; the anchor is the slide."""
+    draft = Draft()
+    with _opened(data) as archive:
+        main = "ppt/presentation.xml"
+        slides, targets = _Ids("sldId"), archive.relations(main)
+        archive.parse(main, slides)
+        for number, (_, relation) in enumerate(slides.found, start=1):
+            slide = targets.get(relation, "")
+            if slide not in archive.names:
+                continue
+            draft.at(f"slide {number}")
+            archive.parse(slide, _Paragraphs(draft))
+            for part in archive.relations(slide).values():
+                if part.startswith("ppt/notesSlides/") and part in archive.names:
+                    archive.parse(part, _Paragraphs(draft))
+    return draft.done()
+
+
+class _SharedStrings(_Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.strings: list[str] = []
+        self._parts: list[str] = []
+        self._reads = False
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        self._reads = tag == "t"
+
+    def end(self, tag: str) -> None:
+        self._reads = False
+        if tag == "si":
+            self.strings.append("".join(self._parts))
+            self._parts.clear()
+
+    def data(self, text: str) -> None:
+        if self._reads:
+            self._parts.append(text)
+
+
+class _Sheet(_Handler):
+    """Adds a line for each row of a sheet; its anchor is the first cell with a value."""
+
+    def __init__(self, draft: Draft, name: str, strings: list[str]) -> None:
+        super().__init__()
+        self._draft, self._name, self._strings = draft, name, strings
+        self._cells: list[str] = []
+        self._first = ""
+        self._kind = self._place = ""
+        self._value: list[str] = []
+        self._reads = False
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        if tag == "c":
+            self._kind, self._place = attributes.get("t", "n"), attributes.get("r", "")
+        self._reads = tag in ("v", "t")
+
+    def data(self, text: str) -> None:
+        if self._reads:
+            self._value.append(text)
+
+    def end(self, tag: str) -> None:
+        self._reads = False
+        if tag == "c":
+            value = "".join(self._value)
+            self._value.clear()
+            if self._kind == "s":
+                at = int(value) if value.isdecimal() else -1
+                value = self._strings[at] if 0 <= at < len(self._strings) else ""
+            value = " ".join(value.split())
+            if value and not self._cells:
+                self._first = self._place
+            if value:
+                self._cells.append(value)
+        elif tag == "row" and self._cells:
+            self._draft.at(f"{self._name}!{self._first}")
+            self._draft.add("\t".join(self._cells))
+            self._cells.clear()
+
+
+def xlsx(data: bytes) -> Extracted:
+    """The rows of each sheet, values separated by tabs; the anchor is the first cell of a row: ``Sheet1!B7``."""
+    draft = Draft()
+    with _opened(data) as archive:
+        main = "xl/workbook.xml"
+        sheets, targets, shared = _Ids("sheet"), archive.relations(main), _SharedStrings()
+        archive.parse(main, sheets)
+        if "xl/sharedStrings.xml" in archive.names:
+            archive.parse("xl/sharedStrings.xml", shared)
+        for name, relation in sheets.found:
+            part = targets.get(relation, "")
+            if part in archive.names:
+                archive.parse(part, _Sheet(draft, name, shared.strings))
+    return draft.done()
+
+
+# -- OpenDocument --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row of a table: its cells with their columns, from 0, and the number of the column that comes next."""
+
+    cells: list[tuple[int, str]] = field(default_factory=list)
+    column: int = 0
+    repeated: int = 1
+
+
+class _OpenDocument(_Handler):
+    """Adds a line for each paragraph, and for each row of a table."""
+
+    def __init__(self, draft: Draft, is_sheet: bool) -> None:
+        super().__init__()
+        self._draft, self._is_sheet = draft, is_sheet
+        self._text: list[str] = []
+        self._paragraphs = 0
+        self._prefix = ""
+        self._rows: list[_Row] = []
+        self._table, self._number, self._slide, self._ignored = "", 0, 0, 0
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        match tag:
+            case "p" | "h":
+                self._paragraphs += 1
+                level = attributes.get("outline-level", "1")
+                self._prefix = "#" * min(int(level) if level.isdecimal() else 1, 6) + " " if tag == "h" else ""
+            case "s" | "tab" | "line-break":
+                self._text.append("\t" if tag == "tab" else " ")
+            case "table":
+                self._table, self._number = attributes.get("name", ""), 0
+            case "table-row":
+                repeated = attributes.get("number-rows-repeated", "1")
+                self._rows.append(_Row(repeated=int(repeated) if repeated.isdecimal() else 1))
+            case "table-cell" | "covered-table-cell":
+                if self._rows:
+                    repeated = attributes.get("number-columns-repeated", "1")
+                    self._rows[-1].cells.append((self._rows[-1].column, ""))
+                    self._rows[-1].column += min(int(repeated) if repeated.isdecimal() else 1, 10**6)
+            case "page":
+                self._slide += 1
+                self._draft.at(f"slide {self._slide}")
+            case "tracked-changes" | "forms":
+                self._ignored += 1
+
+    def end(self, tag: str) -> None:
+        match tag:
+            case "p" | "h":
+                self._paragraphs -= 1
+                self._end_paragraph()
+            case "table-row":
+                self._end_row()
+            case "tracked-changes" | "forms":
+                self._ignored -= 1
+
+    def data(self, text: str) -> None:
+        if self._paragraphs and not self._ignored:
+            self._text.append(text)
+
+    def _end_paragraph(self) -> None:
+        text, prefix = " ".join("".join(self._text).split()), self._prefix
+        self._text.clear()
+        self._prefix = ""
+        if not text:
+            return
+        if self._rows and self._rows[-1].cells:
+            column, before = self._rows[-1].cells[-1]
+            self._rows[-1].cells[-1] = column, f"{before} {text}".strip()
+        else:
+            self._draft.add(prefix + text)
+
+    def _end_row(self) -> None:
+        row = self._rows.pop()
+        self._number += 1
+        filled = [(column, text) for column, text in row.cells if text]
+        if filled:
+            if self._is_sheet:
+                self._draft.at(f"{self._table}!{_letters(filled[0][0])}{self._number}")
+            self._draft.add("\t".join([text for _, text in filled]))
+        self._number += row.repeated - 1
+
+
+def _letters(column: int) -> str:
+    """The name of a column, from 0: ``A``, ``Z``, ``AA``."""
+    name, column = "", column + 1
+    while column:
+        column, rest = divmod(column - 1, 26)
+        name = chr(ord("A") + rest) + name
+    return name
+
+
+class _Manifest(_Handler):
+    def start(self, tag: str, attributes: Attributes) -> None:
+        if tag == "encryption-data":
+            raise Refused(SkipReason.ENCRYPTED)
+
+
+def opendocument(data: bytes) -> Extracted:
+    """The paragraphs, table rows, sheets or slides of odt, ods or odp."""
+    draft = Draft()
+    is_sheet = b"opendocument.spreadsheet" in data[:200]
+    if b"opendocument.text" in data[:200]:
+        draft.begin("md")
+    with _opened(data) as archive:
+        if "META-INF/manifest.xml" in archive.names:
+            archive.parse("META-INF/manifest.xml", _Manifest())
+        archive.parse("content.xml", _OpenDocument(draft, is_sheet))
+    return draft.done()
+
+
+# -- EPUB ----------------------------------------------------------------------------------------
+
+
+class _Package(_Handler):
+    """The chapters of a book in the order of reading; before, where the container says that its package is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.package = ""
+        self._items: dict[str, str] = {}
+        self._order: list[str] = []
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        match tag:
+            case "rootfile":
+                self.package = self.package or attributes.get("full-path", "")
+            case "item":
+                if "html" in attributes.get("media-type", ""):
+                    self._items[attributes.get("id", "")] = unquote(attributes.get("href", ""))
+            case "itemref":
+                self._order.append(attributes.get("idref", ""))
+
+    @property
+    def chapters(self) -> list[str]:
+        folder = posixpath.dirname(self.package)
+        hrefs = (self._items[each] for each in dict.fromkeys(self._order) if each in self._items)
+        return [posixpath.normpath(posixpath.join("/", folder, href)).lstrip("/") for href in hrefs]
+
+
+def epub(data: bytes) -> Extracted:
+    """The text of a book in the order of reading; the anchor is the file of a chapter and the nearest id in it."""
+    from driftline.tasks.extraction.pages import add_html
+
+    draft = Draft()
+    draft.begin("md")
+    with _opened(data) as archive:
+        book = _Package()
+        archive.parse("META-INF/container.xml", book)
+        archive.parse(book.package, book)
+        for chapter in book.chapters:
+            if chapter in archive.names:
+                file = posixpath.basename(chapter)
+                draft.at(file)
+                add_html(draft, b"".join(archive.chunks(chapter)), file)
+    return draft.done()

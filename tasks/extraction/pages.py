@@ -1,0 +1,256 @@
+"""HTML, XHTML and PDF: pages that people read, without what repeats on each of them."""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from driftline.storage.model import SkipReason
+from driftline.tasks.extraction.extractor import Draft, Extracted
+from driftline.tasks.extraction.process import Refused
+from driftline.tasks.text import decode
+
+_SKIPPED = frozenset((
+    "button", "canvas", "datalist", "footer", "form", "iframe", "map", "nav", "noscript", "object", "script",
+    "select", "style", "svg", "template", "textarea", "video", "audio",
+))  # fmt: skip
+"""Elements that are no text, or the same on each page of a site."""
+_SKIPPED_ROLES = frozenset(("navigation", "search", "menu", "menubar", "toolbar", "tablist"))
+_SKIPPED_CLASSES = re.compile(
+    r"(?:^|\s)(?:headerlink|anchorjs-link|sphinxsidebar|sidebar|breadcrumbs?|navbar|navheader|navfooter|related"
+    r"|skip-link|toc-sidebar|linenos)(?:\s|$)"
+)
+_BLOCKS = frozenset((
+    "address", "article", "aside", "blockquote", "body", "br", "caption", "center", "dd", "details", "dialog",
+    "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "head",
+    "header", "hr", "html", "legend", "li", "main", "menu", "ol", "p", "pre", "section", "summary", "table",
+    "tbody", "tfoot", "thead", "title", "tr", "ul",
+))  # fmt: skip
+"""Elements that begin and end a line."""
+_HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+_PREFIXES = _HEADINGS | {"li": "- "}
+_CELLS = frozenset(("td", "th"))
+_BLANKS = re.compile(r"[ \t\r\n\f\xa0]+")
+_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE)
+_XML_ENCODING = re.compile(rb"^<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_.:-]{2,40})")
+_DECLARED_WITHIN = 2_048
+
+
+class _HtmlLines:
+    """The target of a parser: it adds a line to ``draft`` for each block."""
+
+    def __init__(self, draft: Draft, file: str) -> None:
+        self._draft, self._file = draft, file
+        self._parts: list[str] = []
+        self._skipped = 0
+        self._pre = 0
+        self._prefix = ""
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if self._skipped or _is_skipped(tag, attributes):
+            self._skipped += 1
+            return
+        anchor = attributes.get("id") or (attributes.get("name") if tag == "a" else None)
+        if tag in _BLOCKS:
+            self._end_line()
+            self._prefix = _PREFIXES.get(tag, self._prefix if tag == "p" else "")
+            self._pre += tag == "pre"
+        elif tag in _CELLS and self._parts:
+            self._parts.append("\t")
+        elif tag == "img" and attributes.get("alt"):
+            self._parts.append(f" {attributes['alt']} ")
+        if anchor and not self._parts:
+            self._draft.at(f"{self._file}#{anchor}")
+
+    def end(self, tag: str) -> None:
+        if self._skipped:
+            self._skipped -= 1
+        elif tag in _BLOCKS:
+            self._end_line()
+            self._prefix = ""
+            self._pre -= tag == "pre"
+
+    def data(self, text: str) -> None:
+        if not self._skipped:
+            self._parts.append(text)
+
+    def comment(self, text: str) -> None:
+        pass
+
+    def pi(self, target: str, data: str | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        self._end_line()
+
+    def _end_line(self) -> None:
+        parts, self._parts = self._parts, []
+        if not parts:
+            return
+        text = "".join(parts)
+        if self._pre:
+            for line in text.strip("\n").split("\n"):
+                self._draft.add(line.rstrip())
+            return
+        cells = [_BLANKS.sub(" ", cell).strip() for cell in text.split("\t")] if "\t" in parts else [text]
+        line = "\t".join(cells) if len(cells) > 1 else _BLANKS.sub(" ", text).strip()
+        if line.strip():
+            self._draft.add(self._prefix + line)
+            self._prefix = ""
+
+
+def _is_skipped(tag: str, attributes: Mapping[str, str]) -> bool:
+    if tag in _SKIPPED:
+        return True
+    if not attributes:
+        return False
+    classes = attributes.get("class")
+    return (
+        attributes.get("role") in _SKIPPED_ROLES
+        or "hidden" in attributes
+        or (classes is not None and _SKIPPED_CLASSES.search(classes) is not None)
+    )
+
+
+def html(data: bytes) -> Extracted:
+    """The text of a page by block, headings marked as in Markdown, without scripts, styles and navigation.
+
+    The anchor is the nearest id before a line.
+    """
+    draft = Draft()
+    draft.begin("md")
+    add_html(draft, data)
+    return draft.done()
+
+
+def add_html(draft: Draft, data: bytes, file: str = "") -> None:
+    """Add the text of a page; ``file`` stands before its anchors. Raises Refused."""
+    from lxml import etree
+
+    parser = etree.HTMLParser(target=_HtmlLines(draft, file), encoding="utf-8", huge_tree=False, remove_pis=True)
+    text = _decoded(data).encode("utf-8", "replace")
+    try:
+        parser.feed(text)
+        parser.close()
+    except etree.XMLSyntaxError:
+        raise Refused(SkipReason.DAMAGED) from None
+
+
+def _decoded(data: bytes) -> str:
+    """A page in the encoding that it declares, if it is in that."""
+    head = data[:_DECLARED_WITHIN]
+    declared = (
+        None
+        if head.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        else (_XML_ENCODING.search(head) or _CHARSET.search(head))
+    )
+    if declared is not None:
+        try:
+            return data.decode(declared[1].decode())
+        except (LookupError, UnicodeError, ValueError):
+            pass
+    text, reason = decode(data)
+    if reason is not None:
+        raise Refused(reason)
+    return text
+
+
+# -- PDF -----------------------------------------------------------------------------------------
+
+MAX_PAGES = 20_000
+_EDGE_LINES = 2
+"""So many lines at the top and at the bottom of a page may be running heads."""
+_MIN_REPEATS = 3
+_MIN_REPEATED_FRACTION = 0.2
+_NUMBER = re.compile(r"\d+|\b[ivxlc]+\b")
+_UNWANTED = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 0xAD, 0xFFFE))
+_BROKEN = re.compile(r"[\x02\ufffe\xad]\n?")
+"""A hyphen at the end of a line, as the library reports it, with the end of that line."""
+_HYPHENATED = re.compile(r"(?<=\w)-\n[ \t]*([^\W\dA-Z]\S*)[ \t]*")
+"""A word that is broken at the end of a line: its rest moves up."""
+_BAD_PASSWORD = 4
+_UNSUPPORTED_SECURITY = 5
+
+
+def pdf(data: bytes) -> Extracted:
+    """The text of a PDF by line in reading order, broken words joined, running heads only once; the anchor is the
+    page."""
+    pages = [_joined(page) for page in _pdf_pages(data)]
+    repeated = _running_heads(pages)
+    draft, seen = Draft(), set[str]()
+    for number, lines in enumerate(pages, start=1):
+        heads = {line for at, line in enumerate(lines) if _is_edge(at, lines) and _without_numbers(line) in repeated}
+        kept = [line for line in lines if line not in heads or _without_numbers(line) not in seen]
+        seen.update(map(_without_numbers, heads))
+        if not any(kept):
+            continue
+        draft.at(f"p. {number}")
+        for line in kept:
+            draft.add(line)
+    return draft.done()
+
+
+def _pdf_pages(data: bytes) -> list[str]:
+    import pypdfium2
+    from pypdfium2 import raw
+
+    try:
+        document = pypdfium2.PdfDocument(data)
+    except pypdfium2.PdfiumError:
+        is_locked = raw.FPDF_GetLastError() in (_BAD_PASSWORD, _UNSUPPORTED_SECURITY)
+        raise Refused(SkipReason.ENCRYPTED if is_locked else SkipReason.DAMAGED) from None
+    pages: list[str] = []
+    size = 0
+    if len(document) > MAX_PAGES:
+        raise Refused(SkipReason.BOMB)
+    for number in range(len(document)):
+        page = raw.FPDF_LoadPage(document.raw, number)
+        if not page:
+            pages.append("")  # the others may be whole
+            continue
+        text = raw.FPDFText_LoadPage(page)
+        pages.append(_text_of(text) if text else "")
+        raw.FPDFText_ClosePage(text)
+        raw.FPDF_ClosePage(page)
+        size += len(pages[-1])
+        if size > 64 * 2**20:
+            raise Refused(SkipReason.BOMB)
+    return pages
+
+
+def _text_of(page: object) -> str:
+    """The characters of a page, as the library orders them."""
+    from pypdfium2 import raw
+
+    count = raw.FPDFText_CountChars(page)
+    if count <= 0:
+        return ""
+    buffer = (ctypes.c_ushort * (2 * count + 2))()
+    written = raw.FPDFText_GetText(page, 0, count, buffer)
+    return bytes(memoryview(buffer).cast("B")[: 2 * max(0, written - 1)]).decode("utf-16-le", "replace")
+
+
+def _joined(page: str) -> list[str]:
+    text = page.replace("\r\n", "\n").replace("\r", "\n")
+    text = _HYPHENATED.sub(r"\1\n", _BROKEN.sub("-\n", text)).translate(_UNWANTED)
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def _running_heads(pages: Sequence[Sequence[str]]) -> frozenset[str]:
+    """What stands at the edge of many pages, without its numbers."""
+    counts: Counter[str] = Counter()
+    for lines in pages:
+        counts.update({_without_numbers(line) for at, line in enumerate(lines) if _is_edge(at, lines)})
+    least = max(_MIN_REPEATS, _MIN_REPEATED_FRACTION * len(pages))
+    return frozenset(line for line, count in counts.items() if count >= least)
+
+
+def _is_edge(at: int, lines: Sequence[str]) -> bool:
+    return at < _EDGE_LINES or at >= len(lines) - _EDGE_LINES
+
+
+def _without_numbers(line: str) -> str:
+    return _NUMBER.sub("#", line.casefold())

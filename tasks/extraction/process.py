@@ -1,0 +1,266 @@
+"""Run an extractor in a process of its own, with limits, so that a hostile document ends nothing but its reader.
+
+The process has no network where the kernel allows that, writes no file, gets no credentials from the environment, and
+answers in JSON: nothing of what it says is executed here. It stays for the next document; one that dies, hangs, or
+takes too much is replaced.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from typing import IO, Any, NoReturn
+
+from driftline.storage.model import SkipReason
+
+CPU_SECONDS = 60
+"""Of one document: a PDF of thousands of pages takes less."""
+WALL_SECONDS = 600.0
+"""As long on a machine that is ten times as busy as it should be."""
+MEMORY_BYTES = 2**30
+"""Address space beyond that of the process before its first document."""
+MAX_ANSWER_BYTES = 512 * 2**20
+_LENGTH = struct.Struct("<Q")
+_SERVE = "from driftline.tasks.extraction.process import serve; serve({cpu_seconds}, {memory_bytes})"
+_KEPT_VARIABLES = frozenset(("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TMPDIR", "TZ"))
+_SET_VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Each thread and memory pool would reserve address space, which the limit counts."""
+_FORBIDDEN = (
+    "socket.",
+    "subprocess.",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "ctypes.dlopen",
+)
+_LIBRARIES = ("lxml.etree", "pypdfium2")
+"""Loaded before the limits, which forbid to load a native library."""
+_NEW_USER_AND_NETWORK = 0x10000000 | 0x40000000
+
+
+class Refused(Exception):
+    """An extractor cannot read a file, for a ``reason``."""
+
+    def __init__(self, reason: SkipReason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def extract_apart(place: str, data: bytes) -> dict[str, Any]:
+    """What the function at ``place``, ``module:name``, makes of ``data``, as its ``to_dict``. Raises Refused."""
+    pool = _pool()
+    process = pool.take()
+    try:
+        answer = process.ask(place, data)
+    finally:
+        pool.give_back(process)
+    if "reason" in answer:
+        known = answer["reason"] in [*SkipReason]
+        raise Refused(SkipReason(answer["reason"]) if known else SkipReason.DAMAGED)
+    return answer
+
+
+@cache
+def _pool() -> _Pool:
+    pool = _Pool()
+    atexit.register(pool.end)
+    return pool
+
+
+class _Pool:
+    """The processes that wait for a document; a thread that finds none starts one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Reader] = []
+
+    def take(self) -> _Reader:
+        with self._lock:
+            return self._idle.pop() if self._idle else _Reader()
+
+    def give_back(self, process: _Reader) -> None:
+        if not process.is_alive:
+            process.end()
+            return
+        with self._lock:
+            self._idle.append(process)
+
+    def end(self) -> None:
+        """End the processes that wait."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.end()
+
+
+class _Reader:
+    """One process; it ends with its input, so with this process at the latest."""
+
+    def __init__(self) -> None:
+        kept = {name: value for name, value in os.environ.items() if name in _KEPT_VARIABLES}
+        path = os.pathsep.join(each for each in sys.path if each)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _SERVE.format(cpu_seconds=CPU_SECONDS, memory_bytes=MEMORY_BYTES)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**kept, **_SET_VARIABLES, "PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C is for this process
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, place: str, data: bytes) -> dict[str, Any]:
+        """The answer of the process, or the reason why there is none."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(WALL_SECONDS, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            _send(self._process.stdin, place.encode())
+            _send(self._process.stdin, data)
+            answer = json.loads(_received(self._process.stdout, MAX_ANSWER_BYTES))
+            if not isinstance(answer, dict):
+                raise ValueError("no answer")
+        except _TooLongAnswer:
+            self.end()
+            return {"reason": SkipReason.BOMB}
+        except (EOFError, OSError, ValueError):
+            self.end()
+            slow = late.is_set() or self._process.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+            return {"reason": SkipReason.SLOW if slow else SkipReason.DAMAGED}
+        finally:
+            timer.cancel()
+        if answer.get("reason") == SkipReason.BOMB:
+            self.end()  # it may have no memory left for the next document
+        return answer
+
+    def end(self) -> None:
+        """End it at once, whatever it does."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0 if self._process.poll() is None else None)
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was not yet sent
+                    pipe.close()
+
+
+class _TooLongAnswer(Exception):
+    pass
+
+
+def _send(pipe: IO[bytes], data: bytes) -> None:
+    pipe.write(_LENGTH.pack(len(data)))
+    pipe.write(data)
+    pipe.flush()
+
+
+def _received(pipe: IO[bytes], most: int) -> bytes:
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError("The other process has ended")
+    (length,) = _LENGTH.unpack(head)
+    if length > most:
+        raise _TooLongAnswer
+    data = pipe.read(length)
+    if len(data) < length:
+        raise EOFError("The other process ended while it wrote")
+    return data
+
+
+# -- in the other process ------------------------------------------------------------------------
+
+
+def serve(cpu_seconds: int, memory_bytes: int) -> NoReturn:
+    """Answer documents on standard input with their text on standard output, until there are no more."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not be among the answers
+    _leave_network()
+    for library in _LIBRARIES:
+        with suppress(ImportError):
+            import_module(library)
+    is_limited = False
+    while True:
+        try:
+            place = _received(requests, 1_000).decode()
+            data = _received(requests, 2**40)
+        except EOFError:
+            os._exit(0)
+        module, _, name = place.partition(":")
+        function = getattr(import_module(module), name)
+        if not is_limited:
+            _limit_memory_and_files(memory_bytes)
+            is_limited = True
+        _limit_time(cpu_seconds)
+        _send(answers, _answer(function, data))
+
+
+def _answer(function: Any, data: bytes) -> bytes:
+    try:
+        return json.dumps(function(data).to_dict()).encode()
+    except Refused as refused:
+        return json.dumps({"reason": refused.reason}).encode()
+    except MemoryError:
+        return json.dumps({"reason": SkipReason.BOMB}).encode()
+    except Exception:  # whatever a library makes of bytes that its authors did not expect
+        return json.dumps({"reason": SkipReason.DAMAGED}).encode()
+
+
+def _leave_network() -> None:
+    """Move to a network namespace without interfaces, where the kernel lets a process do so."""
+    unshare = getattr(ctypes.CDLL(None), "unshare", None)
+    if unshare is not None:
+        unshare(_NEW_USER_AND_NETWORK)
+
+
+def _limit_memory_and_files(memory_bytes: int) -> None:
+    """Limit what the process may do from now on: its memory, and that it writes, connects to and starts nothing."""
+    with suppress(OSError, ValueError):  # not on every system
+        with open("/proc/self/statm", "rb") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
+        resource.setrlimit(limit, (0, 0))
+    sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    if event.startswith(_FORBIDDEN) or (event == "open" and _writes(arguments)):
+        raise PermissionError(f"A document must not cause {event}")
+
+
+def _writes(arguments: tuple[Any, ...]) -> bool:
+    _, mode, flags = arguments
+    return bool(mode and set(mode) & set("wax+")) or bool(flags and flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def _limit_time(cpu_seconds: int) -> None:
+    """Let this process compute for so many seconds more; the kernel ends it then."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + cpu_seconds, hard))

@@ -1,0 +1,219 @@
+"""Documents that are broken, lie or attack: each ends as text or with a reason, and nothing else ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import driftline as dl
+from driftline.storage.model import SkipReason
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.extraction import office, process
+from driftline.tasks.extraction.extractor import Extracted, read_document
+from driftline.tasks.extraction.process import Refused, extract_apart
+from driftline.tasks.search.query import search
+from tests.support.documents import DOCUMENTS, ENCRYPTED_PDF, archive, docx, opendocument, paragraph, pdf, xlsx
+
+MUTATIONS = 12
+"""Of each kind and format."""
+REASONS = {
+    SkipReason.BINARY, SkipReason.BOMB, SkipReason.DAMAGED, SkipReason.ENCRYPTED, SkipReason.NO_TEXT,
+    SkipReason.UNDECODABLE,
+}  # fmt: skip
+
+
+def broken(data: bytes, chance: random.Random) -> Iterator[bytes]:
+    """Variants of a document: cut, with changed, removed and repeated bytes, and with other numbers."""
+    for _ in range(MUTATIONS):
+        at = chance.randrange(1, len(data))
+        yield data[:at]
+        changed = bytearray(data)
+        for _ in range(chance.randrange(1, 9)):
+            changed[chance.randrange(len(data))] = chance.randrange(256)
+        yield bytes(changed)
+        length = chance.randrange(1, 64)
+        yield data[:at] + data[at + length :]
+        yield data[:at] + data[at : at + length] * chance.randrange(2, 50) + data[at + length :]
+        yield data[:at] + (2**31 - 1).to_bytes(4, "little") + data[at + 4 :]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_broken_document_has_text_or_a_reason(name: str) -> None:
+    for variant in broken(DOCUMENTS[name], random.Random(name)):
+        reading = read_document(name, variant)
+        assert reading.reason is None or reading.reason in REASONS, variant
+        reading.extracted.text.encode()
+
+
+DEEP = "<a>" * 100_000
+ENTITIES = (
+    '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "ha">'
+    + "".join(f'<!ENTITY {chr(98 + at)} "{f"&{chr(97 + at)};" * 10}">' for at in range(12))
+    + "]><x>&m;</x>"
+)
+OUTSIDE = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><x>&a;</x>'
+LOOP = pdf(("a",)).replace(b"/Kids [5 0 R]", b"/Kids [2 0 R]")
+
+
+ATTACKS: dict[str, tuple[bytes, SkipReason]] = {
+    "entities.docx": (archive({"word/document.xml": ENTITIES}), SkipReason.DAMAGED),
+    "outside.docx": (archive({"word/document.xml": OUTSIDE}), SkipReason.DAMAGED),
+    "deep.docx": (archive({"word/document.xml": DEEP}), SkipReason.BOMB),
+    "missing.docx": (archive({"word/document.xml.rels": "word/document.xml"}), SkipReason.DAMAGED),
+    "locked.docx": (b"\xd0\xcf\x11\xe0" + "EncryptedPackage".encode("utf-16-le"), SkipReason.ENCRYPTED),
+    "locked.pdf": (ENCRYPTED_PDF, SkipReason.ENCRYPTED),
+    "locked.odt": (opendocument("text", "", "<m><encryption-data/></m>"), SkipReason.ENCRYPTED),
+    "scan.pdf": (pdf(()), SkipReason.NO_TEXT),
+    "empty.docx": (docx(paragraph("--")), SkipReason.NO_TEXT),
+    "deep.ipynb": (b'{"nbformat": 4, "cells": ' + b"[" * 100_000, SkipReason.DAMAGED),
+    "deep.rtf": (b"{\\rtf1 " + b"{" * 100_000 + b"a", SkipReason.BOMB),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_refused_with_its_reason(name: str) -> None:
+    data, reason = ATTACKS[name]
+    assert read_document(name, data).reason is reason
+
+
+def test_a_page_tree_in_a_circle_ends() -> None:
+    assert read_document("loop.pdf", LOOP).reason in REASONS
+
+
+def test_a_sheet_that_claims_a_thousand_million_rows_is_as_short_as_it_is() -> None:
+    cell = '<table:table-cell table:number-columns-repeated="1000000000"><text:p>a</text:p></table:table-cell>'
+    row = f'<table:table-row table:number-rows-repeated="1000000000">{cell}</table:table-row>'
+    body = f'<table:table table:name="S">{row * 2}</table:table>'
+    assert read_document("a.ods", opendocument("spreadsheet", body)).extracted.text == "a\na\n"
+    far = '<row r="999999999"><c r="XFD999999999" t="s"><v>999999999</v></c><c r="B1"><v>7</v></c></row>'
+    assert read_document("a.xlsx", xlsx(far)).extracted.text == "7\n"
+
+
+def test_deep_markup_is_read_or_refused() -> None:
+    assert read_document("a.html", b"<html>" + b"<div>" * 50_000 + b"a").reason in (None, *REASONS)
+
+
+def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(office, "MAX_PARTS_BYTES", 100_000)
+    monkeypatch.setattr(office._Archive.__init__, "__defaults__", (100_000, frozenset()))
+    with pytest.raises(Refused, match="unpacks"):
+        office.docx(docx(paragraph("a" * 200_000)))
+
+
+# -- the process ---------------------------------------------------------------------------------
+
+READERS = """
+import os, socket, subprocess
+class Answer:
+    def __init__(self, **said): self.said = said
+    def to_dict(self): return self.said
+def spin(data):
+    while True: pass
+def hog(data):
+    kept = []
+    while True: kept.append(bytearray(2**24))
+def die(data): os.abort()
+def leave(data): os._exit(0)
+def connect(data): socket.create_connection(("127.0.0.1", int(data)))
+def write(data): open(data.decode(), "w").write("x")
+def append(data): os.open(data.decode(), os.O_CREAT | os.O_WRONLY)
+def start(data): subprocess.run(["true"])
+def variables(data): return Answer(text=repr(sorted(os.environ)), anchors=[], parts=[])
+def lie(data): return Answer(text="a\\n", anchors=[["x", 0, 10**12]], parts=[])
+def half(data): return Answer(text="a\\ud800\\n", anchors=[["x\\ny", 0, 0]], parts=[])
+def reason(data): return Answer(reason="\\x1b]0;")
+def odd(data): return Answer(reason=["a"])
+"""
+
+
+@pytest.fixture
+def readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module of bad extractors, which the processes started meanwhile can import; they have a second each."""
+    (tmp_path / "bad_readers.py").write_text(READERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(process, "CPU_SECONDS", 1)
+    monkeypatch.setattr(process, "MEMORY_BYTES", 2**28)
+    process._pool.cache_clear()
+    yield
+    process._pool().end()
+    process._pool.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("spin", SkipReason.SLOW),
+        ("hog", SkipReason.BOMB),
+        ("die", SkipReason.DAMAGED),
+        ("leave", SkipReason.DAMAGED),
+        ("start", SkipReason.DAMAGED),
+        ("reason", SkipReason.DAMAGED),
+        ("odd", SkipReason.DAMAGED),
+    ],
+)
+@pytest.mark.usefixtures("readers")
+def test_what_an_extractor_does_ends_with_its_process(name: str, reason: SkipReason) -> None:
+    with pytest.raises(Refused) as refused:
+        extract_apart(f"bad_readers:{name}", b"")
+    assert refused.value.reason is reason
+    assert read_document("a.rtf", DOCUMENTS["a.rtf"]).reason is None
+
+
+@pytest.mark.usefixtures("readers")
+def test_an_extractor_writes_no_file_and_connects_to_nobody(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        for name, data in (
+            ("write", str(tmp_path / "w")),
+            ("append", str(tmp_path / "a")),
+            ("connect", str(server.getsockname()[1])),
+        ):
+            with pytest.raises(Refused):
+                extract_apart(f"bad_readers:{name}", data.encode())
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert not (tmp_path / "w").exists()
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.usefixtures("readers")
+def test_an_extractor_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert "AWS" not in extract_apart("bad_readers:variables", b"")["text"]
+
+
+@pytest.mark.usefixtures("readers")
+def test_a_process_that_lies_is_not_believed() -> None:
+    with pytest.raises(Refused):
+        Extracted.from_dict(extract_apart("bad_readers:lie", b""))
+    said = Extracted.from_dict(extract_apart("bad_readers:half", b""))
+    assert (said.text, said.anchors[0].name) == ("a?\n", "x y")
+
+
+def test_a_run_over_broken_documents_names_each_with_its_reason(tmp_path: Path, tiny_model: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    files = {
+        "a.html": DOCUMENTS["a.html"],
+        "cut.docx": DOCUMENTS["a.docx"][:-40],
+        "entities.docx": archive({"word/document.xml": ENTITIES}),
+        "locked.pdf": ENCRYPTED_PDF,
+        "scan.pdf": pdf(()),
+    }
+    for name, data in files.items():
+        (tree / name).write_bytes(data)
+        os.utime(tree / name, (time.time() - 60,) * 2)
+    (source,) = dl.index(str(tree), workspace=str(tmp_path / "ws"), model=str(tiny_model)).sources
+    skipped = [("cut.docx", "damaged document"), ("entities.docx", "damaged document")]
+    skipped += [("locked.pdf", "encrypted"), ("scan.pdf", "document without text")]
+    assert sorted(source.skipped) == skipped
+    assert [hit.path for hit in search(Workspace.open(str(tmp_path / "ws")), "curlew").results] == ["a.html"]
+    (source,) = dl.index(str(tree), workspace=str(tmp_path / "ws")).sources
+    assert (sorted(source.skipped), source.bytes_read) == (skipped, 0)

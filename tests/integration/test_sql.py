@@ -1,0 +1,294 @@
+"""SQL over a workspace: what each view holds, what no query can do, and how the rows are printed."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import driftline as dl
+from driftline.storage.errors import CorruptFile, OutOfMemory, UsageError
+from driftline.storage.lines.table import LineTable
+from driftline.storage.sql import query
+from driftline.storage.workspace.workspace import Workspace
+
+Driftline = Callable[..., Any]
+
+CORE, WEB = "org:acme/project:core/source:core", "org:acme/project:site/source:web"
+FOREIGN = "org:other/project:x/source:foreign"
+FILES = {
+    CORE: {
+        "a.py": "class A:\n    def run(self):\n        return shared_value_of_both\n\n# TODO(bob) later\n",
+        "b.txt": "one\n",
+    },
+    WEB: {
+        "c.go": "package web\n\nfunc Serve() {\n        return shared_value_of_both\n}\n",
+        "d.md": "# Head\n\ntext\n",
+    },
+    FOREIGN: {"secret.py": "password = 1\n"},
+}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Workspace:
+    """Sources of two teams of a tenant, one of another tenant; the first was indexed twice, and has a branch."""
+    place = tmp_path_factory.mktemp("sql")
+    ws = str(place / "ws")
+    for entity, files in FILES.items():
+        folder = place / entity.rpartition(":")[2]
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        (folder / "picture.bin").write_bytes(bytes(100))
+        dl.index(str(folder), workspace=ws, entity=entity, model=str(tiny_model))
+    dl.index(str(place / "core"), workspace=ws, entity=CORE, branch="topic")
+    (place / "core" / "e.py").write_text("x = 1\ny = 2\n")
+    dl.index(str(place / "core"), workspace=ws, entity=CORE)
+    return dl.open(ws)
+
+
+def rows(workspace: Workspace, text: str, **options: Any) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in dl.sql(workspace, text, **options).to_pylist()]
+
+
+# -- the views ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "SELECT path, ext, lines, size_bytes FROM documents WHERE entity LIKE '%core' ORDER BY path",
+            [("a.py", "py", 4, 83), ("b.txt", "txt", 1, 4), ("e.py", "py", 2, 12)],
+        ),
+        ("SELECT entity, path, reason FROM skipped WHERE entity LIKE '%web'", [(WEB, "picture.bin", "binary")]),
+        (
+            "SELECT entity, path, line, \"column\" FROM lines WHERE line = 3 AND ext = 'py'",
+            [(CORE, "a.py", 3, 1)],
+        ),
+        (
+            "SELECT name, kind, line, first_line, last_line FROM definitions WHERE path = 'a.py' ORDER BY name",
+            [("A", "class", 1, 1, 3), ("A.run", "method", 2, 2, 3)],
+        ),
+        (
+            "SELECT org, project, source FROM sources ORDER BY ALL",
+            [("acme", "core", "core"), ("acme", "site", "web"), ("other", "x", "foreign")],
+        ),
+        ("SELECT name, entity FROM branches", [("topic", CORE)]),
+        ("SELECT kind, outcome, count(*) FROM runs GROUP BY ALL", [("index", "done", 5)]),
+        (
+            "SELECT new, documents_total, skipped FROM run_sources WHERE entity LIKE '%core' AND branch IS NULL "
+            "ORDER BY started",
+            [(2, 2, 1), (1, 3, 1)],
+        ),
+        ("SELECT count(*) FROM memory", [(0,)]),
+        ("SELECT count(*) FROM searches", [(0,)]),
+    ],
+    ids=lambda value: value.partition(" FROM ")[2].split()[0] if isinstance(value, str) else "",
+)
+def test_each_view_holds_what_the_workspace_does(
+    workspace: Workspace, text: str, expected: list[tuple[Any, ...]]
+) -> None:
+    assert rows(workspace, text) == expected
+
+
+def test_a_join_uses_a_view_twice(workspace: Workspace) -> None:
+    both = "lines a JOIN lines b ON trim(a.text) = trim(b.text) AND a.entity < b.entity"
+    found = dl.sql(workspace, f"SELECT DISTINCT a.entity, b.entity FROM {both}")
+    assert found.to_pylist() == [{"entity": CORE, "entity_2": WEB}]
+
+
+def test_parameters_are_values_and_no_syntax(workspace: Workspace) -> None:
+    text = "SELECT count(*) FROM documents WHERE path = ?"
+    assert rows(workspace, text, parameters=["a.py"]) == [(1,)]
+    assert rows(workspace, text, parameters=["' OR true --"]) == [(0,)]
+
+
+def test_a_branch_is_what_is_asked_where_it_is_named(workspace: Workspace) -> None:
+    text = "SELECT count(*) FROM documents WHERE path = 'e.py'"
+    of_lines = text.replace("documents", "lines")
+    assert (rows(workspace, text), rows(workspace, of_lines)) == ([(1,)], [(2,)])
+    assert (rows(workspace, text, branch="topic"), rows(workspace, of_lines, branch="topic")) == ([(0,)], [(0,)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"SELECT DISTINCT entity FROM {view}"
+        for view in ("documents", "skipped", "lines", "definitions", "sources", "branches", "run_sources")
+    ],
+)
+def test_a_boundary_hides_all_that_is_beside_it(workspace: Workspace, text: str) -> None:
+    seen = {entity for (entity,) in rows(workspace, text, within="org:acme/project:site")}
+    assert seen <= {WEB}
+    assert {entity for (entity,) in rows(workspace, text)} - {WEB}
+    assert {entity for (entity,) in rows(workspace, text, within="org:acme")} <= {CORE, WEB}
+
+
+def test_a_boundary_hides_the_runs_of_others(workspace: Workspace) -> None:
+    assert rows(workspace, "SELECT count(*), sum(requests) FROM runs", within="org:other") == [(1, None)]
+    assert rows(workspace, "SELECT count(*) FROM runs", within="org:nobody") == [(0,)]
+
+
+def test_memory_is_seen_within_its_owner(tmp_path: Path, driftline: Driftline, tiny_model: Path) -> None:
+    ws = tmp_path / "ws"
+    for owner in ("org:acme", "org:other"):
+        assert driftline("memory", "put", f"plan-{owner[4:]}", "1", "--entity", owner, "--workspace", ws).code == 0
+    text = "SELECT key, entity FROM memory ORDER BY key"
+    found = rows(dl.open(str(ws)), text)
+    assert [key for key, _ in found] == ["plan-acme", "plan-other"]
+    assert [key for key, _ in rows(dl.open(str(ws)), text, within="org:other")] == ["plan-other"]
+
+
+def test_only_the_columns_and_rows_of_a_query_are_read(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lance
+
+    asked: list[tuple[list[str], str]] = []
+    scanner = lance.LanceDataset.scanner
+
+    def noted(self: Any, columns: Any = None, filter: Any = None, **options: Any) -> Any:
+        asked.append((columns, str(filter)))
+        return scanner(self, columns=columns, filter=filter, **options)
+
+    monkeypatch.setattr(lance.LanceDataset, "scanner", noted)
+    rows(workspace, "SELECT count(*) FROM lines WHERE ext = 'go'")
+    assert [columns for columns, _ in asked] == [["ext"], ["ext"]] or all(len(columns) == 1 for columns, _ in asked)
+    assert all('(ext == "go")' in where for _, where in asked)
+
+
+# -- what no query can do ----------------------------------------------------------------------
+
+
+ATTACKS = (
+    "COPY lines TO '{place}/stolen.csv'",
+    "COPY (SELECT 1) TO '{place}/stolen.parquet' (FORMAT parquet)",
+    "EXPORT DATABASE '{place}/stolen'",
+    "SELECT * FROM read_csv('{place}/secret.csv')",
+    "SELECT * FROM read_text('{place}/secret.csv')",
+    "SELECT * FROM read_blob('{place}/*')",
+    "SELECT * FROM read_parquet('{place}/x.parquet')",
+    "SELECT * FROM read_json('{place}/secret.csv')",
+    "SELECT * FROM sniff_csv('{place}/secret.csv')",
+    "SELECT * FROM glob('{place}/*')",
+    "SELECT * FROM '{place}/secret.csv'",
+    "SELECT * FROM query('SELECT * FROM read_text(''{place}/secret.csv'')')",
+    "SELECT * FROM 'https://127.0.0.1:9/x.parquet'",
+    "ATTACH '{place}/stolen.db' AS stolen",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "LOAD '{place}/x.duckdb_extension'",
+    "PRAGMA database_list",
+    "PRAGMA enable_profiling",
+    "SET enable_external_access = true",
+    "SET memory_limit = '100GB'",
+    "RESET memory_limit",
+    "CALL pragma_version()",
+    "CREATE TABLE kept AS SELECT * FROM lines",
+    "CREATE OR REPLACE VIEW lines AS SELECT 1",
+    "DROP VIEW lines",
+    "INSERT INTO lines VALUES (1)",
+    "UPDATE lines SET text = ''",
+    "DELETE FROM lines",
+    "CREATE SECRET (TYPE s3)",
+    "IMPORT DATABASE '{place}'",
+    "EXPLAIN ANALYZE COPY lines TO '{place}/stolen.csv'",
+    "SELECT 1; COPY lines TO '{place}/stolen.csv'",
+    "SELECT 1; SELECT 2",
+    "PREPARE later AS COPY lines TO '{place}/stolen.csv'",
+    "SELECT getenv('HOME')",
+    "SELECT * FROM workspace",
+    "SELECT * FROM ATTACKS",
+    "",
+    "SELEC",
+)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_is_wrong_use_and_touches_no_file(workspace: Workspace, attack: str, tmp_path: Path) -> None:
+    (tmp_path / "secret.csv").write_text("password\nhunter2\n")
+    with pytest.raises(UsageError) as refused:
+        dl.sql(workspace, attack.format(place=tmp_path))
+    assert "hunter2" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
+
+
+def test_settings_stay_as_they_are_however_a_query_names_them(workspace: Workspace) -> None:
+    names = ("enable_external_access", "lock_configuration", "autoload_known_extensions", "temp_directory")
+    listed = ", ".join(f"current_setting('{name}')" for name in names)
+    assert rows(workspace, f"SELECT {listed}") == [(False, True, False, "")]
+
+
+def test_a_query_that_takes_long_is_interrupted(workspace: Workspace) -> None:
+    text = "SELECT max(sin(a.range + b.range)) FROM range(10000000) a, range(10000000) b"
+    with pytest.raises(UsageError, match=r"longer than 0\.2 s"):
+        dl.sql(workspace, text, timeout_seconds=0.2)
+
+
+def test_a_query_that_needs_much_memory_is_refused(workspace: Workspace) -> None:
+    text = "SELECT list(range) FROM range(50000000)"
+    with pytest.raises(OutOfMemory, match="more memory than"), query(workspace, text, max_bytes=64 * 2**20) as result:
+        result.table()
+
+
+def test_a_failure_of_the_workspace_is_told_as_such(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(self: LineTable) -> Iterator[None]:
+        raise CorruptFile("The table is damaged", "here", "Repair it.")
+
+    monkeypatch.setattr(LineTable, "open", damaged)
+    with pytest.raises(CorruptFile, match="The table is damaged"):
+        dl.sql(workspace, "SELECT count(*) FROM lines")
+    assert rows(workspace, "SELECT count(*) FROM documents") == [(6,)]
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_prints_rows_in_each_format(workspace: Workspace, driftline: Driftline) -> None:
+    def run(*options: str) -> Any:
+        done = driftline(
+            "sql",
+            "SELECT path, lines, [1, 2] AS l, NULL AS n FROM documents ORDER BY path LIMIT 2",
+            "--workspace",
+            workspace.objects.uri,
+            *options,
+        )
+        assert done.code == 0, done.err
+        return done
+
+    table = run().out.splitlines()
+    assert [line.split()[:2] for line in table] == [["path", "lines"], ["a.py", "4"], ["b.txt", "1"]]
+    assert list(csv.reader(io.StringIO(run("--format", "csv").out)))[1] == ["a.py", "4", "[1, 2]", ""]
+    for option in (["--json"], ["--format", "json"]):
+        answer = run(*option).json
+        assert answer["columns"] == ["path", "lines", "l", "n"]
+        assert answer["rows"][1] == {"path": "b.txt", "lines": 1, "l": [1, 2], "n": None}
+
+
+def test_parquet_goes_to_standard_output(workspace: Workspace, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    from driftline.flows.commands.main import main
+
+    arguments = ["sql", "SELECT path FROM documents", "--workspace", workspace.objects.uri, "--format", "parquet"]
+    assert main(arguments) == 0
+    found = pq.read_table(pa.BufferReader(capfdbinary.readouterr().out))
+    assert len(found) == 6
+
+
+def test_no_rows_and_wrong_sql_say_so(workspace: Workspace, driftline: Driftline) -> None:
+    empty = driftline("sql", "SELECT 1 WHERE false", "--workspace", workspace.objects.uri)
+    assert (empty.code, empty.err) == (0, "driftline: The query has no rows.\n")
+    wrong = driftline("sql", "SELECT nothing FROM lines", "--workspace", workspace.objects.uri)
+    assert wrong.code == 2
+    assert "nothing" in wrong.err
+    assert wrong.err.count("\n") == 1
+
+
+def test_a_long_table_is_cut_and_says_so(workspace: Workspace, driftline: Driftline) -> None:
+    done = driftline("sql", "SELECT range FROM range(2000)", "--workspace", workspace.objects.uri)
+    assert len(done.out.splitlines()) == 1001
+    assert "first 1,000 rows" in done.err

@@ -1,0 +1,179 @@
+"""Small documents of each format that Driftline reads, made without the libraries that read them."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+
+_W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+_A = (
+    'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" '
+    'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" '
+    'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+)
+_S = (
+    'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main" '
+    'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+)
+_RELS = 'xmlns="http://schemas.openxmlformats.org/package/2006/relationships"'
+_ODF = " ".join(
+    f'xmlns:{each}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
+    for each, name in (("office", "office"), ("text", "text"), ("table", "table"), ("draw", "drawing"))
+)
+
+
+def archive(parts: Mapping[str, str | bytes]) -> bytes:
+    """A zip archive; a part called ``mimetype`` is stored, the others are compressed."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for name, content in parts.items():
+            kind = zipfile.ZIP_STORED if name == "mimetype" else zipfile.ZIP_DEFLATED
+            zipped.writestr(zipfile.ZipInfo(name), content, kind)
+    return buffer.getvalue()
+
+
+def notebook(*cells: tuple[str, str]) -> bytes:
+    listed = [{"cell_type": kind, "source": source.splitlines(keepends=True)} for kind, source in cells]
+    return json.dumps({"nbformat": 4, "metadata": {}, "cells": listed}).encode()
+
+
+def docx(body: str, **parts: str) -> bytes:
+    document = f"<?xml version='1.0'?><w:document {_W}><w:body>{body}</w:body></w:document>"
+    more = {f"word/{name}.xml": f"<w:{name} {_W}>{text}</w:{name}>" for name, text in parts.items()}
+    return archive({"[Content_Types].xml": "<Types/>", "word/document.xml": document} | more)
+
+
+def paragraph(text: str, style: str = "") -> str:
+    properties = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
+    return f"<w:p>{properties}<w:r><w:t>{text}</w:t></w:r></w:p>"
+
+
+def table(*rows: tuple[str, ...]) -> str:
+    cells = ("".join(f"<w:tc>{paragraph(cell)}</w:tc>" for cell in row) for row in rows)
+    return f"<w:tbl>{''.join(f'<w:tr>{each}</w:tr>' for each in cells)}</w:tbl>"
+
+
+def pptx(*slides: str, notes: Mapping[int, str] = {}) -> bytes:
+    """The slides are stored in reverse, so that only the presentation knows their order."""
+    parts = {"[Content_Types].xml": "<Types/>"}
+    ids = relations = ""
+    for number, text in enumerate(slides, start=1):
+        stored = len(slides) - number + 1
+        parts[f"ppt/slides/slide{stored}.xml"] = f"<p:sld {_A}><a:p><a:r><a:t>{text}</a:t></a:r></a:p></p:sld>"
+        ids += f'<p:sldId id="{255 + number}" r:id="rId{number}"/>'
+        relations += f'<Relationship Id="rId{number}" Target="slides/slide{stored}.xml"/>'
+        if number in notes:
+            target = f'<Relationship Id="rId1" Target="../notesSlides/notesSlide{stored}.xml"/>'
+            parts[f"ppt/slides/_rels/slide{stored}.xml.rels"] = f"<Relationships {_RELS}>{target}</Relationships>"
+            said = f"<p:notes {_A}><a:p><a:r><a:t>{notes[number]}</a:t></a:r></a:p></p:notes>"
+            parts[f"ppt/notesSlides/notesSlide{stored}.xml"] = said
+    parts["ppt/presentation.xml"] = f"<p:presentation {_A}><p:sldIdLst>{ids}</p:sldIdLst></p:presentation>"
+    parts["ppt/_rels/presentation.xml.rels"] = f"<Relationships {_RELS}>{relations}</Relationships>"
+    return archive(parts)
+
+
+def xlsx(rows: str, *, sheet: str = "Birds", strings: tuple[str, ...] = ()) -> bytes:
+    shared = "".join(f"<si><t>{each}</t></si>" for each in strings)
+    relation = '<Relationship Id="rId7" Target="worksheets/sheet1.xml"/>'
+    named = f'<sheet name="{sheet}" sheetId="1" r:id="rId7"/>'
+    return archive(
+        {
+            "[Content_Types].xml": "<Types/>",
+            "xl/workbook.xml": f"<workbook {_S}><sheets>{named}</sheets></workbook>",
+            "xl/_rels/workbook.xml.rels": f"<Relationships {_RELS}>{relation}</Relationships>",
+            "xl/sharedStrings.xml": f"<sst {_S}>{shared}</sst>",
+            "xl/worksheets/sheet1.xml": f"<worksheet {_S}><sheetData>{rows}</sheetData></worksheet>",
+        }
+    )
+
+
+def opendocument(kind: str, body: str, manifest: str = "<m/>") -> bytes:
+    content = f"<office:document-content {_ODF}><office:body>{body}</office:body></office:document-content>"
+    mimetype = f"application/vnd.oasis.opendocument.{kind}"
+    return archive({"mimetype": mimetype, "content.xml": content, "META-INF/manifest.xml": manifest})
+
+
+def epub(**chapters: str) -> bytes:
+    items = "".join(f'<item id="{name}" href="{name}.xhtml" media-type="application/xhtml+xml"/>' for name in chapters)
+    order = "".join(f'<itemref idref="{name}"/>' for name in chapters)
+    package = f"<package><manifest>{items}</manifest><spine>{order}</spine></package>"
+    container = '<container><rootfiles><rootfile full-path="OPS/book.opf"/></rootfiles></container>'
+    parts = {"mimetype": "application/epub+zip", "META-INF/container.xml": container, "OPS/book.opf": package}
+    texts = {f"OPS/{name}.xhtml": f"<html><body>{text}</body></html>" for name, text in chapters.items()}
+    return archive(parts | texts)
+
+
+def pdf(*pages: tuple[str, ...], trailer: str = "") -> bytes:
+    """A PDF of pages of lines, in Helvetica."""
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    kids = []
+    for lines in pages:
+        drawn = " T* ".join(f"({line}) Tj" for line in lines)
+        content = f"BT /F1 12 Tf 14 TL 50 750 Td {drawn} ET" if lines else ""
+        objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
+        resources = f"/Resources << /Font << /F1 3 0 R >> >> /Contents {len(objects)} 0 R"
+        objects.append(f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] {resources} >>")
+        kids.append(f"{len(objects)} 0 R")
+    objects[1] = f"<< /Type /Pages /Kids [{' '.join(kids)}] /Count {len(kids)} >>"
+    out, offsets = b"%PDF-1.4\n", []
+    for number, each in enumerate(objects, start=1):
+        offsets.append(len(out))
+        out += f"{number} 0 obj\n{each}\nendobj\n".encode("latin-1")
+    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
+    end = f"trailer << /Size {len(objects) + 1} /Root 1 0 R {trailer} >>\nstartxref\n{len(out)}\n%%EOF\n"
+    return out + f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}{end}".encode()
+
+
+ENCRYPTED_PDF = pdf(
+    ("secret",),
+    trailer="/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 "
+    f"/O <{'00' * 32}> /U <{'11' * 32}> >> /ID [<{'22' * 16}> <{'22' * 16}>]",
+)
+"""Nobody knows its password."""
+
+MAIL = (
+    b"From: Ann <ann@example.org>\r\nTo: Bob <bob@example.org>\r\nSubject: =?utf-8?q?The_gr=C3=A9be?=\r\n"
+    b"Date: Mon, 2 Mar 2026 10:00:00 +0000\r\nMIME-Version: 1.0\r\nMessage-ID: <1@example.org>\r\n"
+    b'Content-Type: multipart/mixed; boundary="x"\r\n\r\n--x\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n'
+    b"A grebe dives.\r\n--x\r\nContent-Type: image/png\r\nContent-Disposition: attachment; filename=grebe.png\r\n"
+    b"Content-Transfer-Encoding: base64\r\n\r\niVBORw0KGgo=\r\n--x--\r\n"
+)
+MAILBOX = b"".join(
+    b"From ann@example.org Mon Mar  2 10:00:00 2026\nFrom: ann@example.org\nSubject: %s\n\n%s\n\n" % each
+    for each in ((b"one", b"A rail hides.\n>From the reeds."), (b"two", b"A crake calls."))
+)
+RTF = (
+    rb"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0 Arial;}}{\*\generator none;}\f0 A sn\'e9cessary \b snipe\b0\par"
+    rb"\u1094?\u1080\'3f zigzag\tab flight\par}"
+)
+SRT = (
+    b"1\r\n00:00:01,000 --> 00:00:02,500\r\n<i>A bittern</i>\r\nbooms.\r\n\r\n"
+    b"2\r\n01:02:03,000 --> 01:02:04,000\r\nSilence.\r\n"
+)
+VTT = b"WEBVTT\n\nNOTE nothing\n\n00:01.000 --> 00:02.000 align:start\n<v Ann>A dipper bobs.\n"
+HTML = b"""<!DOCTYPE html><html><head><title>Birds</title><style>p { color: red }</style></head><body>
+<nav><a href="/">Home of all pages</a></nav><h1 id="top">Waders</h1><p>A <b>curlew</b>
+probes&nbsp;mud.<a class="headerlink" href="#top">x</a></p><script>var hidden = 1</script>
+<h2 id="fields">Fields</h2><ul><li>A lapwing</li><li><p>A plover</p></li></ul>
+<pre>def  call():
+    pass</pre><table><tr><th>Name</th><th>Count</th></tr><tr><td>Ruff</td><td>7</td></tr></table>
+<footer>Imprint</footer></body></html>"""
+
+DOCUMENTS: dict[str, bytes] = {
+    "nb.ipynb": notebook(("markdown", "# Herons"), ("code", "def count():\n    return 1\n")),
+    "a.html": HTML,
+    "a.pdf": pdf(("A stork", "stands."), ("A crane", "dances.")),
+    "a.docx": docx(paragraph("A gannet", "Heading1") + table(("Name", "Count"), ("Gannet", "3"))),
+    "a.pptx": pptx("A puffin", "A razorbill", notes={2: "Say that it dives."}),
+    "a.xlsx": xlsx('<row r="3"><c r="B3" t="s"><v>0</v></c><c r="C3"><v>4</v></c></row>', strings=("A petrel",)),
+    "a.odt": opendocument("text", '<text:h text:outline-level="2">A skua</text:h><text:p>It robs.</text:p>'),
+    "a.epub": epub(one='<h1 id="start">A kite</h1>', two="<p>A buzzard</p>"),
+    "a.eml": MAIL,
+    "a.mbox": MAILBOX,
+    "a.rtf": RTF,
+    "a.srt": SRT,
+    "a.vtt": VTT,
+}
+"""One of each format, by name."""
