@@ -35,8 +35,10 @@ class SearchQuality:
     recall: float
 
 
-def measure(table: LineTable, queries: int = QUERIES) -> SearchQuality | None:
+def measure(table: LineTable, queries: int | None = None) -> SearchQuality | None:
     """Compare searches as in ``driftline search`` with exact ones, for a sample of vectors; None without lines.
+
+    ``queries`` is the size of the sample, by default QUERIES.
 
     All searches read the same version of the table, because writers may add nearer lines in the meantime.
     """
@@ -44,7 +46,7 @@ def measure(table: LineTable, queries: int = QUERIES) -> SearchQuality | None:
     recalls: list[float] = []
     version = table.open().version
     compared = LineQuery(table, version=version, exact=True)
-    for query in _sample(table, version, queries):
+    for query in _sample(table, version, queries or QUERIES):
         started = time.perf_counter()
         searched = LineQuery(table, version=version)
         hits = searched.nearest(query, TOP_K, columns=(*RESULT_COLUMNS, "vector"))

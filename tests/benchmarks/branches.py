@@ -32,12 +32,13 @@ from tests.servers.s3_server import running_s3
 CHANGED_FILES = 20
 BRANCHES = 100
 ROUNDS = 3
+TURNS = 4
 
 
 def main() -> int:
     options = measure.begin(__doc__, lines=1_000_000)
     verdict = measure.Verdict(options.small)
-    tree = corpus.packages(5_000 if options.small else options.lines)
+    tree = corpus.packages(1_000 if options.small else options.lines)
     branches, rounds = (3, 1) if options.small else (BRANCHES, ROUNDS)
     print(tree)
     with measure.scratch() as folder:
@@ -60,10 +61,11 @@ def main() -> int:
         print(f"  main run after the merge: {merged:,} lines embedded")
         verdict.at_most("lines that the main run embeds after a merge", merged, 0, "")
         workspace = Workspace.open(str(place))  # main holds the same files as the branch
-        of_branch, of_main = _searches(on_branch(workspace, "topic"), workspace)
+        turns = 2 if options.small else TURNS
+        of_branch, of_main = _searches(on_branch(workspace, "topic"), workspace, turns=turns)
         print(f"  search: {of_branch * 1e3:.1f} ms on the branch, {of_main * 1e3:.1f} ms on main")
         verdict.at_most("search of a branch, p50, of one of main", of_branch / of_main, 1.2)
-        _hundred(folder, source, place, branches, verdict)
+        _hundred(folder, source, place, branches, verdict, turns)
         _requests(folder, source, verdict)
     return verdict.exit_code
 
@@ -112,10 +114,10 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _searches(*workspaces: Workspace) -> list[float]:
+def _searches(*workspaces: Workspace, turns: int) -> list[float]:
     """The median time of a warm search of each workspace, asked in turns."""
     times: list[list[float]] = [[] for _ in workspaces]
-    for turn in range(4):
+    for turn in range(turns):
         for query in QUERIES:
             for workspace, found in zip(workspaces, times, strict=True):
                 seconds = _seconds(lambda: search(workspace, query))  # noqa: B023
@@ -124,7 +126,7 @@ def _searches(*workspaces: Workspace) -> list[float]:
     return [median(found) for found in times]
 
 
-def _hundred(folder: Path, source: Path, place: Path, branches: int, verdict: measure.Verdict) -> None:
+def _hundred(folder: Path, source: Path, place: Path, branches: int, verdict: measure.Verdict, turns: int) -> None:
     """What many branches cost the main index, compared with a copy of the workspace without them."""
     without = folder / "without"
     shutil.copytree(place, without)
@@ -136,10 +138,10 @@ def _hundred(folder: Path, source: Path, place: Path, branches: int, verdict: me
     measured: dict[str, list[float]] = {}
     for name, work in (
         ("unchanged run of main", lambda at: _index(source, at)),
-        ("search of main", lambda at: _searches(Workspace.open(str(at)))),
+        ("search of main", lambda at: _searches(Workspace.open(str(at)), turns=turns)),
         ("survey of a cleanup", lambda at: survey(Workspace.open(str(at)))),
     ):
-        times = [(_seconds(lambda: work(place)), _seconds(lambda: work(without))) for _ in range(5)]  # noqa: B023
+        times = [(_seconds(lambda: work(place)), _seconds(lambda: work(without))) for _ in range(turns + 1)]  # noqa: B023
         measured[name] = [min(pair[0] for pair in times), min(pair[1] for pair in times)]
         with_them, alone = measured[name]
         print(f"  {name}: {with_them:.3f} s with {branches} branches, {alone:.3f} s without")

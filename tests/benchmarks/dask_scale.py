@@ -53,11 +53,12 @@ def main() -> int:
     with measure.scratch() as folder:
         context = _context(folder / "workspace")
         rounds = 2 if small else TASK_ROUNDS
-        one, two = (_seconds(context, slots, [Work(n, rounds) for n in range(tasks)]) for slots in (1, 2))
+        work, empty = [Work(n, rounds) for n in range(tasks)], [Work(n, 0) for n in range(batches)]
+        (one,) = _seconds(context, 1, work)
+        two, seconds = _seconds(context, 2, work, empty)
         print(f"  {tasks} tasks: one worker {one:.2f} s, two {two:.2f} s", flush=True)
         verdict.at_least("efficiency of two workers over one", one / two / 2, MIN_EFFICIENCY)
 
-        seconds = _seconds(context, 2, [Work(n, 0) for n in range(batches)])
         each = seconds / batches
         print(
             f"  {batches:,} empty batches through the scheduler: {seconds:.1f} s, {each * 1e3:.2f} ms each", flush=True
@@ -79,17 +80,19 @@ def _context(workspace: Path) -> TaskContext:
     return TaskContext(Workspace.open_for_writing(str(workspace)), ModelRef("none", "none", 1))
 
 
-def _seconds(context: TaskContext, slots: int, work: list[Work]) -> float:
-    """Seconds from the first task to the last result, without the start of the workers."""
+def _seconds(context: TaskContext, slots: int, *works: list[Work]) -> list[float]:
+    """Seconds of each of ``works`` from the first task to the last result, without the start of the workers."""
+    times: list[float] = []
     with DaskExecutor(None, slots) as executor:
         executor.start(context, [])
-        list(executor.map(busy, work[:slots]))  # imports this module on the workers
-        started = time.perf_counter()
-        results = list(executor.map(busy, work))
-        seconds = time.perf_counter() - started
-    if sorted(results) != [item.number for item in work]:
-        raise SystemExit(f"{len(results)} results of {len(work)} tasks")
-    return seconds
+        list(executor.map(busy, works[0][:slots]))  # imports this module on the workers
+        for work in works:
+            started = time.perf_counter()
+            results = list(executor.map(busy, work))
+            times.append(time.perf_counter() - started)
+            if sorted(results) != [item.number for item in work]:
+                raise SystemExit(f"{len(results)} results of {len(work)} tasks")
+    return times
 
 
 if __name__ == "__main__":

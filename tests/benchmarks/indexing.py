@@ -25,7 +25,7 @@ TEXT, ALL, SEMBLE, PLAIN = "driftline, text", "driftline, all", "semble 0.7", "p
 
 def main() -> int:
     options = measure.begin(__doc__, lines=600_000, rounds=3)
-    tree = corpus.packages(5_000 if options.small else options.lines)
+    tree = corpus.packages(500 if options.small else options.lines)
     rounds = 1 if options.small else options.rounds
     model = corpus.model()
     print(f"{tree}; {rounds} rounds in turn, medians")

@@ -87,7 +87,7 @@ def _set(name: str, *, small: bool) -> tuple[QuerySet, ...]:
     if name == "python":
         return (code_set(("joblib",), 40) if small else code_set(),)
     if name == "prose":
-        return (prose_set(40) if small else prose_set(),)
+        return (prose_set(40, packages=20) if small else prose_set(),)
     return question_sets() if name == "questions" else (language_set(name),)
 
 

@@ -98,13 +98,13 @@ def code_set(packages: Sequence[str] = CODE_PACKAGES, count: int = 2_400) -> Que
     return read_set("code", f"quality-code-{len(packages)}-{count}", make)
 
 
-def prose_set(count: int = 1_200) -> QuerySet:
-    """Up to ``count`` queries for paragraphs of the documentation of all installed packages."""
+def prose_set(count: int = 1_200, packages: int | None = None) -> QuerySet:
+    """Up to ``count`` queries for paragraphs of the documentation of all installed packages, or of the first ones."""
 
     def make(root: Path) -> tuple[int, int, int]:
         found: list[tuple[str, str, int, int]] = []
         trees = []
-        for path, text in _documentation():
+        for path, text in _documentation(packages):
             rest, paragraphs = without_first_sentences(text)
             trees.append((path, rest))
             found += [(query, path, first, last) for query, first, last in paragraphs]
@@ -176,9 +176,9 @@ def first_sentence(text: str) -> str | None:
     return sentence
 
 
-def _documentation() -> Iterator[tuple[str, str]]:
+def _documentation(packages: int | None) -> Iterator[tuple[str, str]]:
     """Path and text of each package's description, and of the documents among its files."""
-    for distribution in sorted(importlib.metadata.distributions(), key=lambda found: found.name.lower()):
+    for distribution in sorted(importlib.metadata.distributions(), key=lambda found: found.name.lower())[:packages]:
         name = re.sub(r"\W+", "_", distribution.name.lower())
         description = distribution.read_text("METADATA") or ""
         description = description.partition("\n\n")[2]

@@ -86,11 +86,11 @@ def test_memory_is_searched_in_another_process(two: SearchProcesses, tmp_path: P
     workspace = Workspace.open(str(tmp_path))
     within, beyond = Entity.parse("org:acme"), Entity.parse("org:other")
     psutil.Process(next(iter(two._helpers)).pid).kill()  # another process answers
-    (hit,) = two.run(search_memory, workspace, settings, within, "parser", 1)
+    (hit,) = two.run(search_memory, workspace, settings, within, "parser", top_k=1)
     assert (hit.record.key, hit.record.value) == ("plan", {"text": "parser plan"})
-    assert two.run(search_memory, workspace, settings, beyond, "parser", 1) == []
+    assert two.run(search_memory, workspace, settings, beyond, "parser", top_k=1) == []
     with pytest.raises(UsageError, match="top_k"):
-        two.run(search_memory, workspace, settings, None, "parser", -1)
+        two.run(search_memory, workspace, settings, None, "parser", top_k=-1)
 
 
 @pytest.mark.parametrize("killed", [1, 2])
