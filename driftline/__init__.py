@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from driftline.flows.output.reports import IndexReport, SourceReport
     from driftline.flows.runs.plan import SourceRequest
     from driftline.flows.workspace import (
+        Workspace,
         analyze_document_states,
         connect,
         grep,
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
         WorkspaceStats,
     )
     from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
-    from driftline.storage.workspace.workspace import Workspace
     from driftline.tasks.indexing.line_store import LineStore, Store
     from driftline.tasks.search.documents import Document
     from driftline.tasks.search.explanation import Explanation
@@ -100,6 +100,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     ),
     "flows.runs.plan": ("SourceRequest",),
     "flows.workspace": (
+        "Workspace",
         "analyze_document_states",
         "connect",
         "grep",
@@ -137,7 +138,6 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "SourceRecord",
         "WorkspaceConfig",
     ),
-    "storage.workspace.workspace": ("Workspace",),
     "tasks.indexing.line_store": (
         "LineStore",
         "Store",

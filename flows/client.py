@@ -18,9 +18,10 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 
 from driftline.storage import errors
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
+from driftline.storage.model import WorkspaceStats
 from driftline.storage.options import from_keywords
 from driftline.tasks.search.documents import Document
-from driftline.tasks.search.hits import Excerpt, Hit
+from driftline.tasks.search.hits import Excerpt
 from driftline.tasks.search.query import SearchReport
 from driftline.tasks.search.request import Mode, SearchRequest, options_in
 
@@ -154,16 +155,14 @@ class Client:
         """
         if any(value == () for value in request.given().values()):
             return SearchReport(request.query, (), None, ("A filter without any value allows nothing.",))
-        found = self.connection.get("search", search_parameters(request))
-        nearest = _hit(found["nearest"]) if "nearest" in found else None
-        notes, unmatched = tuple(found.get("notes", ())), tuple(found.get("unmatched", ()))
-        return SearchReport(found["query"], tuple(map(_hit, found["results"])), None, notes, nearest, unmatched)
+        report: SearchReport = self._read("search", search_parameters(request)).report()
+        return report
 
     def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
         """Lines of an indexed document: ``line`` (1-based), and ``n_lines`` on each side."""
         asked = {"source": source, "path": path, "line": line, "n_lines": n_lines, "branch": branch}
-        found = self.connection.get("excerpt", asked)
-        return Excerpt(**{**found, "lines": tuple(found["lines"])})
+        excerpt: Excerpt = self._read("excerpt", asked)
+        return excerpt
 
     def documents(
         self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
@@ -180,9 +179,10 @@ class Client:
         found = self.connection.get("memory/search", {"q": query, "top_k": top_k, "entity": entity, "mode": mode})
         return list(found["results"])
 
-    def status(self) -> dict[str, Any]:
-        """As ``driftline status --json`` prints it."""
-        return self.connection.get("status")
+    def status(self) -> WorkspaceStats:
+        """Return what the workspace holds."""
+        status: WorkspaceStats = self._read("status")
+        return status
 
     def sources(self) -> list[dict[str, Any]]:
         """The sources, as ``driftline sources --json`` prints them."""
@@ -191,6 +191,19 @@ class Client:
     def branches(self) -> list[dict[str, Any]]:
         """The branches of the sources, as ``driftline branches --json`` prints them."""
         return list(self.connection.get("branches")["branches"])
+
+    def _read(self, route: str, parameters: Mapping[str, Any] | None = None) -> Any:
+        """The answer of a route as its model. Raises StorageError for an answer of another version."""
+        from pydantic import TypeAdapter, ValidationError
+
+        from driftline.flows.answers import ANSWERS
+
+        content = self.connection.get(route, parameters)
+        try:
+            return TypeAdapter(ANSWERS[route]).validate_python(content)
+        except ValidationError as error:
+            what = f"The answer is of another version of Driftline ({error.errors()[0]['loc']})"
+            raise StorageError(what, self.connection.url, "Upgrade the older one.") from error
 
 
 def search_parameters(request: SearchRequest) -> dict[str, Any]:
@@ -201,7 +214,3 @@ def search_parameters(request: SearchRequest) -> dict[str, Any]:
     if only_here:
         raise UsageError("A server does not take this option", only_here[0], "Leave it out, or search a workspace.")
     return {"q": request.query} | {served[name].parameter: value for name, value in given.items()}
-
-
-def _hit(told: Mapping[str, Any]) -> Hit:
-    return Hit(**{**told, **{name: tuple(told[name]) for name in ("context", "copies")}})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast, overload
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
@@ -22,10 +24,264 @@ if TYPE_CHECKING:
     from driftline.flows.client import Client
     from driftline.flows.output.reports import IndexReport
     from driftline.flows.runs.plan import SourceRequest
+    from driftline.flows.runs.verify import VerifyReport
     from driftline.storage.lines.indexes import IndexScope
-    from driftline.storage.model import DocumentState
-    from driftline.storage.workspace.workspace import Workspace
+    from driftline.storage.model import DocumentState, WorkspaceStats
+    from driftline.storage.workspace.records import RunRecord
+    from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
+    from driftline.tasks.search.documents import Document
+    from driftline.tasks.search.hits import Excerpt
     from driftline.tasks.search.query import SearchReport
+
+    Searchable: TypeAlias = "Workspace | StoredWorkspace | str"
+
+
+class Workspace:
+    """An index that is open: search it, bring it in step, and look into it.
+
+    ``driftline.open`` makes one. A client of a server, which ``driftline.connect`` makes, has the same methods, but for
+    those that write. ``uri`` is where the workspace lies, and ``storage`` what it consists of, which is internal.
+
+    Examples:
+        >>> ws = driftline.open(place)
+        >>> ws.status().total_documents
+        1
+        >>> [(hit.path, hit.line) for hit in ws.search("who renews the lease", top_k=1)]
+        [('notes.md', 1)]
+    """
+
+    __slots__ = ("storage",)
+
+    def __init__(self, storage: StoredWorkspace) -> None:
+        self.storage = storage
+
+    @property
+    def uri(self) -> str:
+        """The absolute path or URI of the workspace."""
+        return self.storage.objects.uri
+
+    @from_keywords(SearchRequest)
+    def search(self, request: SearchRequest) -> SearchReport:
+        """Find the windows of lines that answer a query, best first.
+
+        Takes the options of ``driftline.search``.
+
+        Returns:
+            A report that iterates over its hits.
+
+        Raises:
+            DriftlineError: What ``driftline.search`` raises.
+
+        Examples:
+            >>> report = ws.search("who renews the lease", exts=["md"], n_lines=0)
+            >>> report.to_arrow().select(["path", "line"]).to_pylist()
+            [{'path': 'notes.md', 'line': 1}]
+        """
+        return _find(self.storage, request)
+
+    def index(self, *sources: str | SourceRequest, **options: Any) -> IndexReport:
+        """Bring the index in step with sources, and open it anew.
+
+        Args:
+            sources: folders, git work trees, bucket URIs, or requests for them.
+            options: those of ``driftline.index``.
+
+        Returns:
+            What the run did, by source.
+
+        Raises:
+            DriftlineError: What ``driftline.index`` raises.
+
+        Examples:
+            >>> report = ws.index(tree)
+            >>> [source.lines_total for source in report.sources]
+            [1]
+        """
+        options.setdefault("storage_options", self.storage.objects.storage_options)
+        report = index(*sources, workspace=self.uri, **options)
+        self.storage = self.storage.reread()
+        return report
+
+    def status(self) -> WorkspaceStats:
+        """Return the figures of the workspace: documents, lines, model, sources, the last run.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> ws.status().total_lines
+            1
+        """
+        return self.storage.stats()
+
+    def stats(self) -> WorkspaceStats:
+        """Return what ``status`` returns.
+
+        Examples:
+            >>> ws.stats() == ws.status()
+            True
+        """
+        return self.status()
+
+    def sources(self) -> list[dict[str, Any]]:
+        """Return the sources, as ``driftline sources --json`` prints them.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> [source["documents"] for source in ws.sources()]
+            [1]
+        """
+        return list(self.status().sources)
+
+    def branches(self) -> list[dict[str, Any]]:
+        """Return the branches of the sources, as ``driftline branches --json`` prints them.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> ws.branches()
+            []
+        """
+        from driftline.flows.runs.branches import list_branches
+
+        return [branch.to_dict() for branch in list_branches(self.storage)]
+
+    def runs(self, limit: int = 20) -> list[RunRecord]:
+        """Return the records of the last runs.
+
+        Args:
+            limit: how many at most.
+
+        Returns:
+            Records, newest first.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> ws.runs(limit=1)[0].kind
+            'index'
+        """
+        from driftline.flows.output.run_series import newest_runs
+
+        return newest_runs(self.storage, limit)
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Check that tables, manifests, indexes and memory agree.
+
+        Args:
+            repair: take what is wrong out of the index, and index it again.
+
+        Returns:
+            What was checked, and what was found.
+
+        Raises:
+            DriftlineError: CatalogMismatch, CatalogError, StorageError.
+
+        Examples:
+            >>> list(ws.verify().findings)
+            []
+        """
+        from driftline.flows.runs.verify import VerifyRequest, verify_workspace
+
+        return verify_workspace(VerifyRequest(self.uri, repair, self.storage.objects.storage_options))
+
+    def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
+        """Return lines of an indexed document.
+
+        Args:
+            source: the source of a hit.
+            path: its path in the source.
+            line: the line to read around, counted from 1.
+            n_lines: lines on each side.
+            branch: read the document as this branch has it.
+
+        Returns:
+            The lines, and whether the document is unchanged.
+
+        Raises:
+            DriftlineError: NotIndexed for what the index does not hold, UsageError, StorageError.
+
+        Examples:
+            >>> hit = next(iter(ws.search("lease")))
+            >>> ws.excerpt(hit.source, hit.path, hit.line).lines
+            ('the holder renews the lease',)
+        """
+        from driftline.flows.config.locate import on_named_branch
+        from driftline.tasks.search.hits import read_excerpt
+
+        return read_excerpt(on_named_branch(self.storage, branch), path, line, n_lines=n_lines, source=source)
+
+    def documents(
+        self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
+    ) -> Iterator[Document]:
+        """Yield the indexed documents by source and path.
+
+        Args:
+            sources: only those of these sources, projects or organisations.
+            dirs: only those below these directories.
+            exts: only those with these endings.
+
+        Raises:
+            DriftlineError: BadEntity, UsageError, StorageError.
+
+        Examples:
+            >>> [document.path for document in ws.documents(exts=["md"])]
+            ['notes.md']
+        """
+        from driftline.tasks.search.documents import document_page
+        from driftline.tasks.search.filters import parse_entity
+
+        entities = [parse_entity(each, self.storage.config.hierarchy) for each in sources] or None
+        after = None
+        while True:
+            page = document_page(self.storage, entities, dirs, exts, limit=1_000, after=after)
+            yield from page.documents
+            if (after := page.next) is None:
+                return
+
+    def search_memory(self, query: str, **options: Any) -> list[dict[str, Any]]:
+        """Find the memory entries that answer a query, best first.
+
+        Args:
+            query: what to look for.
+            options: those of ``MemoryStore.search_memory``.
+
+        Returns:
+            ``{record, score, rank, distance}`` each.
+
+        Raises:
+            DriftlineError: NotIndexed where there is no memory, and what the store raises.
+
+        Examples:
+            >>> ws.search_memory("plan")
+            Traceback (most recent call last):
+            driftline.storage.errors.NotIndexed: The workspace holds no memory. Store some: driftline memory put
+        """
+        from driftline.flows.config.memory_settings import memory_of
+        from driftline.flows.memory import hits_to_dict
+        from driftline.flows.memory_stores import search_memory
+
+        found = search_memory(self.storage, memory_of(self.uri), None, query, **options)
+        return list(hits_to_dict(found)["results"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures of ``status`` as a dictionary.
+
+        Examples:
+            >>> ws.to_dict()["total_documents"]
+            1
+        """
+        return asdict(self.status())
+
+    def __repr__(self) -> str:
+        return f"<Workspace {self.uri!r}>"
+
+    def _repr_html_(self) -> str:
+        return self.status()._repr_html_()
 
 
 def open(
@@ -37,23 +293,37 @@ def open(
     what the workspace itself says of its sources contacts nobody. With ``cache``, a workspace in a bucket is opened in
     a copy on this disk, which is brought up to date first and is read-only.
 
-    Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied, UnknownScheme, MissingExtra, StorageError.
+    Args:
+        uri: a path, a URI or ``@name``.
+        storage_options: keys and endpoints of a bucket.
+        sources: URIs below which remote sources may be read.
+        cache: whether to read a copy of a bucket.
+
+    Returns:
+        The workspace.
+
+    Raises:
+        DriftlineError: WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied, UnknownScheme, MissingExtra,
+            StorageError.
+
+    Examples:
+        >>> driftline.open(place).status().total_documents
+        1
     """
     from driftline.flows.config.locate import workspace_named
     from driftline.storage.sources.access import SourceAccess
-    from driftline.storage.workspace.workspace import Workspace
+    from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
 
-    opened = Workspace.open(
+    opened = StoredWorkspace.open(
         workspace_named(uri), storage_options, SourceAccess(tuple(uri.rstrip("/") for uri in sources))
     )
     if not cache:
-        return opened
-    import logging
-
+        return Workspace(opened)
     from driftline.flows.config.search_settings import cache_settings
     from driftline.flows.runs.pull import open_copy
 
-    return open_copy(opened, max_bytes=cache_settings(cache)[1], warn=logging.getLogger(__name__).warning)
+    copy = open_copy(opened, max_bytes=cache_settings(cache)[1], warn=logging.getLogger(__name__).warning)
+    return Workspace(copy)
 
 
 def index(
@@ -102,37 +372,53 @@ def index(
 
 
 @from_keywords(SearchRequest)
-def search(workspace: Workspace | str, request: SearchRequest) -> SearchReport:
+def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
     """Find the windows of lines that answer a query, best first.
 
-    ``max_distance`` (1 - cosine, 0 to 2) drops lines that are farther away; ``min_relevance`` (0 to 1) drops those that
-    are nearer than a smaller share of random lines, which means the same with every model. ``n_lines`` is the context
-    on each side. ``workspace_name`` is a named workspace of ``driftline.toml``, which narrows the search as ``where``
-    does. ``mode`` ranks by words and meaning (``hybrid``), by meaning alone (``vector``) or by words alone (``text``).
-    ``strategy`` chooses when filters apply; with ``hybrid`` they apply after the vector search where at least the
-    share ``fallback_threshold`` of the lines matches. With ``explain`` the report describes what the search did.
-    ``symbols`` finds only lines that begin a definition, ``kinds`` only those inside definitions of these kinds
-    (function, method, class, section, ...); ``tests=False`` leaves tests out. With ``rerank`` a transformer reads the
-    best 10 windows, or as many as it says, and puts them into a better order; that needs the extra ``deep``. With
-    ``branch`` the sources that have this branch are searched as it holds them, all others in the main index.
+    Call it with the fields of ``SearchRequest``: ``search(workspace, "query", top_k=3, exts=["py"])``.
 
-    With ``fixed`` texts and expressions ``regex``, only lines of files that hold them all are found, and the words of
-    the query rank them; the query itself may hold such terms and filters (``"a phrase" /regex/ def:Name lang:go``).
-    ``whole_words`` and ``ignore_case`` say how they match. The report's ``exact`` tells whether the ``top_k`` lines are
-    all; ``count`` counts all lines and returns none, ``files`` returns the first one of each file.
+    Args:
+        workspace: what ``driftline.open`` returns, or a path, a URI or ``@name``.
+        request: its fields, one by one. ``max_distance`` (1 - cosine, 0 to 2) drops lines that are farther away;
+            ``min_relevance`` (0 to 1) drops those nearer than a smaller share of random lines, which means the same
+            with every model. ``n_lines`` is the context on each side. ``mode`` ranks by words and meaning
+            (``hybrid``), by meaning (``vector``) or by words (``text``). Filters narrow each other; ``where`` is a
+            ``LineFilter``, ``workspace_name`` a view of ``driftline.toml``. ``strategy`` says when filters apply.
+            ``rerank`` lets a transformer order the best 10 windows, or as many as it says. With ``branch``, sources
+            that have this branch are searched as it has them. With ``explain``, the report describes the search.
+            ``fixed`` texts and expressions ``regex`` find only lines of files that hold them all, and the words of the
+            query rank these; the query itself may hold such terms (``"a phrase" /regex/ def:Name lang:go``). The
+            report's ``exact`` tells whether the ``top_k`` lines are all.
 
-    Raises UsageError, WorkspaceNotFound, ModelNotFound, MissingExtra, FingerprintMismatch, CorruptFile, AccessDenied,
-    StorageError.
+    Returns:
+        A report that iterates over its hits.
+
+    Raises:
+        DriftlineError: UsageError, WorkspaceNotFound, ModelNotFound, MissingExtra, FingerprintMismatch, CorruptFile,
+            AccessDenied, StorageError.
+
+    Examples:
+        >>> [hit.text for hit in driftline.search(place, "lease", top_k=1)]
+        ['the holder renews the lease']
     """
+    return _find(_stored(workspace), request)
+
+
+def _find(stored: StoredWorkspace, request: SearchRequest) -> SearchReport:
     from driftline.flows.runs.search import resolved
     from driftline.tasks.search.language import ask
 
-    opened = open(workspace) if isinstance(workspace, str) else workspace
-    return ask(*resolved(opened, request))
+    return ask(*resolved(stored, request))
+
+
+def _stored(workspace: Searchable) -> StoredWorkspace:
+    if isinstance(workspace, str):
+        workspace = open(workspace)
+    return workspace.storage if isinstance(workspace, Workspace) else workspace
 
 
 def sql(
-    workspace: Workspace | str,
+    workspace: Searchable,
     query: str,
     parameters: Sequence[Any] = (),
     *,
@@ -153,7 +439,7 @@ def sql(
     from driftline.storage.entities import Entity
     from driftline.storage.sql import query as run
 
-    opened = open(workspace) if isinstance(workspace, str) else workspace
+    opened = _stored(workspace)
     boundary = Entity.parse(within, opened.config.hierarchy) if within is not None else None
     there, journal = on_named_branch(opened, branch, boundary), searches_table(opened)
     with run(there, query, parameters, within=boundary, searches=journal, max_seconds=timeout_seconds) as result:
@@ -161,9 +447,21 @@ def sql(
 
 
 def connect(url: str, token: str | None = None) -> Client:
-    """The web server at ``url`` as an object, asked with ``token``, by default $DRIFTLINE_TOKEN. Raises UsageError.
+    """Return a client of a web server, which asks nothing yet.
 
-    Nothing is asked yet.
+    Args:
+        url: where ``driftline web`` serves.
+        token: a token of the server, by default $DRIFTLINE_TOKEN.
+
+    Returns:
+        An object with the methods of a workspace, but for those that write.
+
+    Raises:
+        UsageError: If the URL is not one of a server.
+
+    Examples:
+        >>> driftline.connect("http://127.0.0.1:8030").connection.url
+        'http://127.0.0.1:8030'
     """
     from driftline.flows.client import Client, Connection
 
@@ -183,7 +481,16 @@ def grep(
     """Search files, folders and globs by meaning without a workspace, best window first.
 
     ``model`` is a model2vec directory or name, by default the one that is installed with Driftline.
-    Raises UsageError, SourceNotFound, ModelNotFound, AccessDenied, StorageError.
+
+    Returns:
+        A report that iterates over its hits.
+
+    Raises:
+        DriftlineError: UsageError, SourceNotFound, ModelNotFound, AccessDenied, StorageError.
+
+    Examples:
+        >>> [hit.line for hit in driftline.grep("lease", tree, top_k=1)]
+        [1]
     """
     from driftline.tasks.search.grep import grep as search_texts
     from driftline.tasks.search.grep import open_embedder, read_texts
@@ -194,19 +501,19 @@ def grep(
 
 @overload
 def analyze_document_states(
-    paths: Sequence[str], workspace: Workspace | str | None = None
+    paths: Sequence[str], workspace: Searchable | None = None
 ) -> list[tuple[str, DocumentState]]: ...
 
 
 @overload
 def analyze_document_states(
-    paths: Workspace | str, workspace: str, documents: Sequence[str]
+    paths: Searchable, workspace: str, documents: Sequence[str]
 ) -> list[tuple[str, DocumentState]]: ...
 
 
 def analyze_document_states(
-    paths: Sequence[str] | Workspace | str,
-    workspace: Workspace | str | None = None,
+    paths: Any,
+    workspace: Any = None,
     documents: Sequence[str] | None = None,
 ) -> list[tuple[str, DocumentState]]:
     """The ``(path, state)`` of local files compared with what was indexed, in the order given.
@@ -219,10 +526,9 @@ def analyze_document_states(
     from driftline.tasks.scanning.states import states_of_files
 
     if documents is not None:
-        opened = open(paths) if isinstance(paths, str) else cast("Workspace", paths)
-        return analyze(opened, str(workspace), documents)
+        return analyze(_stored(paths), str(workspace), documents)
     if workspace is None:
         from driftline.flows.config.locate import workspace_for_reading
 
         workspace = workspace_for_reading(None)
-    return states_of_files(open(workspace) if isinstance(workspace, str) else workspace, cast("Sequence[str]", paths))
+    return states_of_files(_stored(workspace), paths)

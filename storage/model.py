@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import html
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,6 +115,13 @@ class LineEmbedding:
     text: str = ""
 
 
+def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table for notebooks, with every cell escaped."""
+    cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows]
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkspaceStats:
     """The statistics of a workspace; ``total_lines`` counts rows of ``line_embeddings``."""
@@ -127,6 +135,14 @@ class WorkspaceStats:
     sources: tuple[dict[str, Any], ...] = ()
     deltas: int = 0
     last_run: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that ``status --json`` prints."""
+        return asdict(self)
+
+    def _repr_html_(self) -> str:
+        rows = [(name, value) for name, value in self.to_dict().items() if name != "sources"]
+        return html_table(("", self.workspace), rows)
 
 
 class Embedder(Protocol):

@@ -35,8 +35,8 @@ class Option:
     ``type`` is the type of one value: of a list, that of its items. ``bounds`` are those of numbers; servers accept
     the narrower ``served`` ones. ``flag``, ``parameter`` and ``argument`` are its names on the command line, in HTTP
     requests and in actions; ``aliases`` are further flags or, with an underscore or capitals, keys of the
-    configuration. ``pattern`` and ``choices`` describe valid values in schemas. A setting has a
-    default in ``driftline.toml``.
+    configuration. ``pattern`` and ``choices`` describe valid values in schemas. Without a
+    switch, documents whose paths ``leaves_out`` names are no results. A setting has a default in ``driftline.toml``.
     """
 
     help: str
@@ -53,6 +53,7 @@ class Option:
     metavar: str | None = None
     pattern: str | None = None
     choices: tuple[str, ...] = ()
+    leaves_out: Callable[[str], bool] | None = None
     max_characters: int = 4_096
     is_entity: bool = False
     is_setting: bool = False

@@ -72,6 +72,7 @@ COMMANDS = {
     "sources": "search",
     "grep": "grep",
     "sql": "sql",
+    "agents": "agents",
     "pull": "pull",
     "compact": "compact",
     "cleanup": "compact",

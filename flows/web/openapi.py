@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from driftline.flows.answers import ANSWERS, ProblemAnswer
+
 _SOURCE = "org:default/project:default/source:tree"
 _ENTITY = {"entity": _SOURCE, "uri": "s3://docs/tree", "documents": 2, "lines": 5}
 EXAMPLES: dict[str, dict[str, Any]] = {
@@ -107,11 +109,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         ],
     },
 }
-_VARYING = frozenset(
-    {"value", "metadata", "file", "line_now", "freshness", "symbol", "kind", "symbol_start", "symbol_end", "anchor"}
-)
-"""Fields whose type in the example is not their only one."""
-_OPTIONAL = frozenset({"symbol", "kind", "symbol_start", "symbol_end", "file", "line_now", "freshness", "anchor"})
 _PAGED = ("search", "documents")
 _PROBLEM_EXAMPLE = {
     "type": "about:blank",
@@ -138,13 +135,14 @@ def described(name: str) -> dict[str, Any]:
     example = EXAMPLES[name]
     answer: dict[str, Any] = {
         "description": "The answer; with the ETag of an earlier one in If-None-Match, 304 if it is still the same.",
-        "content": {"application/json": {"schema": _schema_of(example), "example": example}},
+        "model": ANSWERS[name],
+        "content": {"application/json": {"schema": {"type": "object"}, "example": example}},
     }
     if name in _PAGED:
         answer["headers"] = {
             "Link": {"description": "The next page, if there is one (RFC 8288).", "schema": {"type": "string"}}
         }
-    problem = {"schema": _schema_of(_PROBLEM_EXAMPLE), "example": _PROBLEM_EXAMPLE}
+    problem = {"schema": ProblemAnswer.model_json_schema(), "example": _PROBLEM_EXAMPLE}
     failures = {
         status: {"description": text, "content": {"application/problem+json": problem}}
         for status, text in _FAILURES.items()
@@ -157,19 +155,3 @@ def with_tokens(document: dict[str, Any]) -> dict[str, Any]:
     document.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}]
     return document
-
-
-def _schema_of(example: Any, name: str = "") -> dict[str, Any]:
-    """The JSON schema that ``example`` is an example of; what is null in it, or varies, may be anything."""
-    if example is None or name in _VARYING:
-        return {}
-    if isinstance(example, dict):
-        return {
-            "type": "object",
-            "properties": {field: _schema_of(value, field) for field, value in example.items()},
-            "required": [field for field in example if field not in _OPTIONAL],
-        }
-    if isinstance(example, list):
-        return {"type": "array", "items": _schema_of(example[0])}
-    kinds: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    return {"type": kinds[type(example)]}

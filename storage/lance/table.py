@@ -50,7 +50,8 @@ METADATA_CACHE_BYTES = 256 * 2**20
 READS_AT_ONCE = 256
 """Reads of a bucket that Lance runs in parallel. With its default of 64, a search reads its candidates in several
 rounds."""
-_ADDRESS_BITS = 32
+ADDRESS_BITS = 32
+"""The address of a row is the id of its fragment, and then its offset in these bits."""
 AGAIN = "Run it again."
 
 
@@ -270,12 +271,17 @@ def _addresses(dataset: LanceDataset, where: str) -> NDArray[np.uint64]:
 
 
 @retried
-def without_rows(dataset: LanceDataset, filters: Sequence[str]) -> tuple[list[int], list[FragmentMetadata]]:
-    """Return ``(ids of fragments that become empty, changed fragments)`` of ``dataset`` without the rows that match."""
-    matches = [_addresses(dataset, where) for where in filters]
-    addresses = np.unique(np.concatenate(matches))
-    fragments = addresses >> np.uint64(_ADDRESS_BITS)
-    offsets = addresses & np.uint64((1 << _ADDRESS_BITS) - 1)
+def without_rows(
+    dataset: LanceDataset, filters: Sequence[str], addresses: Sequence[int] = ()
+) -> tuple[list[int], list[FragmentMetadata]]:
+    """Return ``(ids of fragments that become empty, changed fragments)`` of ``dataset`` without the rows that match.
+
+    The rows at ``addresses`` are removed as well.
+    """
+    matches = [np.asarray(addresses, np.uint64), *(_addresses(dataset, where) for where in filters)]
+    doomed = np.unique(np.concatenate(matches))
+    fragments = doomed >> np.uint64(ADDRESS_BITS)
+    offsets = doomed & np.uint64((1 << ADDRESS_BITS) - 1)
     removed: list[int] = []
     updated: list[FragmentMetadata] = []
     for fragment_id in np.unique(fragments):

@@ -8,7 +8,9 @@ unacknowledged commit succeeded. Markers have neither vector nor text, so no sea
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,18 +21,32 @@ import pyarrow.compute as pc
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, LeaseLost, StorageError
 from driftline.storage.lance.errors import with_indexes, write_failed
-from driftline.storage.lance.table import COMMIT_ATTEMPTS, VECTOR_TYPE, LanceTable, is_one_of, quote, without_rows
+from driftline.storage.lance.table import (
+    ADDRESS_BITS,
+    COMMIT_ATTEMPTS,
+    VECTOR_TYPE,
+    LanceTable,
+    is_one_of,
+    quote,
+    without_rows,
+)
 from driftline.storage.lines.outline import OUTLINE_COLUMN
 
 if TYPE_CHECKING:
-    from lance import FragmentMetadata, LanceDataset
+    from lance import FragmentMetadata, LanceDataset, LanceFragment
     from lance.dataset import LanceOperation
 
     from driftline.storage.deltas.manifest import BatchId
 
+log = logging.getLogger(__name__)
+
 MARKER_LINE = -1
 """``line_number`` of a commit marker."""
 PATHS_PER_LOOKUP = 2_000
+MANY_FRAGMENTS = 32
+"""A table of fewer fragments is looked through for a marker: one scan takes a few milliseconds."""
+SMALL_FRAGMENT_ROWS = 4096
+TABLES_REMEMBERED = 16
 UNKNOWN_OUTCOMES = 3
 """Unknown outcomes tolerated per commit."""
 TEXT_COLUMN = "block"
@@ -124,7 +140,7 @@ class LineTable(LanceTable):
 
     def marker_in(self, dataset: LanceDataset, entity: Entity) -> CommitMarker:
         """Like ``commit_marker``, in a version of the table."""
-        return _newest(self._markers(entity, dataset))
+        return _newest(list(self._markers(entity, dataset).values()))
 
     def fence(self, entity: Entity, token: int) -> CommitMarker:
         """Write ``token`` into the commit marker, which fences a stale holder's commits and return the old marker.
@@ -159,7 +175,8 @@ class LineTable(LanceTable):
         unknown_outcomes = 0
         for _ in range(COMMIT_ATTEMPTS):
             dataset = self.open()
-            markers = self._markers(entity, dataset)
+            rows = self._markers(entity, dataset)
+            markers = list(rows.values())
             before = _newest(markers)
             if before.token > token:
                 raise LeaseLost(
@@ -175,9 +192,10 @@ class LineTable(LanceTable):
             if marker not in written:
                 written[marker] = self.write(_marker_row(dataset.schema, entity, marker))
             additions = [*new, *written[marker]] if markers else written[marker]
-            removals = [_marker_filter(entity), *_path_filters(entity, replaced)] if markers else []
+            removals = _path_filters(entity, replaced) if markers else []
             try:
-                self._transact(lance.Transaction(dataset.version, _update(dataset, removals, additions)))
+                update = _update(dataset, removals, list(rows), additions)
+                self._transact(lance.Transaction(dataset.version, update))
                 if markers:
                     return before
             except CommitConflictError:
@@ -188,14 +206,22 @@ class LineTable(LanceTable):
                     raise write_failed("Could not commit to the table", self.uri, error) from error
         raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Run it again.")
 
-    def _markers(self, entity: Entity, dataset: LanceDataset) -> list[CommitMarker]:
+    def _markers(self, entity: Entity, dataset: LanceDataset) -> dict[int, CommitMarker]:
+        """Return the commit markers of ``entity`` by the addresses of their rows."""
         where = _marker_filter(entity)
+        among = _PLACES.among(self.uri, dataset, entity)
+        if among is not None and not among:
+            return {}
 
         def read(indexed: bool) -> pa.Table:
-            return dataset.scanner(columns=["hash"], filter=where, use_scalar_index=indexed).to_table()
+            scanner = dataset.scanner(
+                columns=["hash"], filter=where, fragments=among, with_row_address=True, use_scalar_index=indexed
+            )
+            return scanner.to_table()
 
-        texts = with_indexes(dataset, self.TITLE, read)["hash"].to_pylist()
-        return [CommitMarker(**json.loads(text)) for text in texts]
+        found = with_indexes(dataset, self.TITLE, read)
+        texts = zip(found["_rowaddr"].to_pylist(), found["hash"].to_pylist(), strict=True)
+        return {address: CommitMarker(**json.loads(text)) for address, text in texts}
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -218,6 +244,80 @@ class LineTable(LanceTable):
     def rows(self, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the lines in batches, unordered."""
         yield from self.open().to_batches(columns=list(columns), filter=lines_only(where))
+
+
+class _MarkerPlaces:
+    """Which small fragments of the tables of this process have commit markers, and of whom.
+
+    A first run over many sources adds two fragments for each. Without an index, looking for a marker in all of them
+    would take longer with every source. What a fragment holds is remembered while it stays as it was: under its id,
+    with the same file of deletions, in a table whose last version seen still has the transaction that it had. Ids
+    begin anew only where somebody takes versions back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[int, str, dict[int, tuple[_State, frozenset[str] | None]]]] = {}
+
+    def among(self, uri: str, dataset: LanceDataset, entity: Entity) -> list[LanceFragment] | None:
+        """Return the fragments that may have a marker of ``entity``; None for all of them."""
+        fragments = dataset.get_fragments()
+        if len(fragments) < MANY_FRAGMENTS:
+            return None
+        with self._lock:
+            version, transaction, known = self._known.get(uri, (0, "", {}))
+        name = str(entity)
+        try:
+            now = _transaction_of(dataset, dataset.version)
+            if not version or version > dataset.version or _transaction_of(dataset, version) != transaction:
+                known = {}
+            states = {each.fragment_id: (each.deletion_file(), each.physical_rows) for each in fragments}
+            held = {number: known[number] for number, state in states.items() if known.get(number, ("",))[0] == state}
+            unseen = [each for each in fragments if each.fragment_id not in held]
+            held |= _held_by(dataset, unseen, states)
+        except (OSError, ValueError) as error:  # a version that was removed, or the store failed
+            log.debug("%s: all fragments are looked at: %s", uri, error)
+            return None
+        with self._lock:
+            self._known[uri] = (dataset.version, now, held)
+            while len(self._known) > TABLES_REMEMBERED:
+                del self._known[next(iter(self._known))]
+        holders = ((each, held[each.fragment_id][1]) for each in fragments)
+        return [each for each, entities in holders if entities is None or name in entities]
+
+
+def _transaction_of(dataset: LanceDataset, version: int) -> str:
+    """Return the id of the transaction that made a version. Raises ValueError if it tells none, OSError."""
+    try:
+        transaction = dataset.read_transaction(version)
+    except TypeError as error:  # pylance cannot represent the compaction of a table with indexes
+        raise ValueError(f"the transaction of version {version} cannot be read") from error
+    if transaction is None:
+        raise ValueError(f"version {version} names no transaction")
+    return str(transaction.uuid)
+
+
+_State = tuple[str | None, int]
+_PLACES = _MarkerPlaces()
+
+
+def _held_by(
+    dataset: LanceDataset, fragments: Sequence[LanceFragment], states: Mapping[int, _State]
+) -> dict[int, tuple[_State, frozenset[str] | None]]:
+    """Return, by their ids, of whom ``fragments`` have markers; None for a large one, in which an index looks."""
+    small = [each for each in fragments if states[each.fragment_id][1] <= SMALL_FRAGMENT_ROWS]
+    found: dict[int, set[str]] = {each.fragment_id: set() for each in small}
+    if small:
+        where = f"path = '' AND line_number = {MARKER_LINE}"
+        scanner = dataset.scanner(
+            columns=["entity"], filter=where, fragments=small, with_row_address=True, use_scalar_index=False
+        )
+        rows = scanner.to_table()
+        for address, holder in zip(rows["_rowaddr"].to_pylist(), rows["entity"].to_pylist(), strict=True):
+            found[address >> ADDRESS_BITS].add(holder)
+    large = {each.fragment_id: None for each in fragments if each.fragment_id not in found}
+    every = large | {number: frozenset(holders) for number, holders in found.items()}
+    return {number: (states[number], holders) for number, holders in every.items()}
 
 
 def _read(dataset: LanceDataset, where: str, indexed: bool) -> pa.Table:
@@ -243,12 +343,15 @@ def _newest(markers: Sequence[CommitMarker]) -> CommitMarker:
 
 
 def _update(
-    dataset: LanceDataset, removals: Sequence[str], additions: Sequence[FragmentMetadata]
+    dataset: LanceDataset, removals: Sequence[str], addresses: Sequence[int], additions: Sequence[FragmentMetadata]
 ) -> LanceOperation.Update:
-    """Return the operation that removes the rows of ``dataset`` that match any of ``removals`` and adds fragments."""
+    """Return the operation that removes rows of ``dataset`` and adds fragments.
+
+    It removes the rows that match any of ``removals``, and those at ``addresses``.
+    """
     import lance
 
-    removed, updated = without_rows(dataset, removals) if removals else ([], [])
+    removed, updated = without_rows(dataset, removals, addresses) if removals or addresses else ([], [])
     return lance.LanceOperation.Update(
         removed_fragment_ids=removed, updated_fragments=updated, new_fragments=list(additions)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -24,15 +25,21 @@ OWN_SOURCE = "source:lines"
 _EMBED = "Embed with the model of the workspace."
 
 
+class OpenWorkspace(Protocol):
+    """What ``driftline.open`` returns, as far as a store needs it."""
+
+    storage: Workspace
+
+
 class LineStore:
     """The lines of one source. Writes take the source's lease and are atomic; reads need only read access.
 
     A store without an ``entity`` writes to the source ``OWN_SOURCE``, and searches all sources of the workspace.
     """
 
-    def __init__(self, workspace: Workspace, entity: str | None = None) -> None:
-        self.workspace = workspace
-        self.entity = Entity.parse(entity or OWN_SOURCE, workspace.config.hierarchy)
+    def __init__(self, workspace: Workspace | OpenWorkspace, entity: str | None = None) -> None:
+        self.workspace = workspace if isinstance(workspace, Workspace) else workspace.storage
+        self.entity = Entity.parse(entity or OWN_SOURCE, self.workspace.config.hierarchy)
         self._covers_all = entity is None
 
     @classmethod

@@ -20,7 +20,7 @@ from driftline.storage.lines.table import CONTINUED, LINES_PER_BLOCK, SPELLED, T
 from driftline.storage.lines.words import names_in, telling_words, terms, terms_asked
 from driftline.storage.model import Embedder
 from driftline.tasks.definitions.outlines import begins_definition
-from driftline.tasks.search.filters import ALL_LINES, LineKinds, is_auxiliary, is_prose, is_test
+from driftline.tasks.search.filters import ALL_LINES, LineKinds
 from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,
@@ -34,6 +34,7 @@ from driftline.tasks.search.ranking import (
     text_scores,
     word_weights,
 )
+from driftline.tasks.search.request import is_auxiliary, is_prose, is_test
 
 Document = tuple[str, str, str]
 """Entity, path and hash."""

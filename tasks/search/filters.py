@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 from unicodedata import normalize
@@ -19,7 +19,7 @@ from driftline.storage.lines.outline import Definition
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.scanning.scan import below
-from driftline.tasks.search.request import WILDCARD, SearchFilter, extensions_of
+from driftline.tasks.search.request import FILTERS, WILDCARD, SearchFilter, extensions_of
 
 Kind = Literal["file", "folder", "either"]
 """Names of documents, of folders with everything below them, or of both."""
@@ -83,38 +83,6 @@ def _is_of_this_machine(name: str, *, exists: bool) -> bool:
     if "://" in name or os.path.isabs(os.path.expanduser(name)):
         return True
     return exists and name.partition("/")[0] in (".", "..")
-
-
-PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
-_TEST = re.compile(
-    r"(?:^|/)(?:tests?|testing|testdata|specs?|__tests__|e2e|testsuite)/"
-    r"|(?:^|/)(?:test_[^/]*|conftest|[^/]*_tests?|[^/]*_spec|[^/]*[.-](?:test|spec))\.\w+$"
-    r"|(?:^|/)[^/]*[a-z0-9](?:Test|Tests|TestCase|IT|Spec)\.(?:java|kt|scala|cs|swift|php)$"
-)
-_AUXILIARY = re.compile(
-    r"(?:^|/)(?:vendor|_?vendored|_vendor|third[_-]?party|node_modules|dist|_esm|_cjs|locales?|i18n|examples?|samples?|demos?"
-    r"|docs?_src|compat|_compat|legacy|fixtures?)/"
-    r"|(?:^|/)(?:changelog|changes|history|news|releases?)(?:\.\w+)?$"
-    r"|(?:\.lock|-lock\.json|-lock\.yaml|\.lockb|/go\.sum|\.pot?|_pb2(?:_grpc)?\.pyi?|\.pb\.(?:go|cc|h)|\.g\.dart|\.min\.\w+|\.map"
-    r"|\.d\.ts|[._-]generated\.\w+|\.snap|\.csv|\.svg)$",
-    re.IGNORECASE,
-)
-
-
-def is_prose(path: str) -> bool:
-    """Whether a document is meant to be read as text, by its extension."""
-    return path.lower().endswith(PROSE_EXTENSIONS)
-
-
-def is_test(path: str) -> bool:
-    """Whether a document is a test or belongs to tests, by the names of its folders and its own."""
-    return _TEST.search(path) is not None
-
-
-def is_auxiliary(path: str) -> bool:
-    """Whether a document repeats, lists or illustrates what others say: lock files, changelogs, vendored, generated and
-    translated files, examples, data."""
-    return _AUXILIARY.search(path) is not None
 
 
 _FIXED = re.compile(r"[^*?\[]*/")
@@ -202,12 +170,14 @@ class LineKinds:
 
     symbols: bool = False
     kinds: tuple[str, ...] = ()
-    tests: bool = True
+    left_out: tuple[Callable[[str], bool], ...] = ()
 
     @classmethod
     def of(cls, wanted: SearchFilter) -> Self:
         """Return what a filter demands of single lines."""
-        return cls(wanted.symbols, tuple(wanted.kinds or ()), wanted.tests)
+        switches = ((row.leaves_out, getattr(wanted, name)) for name, row in FILTERS.items())
+        left_out = tuple(leaves_out for leaves_out, is_on in switches if leaves_out is not None and not is_on)
+        return cls(wanted.symbols, tuple(wanted.kinds or ()), left_out)
 
     @property
     def needs_definitions(self) -> bool:
@@ -216,7 +186,7 @@ class LineKinds:
 
     def allow(self, definition: Definition | None, line: int, path: str) -> bool:
         """Whether a line (0-based) of ``path`` may be an answer; ``definition`` is the innermost around it."""
-        if not self.tests and is_test(path):
+        if any(leaves_out(path) for leaves_out in self.left_out):
             return False
         if self.symbols and (definition is None or definition.line != line):
             return False

@@ -18,9 +18,11 @@ import posixpath
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
+
+import pyarrow as pa
 
 from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS
 from driftline.storage.entities import Entity, is_within
@@ -30,7 +32,7 @@ from driftline.storage.lines.outline import Definition, anchor_at, innermost
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.queries import LineQuery, Passage
 from driftline.storage.lines.words import Asked, telling_words
-from driftline.storage.model import content_hash
+from driftline.storage.model import content_hash, html_table
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
@@ -425,7 +427,7 @@ def identity_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
     return window.entity, window.path  # a path of one of several machines
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Hit:
     """A window of one document. Line numbers are 1-based and both ends are included.
 
@@ -472,9 +474,28 @@ class Hit:
     anchor: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``search --json`` prints it; ``dataclasses.asdict`` takes ten times as long."""
+        """Return the object that ``search --json`` prints; ``dataclasses.asdict`` takes ten times as long."""
         listed = {"context": list(self.context), "copies": list(self.copies), "matches": [*map(list, self.matches)]}
         return {name: getattr(self, name) for name in self.__slots__} | listed
+
+    def __repr__(self) -> str:
+        return f"<Hit {self.rank}. {self.path}:{self.line} {self.text.strip()[:80]!r}>"
+
+    def _repr_html_(self) -> str:
+        lines = enumerate(self.context, start=self.start_line)
+        return html_table((f"{self.path}:{self.line}", f"{self.score:.2f}"), lines)
+
+
+_ARROW: Mapping[str, pa.DataType] = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "tuple": pa.list_(pa.string()),
+}
+HIT_TYPES: Mapping[str, pa.DataType] = {
+    each.name: _ARROW.get(str(each.type).partition(" ")[0].partition("[")[0], pa.string()) for each in fields(Hit)
+} | {"matches": pa.list_(pa.list_(pa.int64()))}
+"""The Arrow types of the fields of a hit."""
 
 
 def hits(

@@ -22,7 +22,7 @@ from driftline.storage.lines.filters import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.queries import LineQuery
 from driftline.storage.lines.words import as_indexed, asked_as, names_in, telling_words
-from driftline.storage.model import Embedder
+from driftline.storage.model import Embedder, html_table
 from driftline.storage.options import from_keywords
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.deep.files import deep_fingerprint, resolve_deep_model
@@ -41,6 +41,7 @@ from driftline.tasks.search.deep import (
 from driftline.tasks.search.explanation import Explanation
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
 from driftline.tasks.search.hits import (
+    HIT_TYPES,
     JUDGED_WINDOWS,
     Hit,
     SourceRecords,
@@ -92,9 +93,17 @@ class ExactCounts:
         return {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SearchReport:
-    """The answer to a query, best first."""
+    """The answer to a query: an iterable of hits, best first.
+
+    Examples:
+        >>> report = SearchReport("lease", ())
+        >>> report
+        <SearchReport 'lease': 0 results>
+        >>> [hit.path for hit in report]
+        []
+    """
 
     query: str
     results: tuple[Hit, ...]
@@ -109,13 +118,30 @@ class SearchReport:
     """Of an exact search: what was found of what there is."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``search --json`` prints it."""
+        """Return the object that ``search --json`` prints."""
         found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
         found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
         found |= {"exact": self.exact.to_dict()} if self.exact else {}
         found |= {"notes": list(self.notes)} if self.notes else {}
         found |= {"unmatched": list(self.unmatched)} if self.unmatched else {}
         return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
+
+    def to_arrow(self) -> pa.Table:
+        """Return the hits as a table, with the fields of ``Hit`` as columns."""
+        rows = [hit.to_dict() for hit in self.results]
+        return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in HIT_TYPES.items()})
+
+    def __iter__(self) -> Iterator[Hit]:
+        return iter(self.results)
+
+    def __repr__(self) -> str:
+        count = f"{len(self.results)} result{'' if len(self.results) == 1 else 's'}"
+        shown = "".join(f"\n  {hit.rank}. {hit.path}:{hit.line}  {hit.text.strip()[:80]}" for hit in self.results)
+        return f"<SearchReport {self.query!r}: {count}{shown}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(f"{hit.path}:{hit.line}", f"{hit.score:.2f}", hit.text) for hit in self.results]
+        return html_table(("line", "score", "text"), rows) + html_table(("notes",), [(note,) for note in self.notes])
 
 
 def search_workspace(

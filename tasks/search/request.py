@@ -43,6 +43,38 @@ _HERE = INTERFACES - {"http"}
 """Options of searches that cost more than a server gives everybody who asks."""
 _TOLD = frozenset({"action", "command"})
 
+PROSE_EXTENSIONS = (".md", ".rst", ".txt", ".adoc", ".org", ".tex", ".html")
+_TEST = re.compile(
+    r"(?:^|/)(?:tests?|testing|testdata|specs?|__tests__|e2e|testsuite)/"
+    r"|(?:^|/)(?:test_[^/]*|conftest|[^/]*_tests?|[^/]*_spec|[^/]*[.-](?:test|spec))\.\w+$"
+    r"|(?:^|/)[^/]*[a-z0-9](?:Test|Tests|TestCase|IT|Spec)\.(?:java|kt|scala|cs|swift|php)$"
+)
+_AUXILIARY = re.compile(
+    r"(?:^|/)(?:vendor|_?vendored|_vendor|third[_-]?party|node_modules|dist|_esm|_cjs|locales?|i18n|examples?|samples?|demos?"
+    r"|docs?_src|compat|_compat|legacy|fixtures?)/"
+    r"|(?:^|/)(?:changelog|changes|history|news|releases?)(?:\.\w+)?$"
+    r"|(?:\.lock|-lock\.json|-lock\.yaml|\.lockb|/go\.sum|\.pot?|_pb2(?:_grpc)?\.pyi?|\.pb\.(?:go|cc|h)|\.g\.dart|\.min\.\w+|\.map"
+    r"|\.d\.ts|[._-]generated\.\w+|\.snap|\.csv|\.svg)$",
+    re.IGNORECASE,
+)
+
+
+def is_prose(path: str) -> bool:
+    """Whether a document is meant to be read as text, by its extension."""
+    return path.lower().endswith(PROSE_EXTENSIONS)
+
+
+def is_test(path: str) -> bool:
+    """Whether a document is a test or belongs to tests, by the names of its folders and its own."""
+    return _TEST.search(path) is not None
+
+
+def is_auxiliary(path: str) -> bool:
+    """Whether a document repeats, lists or illustrates what others say: lock files, changelogs, vendored, generated and
+    translated files, examples, data."""
+    return _AUXILIARY.search(path) is not None
+
+
 LANGUAGES: dict[str, tuple[str, ...]] = {
     "bash": ("sh", "bash", "zsh"),
     "c": ("c", "h"),
@@ -121,7 +153,8 @@ class SearchFilter:
         choices=KINDS,
     )
     symbols: bool = option(False, "Only lines that begin a definition.")
-    tests: bool = option(True, "Include test files.", flag="--tests/--no-tests")
+    tests: bool = option(True, "Include test files.", flag="--tests/--no-tests", leaves_out=is_test)
+    prose: bool = option(True, "Include prose, such as Markdown.", flag="--prose/--no-prose", leaves_out=is_prose)
     sources: Sequence[str | tuple[str, str]] | None = option(
         None,
         "Only these sources, or the sources below org:acme/project:alpha.",
@@ -153,7 +186,7 @@ class SearchFilter:
     on_this_machine: bool = False
 
     def __post_init__(self) -> None:
-        for name, row in _OF_FILTER.items():
+        for name, row in FILTERS.items():
             value = getattr(self, name)
             row.check(value)
             if row.is_list and value is not None:
@@ -184,12 +217,13 @@ class SearchRequest(SearchFilter):
 
     Raises UsageError for a value that is out of bounds, or that names nothing.
 
-    >>> request = SearchRequest("who renews the lease", top_k=3, exts=["py"])
-    >>> request.top_k, request.exts, request.mode
-    (3, ('py',), 'hybrid')
-    >>> SearchRequest("lease", top_k=-1)
-    Traceback (most recent call last):
-    driftline.storage.errors.UsageError: top_k must not be negative: -1
+    Examples:
+        >>> request = SearchRequest("who renews the lease", top_k=3, exts=["py"])
+        >>> request.top_k, request.exts, request.mode
+        (3, ('py',), 'hybrid')
+        >>> SearchRequest("lease", top_k=-1)
+        Traceback (most recent call last):
+        driftline.storage.errors.UsageError: top_k must not be negative: -1
     """
 
     query: str = field(kw_only=False)
@@ -256,7 +290,7 @@ class SearchRequest(SearchFilter):
             raise UsageError("The query is not UTF-8", repr(self.query)[:100], "Check the encoding of the terminal.")
         SearchFilter.__post_init__(self)
         for name, row in OPTIONS.items():
-            if name not in _OF_FILTER:
+            if name not in FILTERS:
                 row.check(getattr(self, name))
 
     @classmethod
@@ -270,7 +304,7 @@ class SearchRequest(SearchFilter):
         return {name: value for name, (value, default) in values.items() if value != default}
 
 
-_OF_FILTER = options_of(SearchFilter)
+FILTERS: Mapping[str, Option] = MappingProxyType(options_of(SearchFilter))
 OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(SearchRequest))
 """The table: the options of a search by name, in the order in which interfaces show them."""
 

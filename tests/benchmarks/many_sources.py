@@ -1,6 +1,7 @@
 """The cost per source: one run over many tiny sources, first and unchanged.
 
 .venv/bin/python tests/benchmarks/many_sources.py
+.venv/bin/python tests/benchmarks/many_sources.py --sources 200     # the CPU for each source must not grow with them
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ def main() -> int:
         unchanged, _ = _index(folder)
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in report["phases"].items())
     print(f"  {sources} sources of one file: {first.seconds:.1f} s at first, {unchanged.seconds:.1f} s unchanged")
+    print(
+        f"  CPU for each source: {first.cpu_seconds / sources * 1000:.0f} ms at first, "
+        f"{unchanged.cpu_seconds / sources * 1000:.0f} ms unchanged"
+    )
     print(f"  at first {report['seconds'] / sources * 1000:.0f} ms each; seconds by phase, overlapping: {phases}")
     return 0
 

@@ -112,7 +112,7 @@ def ask_mcp(workspace: str, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
     from driftline.flows.mcp_server.server import make_server
 
     async def talk() -> list[Any]:
-        async with Client(make_server(dl.open(workspace)), read_timeout_seconds=PATIENCE_SECONDS) as client:
+        async with Client(make_server(dl.open(workspace).storage), read_timeout_seconds=PATIENCE_SECONDS) as client:
             return [await client.call_tool(name, arguments) for name, arguments in calls]
 
     outcomes = asyncio.run(talk())
@@ -129,7 +129,7 @@ def mcp_parameters(workspace: str, tool: str) -> set[str]:
     from driftline.flows.mcp_server.server import make_server
 
     async def talk() -> Any:
-        async with Client(make_server(dl.open(workspace)), read_timeout_seconds=PATIENCE_SECONDS) as client:
+        async with Client(make_server(dl.open(workspace).storage), read_timeout_seconds=PATIENCE_SECONDS) as client:
             return await client.list_tools()
 
     listed = asyncio.run(talk())

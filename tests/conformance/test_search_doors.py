@@ -98,11 +98,11 @@ def test_a_workspace_in_the_current_folder_is_found_until_the_home_has_one(
     dl.index("tree", workspace="./notes", model=model_of(ws))
     assert ok(registry["search.workspace_stats"]({}, workspace="notes"))["total_documents"] == 1
     assert driftline("status", "--workspace", "notes", "--json").json["workspace"] == str(tmp_path / "here/notes")
-    assert dl.open("notes").objects.uri == str(tmp_path / "here/notes")
+    assert dl.open("notes").uri == str(tmp_path / "here/notes")
     shutil.copytree(ws, tmp_path / "home/notes")
     assert ok(registry["search.workspace_stats"]({}, workspace="notes"))["total_documents"] != 1
-    assert dl.open("notes").objects.uri == str(tmp_path / "here/notes")  # a word is a folder everywhere else
-    assert dl.open("@notes").objects.uri == str(tmp_path / "home/notes")
+    assert dl.open("notes").uri == str(tmp_path / "here/notes")  # a word is a folder everywhere else
+    assert dl.open("@notes").uri == str(tmp_path / "home/notes")
 
 
 @criterion("search", "1", "memory in a workspace with a name is one place, too")
@@ -545,7 +545,7 @@ def test_states_are_told_of_each_path(named: Path, ws: str, monkeypatch: pytest.
     assert found[2][1].value == "missing"
     assert [state.value for _, state in found[3:5]] == ["unchanged", "deleted"]
     assert found[5][1].value == "missing"
-    assert analyze(paths, ws) == analyze(paths, workspace=dl.open(ws)) == found
+    assert analyze(paths, ws) == analyze(paths, workspace=dl.open(ws).storage) == found
     assert analyze([]) == []
-    (source,) = (str(entity) for entity, record in dl.open(ws).sources() if record.uri == str(named))
+    (source,) = (str(entity) for entity, record in dl.open(ws).storage.sources() if record.uri == str(named))
     assert analyze(ws, source, ["src/a.py"]) == [("src/a.py", dl.DocumentState.UNCHANGED)]

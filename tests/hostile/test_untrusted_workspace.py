@@ -112,7 +112,7 @@ def test_no_door_contacts_what_only_the_workspace_names(
         assert driftline("search", "needle", "--workspace", unpacked, "--n-lines", "0", "--json").code == 0
         for command in (["status"], ["sources"], ["runs"], ["verify"], ["cleanup"], ["report", "--out", "r.html"]):
             driftline(*command)
-        workspace = dl.open(str(unpacked))
+        workspace = dl.open(str(unpacked)).storage
         assert dl.search(workspace, "needle").results
         assert not read_excerpt(workspace, "a.txt", 3, n_lines=2).current
         call(unpacked, "search_lines", query="needle")
@@ -130,7 +130,7 @@ def test_what_the_caller_names_is_read(
 ) -> None:
     uri = f"http://{server.address}/docs"
     name_place(unpacked, uri)
-    workspace = dl.open(str(unpacked), sources=[uri])
+    workspace = dl.open(str(unpacked), sources=[uri]).storage
     assert dl.search(workspace, "needle", n_lines=2).results[0].context[4] == "***"  # no line of the index
     assert server.requests == ["/docs/a.txt"]
     Path("driftline.toml").write_text(f'[[sources]]\nuri = "{uri}"\nentity = "source:docs"\n')

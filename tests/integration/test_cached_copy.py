@@ -271,4 +271,4 @@ def test_the_command_and_its_settings(
     pulled = (place / "_copy.json").read_text()
     assert search("--no-cache") == expected
     assert (place / "_copy.json").read_text() == pulled
-    assert dl.open(origin, cache=True).objects.is_local
+    assert dl.open(origin, cache=True).storage.objects.is_local

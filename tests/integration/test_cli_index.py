@@ -425,7 +425,7 @@ def test_the_python_api_does_what_the_command_line_does(tree: Path, tmp_path: Pa
     workspace = str(tmp_path / "workspace")
     report = dl.index(str(tree), workspace=workspace, model=str(tiny_model))
     assert report.to_dict()["sources"][0]["new"] == 4
-    opened = dl.open(workspace)
+    opened = dl.open(workspace).storage
     stats = opened.stats()
     assert isinstance(stats, dl.WorkspaceStats)
     assert (stats.total_documents, stats.total_lines, stats.has_index) == (4, 6, False)
@@ -460,7 +460,7 @@ def test_document_states_are_reported_without_indexing(tree: Path, tmp_path: Pat
 
 def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
     dl.index(str(tree), workspace=str(tmp_path / "workspace"), model=str(tiny_model))
-    workspace = dl.open(str(tmp_path / "workspace"))
+    workspace = dl.open(str(tmp_path / "workspace")).storage
     store = dl.LineStore(workspace, "source:notes")
     vectors = np.eye(4, 24, dtype=np.float32) * 5
     lines = [dl.LineEmbedding(f"note{i // 2}", i % 2, vectors[i], f"text {i}") for i in range(4)]

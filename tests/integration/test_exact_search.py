@@ -55,7 +55,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def workspace(tree: Path) -> Workspace:
     driftline.index(str(tree), workspace=str(tree.parent / "ws"), indexes="none")
-    return driftline.open(str(tree.parent / "ws"))
+    return Workspace.open(str(tree.parent / "ws"))
 
 
 def documents(tree: Path) -> Iterator[tuple[str, list[str]]]:

@@ -107,7 +107,7 @@ def test_a_client_finds_a_line_over_http(place: Path) -> None:
 
 def test_tools_have_schemas_with_bounds(place: Path) -> None:
     async def tools() -> dict[str, Any]:
-        async with Client(make_server(dl.open(str(place / "ws")))) as client:
+        async with Client(make_server(dl.open(str(place / "ws")).storage)) as client:
             return {tool.name: tool for tool in (await client.list_tools()).tools}
 
     found = asyncio.run(tools())
@@ -123,7 +123,7 @@ def test_tools_have_schemas_with_bounds(place: Path) -> None:
 def test_filters_and_modes_reach_the_search(place: Path) -> None:
     def paths(**options: Any) -> set[str]:
         asked = {"query": "parser", "top_k": 50, "n_lines": 0, **options}
-        (outcome,) = ask(make_server(dl.open(str(place / "ws"))), ("search_lines", asked))
+        (outcome,) = ask(make_server(dl.open(str(place / "ws")).storage), ("search_lines", asked))
         assert not outcome.is_error, outcome
         return {hit["path"] for hit in outcome.structured_content["results"]}
 
@@ -135,7 +135,7 @@ def test_filters_and_modes_reach_the_search(place: Path) -> None:
 
 
 def test_answers_are_bounded(place: Path) -> None:
-    server = make_server(dl.open(str(place / "ws")))
+    server = make_server(dl.open(str(place / "ws")).storage)
     wide = {"query": "subcommand", "top_k": 50, "n_lines": 20}
     answers = ask(server, ("search_lines", wide), ("read_context", {"path": "long.txt", "line": 200, "n_lines": 100}))
     for answer in answers:
@@ -168,7 +168,7 @@ def test_answers_are_bounded(place: Path) -> None:
 )
 def test_failures_are_protocol_errors(place: Path, name: str, arguments: dict[str, Any], complaint: str) -> None:
     arguments = {key: str(place / "secret.txt") if value == "ABSOLUTE" else value for key, value in arguments.items()}
-    (outcome,) = ask(make_server(dl.open(str(place / "ws"))), (name, arguments))
+    (outcome,) = ask(make_server(dl.open(str(place / "ws")).storage), (name, arguments))
     assert outcome.is_error
     assert complaint in outcome.content[0].text
 
@@ -186,7 +186,7 @@ def test_files_that_are_not_indexed_are_never_read(place: Path, tmp_path: Path, 
     (tree / "plain.txt").symlink_to(outside / "deep.txt")
     shutil.rmtree(tree / "inner")
     (tree / "inner").symlink_to(outside)
-    server = make_server(dl.open(str(tmp_path / "ws")))
+    server = make_server(dl.open(str(tmp_path / "ws")).storage)
     for path in ("plain.txt", "inner/deep.txt"):
         (outcome,) = ask(server, ("read_context", {"path": path, "line": 2}))
         assert outcome.structured_content["lines"] == ["parser", "", "namespace"]  # from the index
@@ -204,7 +204,7 @@ def test_a_server_sees_files_indexed_after_its_start(tmp_path: Path, tiny_model:
     index()
 
     async def talk() -> None:
-        async with Client(make_server(dl.open(str(tmp_path / "ws")))) as client:
+        async with Client(make_server(dl.open(str(tmp_path / "ws")).storage)) as client:
             (tree / "a.txt").write_text("parser\nnamespace\n")
             index()
             outcome = await client.call_tool("search_lines", {"query": "namespace", "top_k": 1})
@@ -236,7 +236,7 @@ def recall(remembered: tuple[Path, dict[str, str]], **arguments: Any) -> Outcome
     place, variables = remembered
     memory = find_memory(load_memory_configuration(environ=variables), Workspace.open(str(place)))
     assert memory is not None
-    server = make_server(dl.open(str(place)), memory)
+    server = make_server(dl.open(str(place)).storage, memory)
     with memory():
         (outcome,) = ask(server, ("search_memory", arguments))
     return outcome
@@ -310,7 +310,7 @@ def test_the_server_survives_the_death_of_the_process_that_reads(
         readers = [
             child
             for child in psutil.Process().children(recursive=True)
-            if "storage.lance.worker" in " ".join(child.cmdline())
+            if child.ppid() != os.getpid() and "storage.lance.worker" in " ".join(child.cmdline())
         ]
         for reader in readers:
             reader.kill()
@@ -352,13 +352,17 @@ def test_usage_errors_end_the_server_before_it_starts(
     ("wrong", "right"), [("extensions", "exts"), ("limit", "top_k"), ("glob", "globs"), ("pahts", "paths")]
 )
 def test_an_unknown_argument_is_an_error_that_names_the_nearest(place: Path, wrong: str, right: str) -> None:
-    (outcome,) = ask(make_server(dl.open(str(place / "ws"))), ("search_lines", {"query": "parser", wrong: ["txt"]}))
+    (outcome,) = ask(
+        make_server(dl.open(str(place / "ws")).storage), ("search_lines", {"query": "parser", wrong: ["txt"]})
+    )
     assert outcome.is_error
     assert f"There is no argument {wrong!r}" in outcome.content[0].text
     assert f"{right!r}" in outcome.content[0].text
 
 
 def test_a_filter_that_matches_no_document_says_so(place: Path) -> None:
-    (outcome,) = ask(make_server(dl.open(str(place / "ws"))), ("search_lines", {"query": "parser", "globs": ["*.zz"]}))
+    (outcome,) = ask(
+        make_server(dl.open(str(place / "ws")).storage), ("search_lines", {"query": "parser", "globs": ["*.zz"]})
+    )
     assert outcome.structured_content["results"] == []
     assert "'*.zz'" in outcome.structured_content["notes"][0]

@@ -255,7 +255,7 @@ def test_memory_in_a_bucket_is_found_with_the_options_of_its_workspace(
     workspace = fresh_prefix()
     with open_memory(configuration, workspace, options) as store:
         store.store("note", "a plan", "org:acme")
-    found = find_memory(configuration, driftline_api.open(workspace, options))
+    found = find_memory(configuration, driftline_api.open(workspace, options).storage)
     assert found is not None
     with found() as store:
         entry = store.retrieve("note", "org:acme")

@@ -109,8 +109,8 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "symbol_end": None,
         "label": None,
         "matches": [],
-        "anchor": None,
         "copies": [],
+        "anchor": None,
     }
     assert len(found["results"]) == 1
 
@@ -120,7 +120,9 @@ def test_lines_count_from_one_and_windows_stop_at_both_ends_of_the_file(corpus: 
     for query, line in (("parser", 2), ("subcommand", 6), ("namespace", 12)):
         for n_lines in (0, 1, 3, 50):
             where = in_web(paths=("numbered.txt",))
-            found = search(dl.open(str(corpus)), query, top_k=1, n_lines=n_lines, where=where, mode="vector").results
+            found = search(
+                dl.open(str(corpus)).storage, query, top_k=1, n_lines=n_lines, where=where, mode="vector"
+            ).results
             (hit,) = found
             assert hit.line == line
             assert hit.start_line == max(1, line - n_lines)
@@ -265,7 +267,9 @@ def test_every_name_can_be_searched_by_path_directory_and_extension(
 def test_filters_of_one_kind_are_alternatives_and_kinds_are_joined(corpus: Path) -> None:
     def paths(**filters: Any) -> set[str]:
         where = in_web(**filters)
-        return {h.path for h in search(dl.open(str(corpus)), "argument", top_k=100, n_lines=0, where=where).results}
+        return {
+            h.path for h in search(dl.open(str(corpus)).storage, "argument", top_k=100, n_lines=0, where=where).results
+        }
 
     assert paths(paths=("plain.py", "no_extension")) == {"plain.py", "no_extension"}
     assert paths(dirs=("emoji 🚀", "UPPER")) == {"emoji 🚀/naïve.py", "UPPER/File.PY"}
@@ -277,14 +281,14 @@ def test_filters_of_one_kind_are_alternatives_and_kinds_are_joined(corpus: Path)
 
 @pytest.mark.parametrize("kind", ["entities", "paths", "dirs", "exts"])
 def test_an_empty_filter_allows_nothing_and_none_allows_all(corpus: Path, kind: str) -> None:
-    opened = dl.open(str(corpus))
+    opened = dl.open(str(corpus)).storage
     assert search(opened, "parser", where=LineFilter(**{kind: ()})).results == ()
     assert search(opened, "parser", where=LineFilter(**{kind: None})).results
     assert search(opened, "parser", where=LineFilter()).results
 
 
 def test_a_filter_value_is_data_and_never_syntax(corpus: Path) -> None:
-    opened = dl.open(str(corpus))
+    opened = dl.open(str(corpus)).storage
     for text in ("x') OR (true", "' OR '1'='1", "%", "_", "", "x\0y", "*"):
         for kind in ("paths", "dirs", "exts"):
             if (kind, text) in (("dirs", ""), ("exts", "")):
@@ -295,7 +299,7 @@ def test_a_filter_value_is_data_and_never_syntax(corpus: Path) -> None:
 
 
 def test_tenants_are_searched_together_or_one_by_one(corpus: Path) -> None:
-    opened = dl.open(str(corpus))
+    opened = dl.open(str(corpus)).storage
     found = search(opened, "parser", top_k=3, n_lines=0).results
     assert {(hit.source.split("/")[0], hit.distance < 1e-3) for hit in found} == {
         ("org:default", True),
@@ -324,7 +328,7 @@ def test_a_table_that_replaces_a_deleted_one_is_opened_again(tmp_path: Path, tin
 
 
 def test_commit_markers_are_neither_returned_nor_counted(corpus: Path) -> None:
-    opened = dl.open(str(corpus))
+    opened = dl.open(str(corpus)).storage
     table = opened.lines(opened.tenants()[0])
     dataset = table.open()
     markers = dataset.count_rows("line_number = -1")
@@ -468,7 +472,7 @@ def test_a_filter_that_matches_no_document_says_so(
 
 @pytest.mark.parametrize("mode", ["hybrid", "vector"])
 def test_an_answer_without_results_names_the_nearest_line(corpus: Path, mode: Literal["hybrid", "vector"]) -> None:
-    opened = dl.open(str(corpus))
+    opened = dl.open(str(corpus)).storage
     best = search(opened, "get http response", mode="vector", top_k=1).results[0]
     report = search(opened, "get http response", mode=mode, max_distance=best.distance / 2)
     assert report.results == ()

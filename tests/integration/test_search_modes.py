@@ -75,7 +75,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def ask(workspace: Path, query: str, **options: Any) -> SearchReport:
-    return search(dl.open(str(workspace)), query, **options)
+    return search(dl.open(str(workspace)).storage, query, **options)
 
 
 def found(workspace: Path, query: str, **options: Any) -> tuple[Hit, ...]:
@@ -342,7 +342,7 @@ def test_lines_not_yet_in_the_text_index_are_found(tmp_path: Path, tiny_model: P
     dl.index(str(tree), workspace=str(workspace), model=str(tiny_model))
     write(tree, {"new.txt": "subcommand\nexclusive_group\n", "old.txt": "argument\nprefix\n"})
     dl.index(str(tree), workspace=str(workspace), model=str(tiny_model))
-    opened = dl.open(str(workspace))
+    opened = dl.open(str(workspace)).storage
     assert coverage(opened.lines(opened.tenants()[0]).open())[TEXT].unindexed_rows > 0
     assert found(workspace, "exclusiveGroup", mode=mode)[0].path == "new.txt"
     assert found(workspace, "prefix", mode=mode)[0].text == "prefix"

@@ -50,7 +50,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
     dl.index(str(place / "core"), workspace=ws, entity=CORE, branch="topic")
     (place / "core" / "e.py").write_text("x = 1\ny = 2\n")
     dl.index(str(place / "core"), workspace=ws, entity=CORE)
-    return dl.open(ws)
+    return dl.open(ws).storage
 
 
 def rows(workspace: Workspace, text: str, **options: Any) -> list[tuple[Any, ...]]:
@@ -141,9 +141,9 @@ def test_memory_is_seen_within_its_owner(tmp_path: Path, driftline: Driftline, t
     for owner in ("org:acme", "org:other"):
         assert driftline("memory", "put", f"plan-{owner[4:]}", "1", "--entity", owner, "--workspace", ws).code == 0
     text = "SELECT key, entity FROM memory ORDER BY key"
-    found = rows(dl.open(str(ws)), text)
+    found = rows(dl.open(str(ws)).storage, text)
     assert [key for key, _ in found] == ["plan-acme", "plan-other"]
-    assert [key for key, _ in rows(dl.open(str(ws)), text, within="org:other")] == ["plan-other"]
+    assert [key for key, _ in rows(dl.open(str(ws)).storage, text, within="org:other")] == ["plan-other"]
 
 
 def test_only_the_columns_and_rows_of_a_query_are_read(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_a_client_answers_with_the_types_of_the_library(workspace: Workspace, ur
     assert (excerpt.lines, excerpt.current) == (("who renews the lease of a run",), True)
     assert [each.path for each in client.documents()] == ["lease.py", "sub/notes.md", "sub/test_lease.py"]
     assert [each.lines for each in client.documents(dirs=["sub"], exts=["py"])] == [2]
-    assert client.status()["total_documents"] == len(list(client.documents()))
+    assert client.status().total_documents == len(list(client.documents()))
     assert [source["documents"] for source in client.sources()] == [3]
     assert client.branches() == []
     with pytest.raises(dl.UsageError, match="No such document"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import inspect
 import subprocess
 import sys
@@ -75,3 +76,50 @@ def test_keywords_have_the_defaults_of_the_functions_behind_them() -> None:
     of_search = keyword_defaults(SearchRequest)
     assert keyword_defaults(driftline.search, "workspace") == of_search
     assert keyword_defaults(driftline.grep, "model", "ignore_case").items() <= of_search.items()
+
+
+EXAMPLES = ("Workspace", "SearchReport", "SearchRequest", "connect", "grep", "open", "search")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The names that examples use: a workspace over one document, and where both lie."""
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "tree").mkdir()
+    (folder / "tree" / "notes.md").write_text("the holder renews the lease\n")
+    place, tree = str(folder / "ws"), str(folder / "tree")
+    driftline.index(tree, workspace=place)
+    given = {"driftline": driftline, "place": place, "tree": tree, "ws": driftline.open(place)}
+    return given | {name: getattr(driftline, name) for name in EXAMPLES}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_of_public_names_run(name: str, names: dict[str, Any]) -> None:
+    printed: list[str] = []
+    runner = doctest.DocTestRunner()
+    found = [test for test in doctest.DocTestFinder().find(getattr(driftline, name), name) if test.examples]
+    for test in found:
+        test.globs |= names
+        runner.run(test, out=printed.append)
+    assert found
+    assert not runner.summarize(verbose=False).failed, "".join(printed)
+
+
+def test_a_workspace_and_a_client_have_the_same_methods() -> None:
+    """A server only reads, so that its client lacks what writes, or reads the history."""
+
+    def methods(cls: type) -> set[str]:
+        return {name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")}
+
+    only_here = {"index", "runs", "stats", "to_dict", "verify"}
+    assert methods(driftline.Workspace) - only_here == methods(driftline.Client)
+
+
+def test_a_report_is_shown_as_text_and_as_a_table(names: dict[str, Any]) -> None:
+    report = names["ws"].search("lease <b>", n_lines=0)
+    assert repr(report) == "<SearchReport 'lease <b>': 1 result\n  1. notes.md:1  the holder renews the lease>"
+    assert "<td>notes.md:1</td>" in report._repr_html_()
+    assert repr(report.results[0]) == "<Hit 1. notes.md:1 'the holder renews the lease'>"
+    assert report.to_arrow().to_pylist() == [hit.to_dict() for hit in report]
+    assert names["place"] in repr(names["ws"])
+    assert "total_documents" in names["ws"]._repr_html_()

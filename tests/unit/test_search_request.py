@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from driftline.flows.config.schema import SearchTable
+from driftline.flows.web.requests import parameters
 from driftline.storage.errors import UsageError
 from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, options_in
 
@@ -96,3 +99,14 @@ def test_every_interface_has_the_filters() -> None:
     filters = {"paths", "dirs", "globs", "exts", "languages", "kinds", "symbols", "tests", "sources", "branch"}
     for interface in ("action", "command", "http", "mcp"):
         assert filters <= set(options_in(interface))
+
+
+def test_each_setting_has_its_key_in_the_configuration() -> None:
+    settings = {name for name, row in OPTIONS.items() if row.is_setting}
+    assert settings == set(SearchTable.model_fields) - {"cache", "cache_bytes"}
+
+
+def test_the_document_of_the_api_has_the_limits_of_the_table() -> None:
+    top_k = next(each for each in parameters(options_in("http")) if each.name == "top_k")
+    schema = TypeAdapter(top_k.annotation).json_schema()
+    assert (schema["minimum"], schema["maximum"], top_k.default) == (1, 50, 10)

@@ -1,0 +1,110 @@
+"""The answers of the HTTP API as models: the server describes them in its OpenAPI document, and clients read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from driftline.flows.runs.branches import BranchReport
+from driftline.storage.model import WorkspaceStats
+from driftline.tasks.search.documents import Document
+from driftline.tasks.search.hits import Excerpt, Hit
+from driftline.tasks.search.query import SearchReport
+
+
+class SearchAnswer(BaseModel):
+    """Windows of lines, best first; without any, the reasons and the nearest line that the filters allow."""
+
+    query: str
+    results: list[Hit]
+    notes: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    nearest: Hit | None = None
+
+    def report(self) -> SearchReport:
+        """Return the report of the library."""
+        return SearchReport(self.query, tuple(self.results), None, self.notes, self.nearest, self.unmatched)
+
+
+class DocumentsAnswer(BaseModel):
+    """A page of documents, by source and path."""
+
+    documents: list[Document]
+
+
+class SourceAnswer(BaseModel):
+    """One source, and how much of it is indexed."""
+
+    entity: str
+    uri: str
+    documents: int
+    lines: int
+
+
+class SourcesAnswer(BaseModel):
+    """The sources of a workspace."""
+
+    workspace: str
+    sources: list[SourceAnswer]
+
+
+class BranchesAnswer(BaseModel):
+    """The branches of the sources of a workspace."""
+
+    workspace: str
+    branches: list[BranchReport]
+
+
+class RecordAnswer(BaseModel):
+    """An entry of memory."""
+
+    key: str
+    value: Any
+    entity: str
+    metadata: dict[str, Any]
+    size_bytes: int
+    content_hash: str
+    created: str
+    updated: str
+    expires: str | None
+
+
+class EntryAnswer(BaseModel):
+    """An entry that answers a query."""
+
+    record: RecordAnswer
+    score: float
+    rank: int
+    distance: float
+
+
+class MemoryAnswer(BaseModel):
+    """Entries of memory, best first."""
+
+    query: str
+    results: list[EntryAnswer]
+
+
+class ProblemAnswer(BaseModel):
+    """An error (RFC 9457); ``error``, ``where`` and ``fix`` are those of ``--json``."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: str
+    where: str
+    fix: str
+
+
+ANSWERS: dict[str, type] = {
+    "search": SearchAnswer,
+    "excerpt": Excerpt,
+    "documents": DocumentsAnswer,
+    "status": WorkspaceStats,
+    "sources": SourcesAnswer,
+    "branches": BranchesAnswer,
+    "memory/search": MemoryAnswer,
+}
+"""The model of the answer of each route."""

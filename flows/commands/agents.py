@@ -1,0 +1,115 @@
+"""``driftline agents``: let coding agents search through the MCP server."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from driftline.flows.commands.app import DONE, JsonOption, WorkspaceOption, app
+from driftline.flows.output.plain import print_json, say, warn
+from driftline.storage.errors import UsageError
+
+if TYPE_CHECKING:
+    from driftline.flows.config.agents import Scope
+
+agents = typer.Typer(help="Add the MCP server and its instructions to coding agents.", rich_markup_mode=None)
+app.add_typer(agents, name="agents")
+
+NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="AGENT...", help="'agents list' names them.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All agents.")]
+UserOption = Annotated[
+    bool, typer.Option("--user/--project", help="For this user everywhere, or in the current folder.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would change, write nothing.")]
+
+
+@agents.command("install")
+def install(
+    names: NamesArgument = None,
+    every: AllOption = False,
+    user: UserOption = False,
+    workspace: WorkspaceOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Add Driftline to AGENT. Comments and other entries stay; a file that was there is copied first."""
+    return _change(names, every, user, workspace, dry_run, as_json, remove=False)
+
+
+@agents.command("uninstall")
+def uninstall(
+    names: NamesArgument = None,
+    every: AllOption = False,
+    user: UserOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Take Driftline out of AGENT again."""
+    return _change(names, every, user, None, dry_run, as_json, remove=True)
+
+
+@agents.command("list")
+def list_agents(as_json: JsonOption = False) -> int:
+    """List the agents, and where each of them has Driftline."""
+    from driftline.flows.config.agents import AGENTS, is_installed
+
+    here, home = Path.cwd(), Path.home()
+    found = [
+        {"agent": name, "project": is_installed(name, "project", here), "user": is_installed(name, "user", home)}
+        for name in AGENTS
+    ]
+    if as_json:
+        print_json({"agents": found})
+        return DONE
+    for each in found:
+        where = [scope for scope in ("project", "user") if each[scope]]
+        say(f"{each['agent']:<12} {', '.join(where) or 'not installed'}")
+    return DONE
+
+
+def _change(
+    names: list[str] | None,
+    every: bool,
+    user: bool,
+    workspace: str | None,
+    dry_run: bool,
+    as_json: bool,
+    *,
+    remove: bool,
+) -> int:
+    from driftline.flows.config.agents import AGENTS, changes
+
+    unknown = [name for name in names or () if name not in AGENTS]
+    if unknown or bool(names) == every:
+        what = f"No such agent: {unknown[0]}" if unknown else "Name agents, or use --all"
+        raise UsageError(what, fix=f"Known agents: {', '.join(AGENTS)}.")
+    scope: Scope = "user" if user else "project"
+    place = Path.home() if user else Path.cwd()
+    chosen = list(AGENTS) if every else list(names or ())
+    found = changes(chosen, scope, place, _command(user, workspace), remove=remove)
+    for change in [] if dry_run else found:
+        change.apply()
+    if as_json:
+        print_json({"changed": [{"agent": each.agent, "path": str(each.path)} for each in found], "dry_run": dry_run})
+        return DONE
+    for each in found:
+        verb = "delete" if not each.after else "change" if each.before else "create"
+        say(f"{'would ' if dry_run else ''}{verb}{'' if dry_run else 'd'} {each.path}  ({each.agent})")
+    if not found:
+        warn("Nothing has to change.")
+    return DONE
+
+
+def _command(user: bool, workspace: str | None) -> list[str]:
+    """How an agent starts the server: by name in a project, which others share, and by its place for a user."""
+    found = shutil.which("driftline", path=str(Path(sys.executable).parent)) or shutil.which("driftline")
+    program = found if user and found else "driftline"
+    if workspace is None:
+        return [program, "mcp"]
+    from driftline.flows.config.locate import workspace_named
+
+    return [program, "mcp", "--workspace", workspace_named(workspace)]
